@@ -1,4 +1,5 @@
-"""One goal of an action on any wire, as its sender sees it: send, look, cancel, result. Nothing here waits for the goal's end."""
+"""One goal of an action on any wire, as its sender sees it: send, look, cancel, result. Nothing here waits
+for the goal's end."""
 
 import uuid
 from typing import Any
@@ -12,7 +13,8 @@ ACCEPTED = 1
 
 
 class ActionClient:
-    """Of the action `name` of a type of `action_types`. status: of the goal sent last, 0 where the server knows none."""
+    """Of the action `name` of a type of `action_types`. status: of the goal sent last, 0 where the server
+    knows none."""
 
     def __init__(self, transport: Transport, name: str, kind: str):
         self.transport, self.name, self.kind, self.id = transport, name, kind, bytes(16)
@@ -22,7 +24,9 @@ class ActionClient:
         """Whether the goal was accepted. UserError: nobody answers."""
         self.id = uuid.uuid4().bytes
         request = {"goal_id": id_fields(self.id), "goal": goal}
-        return self.transport.call(f"{self.name}/_action/send_goal", f"{self.kind}_SendGoal", request, timeout)["accepted"]
+        return self.transport.call(
+            f"{self.name}/_action/send_goal", f"{self.kind}_SendGoal", request, timeout
+        )["accepted"]
 
     @property
     def status(self) -> int:
@@ -39,5 +43,10 @@ class ActionClient:
 
     def result(self, timeout: float = 5.0) -> tuple[int, dict[str, Any]]:
         """(status, result) of a goal that is over. UserError: nobody answers in time."""
-        got = self.transport.call(f"{self.name}/_action/get_result", f"{self.kind}_GetResult", {"goal_id": id_fields(self.id)}, timeout)
+        got = self.transport.call(
+            f"{self.name}/_action/get_result",
+            f"{self.kind}_GetResult",
+            {"goal_id": id_fields(self.id)},
+            timeout,
+        )
         return got["status"], got["result"]

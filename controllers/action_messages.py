@@ -29,13 +29,21 @@ class GoalStatuses:
     goals: tuple[tuple[bytes, float, int], ...]
 
     def fields(self) -> dict[str, Any]:
-        return {"status_list": [{"goal_info": {"goal_id": id_fields(goal), "stamp": time_fields(stamp)}, "status": status}
-                                for goal, stamp, status in self.goals]}
+        return {
+            "status_list": [
+                {"goal_info": {"goal_id": id_fields(goal), "stamp": time_fields(stamp)}, "status": status}
+                for goal, stamp, status in self.goals
+            ]
+        }
 
     @classmethod
     def read(cls, m: dict[str, Any]) -> Self:
-        return cls(tuple((bytes(s["goal_info"]["goal_id"]["uuid"]), seconds_of(s["goal_info"]["stamp"]), s["status"])
-                         for s in m["status_list"]))
+        return cls(
+            tuple(
+                (bytes(s["goal_info"]["goal_id"]["uuid"]), seconds_of(s["goal_info"]["stamp"]), s["status"])
+                for s in m["status_list"]
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +58,32 @@ class TrajectoryFeedback:
     actual: tuple[float, ...]
 
     def fields(self) -> dict[str, Any]:
-        rows = {"desired": self.desired, "actual": self.actual,
-                "error": tuple(a - b for a, b in zip(self.desired, self.actual, strict=True))}
+        rows = {
+            "desired": self.desired,
+            "actual": self.actual,
+            "error": tuple(a - b for a, b in zip(self.desired, self.actual, strict=True)),
+        }
         after = time_fields(self.after)
-        return {"goal_id": id_fields(self.goal), "feedback": {
-            "header": {"stamp": time_fields(self.stamp)}, "joint_names": list(self.names),
-            **{k: {"positions": list(row), "time_from_start": after} for k, row in rows.items()}}}
+        return {
+            "goal_id": id_fields(self.goal),
+            "feedback": {
+                "header": {"stamp": time_fields(self.stamp)},
+                "joint_names": list(self.names),
+                **{k: {"positions": list(row), "time_from_start": after} for k, row in rows.items()},
+            },
+        }
 
     @classmethod
     def read(cls, m: dict[str, Any]) -> Self:
         f = m["feedback"]
-        return cls(bytes(m["goal_id"]["uuid"]), seconds_of(f["header"]["stamp"]), seconds_of(f["desired"]["time_from_start"]),
-                   tuple(f["joint_names"]), tuple(f["desired"]["positions"]), tuple(f["actual"]["positions"]))
+        return cls(
+            bytes(m["goal_id"]["uuid"]),
+            seconds_of(f["header"]["stamp"]),
+            seconds_of(f["desired"]["time_from_start"]),
+            tuple(f["joint_names"]),
+            tuple(f["desired"]["positions"]),
+            tuple(f["actual"]["positions"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +97,15 @@ class GripperFeedback:
     reached_goal: bool
 
     def fields(self) -> dict[str, Any]:
-        return {"goal_id": id_fields(self.goal), "feedback": {
-            "position": self.position, "effort": self.effort, "stalled": self.stalled, "reached_goal": self.reached_goal}}
+        return {
+            "goal_id": id_fields(self.goal),
+            "feedback": {
+                "position": self.position,
+                "effort": self.effort,
+                "stalled": self.stalled,
+                "reached_goal": self.reached_goal,
+            },
+        }
 
     @classmethod
     def read(cls, m: dict[str, Any]) -> Self:

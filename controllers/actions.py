@@ -1,9 +1,11 @@
-"""The server of one ROS 2 action on any wire: goals are accepted or refused, followed, cancelled, and answered when they end.
+"""The server of one ROS 2 action on any wire: goals are accepted or refused, followed, cancelled, and
+answered when they end.
 
     accepted -> EXECUTING -> SUCCEEDED, ABORTED          EXECUTING --cancel--> CANCELING -> CANCELED, ABORTED
 
-One goal is followed at a time. A goal that another takes the place of is aborted. Ended goals keep their result for KEPT seconds, and
-there are never more than MOST of them. Who may send a goal is for `accept` to say; anybody may cancel.
+One goal is followed at a time. A goal that another takes the place of is aborted. Ended goals keep their
+result for KEPT seconds, and there are never more than MOST of them. Who may send a goal is for `accept` to
+say; anybody may cancel.
 """
 
 from collections.abc import Callable
@@ -26,7 +28,8 @@ WAITING = 4  # callers that wait for the result of one goal
 
 @dataclass(slots=True)
 class AcceptedGoal:
-    """One accepted goal. id: 16 bytes; at: when it was accepted, ended: or over [s], monotonic; stamp [s]: for messages."""
+    """One accepted goal. id: 16 bytes; at: when it was accepted, ended: or over [s], monotonic; stamp [s]:
+    for messages."""
 
     id: bytes
     at: float
@@ -45,13 +48,27 @@ class AcceptedGoal:
 class ActionServer:
     """Serves the action `name` of a type of `action_types`.
 
-    accept(fields of the goal, who sent it): UserError refuses it; refuse(name, why): is told so. `goal`: what is followed; its owner calls
-    `finish`, and looks for CANCELING."""
+    accept(fields of the goal, who sent it): UserError refuses it; refuse(name, why): is told so. `goal`: what
+    is followed; its owner calls `finish`, and looks for CANCELING."""
 
-    def __init__(self, transport: Transport, name: str, kind: str, feedback: type, accept: Callable[[dict, str], None],
-                 refuse: Callable[[str, str], None], replaced: dict[str, Any]):
+    def __init__(
+        self,
+        transport: Transport,
+        name: str,
+        kind: str,
+        feedback: type,
+        accept: Callable[[dict, str], None],
+        refuse: Callable[[str, str], None],
+        replaced: dict[str, Any],
+    ):
         """feedback: the message; replaced: result of a goal that another takes the place of."""
-        self.transport, self.name, self.accept, self.refuse, self.replaced = transport, name, accept, refuse, replaced
+        self.transport, self.name, self.accept, self.refuse, self.replaced = (
+            transport,
+            name,
+            accept,
+            refuse,
+            replaced,
+        )
         self.goals: dict[bytes, AcceptedGoal] = {}
         self.goal: AcceptedGoal | None = None
         self.feedback = transport.publisher(f"{name}/_action/feedback", feedback)
@@ -71,7 +88,9 @@ class ActionServer:
             return {"accepted": False}
         if self.goal is not None:
             self.finish(ABORTED, self.replaced)
-        self.goal = self.goals[id] = AcceptedGoal(id, self.transport.now(), self.transport.stamp(), self.transport.caller)
+        self.goal = self.goals[id] = AcceptedGoal(
+            id, self.transport.now(), self.transport.stamp(), self.transport.caller
+        )
         self._forget()
         self._tell()
         return {"accepted": True, "stamp": time_fields(self.goal.stamp)}
@@ -89,7 +108,10 @@ class ActionServer:
             return {"return_code": NONE if not any(id) else REJECTED}
         goal.status = CANCELING
         self._tell()
-        return {"return_code": NONE, "goals_canceling": [{"goal_id": id_fields(goal.id), "stamp": time_fields(goal.stamp)}]}
+        return {
+            "return_code": NONE,
+            "goals_canceling": [{"goal_id": id_fields(goal.id), "stamp": time_fields(goal.stamp)}],
+        }
 
     def get_result(self, request: dict) -> "dict | PendingReply":
         goal = self.goals.get(bytes(request["goal_id"]["uuid"]))

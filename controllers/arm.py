@@ -1,8 +1,8 @@
-"""A torque-controlled arm in MuJoCo under the control law. `run` is lockstep on simulated time; for real time give
-`tick` to `loop.real_time`.
+"""A torque-controlled arm in MuJoCo under the control law. `run` is lockstep on simulated time; for real time
+give `tick` to `loop.real_time`.
 
-The arm's own model (what the law thinks) and the simulated one (what happens) are two: a payload, a push, joint
-friction or a late torque are in the second only.
+The arm's own model (what the law thinks) and the simulated one (what happens) are two: a payload, a push,
+joint friction or a late torque are in the second only.
 """
 
 import math
@@ -47,7 +47,8 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class SceneShare:
-    """An arm's part of a scene that is another's to step: its names there begin with `prefix`, its base is turned by `turn` [3, 3]."""
+    """An arm's part of a scene that is another's to step: its names there begin with `prefix`, its base is
+    turned by `turn` [3, 3]."""
 
     mj: mujoco.MjModel
     data: mujoco.MjData
@@ -62,11 +63,20 @@ class SimArm:
     path: MJCF with the robot's joints and site, and whatever else there is in the scene; "" is the preset's.
     """
 
-    def __init__(self, robot: Robot, options: LawOptions | None = None, *, path: str = "", dt: float = DT,
-                 q: np.ndarray | None = None, disturbance: Disturbance | None = None,
-                 servo: bool = False, share: SceneShare | None = None):
-        """servo: the law holds joints alone, and a governed arm follows tool poses by a `JointServo`. share: of a scene with other arms,
-        which `tick` then does not step."""
+    def __init__(
+        self,
+        robot: Robot,
+        options: LawOptions | None = None,
+        *,
+        path: str = "",
+        dt: float = DT,
+        q: np.ndarray | None = None,
+        disturbance: Disturbance | None = None,
+        servo: bool = False,
+        share: SceneShare | None = None,
+    ):
+        """servo: the law holds joints alone, and a governed arm follows tool poses by a `JointServo`. share:
+        of a scene with other arms, which `tick` then does not step."""
         disturbance = disturbance or Disturbance()
         if not (path or robot.model):
             raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
@@ -90,14 +100,20 @@ class SimArm:
         self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in fingers], int)
         self._finger_q = self.mj.jnt_qposadr[self.mj.actuator_trnid[self._fingers, 0]]
         self._push, self._push_until = np.zeros(6), -math.inf
-        self._late: deque[np.ndarray] = deque([np.zeros(len(joints))] * disturbance.torque_delay)  # `reset` fills it
+        # `reset` fills it
+        self._late: deque[np.ndarray] = deque([np.zeros(len(joints))] * disturbance.torque_delay)
         self.torque = np.zeros(len(joints))  # [n] [N m] at the motors in the last tick
         self.reset(np.array(robot.home) if q is None else q)
 
-    def reset(self, q: ArrayLike, objects: "dict[str, tuple[np.ndarray, np.ndarray]] | None" = None,
-              opening: float = 0.0) -> None:
-        """Put the arm at rest at joint angles q [n] [rad], with the gripper at `opening` (0 closed, 1 open) and free
-        bodies at (pos [3] [m], quat [4]), under the law at full stiffness: nothing pulls there, so nothing jumps."""
+    def reset(
+        self,
+        q: ArrayLike,
+        objects: "dict[str, tuple[np.ndarray, np.ndarray]] | None" = None,
+        opening: float = 0.0,
+    ) -> None:
+        """Put the arm at rest at joint angles q [n] [rad], with the gripper at `opening` (0 closed, 1 open)
+        and free bodies at (pos [3] [m], quat [4]), under the law at full stiffness: nothing pulls there, so
+        nothing jumps."""
         if self.share:
             self.data.qvel[self._dof] = 0.0
         else:
@@ -106,8 +122,10 @@ class SimArm:
         self.data.qpos[self._finger_q] = opening * FINGER_TRAVEL
         self.grip(opening)
         for name, (pos, quat) in (objects or {}).items():
-            at = self.mj.jnt_qposadr[self.mj.body_jntadr[self.mj.body(choose("object", name, self.objects())).id]]
-            self.data.qpos[at:at + 7] = *pos, *quat
+            at = self.mj.jnt_qposadr[
+                self.mj.body_jntadr[self.mj.body(choose("object", name, self.objects())).id]
+            ]
+            self.data.qpos[at : at + 7] = *pos, *quat
         mujoco.mj_forward(self.mj, self.data)
         self.t = 0.0
         self.sense()
@@ -212,14 +230,24 @@ class SimArm:
 
 
 def govern(arm: SimArm, governor: Governor, now: float | None = None) -> Setpoint:
-    """One governed tick: measure, ask the governor, let the law follow, step the physics. now [s]: None is arm.t."""
+    """One governed tick: measure, ask the governor, let the law follow, step the physics. now [s]: None is
+    arm.t."""
     now = arm.t if now is None else now
     arm.sense()
     m, supervisor = arm.model, arm.supervisor
     if supervisor and supervisor.reason and governor.state != STOPPED:  # a person has reset it
         supervisor.release()
-    governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
-                           tuple(arm.twist().tolist()), arm.felt()), now)
+    governor.measure(
+        State(
+            tuple(m.q.tolist()),
+            tuple(m.dq.tolist()),
+            tuple(m.pos),
+            tuple(m.quat),
+            tuple(arm.twist().tolist()),
+            arm.felt(),
+        ),
+        now,
+    )
     out = governor.tick(now, arm.dt)
     if arm.servo:
         if (q := arm.servo.step(m, out)) is not None:
@@ -255,8 +283,9 @@ def simulated(source: "str | Path", robot: Robot, dt: float, disturbance: Distur
 
 
 def simulated_spec(source: "str | Path", robot: Robot, dt: float, disturbance: Disturbance) -> mujoco.MjSpec:
-    """The scene with a motor at each of the robot's joints, where it had other actuators before, and no gravity
-    compensation. The tool carries the payload of the robot's file; the disturbance's is added at the tool's point."""
+    """The scene with a motor at each of the robot's joints, where it had other actuators before, and no
+    gravity compensation. The tool carries the payload of the robot's file; the disturbance's is added at the
+    tool's point."""
     spec = read_spec(source)
     names = {j.name for j in spec.joints}
     missing = [j for j in robot.joints if j not in names]
@@ -266,8 +295,13 @@ def simulated_spec(source: "str | Path", robot: Robot, dt: float, disturbance: D
         if actuator.target in robot.joints:
             spec.delete(actuator)
     for joint, most in zip(robot.joints, robot.torque, strict=True):
-        motor = spec.add_actuator(name=f"torque {joint}", target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT,
-                                  ctrlrange=(-most, most), ctrllimited=True)
+        motor = spec.add_actuator(
+            name=f"torque {joint}",
+            target=joint,
+            trntype=mujoco.mjtTrn.mjTRN_JOINT,
+            ctrlrange=(-most, most),
+            ctrllimited=True,
+        )
         motor.set_to_motor()
         if disturbance.joint_friction:
             spec.joint(joint).frictionloss = disturbance.joint_friction

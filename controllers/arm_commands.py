@@ -1,6 +1,7 @@
 """What the messages of a commander mean to the simulated arm: straight to its law, or through a governor.
 
-Each function takes a message as received. UserError: it makes no sense, or is not the sender's to give; it has had no effect.
+Each function takes a message as received. UserError: it makes no sense, or is not the sender's to give; it
+has had no effect.
 """
 
 import math
@@ -15,7 +16,15 @@ from controllers.governor import ACTIVE, Governor
 from controllers.law import vector
 from controllers.model import ArmModel
 from controllers.robot import by_name
-from controllers.transport import JointState, JointTrajectory, Numbers, PoseStamped, Received, Transport, WrenchStamped
+from controllers.transport import (
+    JointState,
+    JointTrajectory,
+    Numbers,
+    PoseStamped,
+    Received,
+    Transport,
+    WrenchStamped,
+)
 from robo_rl.errors import UserError
 
 FRESH = 0.1  # s since joint targets of a commander, in which its poses are another stream of the same motion
@@ -37,8 +46,12 @@ class LawCommands:
     def topics(self) -> list:
         """(topic, type, what takes its messages)."""
         names = self.arm.robot.topics
-        return [(names["target_pose"], PoseStamped, self.pose), (names["target_joint"], JointState, self.joint),
-                (names["target_wrench"], WrenchStamped, self.wrench), (names["target_stiffness"], Numbers, self.stiffness)]
+        return [
+            (names["target_pose"], PoseStamped, self.pose),
+            (names["target_joint"], JointState, self.joint),
+            (names["target_wrench"], WrenchStamped, self.wrench),
+            (names["target_stiffness"], Numbers, self.stiffness),
+        ]
 
     def pose(self, got: Received) -> None:
         m = got.message
@@ -62,7 +75,8 @@ class LawCommands:
 class GovernedCommands:
     """With a governor: everything is a command to it, so that nothing passes it.
 
-    meant: a model that says which tool pose joint targets mean. streamed: whether the law that holds the arm follows streams of targets.
+    meant: a model that says which tool pose joint targets mean. streamed: whether the law that holds the arm
+    follows streams of targets.
     """
 
     def __init__(self, arm: SimArm, governor: Governor, transport: Transport):
@@ -74,9 +88,14 @@ class GovernedCommands:
     def topics(self) -> list:
         """(topic, type, what takes its messages)."""
         names = self.arm.robot.topics
-        kinds = {"target_pose": (PoseStamped, self.pose), "target_joint": (JointState, self.joint),
-                 "target_wrench": (WrenchStamped, self.wrench), "target_stiffness": (Numbers, self.stiffness),
-                 "forward_position": (Numbers, self.positions), "joint_trajectory": (JointTrajectory, self.trajectory)}
+        kinds = {
+            "target_pose": (PoseStamped, self.pose),
+            "target_joint": (JointState, self.joint),
+            "target_wrench": (WrenchStamped, self.wrench),
+            "target_stiffness": (Numbers, self.stiffness),
+            "forward_position": (Numbers, self.positions),
+            "joint_trajectory": (JointTrajectory, self.trajectory),
+        }
         return [(names[name], kind, follow) for name, (kind, follow) in kinds.items() if name in names]
 
     def pose(self, got: Received) -> None:
@@ -95,24 +114,38 @@ class GovernedCommands:
         if self.arm.servo is None:
             if got.source == self.governor.commander and self.governor.state == ACTIVE:
                 return  # the other stream of the client whose poses are followed
-            raise UserError("joint targets need joint_impedance_controller: switch to it, or command target_pose")
+            raise UserError(
+                "joint targets need joint_impedance_controller: switch to it, or command target_pose"
+            )
         q = by_name(joints, m.names, m.position)
         if np.isfinite(q).all():
             self.meant.place(q)
         now = self.transport.now()
-        self.govern(Command(got.source, m.stamp, self.governor.limits.frame, tuple(self.meant.pos), tuple(self.meant.quat),
-                            tuple(q.tolist()), "joints"), now)
+        self.govern(
+            Command(
+                got.source,
+                m.stamp,
+                self.governor.limits.frame,
+                tuple(self.meant.pos),
+                tuple(self.meant.quat),
+                tuple(q.tolist()),
+                "joints",
+            ),
+            now,
+        )
         if got.source == self.governor.commander:
             self.joints_at = now
 
     def positions(self, got: Received) -> None:
-        """What ros2_control's forward_position_controller takes: angles in the order of the joints, no stamp."""
+        """What ros2_control's forward_position_controller takes: angles in the order of the joints, no
+        stamp."""
         joints = self.arm.robot.joints
         q = tuple(vector("joint positions", got.message.data, len(joints)).tolist())
         self.joint(replace(got, message=JointState(got.at, joints, q)))
 
     def trajectory(self, got: Received) -> None:
-        """What joint_trajectory_controller takes on its topic, streamed: one point in a message, from when it comes."""
+        """What joint_trajectory_controller takes on its topic, streamed: one point in a message, from when it
+        comes."""
         if len(got.message.points) != 1:
             raise UserError(f"a streamed trajectory has one point, got {len(got.message.points)}")
         [(_, position)] = got.message.points
@@ -128,9 +161,17 @@ class GovernedCommands:
         self.comply(ComplianceCommand(got.source, "stiffness", tuple(got.message.data)))
 
     def comply(self, command: ComplianceCommand) -> None:
-        """UserError: it has no effect. (A wrench to an arm that is not armed is silent, as a pose is: whoever streams goes on.)"""
-        if self.arm.servo is not None or self.arm.law.options.task != "impedance" or not any(self.arm.law.options.stiffness):
-            raise UserError(f"a {command.stream} needs a controller of Cartesian impedance: switch to cartesian_impedance_controller")
+        """UserError: it has no effect. (A wrench to an arm that is not armed is silent, as a pose is: whoever
+        streams goes on.)"""
+        if (
+            self.arm.servo is not None
+            or self.arm.law.options.task != "impedance"
+            or not any(self.arm.law.options.stiffness)
+        ):
+            raise UserError(
+                f"a {command.stream} needs a controller of Cartesian impedance: switch to "
+                "cartesian_impedance_controller"
+            )
         verdict = self.governor.comply(command, self.transport.now())
         if verdict.action == "block" and (verdict.contract != "state" or command.stream == "stiffness"):
             raise UserError(verdict.text)

@@ -15,14 +15,16 @@ TF_EVERY = 5  # of the publications of poses
 
 
 class ArmTopics:
-    """`publish` once per tick. joints_every, pose_every: ticks between two publications of joint states, and of pose, twist, gripper and
-    objects."""
+    """`publish` once per tick. joints_every, pose_every: ticks between two publications of joint states, and
+    of pose, twist, gripper and objects."""
 
     def __init__(self, arm: SimArm, transport: Transport, stamp: float, joints_every: int, pose_every: int):
         """stamp [s]: of the cameras' places, which are told once."""
         self.arm, self.joints_every, self.pose_every, names = arm, joints_every, pose_every, arm.robot.topics
         self.tf, self.links = transport.publisher("tf", Transforms), links_of(arm)
-        if places := tuple((c.frame, f"{view}_camera", c.pos, c.quat) for view, c in arm.robot.cell.cameras.items()):
+        if places := tuple(
+            (c.frame, f"{view}_camera", c.pos, c.quat) for view, c in arm.robot.cell.cameras.items()
+        ):
             transport.publisher("tf_static", Transforms, "latched").publish(Transforms(stamp, places))
         self.joints = transport.publisher(names["joint_states"], JointState)
         self.pose = transport.publisher(names["current_pose"], PoseStamped)
@@ -36,7 +38,11 @@ class ArmTopics:
         arm = self.arm
         m, frame = arm.model, arm.robot.base_frame
         if count % self.joints_every == 0:
-            self.joints.publish(JointState(stamp, m.joints, tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(arm.torque.tolist())))
+            self.joints.publish(
+                JointState(
+                    stamp, m.joints, tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(arm.torque.tolist())
+                )
+            )
         if count % self.pose_every == 0:
             self.pose.publish(PoseStamped(stamp, frame, tuple(m.pos), tuple(m.quat)))
             self.twist.publish(TwistStamped(stamp, frame, tuple(arm.twist().tolist())))
@@ -46,16 +52,22 @@ class ArmTopics:
                 self.gripper.publish(JointState(stamp, ("gripper",), (opening,)))
             for name, sender in self.objects.items():
                 body = arm.data.body(name)
-                sender.publish(PoseStamped(stamp, frame, tuple(body.xpos.tolist()), tuple(body.xquat.tolist())))
+                sender.publish(
+                    PoseStamped(stamp, frame, tuple(body.xpos.tolist()), tuple(body.xquat.tolist()))
+                )
         if count % (TF_EVERY * self.pose_every) == 0:
-            bodies = ((frame, n, tuple(arm.data.body(n).xpos.tolist()), tuple(arm.data.body(n).xquat.tolist())) for n in self.objects)
+            bodies = (
+                (frame, n, tuple(arm.data.body(n).xpos.tolist()), tuple(arm.data.body(n).xquat.tolist()))
+                for n in self.objects
+            )
             self.tf.publish(Transforms(stamp, (*(one.transform(arm) for one in self.links), *bodies)))
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A frame of the arm below its parent's, as its URDF has them. body, parent_body: in the simulated model; moved, parent_moved [3] [m]:
-    of the link's frame from the body's; fixed: (pos, quat) below the parent where it is no body's."""
+    """A frame of the arm below its parent's, as its URDF has them. body, parent_body: in the simulated model;
+    moved, parent_moved [3] [m]: of the link's frame from the body's; fixed: (pos, quat) below the parent
+    where it is no body's."""
 
     parent: str
     name: str
@@ -79,7 +91,8 @@ class Link:
 
 
 def links_of(arm: SimArm) -> list[Link]:
-    """The arm's links from the base on, its tool last; none of a scene with other arms, whose frames are not the base's."""
+    """The arm's links from the base on, its tool last; none of a scene with other arms, whose frames are not
+    the base's."""
     if arm.share:
         return []
     mj, base = arm.mj, arm.robot.base_frame
@@ -91,8 +104,19 @@ def links_of(arm: SimArm) -> list[Link]:
 
     def name(b: int) -> str:
         return (mj.body(b).name or f"body{b}") if b else base
-    out = [Link(name(int(mj.body_parentid[b])), name(b), b, int(mj.body_parentid[b]), moved(b), moved(int(mj.body_parentid[b])))
-           for b in range(1, mj.nbody) if mj.body_rootid[b] == root and root]
+
+    out = [
+        Link(
+            name(int(mj.body_parentid[b])),
+            name(b),
+            b,
+            int(mj.body_parentid[b]),
+            moved(b),
+            moved(int(mj.body_parentid[b])),
+        )
+        for b in range(1, mj.nbody)
+        if mj.body_rootid[b] == root and root
+    ]
     if arm.robot.site not in {one.name for one in out}:
         place = tuple((mj.site_pos[site.id] - moved(at)).tolist()), tuple(mj.site_quat[site.id].tolist())
         out.append(Link(name(at), arm.robot.site, at, at, moved(at), moved(at), place))

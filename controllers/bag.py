@@ -1,8 +1,9 @@
-"""A rosbag2 (MCAP) of what a node hears and says, written without ROS by rosbags. `ros2 bag play` and Foxglove read it.
+"""A rosbag2 (MCAP) of what a node hears and says, written without ROS by rosbags. `ros2 bag play` and
+Foxglove read it.
 
-Times are the wall clock's at the receiver. Each topic carries the QoS profile that a node of ours offers it with, so that
-`ros2 bag play` offers it so too: reliable, and a latched one transient local. The bag takes its place when it is closed and whole;
-until then it lies in .<name>.tmp beside it.
+Times are the wall clock's at the receiver. Each topic carries the QoS profile that a node of ours offers it
+with, so that `ros2 bag play` offers it so too: reliable, and a latched one transient local. The bag takes its
+place when it is closed and whole; until then it lies in .<name>.tmp beside it.
 """
 
 import os
@@ -20,7 +21,8 @@ from robo_rl.errors import MissingDependency, UserError
 
 
 class BagWriter:
-    """One bag at `path`, a folder that must not exist. now(): monotonic seconds, of the times that `add` gets."""
+    """One bag at `path`, a folder that must not exist. now(): monotonic seconds, of the times that `add`
+    gets."""
 
     def __init__(self, path: "str | Path", now: Callable[[], float] = time.monotonic):
         try:
@@ -52,7 +54,9 @@ class BagWriter:
         ros = ROS_TYPES[type(message)]
         if topic not in self.topics:
             profile = offered(self.qualities.get(topic, "state"))
-            self.topics[topic] = self.writer.add_connection(f"/{topic}", ros, typestore=self.store, offered_qos_profiles=[profile])
+            self.topics[topic] = self.writer.add_connection(
+                f"/{topic}", ros, typestore=self.store, offered_qos_profiles=[profile]
+            )
         self.counts[topic] = self.counts.get(topic, 0) + 1
         raw = self.store.serialize_cdr(self.codec.to_ros(message), ros)
         self.writer.write(self.topics[topic], round((self.began + at) * 1e9), raw)
@@ -72,9 +76,20 @@ class BagWriter:
 def offered(quality: str) -> Any:
     """The QoS profile of a topic of this quality, as `controllers.dds` and `controllers.ros` offer it."""
     from rosbags.interfaces import Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
+
     ever = QosTime(9223372036, 854775807)  # rmw's infinity
     durability = QosDurability.TRANSIENT_LOCAL if quality == "latched" else QosDurability.VOLATILE
-    return Qos(QosHistory.KEEP_LAST, 1, QosReliability.RELIABLE, durability, ever, ever, QosLiveliness.AUTOMATIC, ever, False)
+    return Qos(
+        QosHistory.KEEP_LAST,
+        1,
+        QosReliability.RELIABLE,
+        durability,
+        ever,
+        ever,
+        QosLiveliness.AUTOMATIC,
+        ever,
+        False,
+    )
 
 
 def recorded(wire: Transport, bag: "BagWriter | None") -> Transport:
@@ -90,7 +105,12 @@ class RecordedTransport:
 
     def __init__(self, wire: Transport, bag: BagWriter):
         self.wire, self.bag = wire, bag
-        self.publishers, self.complaints, self.now, self.stamp = wire.publishers, wire.complaints, wire.now, wire.stamp
+        self.publishers, self.complaints, self.now, self.stamp = (
+            wire.publishers,
+            wire.complaints,
+            wire.now,
+            wire.stamp,
+        )
         self.service, self.serve, self.call, self.close = wire.service, wire.serve, wire.call, wire.close
 
     @property
@@ -113,6 +133,7 @@ class RecordedTransport:
             for got in box.take():
                 self.bag.add(topic, got.message, got.at)
                 yield got
+
         return Mailbox(depth, heard, box.sources)
 
 

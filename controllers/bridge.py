@@ -1,15 +1,19 @@
-"""From a policy to an arm on the wire: topics -> observation -> chunk of actions -> tool poses, the governor last.
+"""From a policy to an arm on the wire: topics -> observation -> chunk of actions -> tool poses, the governor
+last.
 
-The bridge commands what sims/mujoco's `ee_delta` does: per control period an increment of the hand's target in the base
-frame [m], [rad], and the gripper absolutely. The target may lead the measured tool by LEAD at most. Joint targets, which
-the observation contains, are followed as that sim has them: q + J^+ (target - tool), J^+ = J^T (J J^T + 0.03^2 I)^-1.
+The bridge commands what sims/mujoco's `ee_delta` does: per control period an increment of the hand's target
+in the base frame [m], [rad], and the gripper absolutely. The target may lead the measured tool by LEAD at
+most. Joint targets, which the observation contains, are followed as that sim has them: q + J^+ (target -
+tool), J^+ = J^T (J J^T + 0.03^2 I)^-1.
 
-Where the arm may not move as fast as whole actions ask for, the policy acts in slow motion: each action takes `slow` control
-periods, and the joints' speeds are told `slow` times as large, so that the policy sees the motion it knows. (Cutting commands
-to the limit instead leaves the arm ever farther behind them, which no policy has learnt.)
+Where the arm may not move as fast as whole actions ask for, the policy acts in slow motion: each action takes
+`slow` control periods, and the joints' speeds are told `slow` times as large, so that the policy sees the
+motion it knows. (Cutting commands to the limit instead leaves the arm ever farther behind them, which no
+policy has learnt.)
 
-`Bridge.tick` once per control period, at any clock: rows come from `schedule`, chunks from a `PolicyClient` that may take
-longer than a period. If the state or the policy is lost, the governor's watchdogs go to HOLD and nothing is commanded.
+`Bridge.tick` once per control period, at any clock: rows come from `schedule`, chunks from a `PolicyClient`
+that may take longer than a period. If the state or the policy is lost, the governor's watchdogs go to HOLD
+and nothing is commanded.
 """
 
 import io
@@ -44,7 +48,8 @@ from robo_rl.errors import UserError, in_range
 from robo_rl.geometry import turn_between, turned
 
 AXES = ("dx", "dy", "dz", "rx", "ry", "rz", "gripper")
-LEAD, JOINT_LEAD = 0.06, 0.25  # of the hand's target before the tool [m], of joint targets before the joints [rad]
+# of the hand's target before the tool [m], of joint targets before the joints [rad]
+LEAD, JOINT_LEAD = 0.06, 0.25
 LOW, HIGH = np.array((0.2, -0.5, 0.009)), np.array((0.8, 0.5, 0.7))  # of the hand's target [m]
 HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")
 OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
@@ -56,8 +61,9 @@ SHARE = 1.0  # of the joints' speed limits, for the joint targets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInterface:
-    """Observations and actions of a run's policy. scale [6]: metres and radians of an action of 1; period [s]; views: cameras
-    whose pictures, cut to image_size x image_size pixels, it observes. UserError: they do not fit the bridge."""
+    """Observations and actions of a run's policy. scale [6]: metres and radians of an action of 1; period
+    [s]; views: cameras whose pictures, cut to image_size x image_size pixels, it observes. UserError: they do
+    not fit the bridge."""
 
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
@@ -69,8 +75,10 @@ class PolicyInterface:
     def __post_init__(self) -> None:
         in_range("control period", self.period, 0.001, 1.0)
         if self.action_names != AXES:
-            raise UserError(f"the run's actions ({', '.join(self.action_names)}) do not fit the robot, which is commanded "
-                            f"by {', '.join(AXES)}: train with --control ee_delta")
+            raise UserError(
+                f"the run's actions ({', '.join(self.action_names)}) do not fit the robot, which is "
+                f"commanded by {', '.join(AXES)}: train with --control ee_delta"
+            )
         if len(self.scale) != 6 or not all(0 < s < 1 for s in self.scale):
             raise UserError(f"an action's scale needs 6 numbers in (0, 1) [m], [rad], got {self.scale}")
         if self.views:
@@ -120,12 +128,20 @@ def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
     """The objects in a state of these names. UserError for a name that no topic carries."""
     objects = tuple(n.removesuffix("_cos4yaw") for n in names if n.endswith("_cos4yaw"))
     joints = [n for n in names if n.startswith("joint")]
-    known = {*joints, "gripper", "gripper_command", *HAND, *(f"{o}_{part}" for o in objects for part in OBJECT)}
+    known = {
+        *joints,
+        "gripper",
+        "gripper_command",
+        *HAND,
+        *(f"{o}_{part}" for o in objects for part in OBJECT),
+    }
     unknown = [n for n in names if n not in known]
     if unknown or not names:
         what = ", ".join(unknown[:5]) or "it is empty"
-        raise UserError(f"the run's state does not fit the robot's topics: {what}. Allowed: joints, "
-                        f"gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}")
+        raise UserError(
+            f"the run's state does not fit the robot's topics: {what}. Allowed: joints, "
+            f"gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}"
+        )
     return objects
 
 
@@ -146,6 +162,7 @@ def picture(message: CompressedImage, size: int = 0) -> np.ndarray:
     UserError: the bytes are no picture.
     """
     from PIL import Image
+
     try:
         image = Image.open(io.BytesIO(message.data)).convert("RGB")
     except OSError as e:
@@ -153,7 +170,9 @@ def picture(message: CompressedImage, size: int = 0) -> np.ndarray:
     if size and image.size != (size, size):
         w, h = image.size
         scale = size / min(w, h)
-        image = image.resize((max(size, round(w * scale)), max(size, round(h * scale))), Image.Resampling.BILINEAR)
+        image = image.resize(
+            (max(size, round(w * scale)), max(size, round(h * scale))), Image.Resampling.BILINEAR
+        )
         left, top = (image.width - size) // 2, (image.height - size) // 2
         image = image.crop((left, top, left + size, top + size))
     return np.asarray(image)
@@ -165,46 +184,74 @@ def within(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 class GripperCommand:
-    """The commanded pose of the gripper, its opening, and the joint targets that follow from them. scale [6]: metres and
-    radians of an action of 1; low, high [3]: where the target may be [m]."""
+    """The commanded pose of the gripper, its opening, and the joint targets that follow from them. scale [6]:
+    metres and radians of an action of 1; low, high [3]: where the target may be [m]."""
 
-    def __init__(self, model: ArmModel, scale: tuple[float, ...], low: np.ndarray = LOW, high: np.ndarray = HIGH):
+    def __init__(
+        self, model: ArmModel, scale: tuple[float, ...], low: np.ndarray = LOW, high: np.ndarray = HIGH
+    ):
         self.scale, self.grip, self.low, self.high = np.array(scale), 1.0, low, high
         self.pos, self.quat, self.joints = np.array(model.pos), tuple(model.quat), model.q.copy()
 
-    def move(self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float, left: int = 1) -> None:
-        """Apply one action [7] at the measured state in `model`. left: periods of it, this one too, of which each has its part."""
+    def move(
+        self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float, left: int = 1
+    ) -> None:
+        """Apply one action [7] at the measured state in `model`. left: periods of it, this one too, of which
+        each has its part."""
         tool = np.array(model.pos)
-        self.pos = within(within(self.pos + self.scale[:3] * action[:3], tool - LEAD, tool + LEAD), self.low, self.high)
+        self.pos = within(
+            within(self.pos + self.scale[:3] * action[:3], tool - LEAD, tool + LEAD), self.low, self.high
+        )
         self.quat = turned(self.quat, *(self.scale[3:] * action[3:6]).tolist())
         self.grip = float(action[6])
         jac, turn = model.jac, turn_between(self.quat, tuple(model.quat))
         angle = math.hypot(*turn)
         sine = math.sin(angle) / angle if angle > 1e-9 else 1.0
-        twist = np.array((*(self.pos - tool).tolist(), *(sine * x for x in turn))) - jac.dot(self.joints - model.q)
+        twist = np.array((*(self.pos - tool).tolist(), *(sine * x for x in turn))) - jac.dot(
+            self.joints - model.q
+        )
         step = jac.T.dot(np.linalg.solve(jac.dot(jac.T) + DAMPING, twist))
         most = speed * period
-        self.joints = within(self.joints + within(step, -most, most), model.q - JOINT_LEAD, model.q + JOINT_LEAD)
+        self.joints = within(
+            self.joints + within(step, -most, most), model.q - JOINT_LEAD, model.q + JOINT_LEAD
+        )
 
 
 class ObservationBuffer:
     """Buffers the newest message of each of the arm's topics -> measured state and observation.
 
-    names: of the state's entries; views: cameras, whose pictures are cut to size x size pixels (0: as they are), then go through `fit`;
-    joints: of the arm whose joints the state has. UserError: a name that no topic carries, or joints that this arm does not have."""
+    names: of the state's entries; views: cameras, whose pictures are cut to size x size pixels (0: as they
+    are), then go through `fit`;
+    joints: of the arm whose joints the state has. UserError: a name that no topic carries, or joints that
+    this arm does not have."""
 
-    def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...], views: tuple[str, ...] = (), size: int = 0,
-                 joints: int = 0, fit: "Callable[[np.ndarray], np.ndarray] | None" = None):
+    def __init__(
+        self,
+        robot: Robot,
+        transport: Transport,
+        names: tuple[str, ...],
+        views: tuple[str, ...] = (),
+        size: int = 0,
+        joints: int = 0,
+        fit: "Callable[[np.ndarray], np.ndarray] | None" = None,
+    ):
         topics = robot.topics
         self.size, self.fit = size, fit or np.asarray
         self.camera_topics = {v: topic_of(robot, v) for v in views}
-        self.cameras = {v: transport.subscription(topic, CompressedImage) for v, topic in self.camera_topics.items()}
+        self.cameras = {
+            v: transport.subscription(topic, CompressedImage) for v, topic in self.camera_topics.items()
+        }
         self.robot, self.names, self.objects = robot, names, objects_of(names)
         numbers = {n.removeprefix("joint").split("_")[0] for n in names if n.startswith("joint")}
         if numbers - {str(i + 1) for i in range(joints or len(robot.joints))}:
-            raise UserError(f"the run's state has {len(numbers)} joints, robot {robot.name} has {len(robot.joints)}")
-        self.wrench = transport.subscription(topics.get("external_wrench", EXTERNAL_WRENCH), WrenchStamped) \
-            if robot.cell.force is not None else None
+            raise UserError(
+                f"the run's state has {len(numbers)} joints, robot {robot.name} has {len(robot.joints)}"
+            )
+        self.wrench = (
+            transport.subscription(topics.get("external_wrench", EXTERNAL_WRENCH), WrenchStamped)
+            if robot.cell.force is not None
+            else None
+        )
         self.joints = transport.subscription(topics["joint_states"], JointState)
         self.gripper = transport.subscription(GRIPPER_STATE, JointState)
         self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in self.objects}
@@ -214,7 +261,9 @@ class ObservationBuffer:
 
     def missing(self) -> list[str]:
         """Topics on which no message has come."""
-        boxes = {self.robot.topics["joint_states"]: self.joints} | {f"objects/{n}": b for n, b in self.bodies.items()}
+        boxes = {self.robot.topics["joint_states"]: self.joints} | {
+            f"objects/{n}": b for n, b in self.bodies.items()
+        }
         boxes |= {self.camera_topics[v]: b for v, b in self.cameras.items()}
         if self.wrench is not None:
             boxes[self.robot.topics.get("external_wrench", EXTERNAL_WRENCH)] = self.wrench
@@ -241,15 +290,16 @@ class ObservationBuffer:
         return True
 
     def felt(self) -> tuple[float, ...] | None:
-        """The newest external wrench [6] [N], [N m], of which sizes alone matter; None: nobody measures it. Not finite where it is too
-        old: such a state is unusable, and without states the arm stops."""
+        """The newest external wrench [6] [N], [N m], of which sizes alone matter; None: nobody measures it.
+        Not finite where it is too old: such a state is unusable, and without states the arm stops."""
         if self.wrench is None:
             return None
         got = self.wrench.latest()
         return (math.nan,) * 6 if got is None or self.seen - got.at > STALE_WRENCH else got.message.wrench
 
     def observation(self, model: ArmModel, hand: GripperCommand, slow: int = 1) -> np.ndarray:
-        """float32 [S] in the order of the run's state names, in the time of a policy that acts `slow` times slower."""
+        """float32 [S] in the order of the run's state names, in the time of a policy that acts `slow` times
+        slower."""
         at = {"gripper": self.opening, "gripper_command": hand.grip}
         for i, (q, dq, target) in enumerate(zip(model.q, model.dq, hand.joints, strict=True), 1):
             at |= {f"joint{i}": q, f"joint{i}_velocity": slow * dq, f"joint{i}_command_error": target - q}
@@ -258,11 +308,18 @@ class ObservationBuffer:
         for name, pose in self.poses.items():
             (w, x, y, z), d = pose.quat, np.subtract(pose.pos, model.pos)
             four = (complex(1 - 2 * (y * y + z * z), 2 * (x * y + w * z)) * complex(r[0, 0], -r[1, 0])) ** 4
-            at |= dict(zip((f"{name}_{part}" for part in OBJECT), (*d, pose.pos[2], four.real, four.imag), strict=True))
+            at |= dict(
+                zip(
+                    (f"{name}_{part}" for part in OBJECT),
+                    (*d, pose.pos[2], four.real, four.imag),
+                    strict=True,
+                )
+            )
         return np.array([at[n] for n in self.names], np.float32)
 
     def pictures(self) -> dict[str, np.ndarray]:
-        """The newest picture of each camera: image/<view> uint8 [h, w, 3]. UserError: one is older than STALE_PICTURE."""
+        """The newest picture of each camera: image/<view> uint8 [h, w, 3]. UserError: one is older than
+        STALE_PICTURE."""
         out = {}
         for view, box in self.cameras.items():
             got = box.latest()
@@ -282,27 +339,50 @@ def slowness(task: PolicyInterface, limits: Limits) -> int:
 class Bridge:
     """One policy on one arm. `begin` when the arm's topics are there, then `tick` every control period."""
 
-    def __init__(self, robot: Robot, task: Any, transport: Transport, model: ArmModel, limits: Limits, *,
-                 dry_run: bool = False, command: str = "pose", twin: Twin | None = None):
-        """task: a PolicyInterface, or a `data_interface.DataInterface`, whose file imports this one. command: one of `cell.COMMANDS`; joint
-        targets are followed by an arm of stiff joints as sims/mujoco's does. twin: the arm whose joints the run's state has, where that is
-        another."""
-        self.robot, self.task, self.transport, self.model, self.dry_run = robot, task, transport, model, dry_run
+    def __init__(
+        self,
+        robot: Robot,
+        task: Any,
+        transport: Transport,
+        model: ArmModel,
+        limits: Limits,
+        *,
+        dry_run: bool = False,
+        command: str = "pose",
+        twin: Twin | None = None,
+    ):
+        """task: a PolicyInterface, or a `data_interface.DataInterface`, whose file imports this one. command:
+        one of `cell.COMMANDS`; joint targets are followed by an arm of stiff joints as sims/mujoco's does.
+        twin: the arm whose joints the run's state has, where that is another."""
+        self.robot, self.task, self.transport, self.model, self.dry_run = (
+            robot,
+            task,
+            transport,
+            model,
+            dry_run,
+        )
         self.topics = robot.topics
         self.goal = ArmModel(model.spec, robot.joints, robot.site)
         self.twin, self.known = twin, twin.model if twin else model  # known: the arm that the policy sees
-        self.observation_buffer = ObservationBuffer(robot, transport, task.state_names, task.views, task.cut, self.known.n,
-                                                    task.fit)
-        self.on_action: Callable[[np.ndarray, dict, np.ndarray], None] | None = None  # state, pictures, action: each that runs
+        self.observation_buffer = ObservationBuffer(
+            robot, transport, task.state_names, task.views, task.cut, self.known.n, task.fit
+        )
+        # state, pictures, action: each that runs
+        self.on_action: Callable[[np.ndarray, dict, np.ndarray], None] | None = None
         if dry_run:  # the arm does not follow, and need not
             limits = replace(limits, tracking=(math.inf, math.inf))
         self.governor = Governor(limits, robot)
         self.estop = EmergencyStop(transport.subscription(self.topics["estop"], Flag, "latched", depth=64))
         self.slow = task.periods(limits)
         self.output = Output(command, robot, transport, model, task.period, dry_run)
-        self.gripper = None if dry_run or not task.has_gripper else transport.publisher(self.topics["gripper"], Numbers, "command")
+        self.gripper = (
+            None
+            if dry_run or not task.has_gripper
+            else transport.publisher(self.topics["gripper"], Numbers, "command")
+        )
         self.speed = SHARE * np.array(robot.velocity)
-        self.chunking, self.every, self.lost = "blend", 0, ""  # of `chunking.ChunkRunner`; to be set before `begin`
+        # of `chunking.ChunkRunner`; to be set before `begin`
+        self.chunking, self.every, self.lost = "blend", 0, ""
         self.commands = self.cut = 0  # cut: rows that asked for more than the columns' ranges
 
     def measure(self, now: float) -> bool:
@@ -311,19 +391,35 @@ class Bridge:
         m = self.model
         fresh = self.observation_buffer.update(m)
         if fresh:
-            self.governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
-                                        tuple((m.jac @ m.dq).tolist()), self.observation_buffer.felt()), now)
+            self.governor.measure(
+                State(
+                    tuple(m.q.tolist()),
+                    tuple(m.dq.tolist()),
+                    tuple(m.pos),
+                    tuple(m.quat),
+                    tuple((m.jac @ m.dq).tolist()),
+                    self.observation_buffer.felt(),
+                ),
+                now,
+            )
             if self.twin is not None:
                 self.twin.follow(m)
         return fresh
 
     def begin(self, now: float, leased: bool = False) -> None:
-        """Arm this side's governor at the measured pose. leased: we hold the arm's lease, so it follows nobody else. UserError says what
-        is missing."""
+        """Arm this side's governor at the measured pose. leased: we hold the arm's lease, so it follows
+        nobody else. UserError says what is missing."""
         if missing := self.observation_buffer.missing():
             wrong = "".join(f". {c}" for c in self.transport.complaints())
-            alone = " An arm without a gripper is driven with robot teleop --no-gripper" if missing == [GRIPPER_STATE] else ""
-            raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?{alone}{wrong}")
+            alone = (
+                " An arm without a gripper is driven with robot teleop --no-gripper"
+                if missing == [GRIPPER_STATE]
+                else ""
+            )
+            raise UserError(
+                f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this "
+                f"domain?{alone}{wrong}"
+            )
         if not self.dry_run:
             self.robot.need_limits()
         self.measure(now)
@@ -339,16 +435,22 @@ class Bridge:
         self.gripper_command = task.command(self.model, limits)
         self.twin_command = None if self.twin is None else task.command(self.twin.model, limits)
         scale = np.where(task.increments, np.resize(task.scale, len(task.increments)), 1.0)
-        self.chunks = ChunkRunner(self.slow * task.period, task.increments, scale, self.chunking, self.every, task.blend)
+        self.chunks = ChunkRunner(
+            self.slow * task.period, task.increments, scale, self.chunking, self.every, task.blend
+        )
         self.schedule, self.latency = self.chunks.schedule, self.chunks.latency
-        self._action, self._left = np.zeros(len(scale)), 0  # what one period of the row that runs does, and periods it has left
+        # what one period of the row that runs does, and periods it has left
+        self._action, self._left = np.zeros(len(scale)), 0
         self._ran, self._began = -math.inf, now
 
     def observation(self) -> np.ndarray:
-        return self.task.observe(self.observation_buffer, self.known, self.twin_command or self.gripper_command, self.slow)
+        return self.task.observe(
+            self.observation_buffer, self.known, self.twin_command or self.gripper_command, self.slow
+        )
 
     def act(self, action: np.ndarray, now: float) -> None:
-        """One action [A] in [-1, 1] for the `slow` periods that begin now; `go_on` in those after the first."""
+        """One action [A] in [-1, 1] for the `slow` periods that begin now; `go_on` in those after the
+        first."""
         action = np.clip(action, -1, 1)
         if self.on_action:
             self.on_action(self.observation(), self.observation_buffer.pictures(), self.task.numbers(action))
@@ -361,14 +463,25 @@ class Bridge:
         self.chunks.ran(self._action)
         self.gripper_command.move(self._action, self.model, self.speed, self.task.period, left)
         if self.twin is not None and self.twin_command is not None:
-            self.twin_command.move(self._action, self.twin.model, np.array(self.twin.robot.velocity), self.task.period, left)
+            self.twin_command.move(
+                self._action, self.twin.model, np.array(self.twin.robot.velocity), self.task.period, left
+            )
         self.command(now)
 
     def command(self, now: float) -> None:
         """Where the joint targets bring the tool, through the governor onto the wire."""
         self.goal.place(self.gripper_command.joints)
-        self.governor.command(Command("bridge", now, self.governor.limits.frame, tuple(self.goal.pos), tuple(self.goal.quat),
-                                      tuple(self.gripper_command.joints.tolist()) if self.output.joints else ()), now)
+        self.governor.command(
+            Command(
+                "bridge",
+                now,
+                self.governor.limits.frame,
+                tuple(self.goal.pos),
+                tuple(self.goal.quat),
+                tuple(self.gripper_command.joints.tolist()) if self.output.joints else (),
+            ),
+            now,
+        )
         self.publish(now)
 
     def publish(self, now: float) -> None:
@@ -391,7 +504,9 @@ class Bridge:
                 self._take(policy, slot)
                 if not self._left and self.chunks.due(slot, policy.blocks):
                     prefix = self.task.prefix(self.chunks.ask(slot, now, policy.blocks))
-                    policy.ask({"state": self.observation()} | self.observation_buffer.pictures(), slot, prefix)
+                    policy.ask(
+                        {"state": self.observation()} | self.observation_buffer.pictures(), slot, prefix
+                    )
                     self._take(policy, slot)
             except UserError as e:
                 self.lost = str(e)
@@ -417,9 +532,15 @@ class Bridge:
     def report(self) -> str:
         """One line: rows executed, times of inference, contracts that the governor enforced."""
         seen, c = self.latency.summary(), self.schedule.counts
-        times = f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms" if seen["count"] else \
-            "no inference"
+        times = (
+            f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms"
+            if seen["count"]
+            else "no inference"
+        )
         rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
         broken = ", ".join(f"{n} {k}" for k, n in sorted(self.governor.counts.items())) or "none"
         beyond = f", {self.cut} beyond the axes' ranges" if self.cut else ""
-        return f"{seen['count']} chunks, {times}; rows {rows}{beyond}; {self.commands} commands; contracts violated: {broken}"
+        return (
+            f"{seen['count']} chunks, {times}; rows {rows}{beyond}; {self.commands} commands; contracts "
+            f"violated: {broken}"
+        )

@@ -1,7 +1,9 @@
-"""An arm's links as capsules, and how near those of two arms are and come: simple geometry that encloses the models' shapes.
+"""An arm's links as capsules, and how near those of two arms are and come: simple geometry that encloses the
+models' shapes.
 
-A capsule is a segment with a radius. Each shape of a link has one that holds all of it; a link of more than FEW shapes has one for all of
-them. Where a model has no shapes (URDF), the capsules go along the lines between the joints. Fingers count with all of their travel.
+A capsule is a segment with a radius. Each shape of a link has one that holds all of it; a link of more than
+FEW shapes has one for all of them. Where a model has no shapes (URDF), the capsules go along the lines
+between the joints. Fingers count with all of their travel.
 """
 
 import math
@@ -20,13 +22,15 @@ MOVING = 1e-3  # m/s; slower is at rest
 
 
 def enclosing(points: np.ndarray, radii: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """(end [3], end [3], radius) of a capsule that holds spheres of `radii` [k] at `points` [k, 3], along their longest direction."""
+    """(end [3], end [3], radius) of a capsule that holds spheres of `radii` [k] at `points` [k, 3], along
+    their longest direction."""
     middle = points.mean(0)
     axis = np.linalg.svd(points - middle)[2][0] if len(points) > 1 else np.array([0.0, 0.0, 1.0])
     along = (points - middle) @ axis
     across = np.linalg.norm(points - middle - along[:, None] * axis, axis=1)
     radius = float((across + radii).max())
-    over = np.sqrt(np.maximum((radius - radii) ** 2 - across**2, 0.0))  # how far each may be beyond the segment's end
+    # how far each may be beyond the segment's end
+    over = np.sqrt(np.maximum((radius - radii) ** 2 - across**2, 0.0))
     low, high = float((along + over).min()), float((along - over).max())
     if low > high:
         low = high = (low + high) / 2
@@ -43,7 +47,7 @@ def shape_points(mj: mujoco.MjModel, geom: int) -> tuple[np.ndarray, np.ndarray]
     elif kind == GEOM.mjGEOM_MESH:
         mesh = mj.geom_dataid[geom]
         first = mj.mesh_vertadr[mesh]
-        local, radius = mj.mesh_vert[first:first + mj.mesh_vertnum[mesh]].astype(float), 0.0
+        local, radius = mj.mesh_vert[first : first + mj.mesh_vertnum[mesh]].astype(float), 0.0
     else:  # a box, and the box around everything else
         local, radius = np.array(np.meshgrid(*[(-1, 1)] * 3)).reshape(3, -1).T * size, 0.0
     turn = np.zeros(9)
@@ -63,19 +67,31 @@ def travels(source: "str | mujoco.MjSpec", joints: tuple[str, ...]) -> dict[str,
             far = float(np.abs(mj.jnt_range[j]).max())
         else:
             geoms = [g for g in range(mj.ngeom) if mj.geom_bodyid[g] == body]
-            far = 2 * max((float(np.linalg.norm(mj.geom_pos[g] - mj.jnt_pos[j])) + mj.geom_rbound[g] for g in geoms), default=0.0)
+            far = 2 * max(
+                (float(np.linalg.norm(mj.geom_pos[g] - mj.jnt_pos[j])) + mj.geom_rbound[g] for g in geoms),
+                default=0.0,
+            )
         out[mj.body(body).name] = out.get(mj.body(body).name, 0.0) + far
     return out
 
 
 class LinkCapsules:
-    """The capsules of one arm: `place` fills where they are and how they move, in the frame that the pair shares.
+    """The capsules of one arm: `place` fills where they are and how they move, in the frame that the pair
+    shares.
 
-    ends [k, 6] [m]: both ends of each; speeds [k, 6] [m/s] of these; radii [k] [m]. UserError: the model has no shapes and no radius
-    is given."""
+    ends [k, 6] [m]: both ends of each; speeds [k, 6] [m/s] of these; radii [k] [m]. UserError: the model has
+    no shapes and no radius is given."""
 
-    def __init__(self, model: ArmModel, source: "str | mujoco.MjSpec", radius: float, pos: tuple[float, ...], quat: tuple[float, ...]):
-        """model: the arm's; source: its file, with the fingers' joints; radius [m]: least of all capsules; pos [m], quat: of the base."""
+    def __init__(
+        self,
+        model: ArmModel,
+        source: "str | mujoco.MjSpec",
+        radius: float,
+        pos: tuple[float, ...],
+        quat: tuple[float, ...],
+    ):
+        """model: the arm's; source: its file, with the fingers' joints; radius [m]: least of all capsules;
+        pos [m], quat: of the base."""
         self.model, mj = model, model.mj
         self.pos, turn = np.array(pos), np.zeros(9)
         mujoco.mju_quat2Mat(turn, np.array(quat) / math.hypot(*quat))
@@ -86,7 +102,11 @@ class LinkCapsules:
         for body in range(1, mj.nbody):
             if mj.body_rootid[body] != mj.body_rootid[chain[-1]]:
                 continue  # of the scene
-            geoms = [g for g in range(mj.ngeom) if mj.geom_bodyid[g] == body and GEOM(mj.geom_type[g]) != GEOM.mjGEOM_PLANE]
+            geoms = [
+                g
+                for g in range(mj.ngeom)
+                if mj.geom_bodyid[g] == body and GEOM(mj.geom_type[g]) != GEOM.mjGEOM_PLANE
+            ]
             shapes = [shape_points(mj, g) for g in geoms]
             if len(shapes) > FEW:
                 shapes = [(np.concatenate([p for p, _ in shapes]), np.concatenate([r for _, r in shapes]))]
@@ -94,9 +114,13 @@ class LinkCapsules:
                 a, b, r = enclosing(points, radii)
                 rows.append((body, a, b, max(r + far.get(mj.body(body).name, 0.0), radius)))
         if not rows and not radius:
-            raise UserError("the arm's model has no shapes to keep apart: say the `radius` of its links [m] in the pair's file")
+            raise UserError(
+                "the arm's model has no shapes to keep apart: say the `radius` of its links [m] in the "
+                "pair's file"
+            )
         thick = max((r for body, _, _, r in rows if body in chain[:2]), default=radius)
-        rows.append((0, np.zeros(3), np.array(mj.body_pos[chain[0]]), thick))  # the base, from its frame to the first link
+        # the base, from its frame to the first link
+        rows.append((0, np.zeros(3), np.array(mj.body_pos[chain[0]]), thick))
         if radius:
             for body, child in pairwise(chain):
                 rows.append((body, np.zeros(3), np.array(mj.body_pos[child]), radius))
@@ -111,7 +135,8 @@ class LinkCapsules:
         d, b = self.model.data, self.bodies
         axes = d.xmat[b].reshape(-1, 1, 3, 3)
         points = (axes @ self.local[..., None])[..., 0] + d.xpos[b][:, None]
-        turning, moving = d.cvel[b, :3][:, None], d.cvel[b, 3:][:, None]  # of the point that is at the tree's centre of mass
+        # of the point that is at the tree's centre of mass
+        turning, moving = d.cvel[b, :3][:, None], d.cvel[b, 3:][:, None]
         speeds = moving + np.cross(turning, points - d.subtree_com[self.model.mj.body_rootid[b]][:, None])
         self.ends[:] = (points @ self.turn.T + self.pos).reshape(-1, 6)
         self.speeds[:] = (speeds @ self.turn.T).reshape(-1, 6)
@@ -127,7 +152,8 @@ def chain_of(model: ArmModel) -> list[int]:
 
 @kept()
 def closest(a, b):
-    """(s, t): where on segments a [6] and b [6] (two ends each) the nearest points are, 0 .. 1 from their first ends on.
+    """(s, t): where on segments a [6] and b [6] (two ends each) the nearest points are, 0 .. 1 from their
+    first ends on.
 
     Source: Ericson 2005, "Real-Time Collision Detection", 5.1.9."""
     aa = bb = ab = ar = br = 0.0
@@ -156,11 +182,13 @@ def closest(a, b):
 
 @kept()
 def least_room(a, va, ra, b, vb, rb, brake_a, brake_b, reaction, grace):
-    """(room, distance, i, j) [m] of the capsules of two arms with the least room: their distance less what it takes to stop.
+    """(room, distance, i, j) [m] of the capsules of two arms with the least room: their distance less what it
+    takes to stop.
 
-    a, b [k, 6] ends, va, vb [k, 6] their speeds, ra, rb [k] radii; brakes [m/s^2]; reaction [s]. An arm that goes towards the other
-    at v needs v reaction + v^2 / (2 brake); one that goes away needs nothing, and gives nothing. Where neither goes towards the other
-    `grace` [m] is added: what stands a little too near may stay. distance is of the nearest pair."""
+    a, b [k, 6] ends, va, vb [k, 6] their speeds, ra, rb [k] radii; brakes [m/s^2]; reaction [s]. An arm that
+    goes towards the other at v needs v reaction + v^2 / (2 brake); one that goes away needs nothing, and
+    gives nothing. Where neither goes towards the other `grace` [m] is added: what stands a little too near
+    may stay. distance is of the nearest pair."""
     least, nearest, first, second = np.inf, np.inf, 0, 0
     for i in range(len(a)):
         for j in range(len(b)):

@@ -1,6 +1,8 @@
-"""The cell around an arm, a part of the robot's file: where it may be, how fast, how hard it may press, what else is there.
+"""The cell around an arm, a part of the robot's file: where it may be, how fast, how hard it may press, what
+else is there.
 
-A real arm is not armed until its file says a workspace box, a speed and a force limit, or says in `without` why it has none.
+A real arm is not armed until its file says a workspace box, a speed and a force limit, or says in `without`
+why it has none.
 """
 
 import math
@@ -16,8 +18,11 @@ MOST = {"speed": (1.5, 6.0), "force": (1000.0, 333.0)}
 
 def numbers(name: str, row: Any, count: int | None, low: float, high: float) -> None:
     """UserError: no row of `count` finite numbers in [low, high]."""
-    good = isinstance(row, (list, tuple)) and (count is None or len(row) == count) and all(
-        isinstance(x, (int, float)) and not isinstance(x, bool) and low <= x <= high for x in row)
+    good = (
+        isinstance(row, (list, tuple))
+        and (count is None or len(row) == count)
+        and all(isinstance(x, (int, float)) and not isinstance(x, bool) and low <= x <= high for x in row)
+    )
     if not good:
         raise UserError(f"{name} needs {count or ''} numbers from {low:g} to {high:g}, got {row!r}")
 
@@ -46,7 +51,8 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellCamera:
-    """Where a camera is. pos [m], quat (w, x, y, z) in axes of `frame`: the base's, or the tool's for a camera in the hand."""
+    """Where a camera is. pos [m], quat (w, x, y, z) in axes of `frame`: the base's, or the tool's for a
+    camera in the hand."""
 
     frame: str
     pos: tuple[float, ...]
@@ -73,9 +79,11 @@ class Cell:
     without: dict[str, str] = field(default_factory=dict)
     """box, speed or force -> why this cell has no such limit."""
     command: str = ""
-    """How it is commanded: pose, joint, forward_position or joint_trajectory; "": joint for the simulated arm, else pose."""
+    """How it is commanded: pose, joint, forward_position or joint_trajectory; "": joint for the simulated
+    arm, else pose."""
     controller: str = ""
-    """Name of the controller that must be active, whose gains must be those of this file; "": not looked at."""
+    """Name of the controller that must be active, whose gains must be those of this file; "": not looked
+    at."""
     homes: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Joint angles [rad] by name, besides the robot's own home."""
     payload: Payload = Payload()
@@ -106,8 +114,11 @@ class Cell:
 
     def lacks(self) -> list[str]:
         """Which limits are neither there nor explained."""
-        there = {"box": self.low is not None and any(x is not None for x in (*self.low, *(self.high or ()))),
-                 "speed": self.speed is not None, "force": self.force is not None}
+        there = {
+            "box": self.low is not None and any(x is not None for x in (*self.low, *(self.high or ()))),
+            "speed": self.speed is not None,
+            "force": self.force is not None,
+        }
         return [name for name in NEEDED if not there[name] and name not in self.without]
 
     def limits(self) -> dict[str, Any]:
@@ -131,7 +142,9 @@ def read_cell(raw: Any) -> Cell:
         elif not isinstance(made[name], dict):
             raise UserError(f"cell: cameras is an object of cameras by name, got {made[name]!r}")
         else:
-            made[name] = {view: kind(**tuples(table(f"camera {view}", one, kind))) for view, one in made[name].items()}
+            made[name] = {
+                view: kind(**tuples(table(f"camera {view}", one, kind))) for view, one in made[name].items()
+            }
     for name in ("without", "homes"):
         if not isinstance(made.get(name, {}), dict):
             raise UserError(f"cell: {name} is an object, got {made[name]!r}")
@@ -146,8 +159,10 @@ def table(name: str, raw: Any, kind: type) -> dict:
     """UserError: no object, or with keys that the class has not."""
     known = {f.name for f in fields(kind)}
     if not isinstance(raw, dict) or set(raw) - known:
-        raise UserError(f"{name} is an object of {', '.join(sorted(known))}; got "
-                        f"{', '.join(sorted(set(raw) - known)) if isinstance(raw, dict) else repr(raw)}")
+        raise UserError(
+            f"{name} is an object of {', '.join(sorted(known))}; got "
+            f"{', '.join(sorted(set(raw) - known)) if isinstance(raw, dict) else repr(raw)}"
+        )
     missing = [f.name for f in fields(kind) if f.name in ("frame", "pos", "quat") and f.name not in raw]
     if missing:
         raise UserError(f"{name} lacks {', '.join(missing)}")

@@ -1,6 +1,7 @@
 """What a command and a measured state must keep to, judged one contract after the other: no state, no clock.
 
-A command is judged by the contracts in the order of CONTRACTS; its verdict names the first one that it violates.
+A command is judged by the contracts in the order of CONTRACTS; its verdict names the first one that it
+violates.
 """
 
 import math
@@ -15,13 +16,44 @@ from robo_rl.geometry import Floats, turn_between, unit
 REWRITE = ("workspace", "orientation", "step", "joint_range", "wrench_range", "stiffness_range")
 CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
 """Of a command."""
-STATE_CONTRACTS = ("state_dimensions", "state_finite", "joint_limit", "joint_speed", "tool_speed", "tool_place",
-                   "wrench", "tracking", "state_age", "command_age", "lease", "violations", "clock", "estop", "clearance", "pair")
+STATE_CONTRACTS = (
+    "state_dimensions",
+    "state_finite",
+    "joint_limit",
+    "joint_speed",
+    "tool_speed",
+    "tool_place",
+    "wrench",
+    "tracking",
+    "state_age",
+    "command_age",
+    "lease",
+    "violations",
+    "clock",
+    "estop",
+    "clearance",
+    "pair",
+)
 """Of the measured state and of time."""
-BLAME = {"joint_limit": "arm", "joint_speed": "arm", "tool_speed": "arm", "tool_place": "arm", "wrench": "environment",
-         "tracking": "environment", "state_dimensions": "sensor", "state_finite": "sensor", "state_age": "transport",
-         "command_age": "transport", "lease": "person", "clock": "governor", "estop": "person", "order": "transport",
-         "stale": "transport", "future": "transport", "pair": "arm"}  # everything else is the commander's
+BLAME = {
+    "joint_limit": "arm",
+    "joint_speed": "arm",
+    "tool_speed": "arm",
+    "tool_place": "arm",
+    "wrench": "environment",
+    "tracking": "environment",
+    "state_dimensions": "sensor",
+    "state_finite": "sensor",
+    "state_age": "transport",
+    "command_age": "transport",
+    "lease": "person",
+    "clock": "governor",
+    "estop": "person",
+    "order": "transport",
+    "stale": "transport",
+    "future": "transport",
+    "pair": "arm",
+}  # everything else is the commander's
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +68,14 @@ class Command:
     joints: tuple[float, ...] = ()  # targets [rad] whose tool pose pos and quat are; (): a pose alone
     stream: str = ""  # of the source's, where it has several: stamps rise within each
 
-    def fault(self, now: float, limits: Limits, robot: Robot, commander: str | None, stamps: tuple[float, float] | None
-              ) -> tuple[str, str] | None:
+    def fault(
+        self,
+        now: float,
+        limits: Limits,
+        robot: Robot,
+        commander: str | None,
+        stamps: tuple[float, float] | None,
+    ) -> tuple[str, str] | None:
         """The first contract that makes it unusable, and a sentence; None: it may be used.
 
         commander: who commands at present; stamps: (last stamp, least delay) of its source and stream.
@@ -70,7 +108,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a command or a tick: allow, rewrite, block, hold or stop, and the first contract violated."""
+    """What became of a command or a tick: allow, rewrite, block, hold or stop, and the first contract
+    violated."""
 
     action: Literal["allow", "rewrite", "block", "hold", "stop"]
     contract: str = ""
@@ -81,7 +120,7 @@ class Verdict:
 ALLOW = Verdict("allow")
 
 
-# ---- of a measured state ---------------------------------------------------------------------------------------------
+# ---- of a measured state -----------------------------------------------------------------------------------
 
 
 def fields_of(x: Any) -> dict:
@@ -90,11 +129,15 @@ def fields_of(x: Any) -> dict:
 
 
 def state_fault(s: State, joints: int) -> tuple[str, str] | None:
-    """The contract by which a measured state of an arm of so many joints is unusable, and a sentence; None: it may be used."""
-    if (len(s.q), len(s.dq), len(s.pos), len(s.quat), len(s.twist)) != (joints, joints, 3, 4, 6) or \
-            (s.wrench is not None and len(s.wrench) != 6):
+    """The contract by which a measured state of an arm of so many joints is unusable, and a sentence; None:
+    it may be used."""
+    if (len(s.q), len(s.dq), len(s.pos), len(s.quat), len(s.twist)) != (joints, joints, 3, 4, 6) or (
+        s.wrench is not None and len(s.wrench) != 6
+    ):
         return "state_dimensions", f"state must have {joints} joints, a pose and a twist"
-    total = sum(s.q) + sum(s.dq) + sum(s.pos) + sum(s.quat) + sum(s.twist) + (sum(s.wrench) if s.wrench else 0.0)
+    total = (
+        sum(s.q) + sum(s.dq) + sum(s.pos) + sum(s.quat) + sum(s.twist) + (sum(s.wrench) if s.wrench else 0.0)
+    )
     if total - total != 0 or not 0.9 < math.hypot(*s.quat) < 1.1:
         return "state_finite", "the measured state is not finite or its quaternion not unit"
     return None
@@ -123,24 +166,36 @@ def measured_fault(s: State, limits: Limits, robot: Robot) -> tuple[str, str] | 
     inside = box(s.pos, o)
     if inside is not s.pos and math.dist(inside, s.pos) > o.measured_margin:
         return "tool_place", f"the tool is at {[round(x, 3) for x in s.pos]} m, outside the workspace"
-    if s.wrench is not None and (math.hypot(*s.wrench[:3]) > o.wrench[0] or math.hypot(*s.wrench[3:]) > o.wrench[1]):
+    if s.wrench is not None and (
+        math.hypot(*s.wrench[:3]) > o.wrench[0] or math.hypot(*s.wrench[3:]) > o.wrench[1]
+    ):
         force, moment = math.hypot(*s.wrench[:3]), math.hypot(*s.wrench[3:])
         return "wrench", f"external force {force:.0f} N, moment {moment:.1f} N m"
     return None
 
 
-# ---- of a command ----------------------------------------------------------------------------------------------------
+# ---- of a command ------------------------------------------------------------------------------------------
 
 
-def sender_fault(source: str, stamp: float | None, now: float, limits: Limits, commander: str | None,
-                 stamps: tuple[float, float] | None) -> tuple[str, str] | None:
-    """The contract that a command's sender or its time [s] violates, and a sentence. stamp: None where the message has none."""
+def sender_fault(
+    source: str,
+    stamp: float | None,
+    now: float,
+    limits: Limits,
+    commander: str | None,
+    stamps: tuple[float, float] | None,
+) -> tuple[str, str] | None:
+    """The contract that a command's sender or its time [s] violates, and a sentence. stamp: None where the
+    message has none."""
     if commander is not None and source != commander:
         return "commander", f"{source!r} commands while {commander!r} does"
     if stamps is not None and stamp is not None:
         last, least = stamps
         if stamp <= last:
-            return "order", f"stamp {stamp:.4f} s is not after {last:.4f} s: repeated, reordered or time ran back"
+            return (
+                "order",
+                f"stamp {stamp:.4f} s is not after {last:.4f} s: repeated, reordered or time ran back",
+            )
         if now - stamp < least - limits.stale:
             return "future", f"the stamp is {least - now + stamp:.2f} s ahead of its sender's others"
         if now - stamp > least + limits.stale:
@@ -148,7 +203,9 @@ def sender_fault(source: str, stamp: float | None, now: float, limits: Limits, c
     return None
 
 
-def nearest_allowed(pos: Floats, quat: Floats, target: tuple[Floats, Floats], limits: Limits) -> tuple[Verdict, Floats, Floats]:
+def nearest_allowed(
+    pos: Floats, quat: Floats, target: tuple[Floats, Floats], limits: Limits
+) -> tuple[Verdict, Floats, Floats]:
     """The nearest allowed pose, at most a step from `target`, and the first contract that moved it."""
     o, verdict = limits, ALLOW
     inside = box(pos, o)
@@ -160,16 +217,22 @@ def nearest_allowed(pos: Floats, quat: Floats, target: tuple[Floats, Floats], li
     close, turned = near(inside, level, *target, o.step)
     if close is not inside or turned is not level:
         if verdict is ALLOW:
-            verdict = Verdict("rewrite", "step", "commander", f"{math.dist(inside, target[0]):.3f} m or "
-                              f"{math.hypot(*turn_between(level, target[1])):.2f} rad in one step")
+            verdict = Verdict(
+                "rewrite",
+                "step",
+                "commander",
+                f"{math.dist(inside, target[0]):.3f} m or "
+                f"{math.hypot(*turn_between(level, target[1])):.2f} rad in one step",
+            )
         turned = upright(turned, o)
     return verdict, close, turned
 
 
-def allowed_joints(c: Command, verdict: Verdict, now: Floats, target: tuple[Floats, Floats], limits: Limits, robot: Robot
-                   ) -> tuple[Verdict, Floats]:
-    """Joint targets within the joints' range, as far on the way from `now` as the tool may go, and the verdict with them: a place or a tilt
-    outside blocks them."""
+def allowed_joints(
+    c: Command, verdict: Verdict, now: Floats, target: tuple[Floats, Floats], limits: Limits, robot: Robot
+) -> tuple[Verdict, Floats]:
+    """Joint targets within the joints' range, as far on the way from `now` as the tool may go, and the
+    verdict with them: a place or a tilt outside blocks them."""
     if verdict.contract in ("workspace", "orientation"):
         return Verdict("block", verdict.contract, "commander", verdict.text), now
     margin, share = limits.joint_margin, 1.0
@@ -178,19 +241,21 @@ def allowed_joints(c: Command, verdict: Verdict, now: Floats, target: tuple[Floa
         far, turn = math.dist(c.pos, p), math.hypot(*turn_between(unit(tuple(c.quat)), q))
         share = min(o[0] / max(far, o[0]), o[1] / max(turn, o[1]))
     wanted = tuple(b + share * (a - b) for a, b in zip(c.joints, now, strict=True))
-    allowed = tuple(min(max(x, low + margin), high - margin)
-                    for x, low, high in zip(wanted, robot.lower, robot.upper, strict=True))
+    allowed = tuple(
+        min(max(x, low + margin), high - margin)
+        for x, low, high in zip(wanted, robot.lower, robot.upper, strict=True)
+    )
     if allowed != wanted and verdict is ALLOW:
         verdict = Verdict("rewrite", "joint_range", "commander", "a joint target is beyond its limits")
     return verdict, allowed
 
 
-# ---- what became of all of them --------------------------------------------------------------------------------------
+# ---- what became of all of them ----------------------------------------------------------------------------
 
 
 class Violations:
-    """The record of a governor's verdicts. counts: how often each contract was violated. first: the first violation of all, with its
-    time [s]."""
+    """The record of a governor's verdicts. counts: how often each contract was violated. first: the first
+    violation of all, with its time [s]."""
 
     def __init__(self, limits: Limits):
         self.limits = limits
@@ -199,7 +264,8 @@ class Violations:
         self._recent: deque[float] = deque()  # times of those that count towards the limit
 
     def add(self, verdict: Verdict, now: float, counted: bool) -> str:
-        """Keep one; counted: it counts towards the limit -> a sentence when more than `violations` of those came within `window`."""
+        """Keep one; counted: it counts towards the limit -> a sentence when more than `violations` of those
+        came within `window`."""
         self.counts[verdict.contract] += 1
         if self.first is None:
             self.first = now, verdict
@@ -212,8 +278,10 @@ class Violations:
         if len(recent) <= self.limits.violations:
             return ""
         recent.clear()
-        return (f"more than {self.limits.violations} commands refused or changed in {self.limits.window:g} s, the last by "
-                f"{verdict.contract}: {verdict.text}")
+        return (
+            f"more than {self.limits.violations} commands refused or changed in {self.limits.window:g} s, "
+            f"the last by {verdict.contract}: {verdict.text}"
+        )
 
     def forgive(self) -> None:
         """Count towards the limit from now on."""

@@ -1,9 +1,10 @@
 """What a policy that learnt from a data set of one arm sees and commands, in the data set's own units.
 
-A row of its chunk is joint angles, their increments or speeds, or increments of the tool's pose, and the gripper. It runs for one period
-of the data, which `Bridge` cuts into control periods: absolute angles are approached in equal parts, increments are divided.
-Joint targets go as fast as the joints' limits let them, never more than JOINT_LEAD before the measured joint, and never a step of the
-tool that the governor would cut. Absolute angles that are faster are followed late; increments that are faster are cut.
+A row of its chunk is joint angles, their increments or speeds, or increments of the tool's pose, and the
+gripper. It runs for one period of the data, which `Bridge` cuts into control periods: absolute angles are
+approached in equal parts, increments are divided. Joint targets go as fast as the joints' limits let them,
+never more than JOINT_LEAD before the measured joint, and never a step of the tool that the governor would
+cut. Absolute angles that are faster are followed late; increments that are faster are cut.
 """
 
 import math
@@ -24,13 +25,16 @@ TURNS = 4 * math.pi  # rad: range of a joint that turns without end
 STEP_SHARE = 0.9  # of the governor's largest step, for the tool
 BLEND = 4  # rows over which two chunks of absolute angles are joined
 FAR = 0.5  # of a column's range in the data beyond it
-CONTROL = 0.02  # s: the longest control period; commands that are rarer would be late for the governor of a slow data set
+# s: the longest control period; commands that are rarer would be late for the governor of a slow data set
+CONTROL = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataInterface:
-    """state, action: the columns of a policy's state and of its rows; row [s]: how long a row runs; slow: control periods of it;
-    views: cameras; fit(picture uint8 [h, w, 3]): as the policy takes it; reach: limit of the tool [m/s], [rad/s], for its increments."""
+    """state, action: the columns of a policy's state and of its rows; row [s]: how long a row runs; slow:
+    control periods of it;
+    views: cameras; fit(picture uint8 [h, w, 3]): as the policy takes it; reach: limit of the tool [m/s],
+    [rad/s], for its increments."""
 
     robot: Robot
     state: tuple[Column, ...]
@@ -80,7 +84,8 @@ class DataInterface:
         return np.array([c.kind != "absolute" for c in self.action])
 
     def ranges(self) -> tuple[np.ndarray, np.ndarray]:
-        """(middle, half) [A] of each column in rad, m and openings: of an absolute one its range, of an increment the most in a row."""
+        """(middle, half) [A] of each column in rad, m and openings: of an absolute one its range, of an
+        increment the most in a row."""
         robot, out = self.robot, []
         for c in self.action:
             if c.what in MOVES:
@@ -92,7 +97,11 @@ class DataInterface:
             else:
                 k = robot.joints.index(c.what)
                 low, high = max(robot.lower[k], -TURNS), min(robot.upper[k], TURNS)
-                out.append(((low + high) / 2, (high - low) / 2) if c.kind == "absolute" else (0.0, self.row * robot.velocity[k]))
+                out.append(
+                    ((low + high) / 2, (high - low) / 2)
+                    if c.kind == "absolute"
+                    else (0.0, self.row * robot.velocity[k])
+                )
         middle, half = np.array(out).T
         return middle, half
 
@@ -109,7 +118,8 @@ class DataInterface:
         return np.array([c.factor for c in self.action]), np.array([c.offset for c in self.action])
 
     def shares(self, rows: np.ndarray) -> np.ndarray:
-        """Rows [E, A] of the policy as shares of the columns' ranges, beyond -1 .. 1 where they ask for more."""
+        """Rows [E, A] of the policy as shares of the columns' ranges, beyond -1 .. 1 where they ask for
+        more."""
         if rows.ndim != 2 or rows.shape[1] != len(self.action):
             return rows  # `ChunkRunner` says what is wrong with them
         (middle, half), (factor, offset) = self.ranges(), self._lines()
@@ -127,20 +137,30 @@ class DataInterface:
     def observe(self, buffer: ObservationBuffer, model: ArmModel, command, slow: int) -> np.ndarray:
         """float32 [S] measured, in the policy's numbers."""
         r = model.rotation
-        at = {GRIPPER: buffer.opening, UNUSED: 0.0} | dict(zip(self.robot.joints, model.q.tolist(), strict=True))
+        at = {GRIPPER: buffer.opening, UNUSED: 0.0} | dict(
+            zip(self.robot.joints, model.q.tolist(), strict=True)
+        )
         at |= dict(zip((j + SPEED for j in self.robot.joints), model.dq.tolist(), strict=True))
-        turn = math.atan2(r[2, 1], r[2, 2]), math.asin(min(max(-r[2, 0], -1.0), 1.0)), math.atan2(r[1, 0], r[0, 0])
+        turn = (
+            math.atan2(r[2, 1], r[2, 2]),
+            math.asin(min(max(-r[2, 0], -1.0), 1.0)),
+            math.atan2(r[1, 0], r[0, 0]),
+        )
         at |= dict(zip(TOOL, (*model.pos, *turn), strict=True))
         return np.array([c.offset + c.factor * at[c.what] for c in self.state], np.float32)
 
     def strange(self, state: np.ndarray) -> list[str]:
-        """Where a state [S] is far from all states of the data, one line each: a wrong unit or column looks like that."""
+        """Where a state [S] is far from all states of the data, one line each: a wrong unit or column looks
+        like that."""
         out = []
         if len(self.low) == len(self.high) == len(self.state):
             for c, x, low, high in zip(self.state, state.tolist(), self.low, self.high, strict=True):
                 room = FAR * max(high - low, abs(0.2 * c.factor))  # 0.2 rad, m or openings
                 if not low - room <= x <= high + room:
-                    out.append(f"{c.name} is {x:.4g}, in the run's data {low:.4g} to {high:.4g}: is its unit or its column another?")
+                    out.append(
+                        f"{c.name} is {x:.4g}, in the run's data {low:.4g} to {high:.4g}: is its unit or its "
+                        "column another?"
+                    )
         return out
 
     def command(self, model: ArmModel, limits: Limits) -> "JointTargets | ToolTargets":
@@ -150,16 +170,31 @@ class DataInterface:
     def summary(self) -> str:
         """One line: what is commanded and seen, at which rate."""
         kinds = sorted({c.kind for c in self.action if c.what not in (GRIPPER, UNUSED)})
-        words = ["moves of the tool" if self.moves_tool else f"{len(self.robot.joints)} joints", f"({', '.join(kinds)})"]
-        words += [f"and the gripper ({c.name}: {c.offset:g} closed, {c.offset + c.factor:g} open)"
-                  for c in self.action if c.what == GRIPPER]
-        return f"{' '.join(words)}, {1 / self.row:.4g} actions a second in {self.slow} control periods each; sees " \
-               f"{', '.join([*(c.what for c in self.state), *self.views])}"
+        words = [
+            "moves of the tool" if self.moves_tool else f"{len(self.robot.joints)} joints",
+            f"({', '.join(kinds)})",
+        ]
+        words += [
+            f"and the gripper ({c.name}: {c.offset:g} closed, {c.offset + c.factor:g} open)"
+            for c in self.action
+            if c.what == GRIPPER
+        ]
+        return (
+            f"{' '.join(words)}, {1 / self.row:.4g} actions a second in {self.slow} control periods each; "
+            f"sees {', '.join([*(c.what for c in self.state), *self.views])}"
+        )
 
 
-def next_joints(now: np.ndarray, wanted: np.ndarray, measured: np.ndarray, most: np.ndarray, spare: ArmModel,
-                step: tuple[float, float]) -> np.ndarray:
-    """Joint targets [n] of this period on the way to the wanted ones, which the governor lets pass whole. most [n]: in a period;
+def next_joints(
+    now: np.ndarray,
+    wanted: np.ndarray,
+    measured: np.ndarray,
+    most: np.ndarray,
+    spare: ArmModel,
+    step: tuple[float, float],
+) -> np.ndarray:
+    """Joint targets [n] of this period on the way to the wanted ones, which the governor lets pass whole.
+    most [n]: in a period;
     step: of the tool [m], [rad]; spare: a model to compute with."""
     to = np.clip(wanted, measured - JOINT_LEAD, measured + JOINT_LEAD) - now
     to = to / max(1.0, float((np.abs(to) / most).max()))
@@ -169,7 +204,8 @@ def next_joints(now: np.ndarray, wanted: np.ndarray, measured: np.ndarray, most:
 
 
 class JointTargets:
-    """Targets of joints, for `Bridge` in place of its `GripperCommand`: `joints` [n] [rad], `grip` -1 closed .. 1 open."""
+    """Targets of joints, for `Bridge` in place of its `GripperCommand`: `joints` [n] [rad], `grip` -1 closed
+    .. 1 open."""
 
     def __init__(self, task: DataInterface, model: ArmModel, limits: Limits):
         self.task, self.step = task, limits.step
@@ -182,38 +218,59 @@ class JointTargets:
         self.gripper = what.index(GRIPPER) if task.has_gripper else None
         self.low, self.high = np.array(task.robot.lower), np.array(task.robot.upper)
 
-    def move(self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float, left: int = 1) -> None:
-        """One control period of a row [A] of shares, of which `left` are to come with this one; its increments are divided."""
+    def move(
+        self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float, left: int = 1
+    ) -> None:
+        """One control period of a row [A] of shares, of which `left` are to come with this one; its
+        increments are divided."""
         value = self.middle + self.half * action
         row, q = value[self.columns], model.q
-        further = np.clip(self.aim + row, q - JOINT_LEAD, q + JOINT_LEAD)  # a target that nothing follows does not run away
-        self.aim = np.clip(np.where(self.added, further, self.aim + (row - self.aim) / left), self.low, self.high)
+        # a target that nothing follows does not run away
+        further = np.clip(self.aim + row, q - JOINT_LEAD, q + JOINT_LEAD)
+        self.aim = np.clip(
+            np.where(self.added, further, self.aim + (row - self.aim) / left), self.low, self.high
+        )
         self.joints = next_joints(self.joints, self.aim, q, speed * period, self.spare, self.step)
         if self.gripper is not None:
             self.grip = 2 * float(value[self.gripper]) - 1
 
 
 class ToolTargets:
-    """Targets of the tool that increments of its pose move, and the joints that follow them: `joints`, `grip` as `JointTargets`."""
+    """Targets of the tool that increments of its pose move, and the joints that follow them: `joints`, `grip`
+    as `JointTargets`."""
 
     def __init__(self, task: DataInterface, model: ArmModel, limits: Limits):
-        box = [[sign * math.inf if x is None else x for x in row] for sign, row in ((-1, limits.low), (1, limits.high))]
+        box = [
+            [sign * math.inf if x is None else x for x in row]
+            for sign, row in ((-1, limits.low), (1, limits.high))
+        ]
         what = [c.what for c in task.action]
         self.columns = [what.index(m) if m in what else -1 for m in MOVES]
         self.gripper = what.index(GRIPPER) if task.has_gripper else None
         half = task.ranges()[1]
-        self.target = GripperCommand(model, tuple(half[k] if k >= 0 else 0.0 for k in self.columns), np.array(box[0]), np.array(box[1]))
+        self.target = GripperCommand(
+            model, tuple(half[k] if k >= 0 else 0.0 for k in self.columns), np.array(box[0]), np.array(box[1])
+        )
         self.joints, self.grip = self.target.joints, 1.0
 
-    def move(self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float, left: int = 1) -> None:
+    def move(
+        self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float, left: int = 1
+    ) -> None:
         """One control period of a row [A] of shares, divided already."""
         seven = [action[k] if k >= 0 else 0.0 for k in self.columns]
-        self.target.move(np.array([*seven, self.grip if self.gripper is None else action[self.gripper]]), model, speed, period)
+        self.target.move(
+            np.array([*seven, self.grip if self.gripper is None else action[self.gripper]]),
+            model,
+            speed,
+            period,
+        )
         self.joints, self.grip = self.target.joints, self.target.grip
 
 
 def check_command(command: str, task: DataInterface) -> None:
     """UserError: joints are not commanded by poses."""
     if command == "pose" and not task.moves_tool:
-        raise UserError(f"a policy of joint angles commands joints, and robot {task.robot.name} is commanded by poses: --command joint, "
-                        "forward_position or joint_trajectory, or `command` in the cell of its file")
+        raise UserError(
+            f"a policy of joint angles commands joints, and robot {task.robot.name} is commanded by poses: "
+            "--command joint, forward_position or joint_trajectory, or `command` in the cell of its file"
+        )

@@ -2,14 +2,16 @@
 
 Conventions of rmw_cyclonedds, so that ROS 2 nodes see these topics as their own: topic rt/<name>, type
 pkg::msg::dds_::Name_, XCDR1, the type's hash in USER_DATA of readers and writers, the node's endpoints on
-ros_discovery_info. The structs that Cyclone wants are made from rosbags' type descriptions; their bytes are rosbags'
-CDR, which is 3 to 1000 times faster than Cyclone's own Python codec.
+ros_discovery_info. The structs that Cyclone wants are made from rosbags' type descriptions; their bytes are
+rosbags' CDR, which is 3 to 1000 times faster than Cyclone's own Python codec.
 
-Services are rmw_cyclonedds's: topics rq/<name>Request and rr/<name>Reply, every payload behind 16 bytes {client, number},
-both ends of a server or client named by one id in USER_DATA. Other vendors of DDS carry that elsewhere (rmw_cyclonedds
-#184): their services are refused by name, their topics work. A writer whose type has another hash is refused as well.
+Services are rmw_cyclonedds's: topics rq/<name>Request and rr/<name>Reply, every payload behind 16 bytes
+{client, number}, both ends of a server or client named by one id in USER_DATA. Other vendors of DDS carry
+that elsewhere (rmw_cyclonedds #184): their services are refused by name, their topics work. A writer whose
+type has another hash is refused as well.
 
-Loopback is used unless an interface is named. Messages are stamped when `take` sees them: poll at the watchdog's pace.
+Loopback is used unless an interface is named. Messages are stamped when `take` sees them: poll at the
+watchdog's pace.
 """
 
 import itertools
@@ -47,7 +49,12 @@ except ImportError as e:
 
 DISCOVERY = "rmw_dds_common/msg/ParticipantEntitiesInfo"
 Policy = qos.Policy
-VENDORS = {b"\x01\x01": "RTI Connext", b"\x01\x0f": "Fast DDS", b"\x01\x10": "Cyclone DDS", b"\x01\x13": "GurumDDS"}
+VENDORS = {
+    b"\x01\x01": "RTI Connext",
+    b"\x01\x0f": "Fast DDS",
+    b"\x01\x10": "Cyclone DDS",
+    b"\x01\x13": "GurumDDS",
+}
 """First two bytes of a GUID, as the RTPS specification gives them out."""
 PACE = 0.0005  # s between two looks for a reply
 PENDING = 64  # requests whose reply comes later; the oldest is given up for one more
@@ -59,7 +66,8 @@ def vendor(guid: bytes) -> str:
 
 
 def participant_of(guid: bytes) -> str:
-    """The name of the participant whose endpoint, or who itself, has this GUID: its first 12 bytes, which no other has."""
+    """The name of the participant whose endpoint, or who itself, has this GUID: its first 12 bytes, which no
+    other has."""
     return guid[:12].hex()
 
 
@@ -73,19 +81,24 @@ def hash_fault(what: str, name: str, theirs: str, ours: str) -> str:
     """Why the other side's type cannot be read; "" where it can, or does not say."""
     if not theirs or theirs == ours:
         return ""
-    return (f"{what} is {name} with type hash {theirs[:20]}…, here {ours[:20]}…: another ROS distribution or a changed "
-            "message; use the same interface package on both sides")
+    return (
+        f"{what} is {name} with type hash {theirs[:20]}…, here {ours[:20]}…: another ROS distribution or a "
+        "changed message; use the same interface package on both sides"
+    )
 
 
 def service_fault(name: str, kind: str, guid: bytes, theirs: str, ours: str) -> str:
     """Why a service that was found cannot be called; "" where it can."""
     if vendor(guid) != "Cyclone DDS":
-        return (f"service {name} is offered over {vendor(guid)}: services do not cross vendors of DDS (topics do); run the "
-                "robot's nodes with RMW_IMPLEMENTATION=rmw_cyclonedds_cpp, or use the rclpy transport")
+        return (
+            f"service {name} is offered over {vendor(guid)}: services do not cross vendors of DDS (topics "
+            "do); run the robot's nodes with RMW_IMPLEMENTATION=rmw_cyclonedds_cpp, or use the rclpy "
+            "transport"
+        )
     return hash_fault(f"service {name}", kind, theirs, ours)
 
 
-# ---- the wire --------------------------------------------------------------------------------------------------------
+# ---- the wire ----------------------------------------------------------------------------------------------
 
 
 _domains: dict[int, tuple[Any, str]] = {}  # Cyclone has one configuration per domain and process
@@ -94,8 +107,16 @@ _domains: dict[int, tuple[Any, str]] = {}  # Cyclone has one configuration per d
 class DdsTransport:
     """A ROS 2 node's worth of DDS: `transport.Transport`."""
 
-    def __init__(self, name: str, *, domain: int | None = None, interface: str = "", namespace: str = "/",
-                 distribution: str = "jazzy", security: str = ""):
+    def __init__(
+        self,
+        name: str,
+        *,
+        domain: int | None = None,
+        interface: str = "",
+        namespace: str = "/",
+        distribution: str = "jazzy",
+        security: str = "",
+    ):
         if domain is None:
             text = os.environ.get("ROS_DOMAIN_ID", "0")
             domain = int(text) if text.isdecimal() else -1
@@ -106,42 +127,60 @@ class DdsTransport:
             if domain not in _domains:
                 _domains[domain] = Domain(domain, xml), xml
             elif _domains[domain][1] != xml:
-                raise UserError(f"domain {domain} is open in this process on another interface or with other keys")
+                raise UserError(
+                    f"domain {domain} is open in this process on another interface or with other keys"
+                )
             self.participant = DomainParticipant(domain, qos=qos.Qos(Policy.Userdata(b"enclave=/;")))
         except core.DDSException as e:
             _domains.pop(domain, None)
-            keys = (f", or the keys in {security}: do they belong together, are they valid still? Cyclone says above what it cannot read"
-                    if security else "")
-            raise UserError(f"DDS cannot use the network interface {interface or 'lo'}: is it up?{keys} ({e})") from None
+            keys = (
+                f", or the keys in {security}: do they belong together, are they valid still? Cyclone says "
+                "above what it cannot read"
+                if security
+                else ""
+            )
+            raise UserError(
+                f"DDS cannot use the network interface {interface or 'lo'}: is it up?{keys} ({e})"
+            ) from None
         self.dropped: Counter[str] = Counter()
         self.identity, self.caller = participant_of(self.participant.guid.bytes), ""
         self.closed = False
         self.entities: list[Any] = []
         self.topics: dict[tuple[str, str], Any] = {}
         self.kinds: dict[str, type] = {}
-        self.writers: dict[Any, tuple[str, str]] = {}  # key of a writer in the graph -> topic, what is wrong with it
+        # key of a writer in the graph -> topic, what is wrong with it
+        self.writers: dict[Any, tuple[str, str]] = {}
         self.readers: dict[Any, tuple[str, str]] = {}
         self.graph = BuiltinDataReader(self.participant, BuiltinTopicDcpsPublication)
         self.reads = BuiltinDataReader(self.participant, BuiltinTopicDcpsSubscription)
         self.gids: dict[str, list[bytes]] = {"reader": [], "writer": []}
         self.servers: dict[str, tuple[Any, Any, str, Handler]] = {}
-        self.pending: deque[tuple[str, Any, PendingReply, float]] = deque()  # service, sample asked by, reply, when it is given up
+        # service, sample asked by, reply, when it is given up
+        self.pending: deque[tuple[str, Any, PendingReply, float]] = deque()
         self.clients: dict[str, ServiceClient] = {}
         self.asked = core.WaitSet(self.participant)  # who is asked something
-        self.discovery = DataWriter(self.participant, self._topic("ros_discovery_info", DISCOVERY),
-                                    self._qos("latched", DISCOVERY))
+        self.discovery = DataWriter(
+            self.participant, self._topic("ros_discovery_info", DISCOVERY), self._qos("latched", DISCOVERY)
+        )
         self._announce()
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> "DdsPublisher":
         ros = self._join(topic, kind, quality)
-        writer = allowed(DataWriter, self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros))
+        writer = allowed(
+            DataWriter, self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros)
+        )
         self._keep("writer", writer)
         return DdsPublisher(writer, kind, self.types.codec, topic)
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         in_range("depth", depth, 1, 10**6)
         ros = self._join(topic, kind, quality)
-        reader = allowed(DataReader, self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros, depth, reads=True))
+        reader = allowed(
+            DataReader,
+            self.participant,
+            self._topic(f"rt/{topic}", ros),
+            self._qos(quality, ros, depth, reads=True),
+        )
         self._keep("reader", reader)
         ours = DdsReader(reader, kind, self.types, depth, self.now, self.dropped, topic)
         return Mailbox(depth, ours.pull, ours.all_sources)
@@ -154,14 +193,18 @@ class DdsTransport:
     def complaints(self) -> list[str]:
         """What other endpoints on this node's topics do that cannot work."""
         self._look()
-        return sorted({fault for _, fault in [*self.writers.values(), *self.readers.values()] if fault}) + t.drops(self.dropped)
+        return sorted(
+            {fault for _, fault in [*self.writers.values(), *self.readers.values()] if fault}
+        ) + t.drops(self.dropped)
 
     def service(self, name: str, kind: str, handler: Handler) -> None:
         if name in self.servers:
             raise UserError(f"service {name} is offered already")
         reader, writer, _ = self._ends(name, kind, "serviceid")
         self.servers[name] = reader, writer, kind, handler
-        self.asked.attach(core.ReadCondition(reader, core.ViewState.Any | core.InstanceState.Any | core.SampleState.NotRead))
+        self.asked.attach(
+            core.ReadCondition(reader, core.ViewState.Any | core.InstanceState.Any | core.SampleState.NotRead)
+        )
 
     def serve(self) -> None:
         for _ in range(len(self.pending)):
@@ -225,7 +268,10 @@ class DdsTransport:
             time.sleep(PACE)
         humble = self.types.distribution == "humble" and kind.endswith("SwitchController")
         try:
-            return filled(text_of(kind, REPLY), self.types.codec.plain("bool ok" if humble else text_of(kind, REPLY), reply.message))
+            return filled(
+                text_of(kind, REPLY),
+                self.types.codec.plain("bool ok" if humble else text_of(kind, REPLY), reply.message),
+            )
         except Exception as e:
             raise UserError(f"the service {name} answered with bytes that cannot be decoded: {e}") from None
 
@@ -236,7 +282,8 @@ class DdsTransport:
         return time.time()
 
     def close(self) -> None:
-        """Leave the graph in order; without it others notice after Cyclone's lease of 10 s. What was known of it stays."""
+        """Leave the graph in order; without it others notice after Cyclone's lease of 10 s. What was known of
+        it stays."""
         self._look()
         self.closed = True
         for entity in [self.asked, *self.entities, self.graph, self.reads, self.discovery]:
@@ -245,7 +292,7 @@ class DdsTransport:
         self.pending.clear()
         core.Entity.__del__(self.participant)
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------
 
     def _built(self, kind: str, part: str, values: dict) -> Any:
         text = text_of(kind, part)
@@ -258,12 +305,24 @@ class DdsTransport:
         self.types.add_service(kind)
         number = next(_numbers)
         mine = self.participant.guid.bytes[:12] + number.to_bytes(4, "big")
-        both = qos.Qos(Policy.Reliability.Reliable(100_000_000), Policy.Durability.Volatile, Policy.History.KeepLast(10),
-                       Policy.DataRepresentation(use_cdrv0_representation=True, use_xcdrv2_representation=False),
-                       Policy.Userdata(f"{role}={'.'.join(f'{b:x}' for b in mine)};typehash={self.types.hash(kind)};".encode()))
-        ends = [self._topic(f"rq/{name}Request", f"{kind}_{REQUEST}"), self._topic(f"rr/{name}Reply", f"{kind}_{REPLY}")]
+        both = qos.Qos(
+            Policy.Reliability.Reliable(100_000_000),
+            Policy.Durability.Volatile,
+            Policy.History.KeepLast(10),
+            Policy.DataRepresentation(use_cdrv0_representation=True, use_xcdrv2_representation=False),
+            Policy.Userdata(
+                f"{role}={'.'.join(f'{b:x}' for b in mine)};typehash={self.types.hash(kind)};".encode()
+            ),
+        )
+        ends = [
+            self._topic(f"rq/{name}Request", f"{kind}_{REQUEST}"),
+            self._topic(f"rr/{name}Reply", f"{kind}_{REPLY}"),
+        ]
         reads, writes = ends if role == "serviceid" else ends[::-1]
-        reader, writer = allowed(DataReader, self.participant, reads, both), allowed(DataWriter, self.participant, writes, both)
+        reader, writer = (
+            allowed(DataReader, self.participant, reads, both),
+            allowed(DataWriter, self.participant, writes, both),
+        )
         self._keep("reader", reader)
         self._keep("writer", writer)
         return reader, writer, int.from_bytes(mine[4:12], "little") ^ number << 32
@@ -289,7 +348,9 @@ class DdsTransport:
         package, part, short = ros.split("/")
         if endpoint.type_name != f"{package}::{part}::dds_::{short}_":
             return f"topic {topic} is {endpoint.type_name} elsewhere, here {ros}: they do not meet"
-        return hash_fault(f"topic {topic}", ros, user_data(userdata_of(endpoint), "typehash"), self.types.hash(ros))
+        return hash_fault(
+            f"topic {topic}", ros, user_data(userdata_of(endpoint), "typehash"), self.types.hash(ros)
+        )
 
     def _join(self, topic: str, kind: type, quality: str) -> str:
         t.join(self.kinds, topic, kind, quality)
@@ -302,13 +363,16 @@ class DdsTransport:
         return self.topics[name, ros]
 
     def _qos(self, quality: str, ros: str, depth: int = 1, reads: bool = False) -> Any:
-        """Commands and latched topics are reliable both ways; a state is offered reliable and asked for best effort."""
+        """Commands and latched topics are reliable both ways; a state is offered reliable and asked for best
+        effort."""
         reliable = Policy.Reliability.Reliable(0 if quality == "state" else 100_000_000)
-        return qos.Qos(Policy.Reliability.BestEffort if reads and quality == "state" else reliable,
-                       Policy.Durability.TransientLocal if quality == "latched" else Policy.Durability.Volatile,
-                       Policy.History.KeepLast(depth),
-                       Policy.DataRepresentation(use_cdrv0_representation=True, use_xcdrv2_representation=False),
-                       Policy.Userdata(f"typehash={self.types.hash(ros)};".encode()))
+        return qos.Qos(
+            Policy.Reliability.BestEffort if reads and quality == "state" else reliable,
+            Policy.Durability.TransientLocal if quality == "latched" else Policy.Durability.Volatile,
+            Policy.History.KeepLast(depth),
+            Policy.DataRepresentation(use_cdrv0_representation=True, use_xcdrv2_representation=False),
+            Policy.Userdata(f"typehash={self.types.hash(ros)};".encode()),
+        )
 
     def _keep(self, what: str, entity: Any) -> None:
         self.entities.append(entity)
@@ -321,9 +385,13 @@ class DdsTransport:
 
         def gid(raw: bytes) -> Any:
             return of["rmw_dds_common/msg/Gid"](data=np.frombuffer(raw.ljust(size, b"\0"), np.uint8))
+
         node = of["rmw_dds_common/msg/NodeEntitiesInfo"](
-            node_namespace=self.namespace, node_name=self.name, reader_gid_seq=[gid(x) for x in self.gids["reader"]],
-            writer_gid_seq=[gid(x) for x in self.gids["writer"]])
+            node_namespace=self.namespace,
+            node_name=self.name,
+            reader_gid_seq=[gid(x) for x in self.gids["reader"]],
+            writer_gid_seq=[gid(x) for x in self.gids["writer"]],
+        )
         info = of[DISCOVERY](gid=gid(self.participant.guid.bytes), node_entities_info_seq=[node])
         self.discovery.write(self.discovery.data_type(info))
 
@@ -335,7 +403,9 @@ def allowed(end: Any, participant: Any, topic: Any, quality: Any) -> Any:
     except core.DDSException as e:
         if "NOT_ALLOWED_BY_SECURITY" not in str(e):
             raise
-        raise UserError(f"the keys of this node do not let it {'write' if end is DataWriter else 'read'} {topic.name}") from None
+        raise UserError(
+            f"the keys of this node do not let it {'write' if end is DataWriter else 'read'} {topic.name}"
+        ) from None
 
 
 def userdata_of(endpoint: Any) -> bytes:
@@ -362,7 +432,16 @@ class DdsPublisher:
 class DdsReader:
     """Samples of a topic as `Received`; those of a writer with another type hash are left out."""
 
-    def __init__(self, reader: Any, kind: type, types: Types, depth: int, now: Callable[[], float], dropped: Counter[str], topic: str):
+    def __init__(
+        self,
+        reader: Any,
+        kind: type,
+        types: Types,
+        depth: int,
+        now: Callable[[], float],
+        dropped: Counter[str],
+        topic: str,
+    ):
         self.reader, self.kind, self.codec, self.depth, self.now = reader, kind, types.codec, depth, now
         self.dropped, self.topic = dropped, topic
         self.shape = JointShape() if kind is t.JointState else None
@@ -373,7 +452,8 @@ class DdsReader:
         out = []
         for sample in self.reader.take(N=self.depth):
             info = sample.sample_info
-            if info.valid_data and (source := self.source(info.publication_handle)):  # not valid: a writer left
+            # not valid: a writer left
+            if info.valid_data and (source := self.source(info.publication_handle)):
                 try:
                     out.append(Received(self.read(sample), self.now(), source))
                 except Exception:  # somebody's bytes; DDS checks lengths, not what a text or a number is
@@ -413,7 +493,9 @@ class ServiceClient:
 
     def server(self) -> tuple[bytes, str] | None:
         """(GUID, type hash) of a server that has both its ends here; None: there is none yet."""
-        answers = [matched_endpoint(self.reader, "publication", h) for h in matched(self.reader, "publication")]
+        answers = [
+            matched_endpoint(self.reader, "publication", h) for h in matched(self.reader, "publication")
+        ]
         ids = {user_data(userdata_of(a), "serviceid") for a in answers if a is not None}
         for handle in matched(self.writer, "subscription"):
             found = matched_endpoint(self.writer, "subscription", handle)

@@ -1,4 +1,5 @@
-"""Joint states on the DDS wire, 1000 times a second: their CDR by places, without a codec for every message."""
+"""Joint states on the DDS wire, 1000 times a second: their CDR by places, without a codec for every
+message."""
 
 import struct
 from typing import Any
@@ -12,18 +13,25 @@ STAMP = struct.Struct("<iI").unpack_from
 class JointForm:
     """CDR of a JointState of given names, with blanks for the time and the numbers: an eighth of the work.
 
-    Body of three sequences of n doubles at the end: each is its length (4 bytes), 4 bytes to the next multiple of 8, and
-    the numbers; an empty one is its length alone, and then the padding goes with it, so that only full ones are a form.
+    Body of three sequences of n doubles at the end: each is its length (4 bytes), 4 bytes to the next
+    multiple of 8, and the numbers; an empty one is its length alone, and then the padding goes with it, so
+    that only full ones are a form.
     """
 
     def __init__(self, m: t.JointState, codec: Codec, wire: type):
-        self.names, self.full = m.names, len(m.names) == len(m.position) == len(m.velocity) == len(m.effort) > 0
+        self.names, self.full = (
+            m.names,
+            len(m.names) == len(m.position) == len(m.velocity) == len(m.effort) > 0,
+        )
         self.plain, self.codec = wire, codec
         if self.full:
             self.raw = bytearray(wire(codec.to_ros(m)).serialize())
             n = self.size = len(m.names)
             self.at = len(self.raw) - 24 * n - 16
-            self.pack, self.stamp = struct.Struct(f"<{n}dI4x{n}dI4x{n}d").pack_into, struct.Struct("<iI").pack_into
+            self.pack, self.stamp = (
+                struct.Struct(f"<{n}dI4x{n}dI4x{n}d").pack_into,
+                struct.Struct("<iI").pack_into,
+            )
 
     def fits(self, m: t.JointState) -> bool:
         full = len(m.names) == len(m.position) == len(m.velocity) == len(m.effort) > 0
@@ -40,7 +48,8 @@ class JointForm:
 
 
 class JointShape:
-    """Where the numbers of a JointState lie in its CDR: one of the shape of the last is read by these places alone."""
+    """Where the numbers of a JointState lie in its CDR: one of the shape of the last is read by these places
+    alone."""
 
     def __init__(self) -> None:
         self.size, self.parts, self.fixed = -1, (), ()
@@ -62,4 +71,6 @@ class JointShape:
         if len(raw) != self.size or tuple(raw[p] for p in self.parts) != self.fixed:
             return None
         (seconds, rest), (a, b, c), numbers = STAMP(raw, 4), self.at, self.numbers
-        return t.JointState(seconds + rest * 1e-9, self.names, numbers(raw, a), numbers(raw, b), numbers(raw, c))
+        return t.JointState(
+            seconds + rest * 1e-9, self.names, numbers(raw, a), numbers(raw, b), numbers(raw, c)
+        )

@@ -1,4 +1,5 @@
-"""ROS 2 types as Cyclone DDS wants them, with rosbags' bytes; the frame of a service's messages; type hashes."""
+"""ROS 2 types as Cyclone DDS wants them, with rosbags' bytes; the frame of a service's messages; type
+hashes."""
 
 from typing import Any
 
@@ -15,11 +16,20 @@ try:
     from rosbags.interfaces import Nodetype
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 except ImportError as e:
-    raise MissingDependency(f"the DDS transport needs {(e.name or '').split('.')[0]}: pip install 'robo_rl[robot]'") from None
+    raise MissingDependency(
+        f"the DDS transport needs {(e.name or '').split('.')[0]}: pip install 'robo_rl[robot]'"
+    ) from None
 
 STORES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
-BASES = {"bool": bool, "byte": idl.uint8, "char": idl.uint8, "string": str, "float32": idl.float32,
-         "float64": idl.float64, **{f"{s}int{n}": getattr(idl, f"{s}int{n}") for s in ("", "u") for n in (8, 16, 32, 64)}}
+BASES = {
+    "bool": bool,
+    "byte": idl.uint8,
+    "char": idl.uint8,
+    "string": str,
+    "float32": idl.float32,
+    "float64": idl.float64,
+    **{f"{s}int{n}": getattr(idl, f"{s}int{n}") for s in ("", "u") for n in (8, 16, 32, 64)},
+}
 EMPTY = "structure_needs_at_least_one_member", (Nodetype.BASE, ("uint8", 0))
 
 
@@ -32,8 +42,11 @@ class Types:
         self.structs: dict[str, type] = {}
         self.hashes: dict[str, str] = {}
         self.messages = srv.MESSAGES | (srv.HUMBLE if distribution == "humble" else {})
-        self.codec = Codec(self.store.types.__getitem__, lambda v, kind, many=-1: np.array(v, "uint8" if kind == "byte" else kind),
-                           self.messages)
+        self.codec = Codec(
+            self.store.types.__getitem__,
+            lambda v, kind, many=-1: np.array(v, "uint8" if kind == "byte" else kind),
+            self.messages,
+        )
         self._hash_as_idl()
 
     def _hash_as_idl(self) -> None:
@@ -42,7 +55,9 @@ class Types:
         if event in defs:
             constants, rows = defs[event]
             as_idl: list[tuple[str, Any]] = [
-                (n, (d[0], ((d[1][0][0], ("uint8", 0)), d[1][1])) if n == "client_gid" else d) for n, d in rows]
+                (n, (d[0], ((d[1][0][0], ("uint8", 0)), d[1][1])) if n == "client_gid" else d)
+                for n, d in rows
+            ]
             defs[event] = constants, as_idl
 
     def _parsed(self, name: str, text: str) -> Any:
@@ -52,7 +67,9 @@ class Types:
 
     def add_messages(self) -> None:
         """Make the messages of services and actions known that the store lacks."""
-        self.store.register({n: self._parsed(n, text) for n, text in self.messages.items() if n not in self.store.types})
+        self.store.register(
+            {n: self._parsed(n, text) for n, text in self.messages.items() if n not in self.store.types}
+        )
 
     def add_service(self, kind: str) -> None:
         """Make pkg/srv/Name_Request and _Response known, and pkg/srv/Name for its hash."""
@@ -70,11 +87,22 @@ class Types:
 
         def name_of(name: str) -> Any:
             return Nodetype.NAME, name
-        one: dict[str, Any] = {part: (Nodetype.SEQUENCE, (name_of(parts[part]), 1)) for part in (REQUEST, REPLY)}
+
+        one: dict[str, Any] = {
+            part: (Nodetype.SEQUENCE, (name_of(parts[part]), 1)) for part in (REQUEST, REPLY)
+        }
         info = name_of("service_msgs/msg/ServiceEventInfo")
-        self.store.fielddefs[parts["Event"]] = [], [("info", info), ("request", one[REQUEST]), ("response", one[REPLY])]
-        self.store.fielddefs[kind] = [], [(f"{w}_message", name_of(parts[p])) for w, p in
-                                          (("request", REQUEST), ("response", REPLY), ("event", "Event"))]
+        self.store.fielddefs[parts["Event"]] = (
+            [],
+            [("info", info), ("request", one[REQUEST]), ("response", one[REPLY])],
+        )
+        self.store.fielddefs[kind] = (
+            [],
+            [
+                (f"{w}_message", name_of(parts[p]))
+                for w, p in (("request", REQUEST), ("response", REPLY), ("event", "Event"))
+            ],
+        )
 
     def struct(self, name: str) -> type:
         """IdlStruct of pkg/msg/Name, fields in order, typename pkg::msg::dds_::Name_."""
@@ -82,7 +110,8 @@ class Types:
             package, kind, short = name.split("/")
             if name not in self.store.fielddefs:
                 self.add_messages()
-            fields = {"client": idl.uint64, "number": idl.int64} if is_framed(name) else {}  # Cyclone checks bytes against fields
+            # Cyclone checks bytes against fields
+            fields = {"client": idl.uint64, "number": idl.int64} if is_framed(name) else {}
             fields |= {k: self.field(d) for k, d in self.store.fielddefs[name][1] or [EMPTY]}
             made = make_idl_struct(short, f"{package}.{kind}.dds_.{short}_", fields)
             self.structs[name] = annotations.final(made)
@@ -124,6 +153,7 @@ class Types:
             @classmethod
             def deserialize_key(cls, data: bytes, *_, **__) -> "Wire":
                 return cls(None)  # ROS types have no key; this sample says that a writer left
+
         return Wire
 
     def framed(self, name: str) -> type:
@@ -143,6 +173,7 @@ class Types:
                 """Decoded when `message` is read: an error here would take the samples beside it along."""
                 raw, client, number = unframe(data)
                 return cls(None, client, number, raw)
+
         return Framed
 
     def hash(self, name: str) -> str:
@@ -165,7 +196,12 @@ def frame(cdr: bytes, client: int, number: int) -> bytes:
 
 
 def unframe(data: bytes) -> tuple[bytes, int, int]:
-    """(CDR, client, number); of fewer than 20 bytes, which no rmw_cyclonedds service sends, all as CDR that cannot be decoded."""
+    """(CDR, client, number); of fewer than 20 bytes, which no rmw_cyclonedds service sends, all as CDR that
+    cannot be decoded."""
     if len(data) < 20:
         return data or b"\0", 0, 0
-    return data[:4] + data[20:], int.from_bytes(data[4:12], "little"), int.from_bytes(data[12:20], "little", signed=True)
+    return (
+        data[:4] + data[20:],
+        int.from_bytes(data[4:12], "little"),
+        int.from_bytes(data[12:20], "little", signed=True),
+    )

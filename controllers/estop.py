@@ -1,8 +1,9 @@
-"""The e-stop as a level: an arm is stopped while any source says so, and stays STOPPED after the last one has let go.
+"""The e-stop as a level: an arm is stopped while any source says so, and stays STOPPED after the last one has
+let go.
 
-A source is a publisher of the topic `estop`; its last message counts. One that has left the graph says nothing any more, but
-only `reset` leads out of STOPPED. A transport that names all publishers of a topic at once, as a+b (rclpy), cannot say who let
-go: there a release counts when it has one sender alone.
+A source is a publisher of the topic `estop`; its last message counts. One that has left the graph says
+nothing any more, but only `reset` leads out of STOPPED. A transport that names all publishers of a topic at
+once, as a+b (rclpy), cannot say who let go: there a release counts when it has one sender alone.
 """
 
 from typing import Protocol
@@ -38,7 +39,8 @@ class StopSources:
 
 
 class EmergencyStop:
-    """Reads the topic `estop` for a governor. box: its subscription, latched, deep enough for every publisher."""
+    """Reads the topic `estop` for a governor. box: its subscription, latched, deep enough for every
+    publisher."""
 
     def __init__(self, box: Mailbox):
         self.box = box

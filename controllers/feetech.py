@@ -1,9 +1,11 @@
 """The serial bus of Feetech's STS servos (STS3215): packets, registers, and transactions that end in time.
 
-    packet = FF FF, id, count + 2, instruction or error bits, parameters, checksum;  checksum = ~(id + count + 2 + ... + parameters) & FF
+    packet = FF FF, id, count + 2, instruction or error bits, parameters, checksum;  checksum = ~(id + count +
+                                                            2 + ... + parameters) & FF
 
-Numbers are little-endian. One master asks, servos answer one after the other; a broadcast (254) has no answer but to a synchronous read.
-Whatever else is on the wire is dropped and counted. Sources: Feetech's "communication protocol" and "SMS/STS memory table" manuals.
+Numbers are little-endian. One master asks, servos answer one after the other; a broadcast (254) has no answer
+but to a synchronous read. Whatever else is on the wire is dropped and counted. Sources: Feetech's
+"communication protocol" and "SMS/STS memory table" manuals.
 """
 
 import os
@@ -24,7 +26,13 @@ MODEL = 777  # of an STS3215
 ERRORS = ("voltage", "sensor", "temperature", "current", "", "overload")  # bits of a status packet
 MODEL_NUMBER, HOMING_OFFSET, OPERATING_MODE = (3, 2), (31, 2), (33, 1)  # registers: (address, bytes)
 TORQUE_ENABLE, ACCELERATION, GOAL_POSITION, TORQUE_LIMIT = (40, 1), (41, 1), (42, 2), (48, 2)
-PRESENT_POSITION, PRESENT_VELOCITY, PRESENT_LOAD, PRESENT_VOLTAGE, PRESENT_TEMPERATURE = (56, 2), (58, 2), (60, 2), (62, 1), (63, 1)
+PRESENT_POSITION, PRESENT_VELOCITY, PRESENT_LOAD, PRESENT_VOLTAGE, PRESENT_TEMPERATURE = (
+    (56, 2),
+    (58, 2),
+    (60, 2),
+    (62, 1),
+    (63, 1),
+)
 PRESENT = (56, 8)  # the five above in one read
 LONGEST = 64  # bytes of a packet's parameters that are believed
 
@@ -78,10 +86,10 @@ class Packets:
                 continue
             if len(buffer) < count + 4:
                 return out
-            body, check = bytes(buffer[2:count + 3]), buffer[count + 3]
+            body, check = bytes(buffer[2 : count + 3]), buffer[count + 3]
             if ~sum(body) & 0xFF == check:
                 out.append((body[0], body[2], body[3:]))
-                del buffer[:count + 4]
+                del buffer[: count + 4]
             else:
                 self.faults["checksum"] += 1
                 del buffer[:2]
@@ -114,11 +122,18 @@ class SerialPort:
         try:
             self.fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         except OSError as e:
-            raise UserError(f"serial port {path}: {e.strerror}; is the arm plugged in, and may you use the port (group dialout)?") from None
+            raise UserError(
+                f"serial port {path}: {e.strerror}; is the arm plugged in, and may you use the port (group "
+                "dialout)?"
+            ) from None
         try:
             tty.setraw(self.fd)
             settings = termios.tcgetattr(self.fd)
-            settings[2] = settings[2] & ~(termios.CSTOPB | termios.PARENB | termios.CRTSCTS) | termios.CLOCAL | termios.CREAD
+            settings[2] = (
+                settings[2] & ~(termios.CSTOPB | termios.PARENB | termios.CRTSCTS)
+                | termios.CLOCAL
+                | termios.CREAD
+            )
             settings[4] = settings[5] = speed
             termios.tcsetattr(self.fd, termios.TCSANOW, settings)
         except termios.error as e:
@@ -131,7 +146,7 @@ class SerialPort:
             while data:
                 if not select.select([], [self.fd], [], 0.1)[1]:
                     raise UserError(f"serial port {self.path} takes no bytes")
-                data = data[os.write(self.fd, data):]
+                data = data[os.write(self.fd, data) :]
         except OSError as e:
             raise UserError(f"serial port {self.path} is gone: {e.strerror}") from None
 
@@ -158,7 +173,8 @@ class SerialPort:
 
 
 class ServoBus:
-    """Transactions with the servos of one line. faults: what went wrong, by kind; errors: id -> error bits of its last answer.
+    """Transactions with the servos of one line. faults: what went wrong, by kind; errors: id -> error bits of
+    its last answer.
 
     timeout [s]: from the last byte sent, for all answers of a transaction."""
 

@@ -1,18 +1,20 @@
-"""The last check before the wire: limits, watchdogs, one commander, e-stop. It reads no clock and sends nothing.
+"""The last check before the wire: limits, watchdogs, one commander, e-stop. It reads no clock and sends
+nothing.
 
     DISARMED --arm--> ARMED --first good command--> ACTIVE --violation or silence--> HOLD --arm--> ARMED
     any --stop, lost state, silence for `give_up`--> STOPPED --reset--> DISARMED
 
-Nothing but `arm` leads out of HOLD and nothing but `reset` out of STOPPED; neither does while a source of the e-stop says stop.
-In HOLD and STOPPED the setpoint brakes from the measured pose and velocity and then stands; what is commanded there has no
-effect. A second commander is refused and moves nothing.
+Nothing but `arm` leads out of HOLD and nothing but `reset` out of STOPPED; neither does while a source of the
+e-stop says stop. In HOLD and STOPPED the setpoint brakes from the measured pose and velocity and then stands;
+what is commanded there has no effect. A second commander is refused and moves nothing.
 
-A command is judged by the contracts in the order of CONTRACTS; its verdict names the first one that it violates. Limits
-of place and step rewrite the command to the nearest one allowed, everything else blocks it; too many of either within
-`window` hold the arm. The setpoint moves to the last accepted command within the limits of speed and acceleration.
-A command may name joint targets, with the tool pose that they mean as the receiver's own model has it: both are judged,
-a place outside blocks it, a step too far is taken part of the way, and joints and tool move together.
-Ages are measured on the receiver's monotonic clock, `now`; the sender's stamps only order its messages.
+A command is judged by the contracts in the order of CONTRACTS; its verdict names the first one that it
+violates. Limits of place and step rewrite the command to the nearest one allowed, everything else blocks it;
+too many of either within `window` hold the arm. The setpoint moves to the last accepted command within the
+limits of speed and acceleration. A command may name joint targets, with the tool pose that they mean as the
+receiver's own model has it: both are judged, a place outside blocks it, a step too far is taken part of the
+way, and joints and tool move together. Ages are measured on the receiver's monotonic clock, `now`; the
+sender's stamps only order its messages.
 """
 
 import math
@@ -43,8 +45,10 @@ from robo_rl.errors import UserError
 from robo_rl.geometry import unit
 
 DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
-UNTOLD = {DISARMED: "not armed", ARMED: "nobody commands it yet", HOLD: "", STOPPED: ""}  # why a command has no effect there
-COUNTED = tuple(c for c in CONTRACTS if c != "commander")  # towards `violations`: a stranger holds nobody's arm
+# why a command has no effect there
+UNTOLD = {DISARMED: "not armed", ARMED: "nobody commands it yet", HOLD: "", STOPPED: ""}
+# towards `violations`: a stranger holds nobody's arm
+COUNTED = tuple(c for c in CONTRACTS if c != "commander")
 
 
 class Governor:
@@ -64,12 +68,13 @@ class Governor:
         self.motion, self.compliance = SetpointMotion(limits, robot), CommandedCompliance(limits)
         self.commander: str | None = None
         self.stopped_by: set[str] = set()  # sources of the e-stop that say stop
-        self._stamps: dict[tuple[str, str], tuple[float, float]] = {}  # source, stream -> (last stamp, least delay)
+        # source, stream -> (last stamp, least delay)
+        self._stamps: dict[tuple[str, str], tuple[float, float]] = {}
         self._rebased = False
         if trace:
             trace.add("config", 0.0, {"limits": asdict(limits), "robot": robot.name})
 
-    # ---- people ---------------------------------------------------------------------------------------------------
+    # ---- people --------------------------------------------------------------------------------------------
 
     def arm(self, now: float) -> None:
         """Allow commands. UserError says why not."""
@@ -100,7 +105,8 @@ class Governor:
             self._go(DISARMED, now, "disarmed")
 
     def stop(self, now: float, reason: str = "e-stop", source: str = "") -> Verdict:
-        """Emergency stop, from anyone, at any time. It latches; of a `source`, nothing arms until that lets go."""
+        """Emergency stop, from anyone, at any time. It latches; of a `source`, nothing arms until that lets
+        go."""
         self._begin("stop", now, {"reason": reason, "source": source})
         if source:
             self.stopped_by.add(source)
@@ -127,7 +133,8 @@ class Governor:
             self._go(ARMED, now, "")
 
     def rebase(self, now: float) -> None:
-        """Another law takes the armed arm, at rest: stand where it is measured and follow the next that commands. UserError: it moves."""
+        """Another law takes the armed arm, at rest: stand where it is measured and follow the next that
+        commands. UserError: it moves."""
         self._begin("rebase", now)
         if self.state not in (ARMED, ACTIVE):
             return
@@ -198,13 +205,18 @@ class Governor:
             self._count("rewrite", verdict.contract, verdict.text)
         return self._said(verdict)
 
-    def _refused(self, kind: str, c: Command | ComplianceCommand, now: float, states: tuple[str, ...]) -> Verdict | None:
-        """The verdict on a command that has no effect; None: its source is the commander, and is heard of now."""
+    def _refused(
+        self, kind: str, c: Command | ComplianceCommand, now: float, states: tuple[str, ...]
+    ) -> Verdict | None:
+        """The verdict on a command that has no effect; None: its source is the commander, and is heard of
+        now."""
         if self.trace:
             self._log(kind, now, fields_of(c))
         self._clock(now)
         if self.state not in states:
-            return self._said(Verdict("block", "state", "commander", f"{self.state}: {self.reason or UNTOLD[self.state]}"))
+            return self._said(
+                Verdict("block", "state", "commander", f"{self.state}: {self.reason or UNTOLD[self.state]}")
+            )
         key = c.source, c.stream
         stamps = self._stamps.get(key)
         if broken := c.fault(now, self.limits, self.robot, self.commander, stamps):
@@ -228,8 +240,11 @@ class Governor:
             elif apart := self.motion.tracking_fault(self.measured, now):
                 self._trip(HOLD, "tracking", apart)
         elif self.state == HOLD and now - self._changed_at > o.give_up:
-            self._trip(STOPPED, "command_age" if "command" in self.reason else "violations",
-                       f"held for {o.give_up:g} s after: {self.reason}")
+            self._trip(
+                STOPPED,
+                "command_age" if "command" in self.reason else "violations",
+                f"held for {o.give_up:g} s after: {self.reason}",
+            )
         m = self.motion
         if self.state == ACTIVE:
             m.pursue(dt)
@@ -237,13 +252,20 @@ class Governor:
             m.brake(dt, ends=self.state == DISARMED, aims=self.state == ARMED)
         m.advance(dt)
         self.compliance.ramp(now, dt, self.state == ACTIVE)
-        out = Setpoint(self.state, m.pos, m.quat, self._rebased, m.joints if self.state == ACTIVE else None, self.compliance.now())
+        out = Setpoint(
+            self.state,
+            m.pos,
+            m.quat,
+            self._rebased,
+            m.joints if self.state == ACTIVE else None,
+            self.compliance.now(),
+        )
         self._rebased = False
         if self.trace:
             self._log("tick", now, {"dt": dt, "out": traced(out, self.reason)})
         return out
 
-    # ---- inside ---------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------
 
     def _begin(self, kind: str, now: float, data: dict | None = None) -> None:
         """What every input begins with: the trace, then the clock."""
@@ -258,13 +280,16 @@ class Governor:
 
     def _no_stop(self) -> None:
         if self.stopped_by:
-            raise UserError(f"the e-stop says stop ({', '.join(sorted(self.stopped_by))}): it must let go first")
+            raise UserError(
+                f"the e-stop says stop ({', '.join(sorted(self.stopped_by))}): it must let go first"
+            )
 
     def _go(self, state: str, now: float, reason: str) -> None:
         self.state, self.reason, self._changed_at = state, reason, now
 
     def _rest(self) -> None:
-        """Let the setpoint go on from where the arm is measured, braking; not from a state that is too old. No wrench, no stiffness."""
+        """Let the setpoint go on from where the arm is measured, braking; not from a state that is too old.
+        No wrench, no stiffness."""
         self.compliance.drop()
         if self.measured is not None and self.now - self._state_at <= self.limits.state_timeout:
             self.motion.brake_from(self.measured)
@@ -281,7 +306,9 @@ class Governor:
             self._go(to, self.now, text)
         return verdict
 
-    def _count(self, action: Literal["rewrite", "block", "hold", "stop"], contract: str, text: str) -> Verdict:
+    def _count(
+        self, action: Literal["rewrite", "block", "hold", "stop"], contract: str, text: str
+    ) -> Verdict:
         verdict = Verdict(action, contract, BLAME.get(contract, "commander"), text)
         changed = action in ("rewrite", "block") and contract in COUNTED and self.state in (ARMED, ACTIVE)
         if too_often := self.violations.add(verdict, self.now, changed):

@@ -1,11 +1,13 @@
 """Hand-eye calibration: where a camera is, from poses of the tool and what the camera saw of a target.
 
-    T_i X C_i = Y for all i       T_i: tool in base, C_i: target in camera, X: camera in tool (eye in hand), Y: target in base
+    T_i X C_i = Y for all i       T_i: tool in base, C_i: target in camera, X: camera in tool (eye in hand),
+                                  Y: target in base
     T_i^-1 X C_i = Y              X: camera in base (eye to hand), Y: target in tool
 
-Between two poses this is A X = X B. Its rotation is the least-squares fit of the rotation vectors of A to those of B (Park and Martin
-1994), its translation follows linearly; then both X and Y are refined by Gauss-Newton on all residuals log(Y^-1 T_i X C_i), rotations
-and translations weighted by their own spread. Bounds are 95 % of the estimate's own covariance, for errors that are independent.
+Between two poses this is A X = X B. Its rotation is the least-squares fit of the rotation vectors of A to
+those of B (Park and Martin 1994), its translation follows linearly; then both X and Y are refined by
+Gauss-Newton on all residuals log(Y^-1 T_i X C_i), rotations and translations weighted by their own spread.
+Bounds are 95 % of the estimate's own covariance, for errors that are independent.
 """
 
 import math
@@ -22,8 +24,8 @@ ROUNDS, STEPS = 3, 12  # of weighting; of Gauss-Newton in each
 
 @dataclass(frozen=True, slots=True)
 class HandEye:
-    """pos [3] [m], quat [4] (w, x, y, z) of the camera. pos_bound [m], angle_bound [rad]: 95 % of the errors are smaller; pos_rms [m],
-    angle_rms [rad]: residuals of one pose."""
+    """pos [3] [m], quat [4] (w, x, y, z) of the camera. pos_bound [m], angle_bound [rad]: 95 % of the errors
+    are smaller; pos_rms [m], angle_rms [rad]: residuals of one pose."""
 
     pos: np.ndarray
     quat: np.ndarray
@@ -47,11 +49,13 @@ def inverse(a: Pose) -> Pose:
 
 
 def solve_hand_eye(tool: Pose, target: Pose, in_hand: bool = True) -> HandEye:
-    """tool, target: poses [n,3] and [n,4] of the tool in the base and of the target in the camera. UserError: fewer than four poses, or
-    the hand did not turn about two axes."""
+    """tool, target: poses [n,3] and [n,4] of the tool in the base and of the target in the camera. UserError:
+    fewer than four poses, or the hand did not turn about two axes."""
     n = len(tool[0])
     if n < 4 or len(target[0]) != n:
-        raise UserError(f"a calibration needs at least 4 poses, each of tool and target, got {n} and {len(target[0])}")
+        raise UserError(
+            f"a calibration needs at least 4 poses, each of tool and target, got {n} and {len(target[0])}"
+        )
     moved = tool if in_hand else inverse(tool)
     x = closed_form(moved, target)
     y = compose(compose((moved[0][0], moved[1][0]), x), (target[0][0], target[1][0]))
@@ -66,13 +70,20 @@ def solve_hand_eye(tool: Pose, target: Pose, in_hand: bool = True) -> HandEye:
                 break
         r = residuals(moved, target, x, y).reshape(n, 2, 3)
         share = n / (n - 2)  # twelve unknowns of 6 n numbers
-        spread = np.maximum(np.sqrt((r ** 2).mean((0, 2)) * share), 1e-9)
+        spread = np.maximum(np.sqrt((r**2).mean((0, 2)) * share), 1e-9)
     weight = np.tile(np.repeat(1 / spread, 3), n)
     j = jacobian(moved, target, x, y) * weight[:, None]
     sigma = np.sqrt(np.diag(np.linalg.inv(j.T @ j))[:6])
     chi = 2.796  # 95 % of a vector of three normal errors of spread 1 is shorter
-    return HandEye(x[0], x[1], chi * float(sigma[:3].max()), chi * float(sigma[3:].max()), float(spread[0]) * math.sqrt(3),
-                   float(spread[1]) * math.sqrt(3), n)
+    return HandEye(
+        x[0],
+        x[1],
+        chi * float(sigma[:3].max()),
+        chi * float(sigma[3:].max()),
+        float(spread[0]) * math.sqrt(3),
+        float(spread[1]) * math.sqrt(3),
+        n,
+    )
 
 
 def closed_form(moved: Pose, target: Pose) -> Pose:
@@ -83,8 +94,11 @@ def closed_form(moved: Pose, target: Pose) -> Pose:
     alpha, beta = log(a[1]), log(b[1])
     turns = np.linalg.svd(alpha, compute_uv=False) / math.sqrt(len(alpha))
     if turns[1] < LEAST_TURN / 2:
-        raise UserError(f"the hand turned about one axis alone ({math.degrees(2 * turns[1]):.1f} degrees about a second): turn it by at "
-                        f"least {math.degrees(LEAST_TURN):.0f} degrees about two axes, better by 30 about all three")
+        raise UserError(
+            f"the hand turned about one axis alone ({math.degrees(2 * turns[1]):.1f} degrees about a "
+            f"second): turn it by at least {math.degrees(LEAST_TURN):.0f} degrees about two axes, better by "
+            "30 about all three"
+        )
     u, _, vt = np.linalg.svd(alpha.T @ beta)
     r = u @ np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ vt))]) @ vt
     left = (matrix(a[1]) - np.eye(3)).reshape(-1, 3)

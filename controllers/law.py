@@ -1,24 +1,29 @@
-"""One control law for compliant arms: Cartesian impedance, operational space, joint impedance, gravity compensation.
+"""One control law for compliant arms: Cartesian impedance, operational space, joint impedance, gravity
+compensation.
 
-In base axes, with e = (p_d - p, log(R_d R^T)), twist v = J dq, reference (p_d, R_d, v_d, a_d) and W = (J M^-1 J^T)^-1:
+In base axes, with e = (p_d - p, log(R_d R^T)), twist v = J dq, reference (p_d, R_d, v_d, a_d) and W = (J M^-1
+J^T)^-1:
 
     F    = K e + D (v_d - v) + F_feed             D = 2 z sqrt(K W_ii), or 2 z sqrt(K) in operational space
     t_0  = clip(K_n (q_d - q) + D_n (dq_d - dq))  posture
-    t    = J^T (F + W a_d, or W (F + a_d)) + N t_0 + C dq + g + friction + joint-limit repulsion,  N = I - J^T W J M^-1
-    t   <- t + s (t_before - t_after)            where the law begins anew: after activation or a rebase; s from 1 to 0 in 0.06 s
+    t    = J^T (F + W a_d, or W (F + a_d)) + N t_0 + C dq + g + friction + joint-limit repulsion,  N = I - J^T
+         W J M^-1
+    t   <- t + s (t_before - t_after)            where the law begins anew: after activation or a rebase; s
+        from 1 to 0 in 0.06 s
     t   <- clip to t_prev +- rate dt, then to +- the torque limit
 
-The reference follows the target on the geodesic: first at a limited speed, then through a low pass of time constant T,
-keep = exp(-dt/T), so that behaviour does not depend on the rate of the loop. Its velocity and acceleration are fed
-forward: damping brakes deviations, not the motion that was asked for. W is regularised, (J M^-1 J^T + eps I)^-1; impedance's
-projection corrects that, W (I + eps W + (eps W)^2), so that the posture pushes the tool nowhere and F = K e at rest. In the
-damping W_ii is at most 4/A_ii with A = J M^-1 J^T: at a singularity it would have no bound. In operational space the eigenvalues of
-A + eps I (a turn counts as motion at 0.2 m) are at least 1/`mass_limit` and K/(20 kN/m): the arm gives up those directions
-that a singularity takes from it, and no other.
-Sources: Khatib 1987 (operational space); Albu-Schaffer et al. 2003 (impedance and its damping); the terms are those of
-CRISP's Cartesian controller, from which we differ in: reference speed limit, filters in seconds, feed-forward of the
-reference's motion, damping from the inertia that follows K, posture torque clipped before the projection (clipped after
-it, it moves the tool), and every command but the pose expires.
+The reference follows the target on the geodesic: first at a limited speed, then through a low pass of time
+constant T, keep = exp(-dt/T), so that behaviour does not depend on the rate of the loop. Its velocity and
+acceleration are fed forward: damping brakes deviations, not the motion that was asked for. W is regularised,
+(J M^-1 J^T + eps I)^-1; impedance's projection corrects that, W (I + eps W + (eps W)^2), so that the posture
+pushes the tool nowhere and F = K e at rest. In the damping W_ii is at most 4/A_ii with A = J M^-1 J^T: at a
+singularity it would have no bound. In operational space the eigenvalues of A + eps I (a turn counts as motion
+at 0.2 m) are at least 1/`mass_limit` and K/(20 kN/m): the arm gives up those directions that a singularity
+takes from it, and no other.
+Sources: Khatib 1987 (operational space); Albu-Schaffer et al. 2003 (impedance and its damping); the terms are
+those of CRISP's Cartesian controller, from which we differ in: reference speed limit, filters in seconds,
+feed-forward of the reference's motion, damping from the inertia that follows K, posture torque clipped before
+the projection (clipped after it, it moves the tool), and every command but the pose expires.
 
 `tick.py` has the arithmetic, compiled; here are the options, the commands and the rules for both.
 """
@@ -39,9 +44,11 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.geometry import Floats, turn_between, turned
 
 MOST_STIFFNESS = (5000.0, 500.0)  # [N/m], [N m/rad]: what `max_stiffness` may be
-MOST_DAMPING = (500.0, 50.0)  # [N s/m], [N m s/rad]: some 2 sqrt(K W) of the stiffest spring on the heaviest axis
+# [N s/m], [N m s/rad]: some 2 sqrt(K W) of the stiffest spring on the heaviest axis
+MOST_DAMPING = (500.0, 50.0)
 MOST_CLIP = (0.5, math.pi)  # [m], [rad]
-MOST_DECOUPLED = 2000.0  # [1/s^2], stiffness in operational space: beyond it torques of a limited rate are too late at full stretch
+# [1/s^2], stiffness in operational space: beyond it torques of a limited rate are too late at full stretch
+MOST_DECOUPLED = 2000.0
 RATIO = (0.1, 2.0)  # of damping: below it an arm rings, above it the noise of its speeds is felt
 MOST_POSTURE = (10_000.0, 1000.0)  # [N m/rad], [N m s/rad]: a position servo's
 
@@ -50,13 +57,14 @@ MOST_POSTURE = (10_000.0, 1000.0)  # [N m/rad], [N m s/rad]: a position servo's
 class LawOptions:
     """Axes of six: translation x y z, then rotation about x y z. `None` switches a limit off.
 
-    Every gain is bounded here, so that no file, service or message can bring an unbounded one, to a controller that holds
-    the arm or to one that waits.
+    Every gain is bounded here, so that no file, service or message can bring an unbounded one, to a
+    controller that holds the arm or to one that waits.
     """
 
     task: Literal["impedance", "operational_space"] = "impedance"
     stiffness: tuple[float, ...] = (600.0, 600.0, 600.0, 30.0, 30.0, 30.0)
-    """[N/m] and [N m/rad]; in operational space [1/s^2]. All 0: no Cartesian spring, only its damping, also 0."""
+    """[N/m] and [N m/rad]; in operational space [1/s^2]. All 0: no Cartesian spring, only its damping, also
+    0."""
     damping_ratio: float = 1.0
     damping: tuple[float, ...] | None = None
     """[N s/m] and [N m s/rad] instead of the ratio; 0 is no damping."""
@@ -92,32 +100,55 @@ class LawOptions:
     torque_fraction: float = 0.8
     """Of the robot's torque limits."""
     ramp: float = 0.5
-    """Seconds in which stiffness grows from 0 to its full value at activation, and the pace of every later change."""
+    """Seconds in which stiffness grows from 0 to its full value at activation, and the pace of every later
+    change."""
     regularisation: float = 0.003
     """eps [1/kg]: W of a direction stays below 1/eps."""
     mass_limit: float = 50.0
-    """Largest mass that operational space moves in any direction [kg], and never stiffer than 20 kN/m; a turn counts as motion at 0.2 m.
-    Near a singularity W would be beyond it, and the force is that of this mass."""
+    """Largest mass that operational space moves in any direction [kg], and never stiffer than 20 kN/m; a turn
+    counts as motion at 0.2 m. Near a singularity W would be beyond it, and the force is that of this mass."""
     command_timeout: float = 0.1
     """Feed-forward wrench, joint velocity reference and commanded stiffness expire after this time [s]."""
     max_stiffness: tuple[float, float] = (3000.0, 300.0)
-    """Upper limits of a commanded stiffness [N/m], [N m/rad]; in operational space the first for all, and at most 2000 [1/s^2]."""
+    """Upper limits of a commanded stiffness [N/m], [N m/rad]; in operational space the first for all, and at
+    most 2000 [1/s^2]."""
 
     def __post_init__(self) -> None:
         choose("task", self.task, ("impedance", "operational_space"))
         choose("frame", self.frame, ("base", "tool"))
         choose("nullspace", self.nullspace, ("dynamic", "kinematic", "none"))
-        if len(self.max_stiffness) != 2 or not all(0 <= x <= m for x, m in zip(self.max_stiffness, MOST_STIFFNESS, strict=True)):
-            raise UserError(f"max_stiffness needs 2 numbers from 0 to {MOST_STIFFNESS[0]:g} N/m and {MOST_STIFFNESS[1]:g} N m/rad, "
-                            f"got {self.max_stiffness}")
-        for name, most in (("stiffness", self.most_stiffness), ("damping", MOST_DAMPING), ("error_clip", MOST_CLIP)):
+        if len(self.max_stiffness) != 2 or not all(
+            0 <= x <= m for x, m in zip(self.max_stiffness, MOST_STIFFNESS, strict=True)
+        ):
+            raise UserError(
+                f"max_stiffness needs 2 numbers from 0 to {MOST_STIFFNESS[0]:g} N/m and "
+                f"{MOST_STIFFNESS[1]:g} N m/rad, got {self.max_stiffness}"
+            )
+        for name, most in (
+            ("stiffness", self.most_stiffness),
+            ("damping", MOST_DAMPING),
+            ("error_clip", MOST_CLIP),
+        ):
             row = getattr(self, name)
-            if row is not None and (len(row) != 6 or not all(0 <= x <= most[i // 3] for i, x in enumerate(row))):
-                raise UserError(f"{name} needs 6 numbers from 0 to {most[0]:.4g} along and {most[1]:.4g} about the axes, got {row}")
+            if row is not None and (
+                len(row) != 6 or not all(0 <= x <= most[i // 3] for i, x in enumerate(row))
+            ):
+                raise UserError(
+                    f"{name} needs 6 numbers from 0 to {most[0]:.4g} along and {most[1]:.4g} about the axes, "
+                    f"got {row}"
+                )
         in_range("damping_ratio", self.damping_ratio, *RATIO)
         for name in ("filter_time", "limit_torque", "ramp"):
             in_range(name, getattr(self, name), 0, math.inf, open_high=True)
-        for name in ("target_speed", "target_turn", "posture_speed", "limit_margin", "regularisation", "mass_limit", "command_timeout"):
+        for name in (
+            "target_speed",
+            "target_turn",
+            "posture_speed",
+            "limit_margin",
+            "regularisation",
+            "mass_limit",
+            "command_timeout",
+        ):
             in_range(name, getattr(self, name), 0, math.inf, open_low=True, open_high=True)
         in_range("torque_fraction", self.torque_fraction, 0, 1, open_low=True)
 
@@ -128,11 +159,19 @@ class LawOptions:
         return self.max_stiffness if self.task == "impedance" else (most, most)
 
 
-def joint_impedance(stiffness: float | tuple[float, ...] = 150.0, damping: float | tuple[float, ...] | None = None,
-                    **more: Any) -> LawOptions:
+def joint_impedance(
+    stiffness: float | tuple[float, ...] = 150.0,
+    damping: float | tuple[float, ...] | None = None,
+    **more: Any,
+) -> LawOptions:
     """The same law without the Cartesian spring: only posture, unprojected and unclipped."""
-    return LawOptions(stiffness=(0.0,) * 6, nullspace="none", posture_stiffness=stiffness, posture_damping=damping,
-                      **dict[str, Any](posture_torque=None) | more)
+    return LawOptions(
+        stiffness=(0.0,) * 6,
+        nullspace="none",
+        posture_stiffness=stiffness,
+        posture_damping=damping,
+        **dict[str, Any](posture_torque=None) | more,
+    )
 
 
 def gravity_compensation(**more: Any) -> LawOptions:
@@ -163,7 +202,16 @@ class Reference:
 
     def __init__(self, memory: np.void):
         self._m = memory
-        for name in ("target_pos", "target_quat", "limited_pos", "limited_quat", "pos", "quat", "velocity", "acceleration"):
+        for name in (
+            "target_pos",
+            "target_quat",
+            "limited_pos",
+            "limited_quat",
+            "pos",
+            "quat",
+            "velocity",
+            "acceleration",
+        ):
             setattr(self, name, memory[name])
 
     @property
@@ -185,9 +233,11 @@ class Reference:
 
 
 class Law:
-    """The law's memory between ticks. `activate` first; `tick` once per period; setters whenever a message comes.
+    """The law's memory between ticks. `activate` first; `tick` once per period; setters whenever a message
+    comes.
 
-    Views of it: k, d [6] stiffness and damping now, k_target [6]; q_ref, q_target, dq_ref [n]; feed [6]; tau [n] [N m].
+    Views of it: k, d [6] stiffness and damping now, k_target [6]; q_ref, q_target, dq_ref [n]; feed [6]; tau
+    [n] [N m].
     """
 
     k: np.ndarray
@@ -211,14 +261,27 @@ class Law:
         self.reference = Reference(m)
         kn = m["kn"][:] = per_joint("posture_stiffness", options.posture_stiffness, n, MOST_POSTURE[0])
         damping = options.posture_damping
-        m["dn"][:] = 2 * np.sqrt(kn) if damping is None else per_joint("posture_damping", damping, n, MOST_POSTURE[1])
+        m["dn"][:] = (
+            2 * np.sqrt(kn) if damping is None else per_joint("posture_damping", damping, n, MOST_POSTURE[1])
+        )
         rate = options.torque_rate
         m["torque_rate"] = robot.torque_rate if rate is None else min(rate, robot.torque_rate)
         m["most"][:] = np.multiply(robot.torque, options.torque_fraction)
-        m["low"][:], m["high"][:] = np.add(robot.lower, options.limit_margin), np.subtract(robot.upper, options.limit_margin)
+        m["low"][:], m["high"][:] = (
+            np.add(robot.lower, options.limit_margin),
+            np.subtract(robot.upper, options.limit_margin),
+        )
         m["posture_cap"] = math.inf if options.posture_torque is None else options.posture_torque
         m["feed_linear"], m["feed_angular"] = options.feed_acceleration
-        for name in ("posture_speed", "limit_margin", "limit_torque", "ramp", "regularisation", "command_timeout", "friction"):
+        for name in (
+            "posture_speed",
+            "limit_margin",
+            "limit_torque",
+            "ramp",
+            "regularisation",
+            "command_timeout",
+            "friction",
+        ):
             m[name] = getattr(options, name)
         for name, row in (robot.friction or {}).items():
             m[name][:] = row
@@ -230,11 +293,13 @@ class Law:
         self._change()
         self._arrive()
         self._lowest, self._highest = np.array(robot.lower), np.array(robot.upper)
-        self.activated = self.complies = False  # complies: with what a governor allows of a commanded wrench or stiffness
+        # complies: with what a governor allows of a commanded wrench or stiffness
+        self.activated = self.complies = False
         prepare(n)
 
     def _change(self) -> None:
-        """Bring the options that may change to the memory; damping ratio and error clip are gone to as the stiffness is."""
+        """Bring the options that may change to the memory; damping ratio and error clip are gone to as the
+        stiffness is."""
         m, o = self._m, self.options
         clip = math.inf if o.error_clip is None else o.error_clip
         m["stiffness"][:], m["clip_target"][:], m["ratio_target"] = o.stiffness, clip, o.damping_ratio
@@ -266,7 +331,7 @@ class Law:
         """Of the posture's spring: it ramps from 0 to 1, its damping does not."""
         return float(self._m["gain"])
 
-    # ---- commands -------------------------------------------------------------------------------------------------
+    # ---- commands ------------------------------------------------------------------------------------------
 
     def activate(self, model: ArmModel, torque: np.ndarray | None = None) -> None:
         """Start from the measured state without a jump: targets are where the arm is, references are at rest.
@@ -279,7 +344,9 @@ class Law:
         self.reference.start(model.pos, model.quat)
         self.q_target[:] = self.q_ref[:] = model.q
         self.dq_ref[:] = self.k[:] = self.d[:] = 0.0
-        self.tau[:] = np.clip(model.bias if torque is None else vector("torque", torque, n), -m["most"], m["most"])
+        self.tau[:] = np.clip(
+            model.bias if torque is None else vector("torque", torque, n), -m["most"], m["most"]
+        )
         self._aim_stiffness(m["stiffness"])
         self._arrive()
         m["masses"][:], m["gain"], m["stale"] = 1.0, 0.0 if self.options.ramp else 1.0, 1
@@ -289,7 +356,8 @@ class Law:
         self.activated = True
 
     def stand(self) -> None:
-        """Springs and damping at their full values at once: for an arm that was put at its targets, at rest."""
+        """Springs and damping at their full values at once: for an arm that was put at its targets, at
+        rest."""
         m = self._m
         m["gain"], self.k[:], m["stale"], m["carry"], m["fade"] = 1.0, self.k_target, 1, 0, 0.0
         self._arrive()
@@ -303,8 +371,8 @@ class Law:
         self.reference.aim(p, q / length)
 
     def rebase(self, model: ArmModel) -> None:
-        """Let the reference go on from the measured pose and motion, without lag: the springs lose their tension, smoothly, damping
-        stays."""
+        """Let the reference go on from the measured pose and motion, without lag: the springs lose their
+        tension, smoothly, damping stays."""
         self.reference.start(model.pos, model.quat, model.jac.dot(model.dq))
         self._m["lag"], self._m["carry"] = 0.0, 1
 
@@ -335,14 +403,16 @@ class Law:
         self._m["k_age"] = 0.0
 
     def comply(self, asked: Compliance) -> None:
-        """For a tick: wrench, stiffness and the largest static pull of the springs; again every tick, until `stop_complying`."""
+        """For a tick: wrench, stiffness and the largest static pull of the springs; again every tick, until
+        `stop_complying`."""
         self.set_wrench(np.array(asked.wrench))
         if asked.stiffness is not None:
             self.set_stiffness(np.array(asked.stiffness))
         self._m["pull"][:], self._m["opens"], self.complies = asked.spring, 0, True
 
     def stop_complying(self) -> None:
-        """No wrench from now on; the stiffness goes back to the configured one at the ramp's pace, and the springs' pull becomes free."""
+        """No wrench from now on; the stiffness goes back to the configured one at the ramp's pace, and the
+        springs' pull becomes free."""
         m = self._m
         self._aim_stiffness(m["stiffness"])
         m["feed_age"] = m["k_age"] = math.inf
@@ -353,8 +423,17 @@ class Law:
 
         UserError for anything that only `activate` can change.
         """
-        free = {f: getattr(options, f) for f in ("stiffness", "damping_ratio", "error_clip", "target_speed", "target_turn",
-                                                 "filter_time")}
+        free = {
+            f: getattr(options, f)
+            for f in (
+                "stiffness",
+                "damping_ratio",
+                "error_clip",
+                "target_speed",
+                "target_turn",
+                "filter_time",
+            )
+        }
         if replace(self.options, **free) != options:
             raise UserError(f"while the law runs it can change {', '.join(free)} alone")
         if any(options.stiffness) and not self._m["rigid"]:
@@ -394,7 +473,7 @@ def per_joint(name: str, x: float | tuple[float, ...], n: int, most: float) -> n
     return np.array(row)
 
 
-# ---- admittance -----------------------------------------------------------------------------------------------------
+# ---- admittance --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,26 +485,35 @@ class AdmittanceOptions:
     damping: tuple[float, float] | None = None  # [N s/m], [N m s/rad]; None: critical, 2 sqrt(m K)
 
     def __post_init__(self) -> None:
-        if min(self.mass) <= 0 or min(self.stiffness) < 0 or (self.damping is not None and min(self.damping) < 0):
+        if (
+            min(self.mass) <= 0
+            or min(self.stiffness) < 0
+            or (self.damping is not None and min(self.damping) < 0)
+        ):
             raise UserError(f"admittance needs mass above 0, stiffness and damping at least 0, got {self}")
 
 
 class Admittance:
-    """m a = F_ext - D v + K (target - pose), semi-implicit Euler; F_ext measured at the tool, in base axes."""
+    """m a = F_ext - D v + K (target - pose), semi-implicit Euler; F_ext measured at the tool, in base
+    axes."""
 
     def __init__(self, options: AdmittanceOptions, pos: Floats, quat: Floats):
         self.options, self.pos, self.quat, self.twist = options, pos, quat, (0.0,) * 6
-        self.damping = options.damping or tuple(2 * math.sqrt(m * k) for m, k in
-                                                zip(options.mass, options.stiffness, strict=True))
+        self.damping = options.damping or tuple(
+            2 * math.sqrt(m * k) for m, k in zip(options.mass, options.stiffness, strict=True)
+        )
 
     def tick(self, pos: Floats, quat: Floats, wrench: Floats, dt: float) -> tuple[Floats, Floats]:
-        """Compliant pose for target (pos, quat) and wrench [6] [N], [N m]. A wrench that is not finite counts as 0."""
+        """Compliant pose for target (pos, quat) and wrench [6] [N], [N m]. A wrench that is not finite counts
+        as 0."""
         if not all(math.isfinite(w) for w in wrench):
             wrench = (0.0,) * 6
         error = (*(a - b for a, b in zip(pos, self.pos, strict=True)), *turn_between(quat, self.quat))
         m, k, d = ([x] * 3 + [y] * 3 for x, y in (self.options.mass, self.options.stiffness, self.damping))
-        self.twist = tuple(v + dt / mi * (f - di * v + ki * e) for v, mi, f, di, ki, e in
-                           zip(self.twist, m, wrench, d, k, error, strict=True))
+        self.twist = tuple(
+            v + dt / mi * (f - di * v + ki * e)
+            for v, mi, f, di, ki, e in zip(self.twist, m, wrench, d, k, error, strict=True)
+        )
         vx, vy, vz, wx, wy, wz = (dt * v for v in self.twist)
         self.pos = (self.pos[0] + vx, self.pos[1] + vy, self.pos[2] + vz)
         self.quat = turned(self.quat, wx, wy, wz)

@@ -1,10 +1,11 @@
 """Who may drive an arm: one lease with a name and a deadline, taken and given up on the wire.
 
-Arming, resetting, switching controllers, parameters, the gripper and targets belong to the holder. A claim under the holder's
-own name is granted at once, wherever it comes from: the same commander, started again. Any other is refused by the holder's
-name until the lease ends. `ArmLease` is the arm's side, `LeaseClient` a commander's; the words travel on the topics
-`safety_command` (claim NAME SECONDS, release NAME, arm NAME, reset NAME), `safety_lease` (latched: "NAME SOURCE", "" for
-nobody) and `safety_refused` (what was refused, and why).
+Arming, resetting, switching controllers, parameters, the gripper and targets belong to the holder. A claim
+under the holder's own name is granted at once, wherever it comes from: the same commander, started again. Any
+other is refused by the holder's name until the lease ends. `ArmLease` is the arm's side, `LeaseClient` a
+commander's; the words travel on the topics `safety_command` (claim NAME SECONDS, release NAME, arm NAME,
+reset NAME), `safety_lease` (latched: "NAME SOURCE", "" for nobody) and `safety_refused` (what was refused,
+and why).
 
 A name is no secret: it keeps apart people who mean well, and keeps nobody out who does not.
 """
@@ -22,7 +23,8 @@ NAME = re.compile(r"[\w.@-]{1,64}")
 
 
 class ArmLease:
-    """Of one arm. `now` [s]: the arm's monotonic clock; source: who sent a message, as the arm's transport names senders."""
+    """Of one arm. `now` [s]: the arm's monotonic clock; source: who sent a message, as the arm's transport
+    names senders."""
 
     def __init__(self) -> None:
         self.name, self.source, self.until = "", "", -math.inf
@@ -84,8 +86,9 @@ class LeaseClient:
         return name == self.name and (not self.transport.identity or source == self.transport.identity)
 
     def claim(self, wait: Callable[[Callable[[], bool], float], bool], patience: float = 0.0) -> None:
-        """Ask until the arm says that it is ours. wait(condition, seconds) -> whether the condition came true. UserError: after
-        `patience` [s], at least one lease's length, another still holds it, or nothing answers."""
+        """Ask until the arm says that it is ours. wait(condition, seconds) -> whether the condition came
+        true. UserError: after `patience` [s], at least one lease's length, another still holds it, or nothing
+        answers."""
         end, why = self.transport.now() + max(patience, 1.2 * self.seconds), ""
         while not self.ours():
             if self.transport.now() > end:

@@ -67,7 +67,17 @@ class Limits:
             in_range("tilt", self.tilt, 0, math.pi / 2, open_high=True)
             if abs(math.dist(self.tilt_axis, (0, 0, 0)) - 1) > 1e-3:
                 raise UserError(f"tilt_axis must have length 1, got {self.tilt_axis}")
-        for name in ("step", "speed", "accel", "brake", "brake_jerk", "measured_speed", "wrench", "max_stiffness", "tracking"):
+        for name in (
+            "step",
+            "speed",
+            "accel",
+            "brake",
+            "brake_jerk",
+            "measured_speed",
+            "wrench",
+            "max_stiffness",
+            "tracking",
+        ):
             for x in getattr(self, name):
                 in_range(name, x, 0, math.inf, open_low=True)
         for name in ("command_timeout", "give_up", "state_timeout", "stale", "window", "joint_speed"):
@@ -78,11 +88,19 @@ class Limits:
 def box(pos: Floats, limits: Limits) -> Floats:
     """The nearest point of the workspace; `pos` itself where that is inside."""
     (x, y, z), (a, b, c), (d, e, f) = pos, limits.low, limits.high
-    if (a is None or x >= a) and (b is None or y >= b) and (c is None or z >= c) and \
-            (d is None or x <= d) and (e is None or y <= e) and (f is None or z <= f):
+    if (
+        (a is None or x >= a)
+        and (b is None or y >= b)
+        and (c is None or z >= c)
+        and (d is None or x <= d)
+        and (e is None or y <= e)
+        and (f is None or z <= f)
+    ):
         return pos
-    return tuple(min(max(x, -math.inf if a is None else a), math.inf if b is None else b)
-                 for x, a, b in zip(pos, limits.low, limits.high, strict=True))
+    return tuple(
+        min(max(x, -math.inf if a is None else a), math.inf if b is None else b)
+        for x, a, b in zip(pos, limits.low, limits.high, strict=True)
+    )
 
 
 def upright(quat: Floats, limits: Limits) -> Floats:
@@ -103,8 +121,9 @@ def upright(quat: Floats, limits: Limits) -> Floats:
     return turned(quat, s * cx, s * cy, s * cz)
 
 
-def near(pos: Floats, quat: Floats, from_pos: Floats, from_quat: Floats, step: tuple[float, float]
-         ) -> tuple[Floats, Floats]:
+def near(
+    pos: Floats, quat: Floats, from_pos: Floats, from_quat: Floats, step: tuple[float, float]
+) -> tuple[Floats, Floats]:
     """The pose on the way to (pos, quat) that is at most `step` [m], [rad] away from the other one."""
     far = math.dist(pos, from_pos)
     if far > step[0]:
@@ -121,14 +140,16 @@ def near(pos: Floats, quat: Floats, from_pos: Floats, from_quat: Floats, step: t
 def pace(far: float, speed: float, accel: float, dt: float) -> float:
     """Share of the way `far` to go in a second [1/s]: at `speed` at most, and slow enough to stop there.
 
-    With steps of b = 0.8 accel dt a speed v = b k needs the way v dt (k + 1)/2: v = b (sqrt(1/4 + 2 d/(b dt)) - 1/2).
+    With steps of b = 0.8 accel dt a speed v = b k needs the way v dt (k + 1)/2: v = b (sqrt(1/4 + 2 d/(b dt))
+    - 1/2).
     """
     b = 0.8 * accel * dt
     return min(speed, b * (math.sqrt(0.25 + 2 * far / (b * dt)) - 0.5), far / dt) / far if far > 0 else 0.0
 
 
 def pursue(error: Floats, velocity: Floats, speed: float, accel: float, dt: float) -> Floats:
-    """Next velocity on the way to a goal at `error`: |v| <= speed, |dv| <= accel dt, and slow enough to stop there."""
+    """Next velocity on the way to a goal at `error`: |v| <= speed, |dv| <= accel dt, and slow enough to stop
+    there."""
     (x, y, z), (u, v, w) = error, velocity
     go = pace(math.sqrt(x * x + y * y + z * z), speed, accel, dt)
     x, y, z = go * x - u, go * y - v, go * z - w
@@ -138,9 +159,11 @@ def pursue(error: Floats, velocity: Floats, speed: float, accel: float, dt: floa
 
 
 def slower(velocity: Floats, braking: float, decel: float, jerk: float, dt: float) -> tuple[Floats, float]:
-    """Velocity after braking for dt, 0 when that suffices, and the deceleration then; `braking`: the one before.
+    """Velocity after braking for dt, 0 when that suffices, and the deceleration then; `braking`: the one
+    before.
 
-    It comes at `jerk`, is `decel` at most, and goes at `jerk`, so that it is 0 when the velocity is: at speed v, sqrt(2 jerk v) at most.
+    It comes at `jerk`, is `decel` at most, and goes at `jerk`, so that it is 0 when the velocity is: at speed
+    v, sqrt(2 jerk v) at most.
     """
     size = math.hypot(*velocity)
     braking = min(decel, braking + jerk * dt, math.sqrt(2 * jerk * size))
@@ -164,25 +187,49 @@ def moved_within(pos: Floats, velocity: Floats, dt: float, limits: Limits) -> tu
     return inside, velocity
 
 
-def joint_step(at: tuple[Floats, Floats, Floats], goal: tuple[Floats, Floats, Floats], motion: tuple[Floats, Floats, Floats],
-               fastest: Floats, limits: Limits, dt: float) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
-    """One period of dt [s] from `at` to `goal`, (tool position [m], its quaternion, joints [rad]) both, with `motion` before it: the
-    tool's velocity [m/s], its rate of turn [rad/s], the joints' speeds [rad/s] -> the joints and the motion after it.
+def joint_step(
+    at: tuple[Floats, Floats, Floats],
+    goal: tuple[Floats, Floats, Floats],
+    motion: tuple[Floats, Floats, Floats],
+    fastest: Floats,
+    limits: Limits,
+    dt: float,
+) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
+    """One period of dt [s] from `at` to `goal`, (tool position [m], its quaternion, joints [rad]) both, with
+    `motion` before it: the tool's velocity [m/s], its rate of turn [rad/s], the joints' speeds [rad/s] -> the
+    joints and the motion after it.
 
-    As `pursue`, for tool and joints together, so that they arrive together. A turn counts as the way that the tool goes meanwhile at
-    its speed, and so does what a joint turns at its own: none of the three is beyond its speed or, in proportion, its acceleration.
-    (Along so short a way the tool moves in a straight line, near enough.)"""
-    (pos, quat, joints), (to, facing, joint_goal), (speed, turning), accel = at, goal, limits.speed, limits.accel[0]
+    As `pursue`, for tool and joints together, so that they arrive together. A turn counts as the way that the
+    tool goes meanwhile at its speed, and so does what a joint turns at its own: none of the three is beyond
+    its speed or, in proportion, its acceleration. (Along so short a way the tool moves in a straight line,
+    near enough.)"""
+    (pos, quat, joints), (to, facing, joint_goal), (speed, turning), accel = (
+        at,
+        goal,
+        limits.speed,
+        limits.accel[0],
+    )
     scales = [speed / (JOINT_SHARE * most) for most in fastest]
 
     def size(linear: Floats, angular: Floats, turns: Floats) -> float:
-        return max(math.hypot(*linear), speed / turning * math.hypot(*angular), *(s * abs(x) for s, x in zip(scales, turns, strict=True)))
+        return max(
+            math.hypot(*linear),
+            speed / turning * math.hypot(*angular),
+            *(s * abs(x) for s, x in zip(scales, turns, strict=True)),
+        )
 
-    error = (tuple(a - b for a, b in zip(to, pos, strict=True)), turn_between(facing, quat),
-             tuple(a - b for a, b in zip(joint_goal, joints, strict=True)))
+    error = (
+        tuple(a - b for a, b in zip(to, pos, strict=True)),
+        turn_between(facing, quat),
+        tuple(a - b for a, b in zip(joint_goal, joints, strict=True)),
+    )
     go = pace(size(*error), speed, accel, dt)
-    change = tuple(tuple(go * e - m for e, m in zip(*rows, strict=True)) for rows in zip(error, motion, strict=True))
+    change = tuple(
+        tuple(go * e - m for e, m in zip(*rows, strict=True)) for rows in zip(error, motion, strict=True)
+    )
     most = size(*change)
     s = min(1.0, accel * dt / most) if most > 0 else 0.0
-    v, w, u = (tuple(m + s * c for m, c in zip(*rows, strict=True)) for rows in zip(motion, change, strict=True))
+    v, w, u = (
+        tuple(m + s * c for m, c in zip(*rows, strict=True)) for rows in zip(motion, change, strict=True)
+    )
     return tuple(q + x * dt for q, x in zip(joints, u, strict=True)), (v, w, u)

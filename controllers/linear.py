@@ -12,7 +12,8 @@ compiled = njit(error_model="numpy")
 
 @compiled
 def principal(a, u, work):
-    """a <- u^T a u, diagonal, with u [n, n] turned by Jacobi's rotations into eigenvectors (its columns) from those given, orthonormal.
+    """a <- u^T a u, diagonal, with u [n, n] turned by Jacobi's rotations into eigenvectors (its columns) from
+    those given, orthonormal.
 
     Near ones, of the tick before, need a sweep or two, and the others find nothing to do."""
     n = len(a)

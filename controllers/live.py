@@ -1,7 +1,7 @@
 """An arm on the wire as a body for an env, in real time: what a policy does takes the time that it takes.
 
-It drives `robo_rl sim-arm`, whose scene a service places; both governors are armed anew for every episode. Between two
-actions the arm goes on to the last target, as it does under a slow policy.
+It drives `robo_rl sim-arm`, whose scene a service places; both governors are armed anew for every episode.
+Between two actions the arm goes on to the last target, as it does under a slow policy.
 """
 
 import itertools
@@ -32,11 +32,22 @@ _numbers = itertools.count(1)
 
 
 class LiveArm:
-    """One arm over a transport. late: periods in which the next action came after its time; stops: why a governor held."""
+    """One arm over a transport. late: periods in which the next action came after its time; stops: why a
+    governor held."""
 
-    def __init__(self, robot: Robot, task: PolicyInterface, transport: Transport, model: ArmModel, limits: Limits, *,
-                 clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-                 wait: float = 5.0, command: str = "pose"):
+    def __init__(
+        self,
+        robot: Robot,
+        task: PolicyInterface,
+        transport: Transport,
+        model: ArmModel,
+        limits: Limits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        wait: float = 5.0,
+        command: str = "pose",
+    ):
         self.transport, self.task, self.limits, self.robot = transport, task, limits, robot
         self.clock, self.sleep, self.wait = clock, sleep, wait
         self.bridge = Bridge(robot, task, transport, model, limits, command=command)
@@ -51,14 +62,20 @@ class LiveArm:
         self.order("disarm")
         self.lease.claim(self.wait_for)
         row = tuple(placement(joints, objects))
-        [said] = self.transport.call("sim_arm/set_parameters", "rcl_interfaces/srv/SetParameters", {
-            "parameters": [{"name": "placement", "value": parameter(row)}]}, self.wait)["results"]
+        [said] = self.transport.call(
+            "sim_arm/set_parameters",
+            "rcl_interfaces/srv/SetParameters",
+            {"parameters": [{"name": "placement", "value": parameter(row)}]},
+            self.wait,
+        )["results"]
         if not said["successful"]:
             raise UserError(f"the arm cannot be placed: {said['reason']}")
         placed = self.clock()
         buffer, goal = self.bridge.observation_buffer, np.asarray(joints, float)
-        self.until(lambda: not buffer.missing() and self.there(placed, goal, objects),
-                   f"nothing came on {', '.join(buffer.missing()) or 'joint_states'}")
+        self.until(
+            lambda: not buffer.missing() and self.there(placed, goal, objects),
+            f"nothing came on {', '.join(buffer.missing()) or 'joint_states'}",
+        )
         self.order("arm")
         self.bridge.governor = Governor(self.limits, self.robot)
         self.until(lambda: self.bridge.measure(self.clock()), "no joint states")
@@ -68,17 +85,24 @@ class LiveArm:
 
     def there(self, placed: float, joints: np.ndarray, objects: dict) -> bool:
         """Whether what is measured is from after the scene was placed."""
-        boxes = [self.bridge.observation_buffer.joints, *self.bridge.observation_buffer.bodies.values(),
-                 self.bridge.observation_buffer.gripper]
+        boxes = [
+            self.bridge.observation_buffer.joints,
+            *self.bridge.observation_buffer.bodies.values(),
+            self.bridge.observation_buffer.gripper,
+        ]
         new = [g for b in boxes if (g := b.latest()) is not None and g.at >= placed]
         if len(new) < len(boxes) or new[-1].message.position[0] < 0.95:
             return False
         pictures = [b.latest() for b in self.bridge.observation_buffer.cameras.values()]
         if any(g is None or g.at < placed + PICTURED for g in pictures):
             return False
-        near = all(math.dist(g.message.pos, objects[n][0]) < 0.01 for n, g in
-                   zip(self.bridge.observation_buffer.bodies, new[1:-1], strict=True))
-        return near and float(np.abs(np.subtract(new[0].message.position[:len(joints)], joints)).max()) < NEAR
+        near = all(
+            math.dist(g.message.pos, objects[n][0]) < 0.01
+            for n, g in zip(self.bridge.observation_buffer.bodies, new[1:-1], strict=True)
+        )
+        return (
+            near and float(np.abs(np.subtract(new[0].message.position[: len(joints)], joints)).max()) < NEAR
+        )
 
     def act(self, action: np.ndarray) -> None:
         """One action, executed for the time it takes: one period, several where the arm is slow."""
@@ -148,6 +172,8 @@ class LiveArm:
         end = self.clock() + self.wait
         while not condition():
             if self.clock() > end:
-                raise UserError(f"{what} within {self.wait:g} s: is robo_rl sim-arm there, in this domain? "
-                                + " ".join(self.transport.complaints()))
+                raise UserError(
+                    f"{what} within {self.wait:g} s: is robo_rl sim-arm there, in this domain? "
+                    + " ".join(self.transport.complaints())
+                )
             self.sleep(0.002)

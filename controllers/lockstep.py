@@ -1,4 +1,5 @@
-"""The governed arm and the bridge on one in-process wire, in lockstep on simulated time: no wall clock, no thread."""
+"""The governed arm and the bridge on one in-process wire, in lockstep on simulated time: no wall clock, no
+thread."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,18 +24,36 @@ SETTLE = 0.02  # s of simulated time before an episode, for the first messages
 
 
 class LockstepArm:
-    """One arm in its scene, commanded over an in-process transport: a body for an env, or for a deployment without real time."""
+    """One arm in its scene, commanded over an in-process transport: a body for an env, or for a deployment
+    without real time."""
 
-    def __init__(self, robot: Robot, task: PolicyInterface | DataInterface, path: str, law: LawOptions, limits: Limits, model: ArmModel,
-                 conditions: NetworkConditions | None = None, dry_run: bool = False, servo: bool = False,
-                 wrap_transport: Callable[[Transport], Transport] = lambda wire: wire, command: str = "pose"):
-        """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the arm's; wrap_transport: wraps
-        the bridge's transport; command: how it commands."""
-        self.arm, self.robot, self.task, self.model = SimArm(robot, law, path=path, servo=servo), robot, task, model
+    def __init__(
+        self,
+        robot: Robot,
+        task: PolicyInterface | DataInterface,
+        path: str,
+        law: LawOptions,
+        limits: Limits,
+        model: ArmModel,
+        conditions: NetworkConditions | None = None,
+        dry_run: bool = False,
+        servo: bool = False,
+        wrap_transport: Callable[[Transport], Transport] = lambda wire: wire,
+        command: str = "pose",
+    ):
+        """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the
+        arm's; wrap_transport: wraps the bridge's transport; command: how it commands."""
+        self.arm, self.robot, self.task, self.model = (
+            SimArm(robot, law, path=path, servo=servo),
+            robot,
+            task,
+            model,
+        )
         self.limits, self.conditions, self.dry_run = limits, conditions, dry_run
         self.ticks = round(task.period / self.arm.dt)
         self.wrap_transport, self.command = wrap_transport, command
-        self.make_cameras: Callable[[Bus], Any] | None = None  # cameras for the bus of an episode: publish() draws and sends
+        # cameras for the bus of an episode: publish() draws and sends
+        self.make_cameras: Callable[[Bus], Any] | None = None
         self.cameras: Any = None
         self.chunking, self.every = "blend", 0  # of the bridge
 
@@ -44,12 +63,19 @@ class LockstepArm:
         self.bus = Bus(lambda: self.arm.t, self.conditions)
         self.governor = Governor(self.limits, self.robot)
         self.arm.supervisor = Supervisor(self.robot, supervised(self.limits))
-        self.node = ArmNode(self.arm, LoopbackTransport(self.bus, "arm"), self.governor, pose_every=self.ticks, joints_every=self.ticks)
+        self.node = ArmNode(
+            self.arm,
+            LoopbackTransport(self.bus, "arm"),
+            self.governor,
+            pose_every=self.ticks,
+            joints_every=self.ticks,
+        )
         wire = self.wire = self.wrap_transport(LoopbackTransport(self.bus, "bridge"))
         self.close()
         self.cameras = self.make_cameras(self.bus) if self.make_cameras else None
-        self.bridge = Bridge(self.robot, self.task, wire, self.model, self.limits, dry_run=self.dry_run,
-                             command=self.command)
+        self.bridge = Bridge(
+            self.robot, self.task, wire, self.model, self.limits, dry_run=self.dry_run, command=self.command
+        )
         self.bridge.chunking, self.bridge.every = self.chunking, self.every
         self.order = wire.publisher(SAFETY_COMMAND, Text, "command")
         for _ in range(10):

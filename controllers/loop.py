@@ -1,4 +1,5 @@
-"""A periodic loop in real time: a clock that does not drift, deadlines that are counted, periods that are measured."""
+"""A periodic loop in real time: a clock that does not drift, deadlines that are counted, periods that are
+measured."""
 
 import gc
 import math
@@ -13,7 +14,8 @@ import numpy as np
 
 from robo_rl.errors import in_range
 
-AWAKE = "/dev/cpu_dma_latency"  # PM QoS: while it is open with 0 in it, cores do not go to sleep deeper than polling
+# PM QoS: while it is open with 0 in it, cores do not go to sleep deeper than polling
+AWAKE = "/dev/cpu_dma_latency"
 SKIP = 0.02  # s; a loop that is later than this gives the missed periods up instead of catching up in a burst
 
 
@@ -30,18 +32,28 @@ class Timing:
     core_share: float  # CPU time of this thread over wall time
 
     def text(self) -> str:
-        return (f"{self.ticks} ticks, period median {1e3 * self.period_median:.3f} ms, "
-                f"p99 {1e3 * self.period_p99:.3f} ms, max {1e3 * self.period_max:.2f} ms, {self.late} late, {self.skipped} skipped, "
-                f"{100 * self.core_share:.0f} % of a core")
+        return (
+            f"{self.ticks} ticks, period median {1e3 * self.period_median:.3f} ms, p99 "
+            f"{1e3 * self.period_p99:.3f} ms, max {1e3 * self.period_max:.2f} ms, {self.late} late, "
+            f"{self.skipped} skipped, {100 * self.core_share:.0f} % of a core"
+        )
 
 
-def real_time(tick: Callable[[], object], dt: float, seconds: float, *, clock: Callable[[], float] = time.monotonic,
-              sleep: Callable[[float], None] = time.sleep, cpu: Callable[[], float] = time.thread_time,
-              going: Callable[[], bool] = lambda: True) -> Timing:
-    """Call `tick` every dt [s] for a time, or while `going`. Period k begins at start + k dt: lateness does not add up.
+def real_time(
+    tick: Callable[[], object],
+    dt: float,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    cpu: Callable[[], float] = time.thread_time,
+    going: Callable[[], bool] = lambda: True,
+) -> Timing:
+    """Call `tick` every dt [s] for a time, or while `going`. Period k begins at start + k dt: lateness does
+    not add up.
 
-    A tick that comes late is followed at once by the next, until the loop is back in time; from SKIP on the missed
-    periods are skipped.
+    A tick that comes late is followed at once by the next, until the loop is back in time; from SKIP on the
+    missed periods are skipped.
     """
     in_range("dt", dt, 0, 10, open_low=True)
     in_range("seconds", seconds, 0, math.inf)
@@ -64,16 +76,25 @@ def real_time(tick: Callable[[], object], dt: float, seconds: float, *, clock: C
         k += 1
     wall = max(clock() - start, 1e-9)
     periods = np.diff(began) if len(began) > 1 else np.array([dt])
-    return Timing(len(began), late, skipped, float(np.median(periods)), float(np.percentile(periods, 99)),
-                  float(periods.max()), (cpu() - busy) / wall)
+    return Timing(
+        len(began),
+        late,
+        skipped,
+        float(np.median(periods)),
+        float(np.percentile(periods, 99)),
+        float(periods.max()),
+        (cpu() - busy) / wall,
+    )
 
 
 @contextmanager
 def prompt() -> Iterator[bool]:
-    """Real-time priority where the system permits, for this thread and for those it starts meanwhile (yields whether).
+    """Real-time priority where the system permits, for this thread and for those it starts meanwhile (yields
+    whether).
 
-    DDS's threads need it as much as the loop does: on a busy machine messages otherwise wait for seconds. On an idle one
-    cores sleep, and waking them costs more than a tick: where the system permits they are kept awake.
+    DDS's threads need it as much as the loop does: on a busy machine messages otherwise wait for seconds. On
+    an idle one cores sleep, and waking them costs more than a tick: where the system permits they are kept
+    awake.
     """
     before, awake = None, None
     if hasattr(os, "sched_setscheduler"):
@@ -95,7 +116,8 @@ def prompt() -> Iterator[bool]:
 
 @contextmanager
 def undisturbed() -> Iterator[bool]:
-    """No garbage collection, quick thread switches and, where the system permits, real-time priority (yields whether)."""
+    """No garbage collection, quick thread switches and, where the system permits, real-time priority (yields
+    whether)."""
     interval, collecting = sys.getswitchinterval(), gc.isenabled()
     gc.collect()
     gc.freeze()

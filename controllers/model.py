@@ -1,8 +1,8 @@
 """An arm's kinematics and dynamics from MJCF or URDF, through MuJoCo, in arrays that are filled in place.
 
-Frames: base, that is the model's world. `jac` maps joint speeds to the tool's twist there: rows are linear [m/s] then
-angular [rad/s], at the tool's point and in base axes (LOCAL_WORLD_ALIGNED), so that jac^T [f; m] is the torque of a
-force and a moment at the tool.
+Frames: base, that is the model's world. `jac` maps joint speeds to the tool's twist there: rows are linear
+[m/s] then angular [rad/s], at the tool's point and in base axes (LOCAL_WORLD_ALIGNED), so that jac^T [f; m]
+is the torque of a force and a moment at the tool.
 """
 
 from pathlib import Path
@@ -17,13 +17,20 @@ from robo_rl.errors import UserError, choose
 class ArmModel:
     """A reduced model of the named joints alone; every other joint is locked where the file has it.
 
-    state [2n] = (q, dq), also apart as q, dq [n]; pos (x, y, z) [m] and quat (w, x, y, z) of the tool as floats;
-    jac [6, n]; minv_jt [6, n] = (M^-1 J^T)^T; bias [n] [N m]: C(q, dq) dq + g(q), with only the parts that `coriolis`
-    and `gravity` ask for.
+    state [2n] = (q, dq), also apart as q, dq [n]; pos (x, y, z) [m] and quat (w, x, y, z) of the tool as
+    floats; jac [6, n]; minv_jt [6, n] = (M^-1 J^T)^T; bias [n] [N m]: C(q, dq) dq + g(q), with only the parts
+    that `coriolis` and `gravity` ask for.
     """
 
-    def __init__(self, source: "str | Path | mujoco.MjSpec", joints: tuple[str, ...], site: str, *,
-                 gravity: bool = True, coriolis: bool = True):
+    def __init__(
+        self,
+        source: "str | Path | mujoco.MjSpec",
+        joints: tuple[str, ...],
+        site: str,
+        *,
+        gravity: bool = True,
+        coriolis: bool = True,
+    ):
         spec = self.spec = reduced(read_spec(source), joints)
         add_tool(spec, site)
         try:
@@ -39,13 +46,17 @@ class ArmModel:
         self.joints, self.coriolis, self.n = joints, coriolis, len(joints)
         self.site = self.mj.site(site).id
         self.state = np.zeros(2 * self.n)
-        self.q, self.dq = self.state[:self.n], self.state[self.n:]
+        self.q, self.dq = self.state[: self.n], self.state[self.n :]
         self.jac, self.minv_jt, self.bias = (np.zeros(s) for s in ((6, self.n), (6, self.n), self.n))
         self.pos: list[float] = [0.0] * 3
         self.quat: list[float] = [1.0, 0.0, 0.0, 0.0]
         self.minv_j = self.minv_jt.T  # M^-1 J^T [n, 6], a view
         self._linear, self._angular = self.jac[:3], self.jac[3:]
-        self.xpos, self.xmat, self.xquat = self.data.site_xpos[self.site], self.data.site_xmat[self.site], np.zeros(4)
+        self.xpos, self.xmat, self.xquat = (
+            self.data.site_xpos[self.site],
+            self.data.site_xmat[self.site],
+            np.zeros(4),
+        )
         self.update(self.data.qpos.copy(), self.dq.copy())
 
     def update(self, q: np.ndarray, dq: np.ndarray) -> None:
@@ -101,15 +112,19 @@ class ArmModel:
 
 
 def inertia_fault(model: ArmModel, stiffness: "tuple[float, ...] | np.ndarray", period: float = 0.001) -> str:
-    """Why springs at the tool, `stiffness` [6], shake this model where it is: their fastest motion, sqrt(max eig(K J M^-1 J^T)), is more
-    than 0.3 of 1 / period. "": they do not. A model without the motors' inertia, as a URDF is, does so at its light last joints."""
+    """Why springs at the tool, `stiffness` [6], shake this model where it is: their fastest motion, sqrt(max
+    eig(K J M^-1 J^T)), is more than 0.3 of 1 / period. "": they do not. A model without the motors' inertia,
+    as a URDF is, does so at its light last joints."""
     rate = float(np.sqrt(np.abs(np.linalg.eigvals(np.diag(stiffness) @ model.task_mobility()))).max())
     if rate * period <= 0.3:
         return ""
     least = model.inertia().diagonal()
     k = int(least.argmin())
-    return (f"{model.joints[k]} has an inertia of {least[k]:.2g} kg m^2, too little for the stiffness at {1 / period:g} Hz: the simulated "
-            f"arm shakes. Give the joints of the model their motors' inertia (armature in MJCF), or lower `gains`")
+    return (
+        f"{model.joints[k]} has an inertia of {least[k]:.2g} kg m^2, too little for the stiffness at "
+        f"{1 / period:g} Hz: the simulated arm shakes. Give the joints of the model their motors' inertia "
+        "(armature in MJCF), or lower `gains`"
+    )
 
 
 def arm_model(robot: Robot, path: str = "", **parts: bool) -> ArmModel:
@@ -122,7 +137,8 @@ def arm_model(robot: Robot, path: str = "", **parts: bool) -> ArmModel:
 
 
 def read_spec(source: "str | Path | mujoco.MjSpec") -> mujoco.MjSpec:
-    """MJCF or URDF, as a path or as text (it starts with <), ready to be changed. Meshes that are not there go."""
+    """MJCF or URDF, as a path or as text (it starts with <), ready to be changed. Meshes that are not there
+    go."""
     if isinstance(source, mujoco.MjSpec):
         return source.copy()
     text = str(source)
@@ -138,7 +154,8 @@ def read_spec(source: "str | Path | mujoco.MjSpec") -> mujoco.MjSpec:
         if isinstance(e, UserError):
             raise
         raise UserError(f"the model cannot be read: {' '.join(str(e).split())}") from None
-    if "<robot" in text:  # URDF: masses are given, shapes are not needed, and links joined by fixed joints keep names
+    # URDF: masses are given, shapes are not needed, and links joined by fixed joints keep names
+    if "<robot" in text:
         spec.compiler.fusestatic = False
         for geom in list(spec.geoms):
             spec.delete(geom)
@@ -148,14 +165,25 @@ def read_spec(source: "str | Path | mujoco.MjSpec") -> mujoco.MjSpec:
 
 
 def reduced(spec: mujoco.MjSpec, joints: tuple[str, ...]) -> mujoco.MjSpec:
-    """The spec with the named joints only and no actuators: the bare arm. (Gravity compensation is no part of bias.)"""
+    """The spec with the named joints only and no actuators: the bare arm. (Gravity compensation is no part of
+    bias.)"""
     there = [j.name for j in spec.joints]
     for name in joints:
         choose("joint", name, there)
         kind = spec.joint(name).type
         if kind not in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
             raise UserError(f"joint {name} must be a hinge or a slide")
-    for group in ("actuators", "sensors", "tendons", "equalities", "keys", "excludes", "pairs", "cameras", "lights"):
+    for group in (
+        "actuators",
+        "sensors",
+        "tendons",
+        "equalities",
+        "keys",
+        "excludes",
+        "pairs",
+        "cameras",
+        "lights",
+    ):
         for element in list(getattr(spec, group)):
             spec.delete(element)
     for joint in list(spec.joints):
@@ -172,7 +200,9 @@ def add_payload(spec: mujoco.MjSpec, robot: Robot) -> None:
     add_tool(spec, robot.site)
     compiled = spec.compile()
     site = compiled.site(robot.site)
-    body = spec.body(compiled.body(site.bodyid[0]).name).add_body(name="payload of the cell", pos=site.pos, quat=site.quat)
+    body = spec.body(compiled.body(site.bodyid[0]).name).add_body(
+        name="payload of the cell", pos=site.pos, quat=site.quat
+    )
     body.mass, body.ipos, body.explicitinertial = load.mass, load.centre, True
     body.inertia = load.inertia if all(load.inertia) else (1e-4,) * 3  # a point has none, and no body may
 

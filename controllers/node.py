@@ -1,9 +1,11 @@
-"""The simulated arm on a wire, with the topics of a CRISP robot: it publishes its state and follows what is commanded.
+"""The simulated arm on a wire, with the topics of a CRISP robot: it publishes its state and follows what is
+commanded.
 
-Beside CRISP's topics: the gripper, the free bodies of the scene as `objects/<name>` (what a camera would tell), and with
-a governor `safety_command` (claim, release, arm, disarm, reset, stop: `lease` has their words), `safety_state`,
-`safety_lease` (both latched, on change), `safety_refused` and `estop`. A message that makes no sense is counted with the
-reason and has no effect: it must not take the arm's loop down. What it serves is in `manager`.
+Beside CRISP's topics: the gripper, the free bodies of the scene as `objects/<name>` (what a camera would
+tell), and with a governor `safety_command` (claim, release, arm, disarm, reset, stop: `lease` has their
+words), `safety_state`, `safety_lease` (both latched, on change), `safety_refused` and `estop`. A message that
+makes no sense is counted with the reason and has no effect: it must not take the arm's loop down. What it
+serves is in `manager`.
 """
 
 import math
@@ -31,16 +33,27 @@ REFUSED_EVERY = 1.0  # s between two publications of one refusal
 
 
 class ArmNode:
-    """`tick` once per control period: take commands, one tick of the arm, publish. refused: bad messages by reason.
+    """`tick` once per control period: take commands, one tick of the arm, publish. refused: bad messages by
+    reason.
 
-    Without a lease, of two publishers on a command topic neither is followed, as CRISP's controller does; with one, its holder is.
+    Without a lease, of two publishers on a command topic neither is followed, as CRISP's controller does;
+    with one, its holder is.
     """
 
-    def __init__(self, arm: SimArm, transport: Transport, governor: Governor | None = None, *, pose_every: int = 10,
-                 joints_every: int = 1, clock: bool = False):
-        """clock: publish simulated time on `clock`, every millisecond of it. governor: the arm's own, between the
-        wire and the law; every target is a command to it, so that nothing passes it.
-        pose_every: ticks between two publications of pose, twist, gripper and objects; joints_every: of joint states."""
+    def __init__(
+        self,
+        arm: SimArm,
+        transport: Transport,
+        governor: Governor | None = None,
+        *,
+        pose_every: int = 10,
+        joints_every: int = 1,
+        clock: bool = False,
+    ):
+        """clock: publish simulated time on `clock`, every millisecond of it. governor: the arm's own, between
+        the wire and the law; every target is a command to it, so that nothing passes it.
+        pose_every: ticks between two publications of pose, twist, gripper and objects; joints_every: of joint
+        states."""
         self.arm, self.transport, self.governor, self.count = arm, transport, governor, 0
         self.said = ""
         self.hardware_active = True  # else nobody arms it
@@ -58,11 +71,18 @@ class ArmNode:
             self.safety = transport.publisher(SAFETY_STATE, Text, "latched")
             self.leased = transport.publisher(SAFETY_LEASE, Text, "latched")
             self.refusals = transport.publisher(SAFETY_REFUSED, Text, "command")
-            self.lease, self.lease_said, self.armed_by = ArmLease(), "?", ""  # armed_by: the holder for whom it was armed
+            # armed_by: the holder for whom it was armed
+            self.lease, self.lease_said, self.armed_by = ArmLease(), "?", ""
             followed.append((SAFETY_COMMAND, Text, self._order))
             self.estop = EmergencyStop(transport.subscription(names["estop"], Flag, "latched", depth=64))
-        self.commands = [(transport.subscription(topic, kind, "command", depth=1 if governor is None else DEPTH), topic, follow)
-                         for topic, kind, follow in followed]
+        self.commands = [
+            (
+                transport.subscription(topic, kind, "command", depth=1 if governor is None else DEPTH),
+                topic,
+                follow,
+            )
+            for topic, kind, follow in followed
+        ]
 
     def tick(self) -> None:
         """Commands, one tick of the arm, publications."""
@@ -105,17 +125,28 @@ class ArmNode:
         g, lines = self.governor, [("ticks", str(self.count)), ("refused", str(sum(self.refused.values())))]
         if g is None:
             return Diagnostics(self.stamp(), ((0, "arm", "no governor", tuple(lines)),))
-        lines += [("state", g.state), ("reason", g.reason), ("lease", self.lease.holder(self.transport.now())),
-                  ("e-stop", ", ".join(sorted(g.stopped_by)))]
+        lines += [
+            ("state", g.state),
+            ("reason", g.reason),
+            ("lease", self.lease.holder(self.transport.now())),
+            ("e-stop", ", ".join(sorted(g.stopped_by))),
+        ]
         lines += [(f"contract {name}", str(n)) for name, n in sorted(g.counts.items())]
-        return Diagnostics(self.stamp(), (({HOLD: 1, STOPPED: 2}.get(g.state, 0), "governor", f"{g.state}: {g.reason}", tuple(lines)),))
+        return Diagnostics(
+            self.stamp(),
+            (({HOLD: 1, STOPPED: 2}.get(g.state, 0), "governor", f"{g.state}: {g.reason}", tuple(lines)),),
+        )
 
     def _grip(self, got: Received) -> None:
         opening = vector("gripper opening", got.message.data, 1)
-        if self.governor is None or self.governor.state in (ARMED, ACTIVE) and self.governor.commander in (None, got.source):
+        if (
+            self.governor is None
+            or self.governor.state in (ARMED, ACTIVE)
+            and self.governor.commander in (None, got.source)
+        ):
             self.arm.grip(float(opening[0]))
 
-    # ---- who may ---------------------------------------------------------------------------------------------------
+    # ---- who may -------------------------------------------------------------------------------------------
 
     def _look_after(self, governor: Governor) -> None:
         """The e-stop and the lease: who let go, whose time is over."""
@@ -133,8 +164,8 @@ class ArmNode:
             self.leased.publish(Text(said))
 
     def _is_holders(self, source: str) -> bool:
-        """Whether a source may do what is the lease's holder's: it is who claimed it, or that one has left (it was claimed from a shell,
-        for whoever commands)."""
+        """Whether a source may do what is the lease's holder's: it is who claimed it, or that one has left
+        (it was claimed from a shell, for whoever commands)."""
         if source == self.lease.source:
             return True
         there = next(box for box, t, _ in self.commands if t == SAFETY_COMMAND).sources()
@@ -156,20 +187,24 @@ class ArmNode:
             raise UserError(f"{holder} holds the arm")
 
     def check_change(self) -> None:
-        """UserError: controllers, parameters and the scene are the lease's holder's to change, and the caller of the service that runs
-        is another."""
+        """UserError: controllers, parameters and the scene are the lease's holder's to change, and the caller
+        of the service that runs is another."""
         if self.governor is not None:
             self.check_asker(self.transport.caller)
 
     def refuse(self, topic: str, why: str) -> None:
-        """Count a refusal, tell the process's owner of a new one at once, and everybody on the wire once in REFUSED_EVERY."""
+        """Count a refusal, tell the process's owner of a new one at once, and everybody on the wire once in
+        REFUSED_EVERY."""
         line = f"{topic}: {why}"[:300]
         if line not in self.refused and len(self.refused) >= KINDS:
             line = "more kinds of refusals"
         self.refused[line] += 1
         if self.refused[line] == 1:
             self.on_refusal(line)
-        if self.governor is not None and (now := self.transport.now()) - self._told.get(line, -math.inf) >= REFUSED_EVERY:
+        if (
+            self.governor is not None
+            and (now := self.transport.now()) - self._told.get(line, -math.inf) >= REFUSED_EVERY
+        ):
             self._told[line] = now
             self.refusals.publish(Text(line))
 
@@ -181,11 +216,15 @@ class ArmNode:
         self.said = ""  # it is told again, also where nothing changed
 
     def asked(self, order: str, source: str = "", name: str = "") -> None:
-        """What somebody on the wire wants: by the lease's name, or else as who they are. UserError: it is not theirs, or refused."""
+        """What somebody on the wire wants: by the lease's name, or else as who they are. UserError: it is not
+        theirs, or refused."""
         if order in LEASED:
             self.lease.check(self.transport.now(), source, name)
         if order == "arm" and not self.hardware_active:
-            raise UserError("the hardware is inactive: activate it first (controller_manager/set_hardware_component_state)")
+            raise UserError(
+                "the hardware is inactive: activate it first "
+                "(controller_manager/set_hardware_component_state)"
+            )
         self.order(order)
         if order == "arm":
             self.armed_by = self.lease.name

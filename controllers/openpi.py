@@ -1,8 +1,10 @@
-"""The wire of openpi's policy servers: websocket messages of msgpack, arrays as maps with their bytes, type and shape.
+"""The wire of openpi's policy servers: websocket messages of msgpack, arrays as maps with their bytes, type
+and shape.
 
-The server first says what it is, a map. A client then sends an observation, a map of arrays, numbers and text, and gets a map with
-"actions" [H, A]; a text in place of bytes is an error. PyPI's `openpi-client` is such a client. What comes decides nothing but its own
-answer: messages are bounded in bytes and entries, arrays are numbers of a few types alone, and there is no pickle.
+The server first says what it is, a map. A client then sends an observation, a map of arrays, numbers and
+text, and gets a map with "actions" [H, A]; a text in place of bytes is an error. PyPI's `openpi-client` is
+such a client. What comes decides nothing but its own answer: messages are bounded in bytes and entries,
+arrays are numbers of a few types alone, and there is no pickle.
 
 Source: openpi_client 0.1.2, msgpack_numpy.py and websocket_client_policy.py.
 """
@@ -22,7 +24,8 @@ except ImportError:
 ENTRIES, RANK = 4096, 6  # entries of a message, dimensions of an array, at most
 SIDE = 1 << 28  # a dimension is below it
 KINDS = ("b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8")
-TYPES = {order + kind: np.dtype(order + kind) for order in "<>|=" for kind in KINDS}  # NumPy parses other names, some as Python
+# NumPy parses other names, some as Python
+TYPES = {order + kind: np.dtype(order + kind) for order in "<>|=" for kind in KINDS}
 NO_MESSAGE = "this is no message of openpi"
 ARRAY, NUMBER, DATA, DTYPE, SHAPE = b"__ndarray__", b"__npgeneric__", b"data", b"dtype", b"shape"
 
@@ -57,8 +60,15 @@ class _Bounded:
         self.entries = 0
 
     def unpack(self, data: bytes) -> Any:
-        return msgpack.unpackb(data, object_pairs_hook=self.read_map, list_hook=self.read_list, ext_hook=self.refuse, max_array_len=ENTRIES,
-                               max_map_len=ENTRIES, max_ext_len=0)
+        return msgpack.unpackb(
+            data,
+            object_pairs_hook=self.read_map,
+            list_hook=self.read_list,
+            ext_hook=self.refuse,
+            max_array_len=ENTRIES,
+            max_map_len=ENTRIES,
+            max_ext_len=0,
+        )
 
     def count(self, more: int) -> None:
         self.entries += more + 1  # itself: an empty one is not for nothing
@@ -75,7 +85,11 @@ class _Bounded:
         if ARRAY in out:
             return _array(out)
         kind = TYPES.get(out[DTYPE]) if out.get(NUMBER) is True and isinstance(out.get(DTYPE), str) else None
-        return kind.type(out[DATA]) if kind is not None and isinstance(out.get(DATA), (bool, int, float)) else out
+        return (
+            kind.type(out[DATA])
+            if kind is not None and isinstance(out.get(DATA), (bool, int, float))
+            else out
+        )
 
     def refuse(self, code: int, data: bytes) -> Any:
         raise UserError(f"{NO_MESSAGE}: a value of kind {code}")
@@ -85,7 +99,13 @@ def _array(x: dict) -> np.ndarray:
     """The array that a map describes."""
     data, name, shape = x.get(DATA), x.get(DTYPE), x.get(SHAPE)
     kind = TYPES.get(name) if isinstance(name, str) else None
-    if not isinstance(data, bytes) or kind is None or not isinstance(shape, list) or len(shape) > RANK or \
-            not all(type(n) is int and 0 <= n < SIDE for n in shape) or math.prod(shape) * kind.itemsize != len(data):
+    if (
+        not isinstance(data, bytes)
+        or kind is None
+        or not isinstance(shape, list)
+        or len(shape) > RANK
+        or not all(type(n) is int and 0 <= n < SIDE for n in shape)
+        or math.prod(shape) * kind.itemsize != len(data)
+    ):
         raise UserError(f"{NO_MESSAGE}: an array is numbers, with as many bytes as its type and shape say")
     return np.ndarray(shape, kind, data).copy()

@@ -1,8 +1,9 @@
-"""How the bridge's setpoint goes onto the wire: a tool pose, joint targets, or positions for an arm that follows joint positions alone.
+"""How the bridge's setpoint goes onto the wire: a tool pose, joint targets, or positions for an arm that
+follows joint positions alone.
 
-pose, joint: to a law of torques on the arm's side (`target_pose`, `target_joint`). forward_position, joint_trajectory: to
-ros2_control's controllers of those names, which put every position that they get straight to the motors. Braking in HOLD is the
-governor's pose there too: nobody on the arm's side brakes.
+pose, joint: to a law of torques on the arm's side (`target_pose`, `target_joint`). forward_position,
+joint_trajectory: to ros2_control's controllers of those names, which put every position that they get
+straight to the motors. Braking in HOLD is the governor's pose there too: nobody on the arm's side brakes.
 """
 
 from typing import Any
@@ -21,16 +22,32 @@ POSITIONS = ("forward_position", "joint_trajectory")
 
 
 class Output:
-    """`send` once per control period. command: one of `cell.COMMANDS`; dry: a pose on PREVIEW, whatever it is."""
+    """`send` once per control period. command: one of `cell.COMMANDS`; dry: a pose on PREVIEW, whatever it
+    is."""
 
-    def __init__(self, command: str, robot: Robot, transport: Transport, model: ArmModel, period: float, dry: bool = False):
+    def __init__(
+        self,
+        command: str,
+        robot: Robot,
+        transport: Transport,
+        model: ArmModel,
+        period: float,
+        dry: bool = False,
+    ):
         self.command, self.robot, self.period = choose("command", command, COMMANDS), robot, period
         if dry:
             self.command = "pose"
         self.joints = self.command != "pose"  # the governor is to judge joints with their pose
         topic = {"pose": "target_pose", "joint": "target_joint"}.get(self.command, self.command)
-        self.topic = PREVIEW if dry else robot.topics[choose(f"topic of robot {robot.name}", topic, robot.topics)]
-        kinds: dict[str, Any] = {"pose": PoseStamped, "joint": JointState, "forward_position": Numbers, "joint_trajectory": JointTrajectory}
+        self.topic = (
+            PREVIEW if dry else robot.topics[choose(f"topic of robot {robot.name}", topic, robot.topics)]
+        )
+        kinds: dict[str, Any] = {
+            "pose": PoseStamped,
+            "joint": JointState,
+            "forward_position": Numbers,
+            "joint_trajectory": JointTrajectory,
+        }
         self.publisher = transport.publisher(self.topic, kinds[self.command], "command")
         self.servo = JointServo(robot, model, period) if self.command in POSITIONS else None
 
@@ -38,7 +55,8 @@ class Output:
         """Publish the setpoint -> whether there was anything to say. stamp [s]; model: the measured arm."""
         if out.pos is None or out.state not in (ACTIVE, HOLD):
             if self.servo is not None:
-                self.servo.rest(model)  # whoever moves the arm meanwhile: the next positions begin where it is
+                # whoever moves the arm meanwhile: the next positions begin where it is
+                self.servo.rest(model)
             return False
         if self.servo is not None:
             if (q := self.servo.step(model, out)) is None:

@@ -1,9 +1,11 @@
-"""From one policy to two arms: both arms' topics -> one observation -> one chunk of joint angles -> each arm's targets, governed together.
+"""From one policy to two arms: both arms' topics -> one observation -> one chunk of joint angles -> each
+arm's targets, governed together.
 
-State and action are one row: of each arm its joints and its gripper's opening (0 closed .. 1 open), by the names `<arm>_<joint>` and
-`<arm>_gripper` in the order that the policy has them. Actions are absolute. There is one schedule; each arm is a `Bridge` of its own, with
-its governor, and what holds one holds both (`pair_governor`). Targets go to the arms' joints: as fast as their limits let them, never more
-than LEAD before the measured joint, and never a step of the tool that a governor would cut.
+State and action are one row: of each arm its joints and its gripper's opening (0 closed .. 1 open), by the
+names `<arm>_<joint>` and `<arm>_gripper` in the order that the policy has them. Actions are absolute. There
+is one schedule; each arm is a `Bridge` of its own, with its governor, and what holds one holds both
+(`pair_governor`). Targets go to the arms' joints: as fast as their limits let them, never more than LEAD
+before the measured joint, and never a step of the tool that a governor would cut.
 """
 
 import math
@@ -30,8 +32,10 @@ UNITS = {"rad": 1.0, "deg": math.pi / 180, "1": 1.0, "%": 0.01}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairInterface:
-    """What a policy for two arms sees and commands. names: of the state's and the action's numbers, units: of each; period [s];
-    views: cameras, whose pictures are cut to image_size x image_size pixels. UserError: names that the pair has not."""
+    """What a policy for two arms sees and commands. names: of the state's and the action's numbers, units: of
+    each; period [s];
+    views: cameras, whose pictures are cut to image_size x image_size pixels. UserError: names that the pair
+    has not."""
 
     pair: ArmPair
     names: tuple[str, ...]
@@ -45,12 +49,18 @@ class PairInterface:
         axes, plain = self.pair.axes, self.plain
         optional = {a for a in axes if a.endswith(f"_{GRIPPER}")}
         if len(set(plain)) < len(plain) or set(plain) - set(axes) or set(axes) - optional - set(plain):
-            wrong = [n for n in plain if n not in axes] + [f"no {n}" for n in axes if n not in optional and n not in plain]
-            raise UserError(f"the policy's axes do not fit pair {self.pair.name}: {', '.join(wrong[:6]) or 'one is named twice'}; "
-                            f"needed, in any order: {', '.join(axes)}")
+            wrong = [n for n in plain if n not in axes] + [
+                f"no {n}" for n in axes if n not in optional and n not in plain
+            ]
+            raise UserError(
+                f"the policy's axes do not fit pair {self.pair.name}: "
+                f"{', '.join(wrong[:6]) or 'one is named twice'}; needed, in any order: {', '.join(axes)}"
+            )
         for name, unit in zip(plain, self.units, strict=True):
             if unit not in (("1", "%") if name in optional else ("rad", "deg")):
-                raise UserError(f"{name} is in {unit!r}: joints are commanded in rad or deg, grippers' openings in 1 or %")
+                raise UserError(
+                    f"{name} is in {unit!r}: joints are commanded in rad or deg, grippers' openings in 1 or %"
+                )
 
     @property
     def plain(self) -> tuple[str, ...]:
@@ -83,28 +93,63 @@ class PairInterface:
 class PairBridge:
     """One policy on two arms. `begin` when the topics of both are there, then `tick` every control period.
 
-    transports: by the arms' names, on which their topics have no prefix; transport: on which the cameras' have none."""
+    transports: by the arms' names, on which their topics have no prefix; transport: on which the cameras'
+    have none."""
 
-    def __init__(self, task: PairInterface, transport: Transport, transports: Mapping[str, Transport], models: Mapping[str, ArmModel],
-                 limits: Mapping[str, Limits], commands: Mapping[str, str], separation: Separation | None, *, dry_run: bool = False):
-        """models: of both arms; separation: of these models; commands: how each arm is commanded, but by poses."""
+    def __init__(
+        self,
+        task: PairInterface,
+        transport: Transport,
+        transports: Mapping[str, Transport],
+        models: Mapping[str, ArmModel],
+        limits: Mapping[str, Limits],
+        commands: Mapping[str, str],
+        separation: Separation | None,
+        *,
+        dry_run: bool = False,
+    ):
+        """models: of both arms; separation: of these models; commands: how each arm is commanded, but by
+        poses."""
         self.task, self.transport, self.dry_run, self.pair = task, transport, dry_run, task.pair
         self.bridges: dict[str, Bridge] = {}
         for name, robot in task.pair.arms.items():
             if commands[name] == "pose":
-                raise UserError(f"{name} arm: a policy of joint angles commands joints: joint, forward_position or joint_trajectory")
-            alone = PolicyInterface(state_names=("gripper",) if task.has_gripper(name) else ("joint1",), action_names=AXES,
-                                    scale=(0.01,) * 6, period=task.period)
-            self.bridges[name] = Bridge(robot, alone, transports[name], models[name], limits[name], dry_run=dry_run, command=commands[name])
+                raise UserError(
+                    f"{name} arm: a policy of joint angles commands joints: joint, forward_position or "
+                    "joint_trajectory"
+                )
+            alone = PolicyInterface(
+                state_names=("gripper",) if task.has_gripper(name) else ("joint1",),
+                action_names=AXES,
+                scale=(0.01,) * 6,
+                period=task.period,
+            )
+            self.bridges[name] = Bridge(
+                robot,
+                alone,
+                transports[name],
+                models[name],
+                limits[name],
+                dry_run=dry_run,
+                command=commands[name],
+            )
         self.governor = PairGovernor({name: b.governor for name, b in self.bridges.items()}, separation)
-        self.safety = {name: t.subscription(SAFETY_STATE, Text, "latched", depth=8) for name, t in transports.items()}
-        self.cameras = {view: transport.subscription(camera_topic(view), CompressedImage) for view in task.views}
-        self.spare = {name: ArmModel(models[name].spec, robot.joints, robot.site, gravity=False, coriolis=False)
-                      for name, robot in task.pair.arms.items()}
+        self.safety = {
+            name: t.subscription(SAFETY_STATE, Text, "latched", depth=8) for name, t in transports.items()
+        }
+        self.cameras = {
+            view: transport.subscription(camera_topic(view), CompressedImage) for view in task.views
+        }
+        self.spare = {
+            name: ArmModel(models[name].spec, robot.joints, robot.site, gravity=False, coriolis=False)
+            for name, robot in task.pair.arms.items()
+        }
         self.middle, self.half = task.spans()
         self.factors, self.columns = task.factors, {name: task.columns(name) for name in task.pair.arms}
-        self.on_action: Callable[[np.ndarray, dict, np.ndarray], None] | None = None  # state, pictures, action: each that runs
-        self.chunking, self.every, self.lost = "blend", 0, ""  # of `chunking.ChunkRunner`; to be set before `begin`
+        # state, pictures, action: each that runs
+        self.on_action: Callable[[np.ndarray, dict, np.ndarray], None] | None = None
+        # of `chunking.ChunkRunner`; to be set before `begin`
+        self.chunking, self.every, self.lost = "blend", 0, ""
         self.slow = 1
 
     @property
@@ -113,7 +158,9 @@ class PairBridge:
 
     def missing(self) -> list[str]:
         """Topics on which no message has come."""
-        out = [f"{name}/{topic}" for name, b in self.bridges.items() for topic in b.observation_buffer.missing()]
+        out = [
+            f"{name}/{topic}" for name, b in self.bridges.items() for topic in b.observation_buffer.missing()
+        ]
         return out + [camera_topic(view) for view, box in self.cameras.items() if box.latest() is None]
 
     def measure(self, now: float) -> None:
@@ -121,7 +168,9 @@ class PairBridge:
         for bridge in self.bridges.values():
             bridge.measure(now)
         for name, box in self.safety.items():
-            held = [got.message.data for got in box.take() if got.message.data.startswith(("HOLD", "STOPPED"))]
+            held = [
+                got.message.data for got in box.take() if got.message.data.startswith(("HOLD", "STOPPED"))
+            ]
             if held and not self.dry_run and (g := self.bridges[name].governor).state in (ARMED, ACTIVE):
                 g.hold(now, "pair", f"it says {held[-1]}")
         self.governor.couple(now)
@@ -129,8 +178,10 @@ class PairBridge:
     def begin(self, now: float, leased: bool = False) -> None:
         """Arm this side's governors, or neither. UserError says what is missing."""
         if missing := self.missing():
-            raise UserError(f"nothing came on {', '.join(missing)}: are both arms there (robo_rl sim-arm), in this domain?"
-                            + "".join(f" {c}." for c in self.transport.complaints()))
+            raise UserError(
+                f"nothing came on {', '.join(missing)}: are both arms there (robo_rl sim-arm), in this "
+                "domain?" + "".join(f" {c}." for c in self.transport.complaints())
+            )
         if not self.dry_run:
             self.pair.need_limits()
         for name, bridge in self.bridges.items():
@@ -143,8 +194,14 @@ class PairBridge:
         self.governor.couple(now)
         if self.governor.state not in (ARMED, ACTIVE):
             raise UserError(self.governor.reason)
-        self.chunks = ChunkRunner(self.task.period, np.zeros(len(self.task.names), bool), np.ones(len(self.task.names)), self.chunking,
-                                  self.every, BLEND)
+        self.chunks = ChunkRunner(
+            self.task.period,
+            np.zeros(len(self.task.names), bool),
+            np.ones(len(self.task.names)),
+            self.chunking,
+            self.every,
+            BLEND,
+        )
         self.schedule, self.latency = self.chunks.schedule, self.chunks.latency
         self.target = self.row()
         self._ran, self._began = -math.inf, now
@@ -163,7 +220,8 @@ class PairBridge:
         return (self.row() / self.factors).astype(np.float32)
 
     def pictures(self) -> dict[str, np.ndarray]:
-        """The newest picture of each camera: image/<view> uint8 [h, w, 3]. UserError: one is missing or too old."""
+        """The newest picture of each camera: image/<view> uint8 [h, w, 3]. UserError: one is missing or too
+        old."""
         out, now = {}, self.transport.now()
         for view, box in self.cameras.items():
             got = box.latest()
@@ -176,11 +234,14 @@ class PairBridge:
         """One action [A] in -1 .. 1 of the axes' ranges, for the period that begins now."""
         self.target = self.middle + self.half * np.clip(action, -1, 1)
         if self.on_action:
-            self.on_action(self.observation(), self.pictures(), (self.target / self.factors).astype(np.float32))
+            self.on_action(
+                self.observation(), self.pictures(), (self.target / self.factors).astype(np.float32)
+            )
         self.command(now)
 
     def command(self, now: float) -> None:
-        """Bring both arms nearer to the target. What one governor does about it the other's arm knows before it is commanded."""
+        """Bring both arms nearer to the target. What one governor does about it the other's arm knows before
+        it is commanded."""
         for name, bridge in self.bridges.items():
             columns, hand = self.columns[name], bridge.gripper_command
             hand.joints = self._next(name, bridge, self.target[columns])
@@ -190,10 +251,17 @@ class PairBridge:
             self.governor.couple(now)
 
     def _next(self, name: str, bridge: Bridge, target: np.ndarray) -> np.ndarray:
-        """Joint targets [n] of this period on the way to those of the policy, which the governor lets pass whole."""
+        """Joint targets [n] of this period on the way to those of the policy, which the governor lets pass
+        whole."""
         m = bridge.model
-        return next_joints(bridge.gripper_command.joints, target[:m.n], m.q, bridge.speed * self.task.period, self.spare[name],
-                           bridge.governor.limits.step)
+        return next_joints(
+            bridge.gripper_command.joints,
+            target[: m.n],
+            m.q,
+            bridge.speed * self.task.period,
+            self.spare[name],
+            bridge.governor.limits.step,
+        )
 
     def publish(self, now: float) -> None:
         """Publish both governors' set points."""
@@ -204,7 +272,8 @@ class PairBridge:
     def tick(self, policy: PolicyClient, now: float) -> None:
         """Measure, take and request chunks, execute the row of this period."""
         self.measure(now)
-        slot = self._began + self.task.period * round((now - self._began) / self.task.period)  # a tick may come early or late
+        # a tick may come early or late
+        slot = self._began + self.task.period * round((now - self._began) / self.task.period)
         if not self.lost and self.governor.state in (ARMED, ACTIVE):
             try:
                 self._take(policy, slot)
@@ -233,14 +302,26 @@ class PairBridge:
 
     def _units(self, prefix: Prefix | None) -> Prefix | None:
         """What the next chunk must agree with, in the policy's units."""
-        return None if prefix is None else replace(prefix, rows=(self.middle + self.half * prefix.rows) / self.factors)
+        return (
+            None
+            if prefix is None
+            else replace(prefix, rows=(self.middle + self.half * prefix.rows) / self.factors)
+        )
 
     def report(self) -> str:
-        """One line: rows executed, times of inference, contracts that the governors enforced, how near the arms were."""
+        """One line: rows executed, times of inference, contracts that the governors enforced, how near the
+        arms were."""
         seen, c = self.latency.summary(), self.schedule.counts
-        times = f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms" if seen["count"] else "no inference"
+        times = (
+            f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms"
+            if seen["count"]
+            else "no inference"
+        )
         rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
         broken = ", ".join(f"{n} {k}" for k, n in sorted(self.governor.counts.items())) or "none"
         s = self.governor.separation
         apart = "" if s is None or s.least == math.inf else f"; least distance {1000 * s.least:.0f} mm"
-        return f"{seen['count']} chunks, {times}; rows {rows}; {self.commands} commands; contracts violated: {broken}{apart}"
+        return (
+            f"{seen['count']} chunks, {times}; rows {rows}; {self.commands} commands; contracts "
+            f"violated: {broken}{apart}"
+        )

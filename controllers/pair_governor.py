@@ -1,4 +1,5 @@
-"""What stands above the governors of two arms: they are held together, and they stay apart. It reads no clock and sends nothing.
+"""What stands above the governors of two arms: they are held together, and they stay apart. It reads no clock
+and sends nothing.
 
 `couple` runs once per period, before the set points are made:
 
@@ -7,9 +8,10 @@
     a source of the e-stop says stop to one arm       -> it says so to the other, until it lets go
     least room (`capsules.least_room`) < clearance    -> HOLD of both
 
-The room between two links is their distance less what both need to stop, at the speeds at which they are measured to come nearer. Both
-brake therefore before the distance is below the clearance. Only who goes towards the other arm is held for it: apart they may go,
-unless they are nearer than the clearance by more than GRACE.
+The room between two links is their distance less what both need to stop, at the speeds at which they are
+measured to come nearer. Both brake therefore before the distance is below the clearance. Only who goes
+towards the other arm is held for it: apart they may go, unless they are nearer than the clearance by more
+than GRACE.
 """
 
 import math
@@ -21,37 +23,56 @@ from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governo
 from robo_rl.errors import UserError
 
 BRAKE_SHARE = 0.5  # of the governors' deceleration of the tool, for that of any point of a link
-LAG = 0.075  # s that an arm goes on at its speed before it brakes, with joints as soft as those of a simulator
+# s that an arm goes on at its speed before it brakes, with joints as soft as those of a simulator
+LAG = 0.075
 GRACE = 0.002  # m below the clearance, where arms that stand may be armed, to go apart
 TOLERANCE = 0.005  # m below the clearance that no command brings them to
 WORST = {STOPPED: 3, HOLD: 2, DISARMED: 1, ARMED: 0, ACTIVE: 0}
 
 
 class Separation:
-    """How near two arms are. clearance [m]; period [s]: between two looks. distance, least [m]: at the last look, and of all."""
+    """How near two arms are. clearance [m]; period [s]: between two looks. distance, least [m]: at the last
+    look, and of all."""
 
     def __init__(self, capsules: "list[LinkCapsules]", clearance: float, period: float):
         self.capsules, self.clearance, self.reaction = capsules, clearance, LAG + 2 * period
         self.distance = self.least = math.inf
 
     def fault(self, brakes: "list[float]") -> str:
-        """Why both must brake; "" where they need not. brakes [m/s^2]: of the arms' governors. The models hold the measured state."""
+        """Why both must brake; "" where they need not. brakes [m/s^2]: of the arms' governors. The models
+        hold the measured state."""
         for one in self.capsules:
             one.place()
         a, b = self.capsules
-        room, self.distance, _, _ = least_room(a.ends, a.speeds, a.radii, b.ends, b.speeds, b.radii, BRAKE_SHARE * brakes[0],
-                                               BRAKE_SHARE * brakes[1], self.reaction, GRACE)
+        room, self.distance, _, _ = least_room(
+            a.ends,
+            a.speeds,
+            a.radii,
+            b.ends,
+            b.speeds,
+            b.radii,
+            BRAKE_SHARE * brakes[0],
+            BRAKE_SHARE * brakes[1],
+            self.reaction,
+            GRACE,
+        )
         self.least = min(self.least, self.distance)
         if room >= self.clearance:
             return ""
         if self.distance < self.clearance - GRACE:
-            return f"the arms are {1000 * self.distance:.0f} mm apart, allowed {1000 * self.clearance:.0f} mm: move one away by hand"
-        return f"the arms are {1000 * self.distance:.0f} mm apart and come nearer, allowed {1000 * self.clearance:.0f} mm"
+            return (
+                f"the arms are {1000 * self.distance:.0f} mm apart, allowed {1000 * self.clearance:.0f} "
+                "mm: move one away by hand"
+            )
+        return (
+            f"the arms are {1000 * self.distance:.0f} mm apart and come nearer, allowed "
+            f"{1000 * self.clearance:.0f} mm"
+        )
 
 
 class PairGovernor:
-    """Two governors by their arms' names. separation: None where the pair's file says why there is no clearance; every: calls of `couple`
-    between two looks at it."""
+    """Two governors by their arms' names. separation: None where the pair's file says why there is no
+    clearance; every: calls of `couple` between two looks at it."""
 
     def __init__(self, governors: dict[str, Governor], separation: Separation | None, every: int = 1):
         self.governors, self.separation, self.every, self.count = governors, separation, every, 0
@@ -75,7 +96,11 @@ class PairGovernor:
     def reason(self) -> str:
         """Of the arm that was held first, with its name."""
         worst = [(n, g) for n, g in self.governors.items() if g.state == self.state and g.reason]
-        own = [(n, g) for n, g in worst if not g.reason.startswith(tuple(f"{other} arm: " for other in self.governors))] or worst
+        own = [
+            (n, g)
+            for n, g in worst
+            if not g.reason.startswith(tuple(f"{other} arm: " for other in self.governors))
+        ] or worst
         return f"{own[0][0]} arm: {own[0][1].reason}" if own else ""
 
     @property

@@ -11,12 +11,14 @@ Observation = dict[str, np.ndarray]  # state float32 [S], image/<view> uint8 [h,
 
 
 class PolicyClient(Protocol):
-    """Requests chunks of a policy, which may come later; `blocks`: they come at once, and the loop waits for them."""
+    """Requests chunks of a policy, which may come later; `blocks`: they come at once, and the loop waits for
+    them."""
 
     blocks: bool
 
     def ask(self, obs: Observation, t0: float, prefix: Prefix | None = None) -> None:
-        """Request a chunk for the observation of time t0 [s]; one request at a time. prefix: what it must agree with."""
+        """Request a chunk for the observation of time t0 [s]; one request at a time. prefix: what it must
+        agree with."""
 
     def poll(self, now: float) -> tuple[np.ndarray, float] | None:
         """(rows [E, A], t0) of the chunk, once; None until it has come. UserError: the policy is lost."""
@@ -25,8 +27,8 @@ class PolicyClient(Protocol):
 
 
 class InProcessPolicy:
-    """A policy in this thread: act(observation), or act(observation, prefix) where a prefix was given. `delay(k)` [s] of its k-th answer
-    is simulated latency."""
+    """A policy in this thread: act(observation), or act(observation, prefix) where a prefix was given.
+    `delay(k)` [s] of its k-th answer is simulated latency."""
 
     def __init__(self, act: Callable[..., np.ndarray], delay: "Callable[[int], float] | None" = None):
         self.act, self.blocks, self.delay, self.count = act, delay is None, delay or (lambda k: 0.0), 0

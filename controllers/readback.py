@@ -1,4 +1,5 @@
-"""What the arm's controller really has, before it moves: which one is active, and its gains beside those of the robot's file."""
+"""What the arm's controller really has, before it moves: which one is active, and its gains beside those of
+the robot's file."""
 
 from typing import Any
 
@@ -20,20 +21,30 @@ def wanted_gains(robot: Robot) -> dict[str, float]:
 
 
 def gain_faults(transport: Transport, robot: Robot, timeout: float = 5.0) -> list[str]:
-    """Why the robot must not move, one line each; [] where its file names no controller. UserError: no service answers."""
+    """Why the robot must not move, one line each; [] where its file names no controller. UserError: no
+    service answers."""
     name = robot.cell.controller
     if not name:
         return []
-    rows = transport.call("controller_manager/list_controllers", "controller_manager_msgs/srv/ListControllers", {}, timeout)["controller"]
-    holding = [r["name"] for r in rows if r["state"] == "active" and any(not c.startswith("gripper") for c in r["claimed_interfaces"])]
+    rows = transport.call(
+        "controller_manager/list_controllers", "controller_manager_msgs/srv/ListControllers", {}, timeout
+    )["controller"]
+    holding = [
+        r["name"]
+        for r in rows
+        if r["state"] == "active" and any(not c.startswith("gripper") for c in r["claimed_interfaces"])
+    ]
     faults = []
     if holding != [name]:
-        faults.append(f"active is {', '.join(holding) or 'no controller'}, the robot's file wants {name} alone")
+        faults.append(
+            f"active is {', '.join(holding) or 'no controller'}, the robot's file wants {name} alone"
+        )
     wanted = wanted_gains(robot)
     if not wanted or name not in [r["name"] for r in rows]:
         return faults
-    there: list[Any] = transport.call(f"{name}/get_parameters", "rcl_interfaces/srv/GetParameters", {"names": list(wanted)},
-                                      timeout)["values"]
+    there: list[Any] = transport.call(
+        f"{name}/get_parameters", "rcl_interfaces/srv/GetParameters", {"names": list(wanted)}, timeout
+    )["values"]
     for (key, want), got in zip(wanted.items(), map(value_of, there), strict=True):
         if not isinstance(got, (int, float)) or abs(got - want) > NEAR * max(1.0, abs(want)):
             faults.append(f"{name} has {key} = {got}, the robot's file {want:g}")

@@ -1,15 +1,17 @@
 """A policy in another process or on another machine, over TCP: JSON and raw float32, no pickle.
 
-First either side proves that it knows the token, which itself never travels (frames of fixed size, HMAC-SHA256):
+First either side proves that it knows the token, which itself never travels (frames of fixed size,
+HMAC-SHA256):
     server -> client   MAGIC [8], nonce s [32]
     client -> server   nonce c [32], HMAC(token, "client" + s + c) [32]
     server -> client   HMAC(token, "server" + s + c) [32], or 32 zeros: refused
-Then messages: 4 bytes length of a JSON header (little endian), the header, then the arrays it lists as [name, type, shape].
-Request: an observation ("state" [S], "image/<view>" [h, w, 3]) and "t0", for real-time chunking also "prefix" [H, A],
-"delay" and "end" (`chunking.Prefix`); answer: "rows" [H, A] and "t0", or {"error"}. To a server that records: also "episode", "step",
-"start" and "request", and a message of "episode" and "outcome" or "success", answered with {"recorded"}. A header is at most 64 KiB,
-an array has at most 4 dimensions, the arrays 8 MiB: what comes decides nothing else. Nothing is
-encrypted: between machines go through ssh -L.
+Then messages: 4 bytes length of a JSON header (little endian), the header, then the arrays it lists as [name,
+type, shape].
+Request: an observation ("state" [S], "image/<view>" [h, w, 3]) and "t0", for real-time chunking also "prefix"
+[H, A], "delay" and "end" (`chunking.Prefix`); answer: "rows" [H, A] and "t0", or {"error"}. To a server that
+records: also "episode", "step", "start" and "request", and a message of "episode" and "outcome" or "success",
+answered with {"recorded"}. A header is at most 64 KiB, an array has at most 4 dimensions, the arrays 8 MiB:
+what comes decides nothing else. Nothing is encrypted: between machines go through ssh -L.
 """
 
 import hmac
@@ -39,12 +41,15 @@ TYPES = {"f4": "<f4", "u1": "|u1"}
 NO_MESSAGE = "the other side speaks no robo_rl"
 
 
-# ---- messages ----------------------------------------------------------------------------------------------------
+# ---- messages ----------------------------------------------------------------------------------------------
+
 
 def pack(arrays: dict[str, np.ndarray], **fields: object) -> bytes:
     """One message: float32 numbers, or uint8 pictures as they are."""
     made = {n: np.ascontiguousarray(x, "|u1" if x.dtype == np.uint8 else "<f4") for n, x in arrays.items()}
-    head = json.dumps(fields | {"arrays": [[n, x.dtype.str[1:], list(x.shape)] for n, x in made.items()]}).encode()
+    head = json.dumps(
+        fields | {"arrays": [[n, x.dtype.str[1:], list(x.shape)] for n, x in made.items()]}
+    ).encode()
     return struct.pack("<I", len(head)) + head + b"".join(x.tobytes() for x in made.values())
 
 
@@ -77,7 +82,7 @@ class MessageParser:
             return None
         (head, told, at), self._head, arrays = begun, None, {}
         for name, kind, shape, count in told:
-            arrays[name] = np.frombuffer(bytes(self.data[at:at + count]), kind).reshape(shape)
+            arrays[name] = np.frombuffer(bytes(self.data[at : at + count]), kind).reshape(shape)
             at += count
         del self.data[:at]
         return head, arrays
@@ -90,7 +95,7 @@ class MessageParser:
             if size > HEADER:
                 raise UserError(f"{NO_MESSAGE}: a header of {size} bytes")
             if len(data) >= 4 + size:
-                self._head = self._header(bytes(data[4:4 + size]), 4 + size)
+                self._head = self._header(bytes(data[4 : 4 + size]), 4 + size)
         return self._head
 
     def _header(self, text: bytes, at: int) -> Header:
@@ -101,7 +106,9 @@ class MessageParser:
             raise UserError(f"{NO_MESSAGE}: a header lists at most {ARRAYS} arrays that follow")
         for item in listed:
             name, kind, shape = item if isinstance(item, list) and len(item) == 3 else ("", "", ())
-            good = isinstance(name, str) and 0 < len(name) <= NAME and name not in told and kind in list(TYPES)
+            good = (
+                isinstance(name, str) and 0 < len(name) <= NAME and name not in told and kind in list(TYPES)
+            )
             if not good or not isinstance(shape, list) or len(shape) > RANK:
                 raise UserError(f"{NO_MESSAGE}: an array is [its name, f4 or u1, at most {RANK} sizes]")
             if not all(type(k) is int and 0 < k <= self.limit for k in shape):
@@ -117,7 +124,8 @@ def plain_text(text: object, most: int = 300) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(text)[:most])
 
 
-# ---- the token ---------------------------------------------------------------------------------------------------
+# ---- the token ---------------------------------------------------------------------------------------------
+
 
 def proof(token: bytes, who: bytes, server: bytes, client: bytes) -> bytes:
     """What only a side that knows the token can say, about these nonces."""
@@ -125,7 +133,8 @@ def proof(token: bytes, who: bytes, server: bytes, client: bytes) -> bytes:
 
 
 def read_token(path: "str | Path" = "", make: bool = False) -> bytes:
-    """The token of ROBO_RL_TOKEN, or in the file `path`, which only its owner may read; `make`: a new one if it has none."""
+    """The token of ROBO_RL_TOKEN, or in the file `path`, which only its owner may read; `make`: a new one if
+    it has none."""
     text, where = os.environ.get("ROBO_RL_TOKEN", ""), "ROBO_RL_TOKEN"
     if not text:
         path = where = Path(path)
@@ -133,12 +142,16 @@ def read_token(path: "str | Path" = "", make: bool = False) -> bytes:
             with open(private_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as f:
                 f.write(secrets.token_urlsafe(32) + "\n")
         if not path.exists():
-            raise UserError(f"{path} does not exist: copy the token that robo_rl serve names, and give it with --token FILE or "
-                            "as ROBO_RL_TOKEN")
+            raise UserError(
+                f"{path} does not exist: copy the token that robo_rl serve names, and give it with --token "
+                "FILE or as ROBO_RL_TOKEN"
+            )
         data = read_bytes(path, 4096)
         if os.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UserError(f"{path} holds a token and others may read it; close it with: chmod 600 {path}, and make a new "
-                            "one: delete the file and start robo_rl serve again")
+            raise UserError(
+                f"{path} holds a token and others may read it; close it with: chmod 600 {path}, and make a "
+                "new one: delete the file and start robo_rl serve again"
+            )
         text = data.decode(errors="replace")
     token = text.strip()
     if not token.isascii() or not 16 <= len(token) <= 1024:
@@ -146,7 +159,8 @@ def read_token(path: "str | Path" = "", make: bool = False) -> bytes:
     return token.encode()
 
 
-# ---- the client --------------------------------------------------------------------------------------------------
+# ---- the client --------------------------------------------------------------------------------------------
+
 
 def address(text: str) -> tuple[str, int]:
     """host:port"""
@@ -157,10 +171,11 @@ def address(text: str) -> tuple[str, int]:
 
 
 class RemotePolicyClient:
-    """`policy_client.PolicyClient` over a connection. ask() waits up to `patience` [s] for an answer that comes at once.
+    """`policy_client.PolicyClient` over a connection. ask() waits up to `patience` [s] for an answer that
+    comes at once.
 
-    Nothing that the server does or leaves undone holds the caller longer than that; `timeout` [s] is for the beginning
-    (connection and token), and for what the server has not taken of a question.
+    Nothing that the server does or leaves undone holds the caller longer than that; `timeout` [s] is for the
+    beginning (connection and token), and for what the server has not taken of a question.
     """
 
     blocks = False
@@ -174,7 +189,9 @@ class RemotePolicyClient:
         try:
             self.wire = socket.create_connection(address(where), timeout)
         except OSError as e:
-            raise UserError(f"no policy answers at {where} ({e.strerror or e}); start one with: robo_rl serve RUN") from None
+            raise UserError(
+                f"no policy answers at {where} ({e.strerror or e}); start one with: robo_rl serve RUN"
+            ) from None
         try:
             self._greet(token, end)
         except BaseException:
@@ -187,15 +204,22 @@ class RemotePolicyClient:
         """Prove to each other that both know the token."""
         told = self._exactly(len(MAGIC) + NONCE, end)
         if not told.startswith(MAGIC):
-            raise UserError(f"{self.where} speaks no robo_rl of this version; start a policy there with: robo_rl serve RUN")
-        theirs, mine = told[len(MAGIC):], secrets.token_bytes(NONCE)
+            raise UserError(
+                f"{self.where} speaks no robo_rl of this version; start a policy there with: robo_rl serve "
+                "RUN"
+            )
+        theirs, mine = told[len(MAGIC) :], secrets.token_bytes(NONCE)
         self.wire.sendall(mine + proof(token, b"client", theirs, mine))
         told = self._exactly(PROOF, end)
         if not any(told):
-            raise UserError(f"the policy at {self.where} has another token; give the one that robo_rl serve named: "
-                            "--token FILE or ROBO_RL_TOKEN")
+            raise UserError(
+                f"the policy at {self.where} has another token; give the one that robo_rl serve named: "
+                "--token FILE or ROBO_RL_TOKEN"
+            )
         if not hmac.compare_digest(told, proof(token, b"server", theirs, mine)):
-            raise UserError(f"whoever answers at {self.where} does not know the token: it is not the policy you started")
+            raise UserError(
+                f"whoever answers at {self.where} does not know the token: it is not the policy you started"
+            )
 
     def _exactly(self, count: int, end: float) -> bytes:
         out = b""
@@ -208,16 +232,23 @@ class RemotePolicyClient:
             else:
                 why = "it closed the connection: it speaks no robo_rl, or has no seat left"
             if not got or time.monotonic() > end:
-                raise UserError(f"no policy answers at {self.where} ({why}); look at what robo_rl serve says there")
+                raise UserError(
+                    f"no policy answers at {self.where} ({why}); look at what robo_rl serve says there"
+                )
             out += got
         return out
 
-    def ask(self, obs: dict[str, np.ndarray], t0: float, prefix: Prefix | None = None, **session: object) -> None:
-        """session: to a server that records, the episode and step of this question (`robo_rl serve --share`)."""
+    def ask(
+        self, obs: dict[str, np.ndarray], t0: float, prefix: Prefix | None = None, **session: object
+    ) -> None:
+        """session: to a server that records, the episode and step of this question (`robo_rl serve
+        --share`)."""
         if prefix is None:
             self.out += pack(obs, t0=t0, **session)
         else:
-            self.out += pack(obs | {"prefix": prefix.rows}, t0=t0, delay=prefix.delay, end=prefix.end, **session)
+            self.out += pack(
+                obs | {"prefix": prefix.rows}, t0=t0, delay=prefix.delay, end=prefix.end, **session
+            )
         self.asked, self.since = t0, time.monotonic()
         end = self.since + self.patience
         self._write()
@@ -231,7 +262,8 @@ class RemotePolicyClient:
         return out
 
     def tell(self, **outcome: object) -> dict:
-        """How an episode went, to a server that records: episode, outcome or success, steps -> what it says. No question may be open.
+        """How an episode went, to a server that records: episode, outcome or success, steps -> what it says.
+        No question may be open.
         UserError: it refuses, or does not answer in time."""
         assert self.asked is None and self.answer is None
         self.out += pack({}, **outcome)
@@ -240,17 +272,21 @@ class RemotePolicyClient:
             if time.monotonic() - self.since > self.timeout:
                 raise UserError(f"the policy at {self.where} does not say whether it recorded the outcome")
         if "error" in message[0] or "recorded" not in message[0]:
-            raise UserError(f"the policy at {self.where}: {plain_text(message[0].get('error', 'it records nothing'))}")
+            raise UserError(
+                f"the policy at {self.where}: {plain_text(message[0].get('error', 'it records nothing'))}"
+            )
         return message[0]
 
     def _write(self) -> None:
         """Send as much of what is to be said as the connection takes now."""
         try:
             while self.out:
-                del self.out[:self.wire.send(self.out[:PIECE])]
+                del self.out[: self.wire.send(self.out[:PIECE])]
         except BlockingIOError:
             if time.monotonic() - self.since > self.timeout:
-                raise UserError(f"the policy at {self.where} is lost: it takes no more observations") from None
+                raise UserError(
+                    f"the policy at {self.where} is lost: it takes no more observations"
+                ) from None
         except OSError as e:
             raise UserError(f"the policy at {self.where} is lost ({e.strerror or e})") from None
 
@@ -283,7 +319,13 @@ class RemotePolicyClient:
         t0, rows = head.get("t0"), arrays.get("rows")
         if self.asked is None or t0 != self.asked:
             raise UserError(f"the policy at {self.where} answers what it was not asked")
-        if rows is None or rows.ndim != 2 or rows.dtype != np.float32 or len(rows) > ROWS or not np.isfinite(rows).all():
+        if (
+            rows is None
+            or rows.ndim != 2
+            or rows.dtype != np.float32
+            or len(rows) > ROWS
+            or not np.isfinite(rows).all()
+        ):
             raise UserError(f"the policy at {self.where} answered no chunk of finite numbers")
         self.answer, self.asked = (rows, float(self.asked)), None
 

@@ -1,4 +1,5 @@
-"""Robots: names, limits, gains and topic names, read from the JSON files in controllers/presets or a user's own."""
+"""Robots: names, limits, gains and topic names, read from the JSON files in controllers/presets or a user's
+own."""
 
 import difflib
 import math
@@ -17,15 +18,48 @@ from robo_rl.files import read_json
 PRESETS = Path(__file__).parent / "presets"
 MANY = 5  # files that are named at most
 EXAMPLE = f"{PRESETS / 'sim.json'} is an example"
-NEEDED = {"joints": "names in the arm's order", "site": "the tool in the model", "base_frame": "frame_id of its poses",
-          "gravity": "whether the law carries the arm's weight: false where the firmware does", "lower": "joint limits [rad]",
-          "upper": "joint limits [rad]", "velocity": "[rad/s]", "torque": "[N m]", "torque_rate": "[N m/s]", "home": "[rad]"}
-OPTIONAL = {"about": "", "model": "", "gains": {}, "friction": None, "topics": {}, "sources": {}, "cell": {}, "driver": None, "data": {}}
-TOPICS = {"gripper": "gripper_position_controller/commands"} | {name: name for name in (
-    "joint_states", "current_pose", "current_twist", "target_pose", "target_joint", "target_wrench", "target_stiffness", "estop",
-    "external_wrench")}  # crisp_controllers' names, which a file changes
-POSITIONS = {"forward_position": "forward_position_controller/commands",
-             "joint_trajectory": "joint_trajectory_controller/joint_trajectory"}  # of arms that have such a controller
+NEEDED = {
+    "joints": "names in the arm's order",
+    "site": "the tool in the model",
+    "base_frame": "frame_id of its poses",
+    "gravity": "whether the law carries the arm's weight: false where the firmware does",
+    "lower": "joint limits [rad]",
+    "upper": "joint limits [rad]",
+    "velocity": "[rad/s]",
+    "torque": "[N m]",
+    "torque_rate": "[N m/s]",
+    "home": "[rad]",
+}
+OPTIONAL = {
+    "about": "",
+    "model": "",
+    "gains": {},
+    "friction": None,
+    "topics": {},
+    "sources": {},
+    "cell": {},
+    "driver": None,
+    "data": {},
+}
+TOPICS = {"gripper": "gripper_position_controller/commands"} | {
+    name: name
+    for name in (
+        "joint_states",
+        "current_pose",
+        "current_twist",
+        "target_pose",
+        "target_joint",
+        "target_wrench",
+        "target_stiffness",
+        "estop",
+        "external_wrench",
+    )
+}  # crisp_controllers' names, which a file changes
+POSITIONS = {
+    "forward_position": "forward_position_controller/commands",
+    # of arms that have such a controller
+    "joint_trajectory": "joint_trajectory_controller/joint_trajectory",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +80,8 @@ class Robot:
     torque_rate: float  # [N m/s]
     home: tuple[float, ...]  # [rad]
     gains: dict[str, Any]  # fields of `LawOptions`
-    friction: dict[str, list[float]] | None  # phi1 [N m], phi2 [s/rad], phi3 [rad/s] of the law's friction term
+    # phi1 [N m], phi2 [s/rad], phi3 [rad/s] of the law's friction term
+    friction: dict[str, list[float]] | None
     topics: dict[str, str]
     sources: dict[str, str] = field(default_factory=dict)  # field -> where its numbers were read
     cell: Cell = Cell()
@@ -58,25 +93,39 @@ class Robot:
         n = len(self.joints)
         if n == 0 or len(set(self.joints)) < n:
             raise UserError(f"robot {self.name}: joints must be named, each once, got {list(self.joints)}")
-        rows = {f: getattr(self, f) for f in ("lower", "upper", "velocity", "torque", "home")} | (self.friction or {})
+        rows = {f: getattr(self, f) for f in ("lower", "upper", "velocity", "torque", "home")} | (
+            self.friction or {}
+        )
         for name, row in rows.items():
             if len(row) != n or any(not isinstance(x, (int, float)) or math.isnan(x) for x in row):
-                raise UserError(f"robot {self.name}: {name} needs {n} numbers, one per joint, got {list(row)}")
+                raise UserError(
+                    f"robot {self.name}: {name} needs {n} numbers, one per joint, got {list(row)}"
+                )
         for joint, low, high, at in zip(self.joints, self.lower, self.upper, self.home, strict=True):
             if not low < high or not low <= at <= high:
-                raise UserError(f"robot {self.name}: {joint} needs lower < upper and home between them, got "
-                                f"{low:g}, {high:g}, {at:g}")
+                raise UserError(
+                    f"robot {self.name}: {joint} needs lower < upper and home between them, got "
+                    f"{low:g}, {high:g}, {at:g}"
+                )
         if min(*self.velocity, *self.torque, self.torque_rate) <= 0:
             raise UserError(f"robot {self.name}: velocity, torque and torque_rate must be above 0")
         for home, row in self.cell.homes.items():
-            if len(row) != n or not all(a <= x <= b for a, x, b in zip(self.lower, row, self.upper, strict=True)):
-                raise UserError(f"robot {self.name}: home {home} needs {n} angles within the joints' limits, got {list(row)}")
+            if len(row) != n or not all(
+                a <= x <= b for a, x, b in zip(self.lower, row, self.upper, strict=True)
+            ):
+                raise UserError(
+                    f"robot {self.name}: home {home} needs {n} angles within the joints' limits, got "
+                    f"{list(row)}"
+                )
 
     def need_limits(self) -> None:
         """UserError: its cell lacks a box, a speed or a force limit, and says not why."""
         if lacks := self.cell.lacks():
-            raise UserError(f"robot {self.name} is not armed: its file says no {', '.join(lacks)} in `cell`, nor why there is none in "
-                            "`cell.without`; copy the preset to a JSON file of yours and fill it in (docs: Robot day)")
+            raise UserError(
+                f"robot {self.name} is not armed: its file says no {', '.join(lacks)} in `cell`, nor why "
+                "there is none in `cell.without`; copy the preset to a JSON file of yours and fill it in "
+                "(docs: Robot day)"
+            )
 
 
 def load_robot(name: str) -> Robot:
@@ -88,7 +137,10 @@ def load_robot(name: str) -> Robot:
         raise UserError(no_file(path))
     raw = read_json(path, limit=1 << 20, remedy=EXAMPLE)
     if "arms" in raw:
-        raise UserError(f"{path} is a pair of arms, and this drives one arm: give the file of one, with its --namespace (docs: Two arms)")
+        raise UserError(
+            f"{path} is a pair of arms, and this drives one arm: give the file of one, with its --namespace "
+            "(docs: Two arms)"
+        )
     if lacks := [f"{name} ({what})" for name, what in NEEDED.items() if name not in raw]:
         raise UserError(f"{path} lacks {', '.join(lacks)}; {EXAMPLE}")
     for name in raw:
@@ -111,40 +163,65 @@ def no_file(path: Path) -> str:
     """What to say where a robot's file is not there: the ones that are, and how to make one."""
     beside = sorted(p.name for p in path.parent.glob("*.json")) if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, n=MANY, cutoff=0.0)
-    there = f"in {path.parent} there is {', '.join(near)}" if near else f"in {path.parent} there is no JSON file"
-    return (f"there is no robot file {path}; {there}. A preset needs no file ({', '.join(presets())}); one of your own begins as a copy of "
-            f"{PRESETS / 'sim.json'}, and robo_rl robot check FILE checks it")
+    there = (
+        f"in {path.parent} there is {', '.join(near)}" if near else f"in {path.parent} there is no JSON file"
+    )
+    return (
+        f"there is no robot file {path}; {there}. A preset needs no file ({', '.join(presets())}); one of "
+        f"your own begins as a copy of {PRESETS / 'sim.json'}, and robo_rl robot check FILE checks it"
+    )
 
 
 def check_kinds(raw: dict[str, Any], path: Path) -> None:
-    """UserError: a field of the file is of another kind than it has to be. ("gravity": "false" would be true.)"""
+    """UserError: a field of the file is of another kind than it has to be. ("gravity": "false" would be
+    true.)"""
+
     def is_number(x: Any) -> bool:
         return isinstance(x, (int, float)) and not isinstance(x, bool) and not math.isnan(x)
 
     def is_row(x: Any) -> bool:
         return isinstance(x, list) and all(map(is_number, x))
-    bounded = {name: [0.0 if x is None else x for x in raw[name]] for name in ("lower", "upper") if isinstance(raw[name], list)}
+
+    bounded = {
+        name: [0.0 if x is None else x for x in raw[name]]
+        for name in ("lower", "upper")
+        if isinstance(raw[name], list)
+    }
     friction = raw["friction"]
     for names, what, fits in (
-            (("about", "model", "site", "base_frame"), "a text", lambda x: isinstance(x, str)),
-            (("joints",), "a list of names", lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x)),
-            (("gravity",), "true or false", lambda x: isinstance(x, bool)), (("torque_rate",), "a number", is_number),
-            (("velocity", "torque", "home"), "a list of numbers", is_row), (("lower", "upper"), "a list of numbers or nulls", is_row),
-            (("gains", "sources"), "an object", lambda x: isinstance(x, dict))):
+        (("about", "model", "site", "base_frame"), "a text", lambda x: isinstance(x, str)),
+        (
+            ("joints",),
+            "a list of names",
+            lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
+        ),
+        (("gravity",), "true or false", lambda x: isinstance(x, bool)),
+        (("torque_rate",), "a number", is_number),
+        (("velocity", "torque", "home"), "a list of numbers", is_row),
+        (("lower", "upper"), "a list of numbers or nulls", is_row),
+        (("gains", "sources"), "an object", lambda x: isinstance(x, dict)),
+    ):
         for name in names:
             if not fits(bounded.get(name, raw[name])):
                 raise UserError(f"{path}: {name} is {what}, got {raw[name]!r}")
-    if friction is not None and not (isinstance(friction, dict) and set(friction) == {"phi1", "phi2", "phi3"}
-                                     and all(map(is_row, friction.values()))):
-        raise UserError(f"{path}: friction is null, or an object of phi1 [N m], phi2 [s/rad] and phi3 [rad/s] with a number for each "
-                        f"joint, got {friction!r}")
+    if friction is not None and not (
+        isinstance(friction, dict)
+        and set(friction) == {"phi1", "phi2", "phi3"}
+        and all(map(is_row, friction.values()))
+    ):
+        raise UserError(
+            f"{path}: friction is null, or an object of phi1 [N m], phi2 [s/rad] and phi3 [rad/s] with a "
+            f"number for each joint, got {friction!r}"
+        )
 
 
 def read_topics(named: Any, cell: Any, path: Path) -> dict[str, str]:
-    """The robot's topics: those that the file names, and for the others crisp_controllers' names; of joint positions those alone that the
-    file names, or whose command it does."""
+    """The robot's topics: those that the file names, and for the others crisp_controllers' names; of joint
+    positions those alone that the file names, or whose command it does."""
     if not isinstance(named, dict) or not all(isinstance(x, str) and x for x in named.values()):
-        raise UserError(f"{path}: topics are names of topics, {{\"joint_states\": \"arm/joint_states\"}}, got {named!r}")
+        raise UserError(
+            f'{path}: topics are names of topics, {{"joint_states": "arm/joint_states"}}, got {named!r}'
+        )
     for name in named:
         choose(f"{path}: topic", name, [*TOPICS, *POSITIONS])
     command = cell.get("command") if isinstance(cell, dict) else None
@@ -156,8 +233,12 @@ def presets() -> list[str]:
     return sorted(p.stem for p in PRESETS.glob("*.json"))
 
 
-def by_name(joints: tuple[str, ...], names: "list[str] | tuple[str, ...]", values: "list[float] | np.ndarray",
-            what: str = "position") -> np.ndarray:
+def by_name(
+    joints: tuple[str, ...],
+    names: "list[str] | tuple[str, ...]",
+    values: "list[float] | np.ndarray",
+    what: str = "position",
+) -> np.ndarray:
     """values of a message, which are in the order of its `names`, in the order of `joints` [n].
 
     Extra joints (a gripper's) are left out. UserError where one is missing, named twice or without a value.
@@ -169,5 +250,7 @@ def by_name(joints: tuple[str, ...], names: "list[str] | tuple[str, ...]", value
         raise UserError(f"a joint is named twice in {list(names)}")
     missing = [j for j in joints if j not in at]
     if missing:
-        raise UserError(f"{what} lacks the joints {', '.join(missing)}; named are {', '.join(names) or 'none'}")
+        raise UserError(
+            f"{what} lacks the joints {', '.join(missing)}; named are {', '.join(names) or 'none'}"
+        )
     return np.array([values[at[j]] for j in joints], float)

@@ -1,10 +1,12 @@
 """The ROS 2 wire through rclpy, inside a sourced workspace: any vendor of DDS, services included.
 
-rclpy spins in threads of its own; messages wait there until `take`, calls of services until `serve`, so that everything of
-ours runs in the caller's thread. rclpy does not say on every distribution who sent a message: the source is the set of all
-publishers of the topic at that moment, so a second commander changes it and is refused.
+rclpy spins in threads of its own; messages wait there until `take`, calls of services until `serve`, so that
+everything of ours runs in the caller's thread. rclpy does not say on every distribution who sent a message:
+the source is the set of all publishers of the topic at that moment, so a second commander changes it and is
+refused.
 
-Written against rclpy of Jazzy and tested on a stand-in that records its calls; no ROS ran while it was written.
+Written against rclpy of Jazzy and tested on a stand-in that records its calls; no ROS ran while it was
+written.
 """
 
 import array
@@ -27,17 +29,28 @@ try:
     from rclpy.executors import MultiThreadedExecutor
     from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 except ImportError as e:
-    raise MissingDependency(f"the ROS transport needs {e.name}: source a ROS 2 workspace (source /opt/ros/jazzy/setup.bash) "
-                            "and use its Python, or leave ROBO_RL_TRANSPORT unset for DDS without ROS") from None
+    raise MissingDependency(
+        f"the ROS transport needs {e.name}: source a ROS 2 workspace (source /opt/ros/jazzy/setup.bash) "
+        "and use its Python, or leave ROBO_RL_TRANSPORT unset for DDS without ROS"
+    ) from None
 
-CODES = {"float64": "d", "float32": "f", "uint8": "B", "int64": "q", "uint64": "Q", "int32": "i", "uint32": "I"}
+CODES = {
+    "float64": "d",
+    "float32": "f",
+    "uint8": "B",
+    "int64": "q",
+    "uint64": "Q",
+    "int32": "i",
+    "uint32": "I",
+}
 PATIENCE = 5.0  # s that a caller of our service waits for `serve`
 THREADS = 8
 WAITING = 4  # of them may wait for replies that come later
 
 
 def ros_class(name: str) -> Any:
-    """pkg/msg/Name, pkg/srv/Name, pkg/action/Name_Goal, pkg/action/Name_SendGoal, or a part of a service such as pkg/srv/Name_Request.
+    """pkg/msg/Name, pkg/srv/Name, pkg/action/Name_Goal, pkg/action/Name_SendGoal, or a part of a service such
+    as pkg/srv/Name_Request.
     UserError: it is not in the workspace."""
     package, kind, short = name.split("/")
     try:
@@ -47,23 +60,33 @@ def ros_class(name: str) -> Any:
         base, *parts = short.split("_")
         found = getattr(module, base)
         for part in parts:  # rclpy keeps what carries an action in its Impl
-            found = getattr(found.Impl, IMPL[part]) if kind == "action" and part in IMPL else getattr(found, part)
+            found = (
+                getattr(found.Impl, IMPL[part]) if kind == "action" and part in IMPL else getattr(found, part)
+            )
         return found
     except (ImportError, AttributeError):
-        raise UserError(f"the ROS workspace has no {name}: install ros-$ROS_DISTRO-{package.replace('_', '-')}") from None
+        raise UserError(
+            f"the ROS workspace has no {name}: install ros-$ROS_DISTRO-{package.replace('_', '-')}"
+        ) from None
 
 
 IMPL = {"SendGoal": "SendGoalService", "GetResult": "GetResultService", "FeedbackMessage": "FeedbackMessage"}
 
 
 def numbers(values: Any, kind: str, many: int = -1) -> Any:
-    """A sequence as rclpy takes it: arrays of numbers, single bytes in a list; many > 0: an array of so many, which it takes as a list."""
+    """A sequence as rclpy takes it: arrays of numbers, single bytes in a list; many > 0: an array of so many,
+    which it takes as a list."""
     if many > 0:
         return list(values)
     if kind == "byte":
         return [bytes([x]) for x in values]
-    return array.array(CODES[kind], values.tobytes() if kind == "uint8" and hasattr(values, "tobytes") else values) \
-        if kind in CODES else list(values)
+    return (
+        array.array(
+            CODES[kind], values.tobytes() if kind == "uint8" and hasattr(values, "tobytes") else values
+        )
+        if kind in CODES
+        else list(values)
+    )
 
 
 class RosTransport:
@@ -91,7 +114,9 @@ class RosTransport:
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> "RosPublisher":
         made = self._join(topic, kind, quality)
-        return RosPublisher(self.node.create_publisher(made, f"/{topic}", self._qos(quality)), kind, self.codec, topic)
+        return RosPublisher(
+            self.node.create_publisher(made, f"/{topic}", self._qos(quality)), kind, self.codec, topic
+        )
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         in_range("depth", depth, 1, 10**6)
@@ -100,7 +125,10 @@ class RosTransport:
 
         def came(message: Any) -> None:
             inbox.append((message, time.monotonic(), self._source(topic) if named else topic))
-        self.node.create_subscription(made, f"/{topic}", came, self._qos(quality, depth, reads=True), callback_group=self.group)
+
+        self.node.create_subscription(
+            made, f"/{topic}", came, self._qos(quality, depth, reads=True), callback_group=self.group
+        )
 
         def pull() -> list[Received]:
             out = []
@@ -111,6 +139,7 @@ class RosTransport:
                 except Exception:  # somebody's message, whatever is wrong with it
                     self.dropped[topic] += 1
             return out
+
         return Mailbox(depth, pull, lambda: set(self._source(topic).split("+")))
 
     def publishers(self, topic: str) -> int:
@@ -121,8 +150,11 @@ class RosTransport:
         out = []
         for topic, kind in self.kinds.items():
             ours = t.ROS_TYPES[kind]
-            out += [f"topic {topic} is {info.topic_type} elsewhere, here {ours}: they do not meet"
-                    for info in self.node.get_publishers_info_by_topic(f"/{topic}") if info.topic_type != ours]
+            out += [
+                f"topic {topic} is {info.topic_type} elsewhere, here {ours}: they do not meet"
+                for info in self.node.get_publishers_info_by_topic(f"/{topic}")
+                if info.topic_type != ours
+            ]
         return sorted(set(out)) + t.drops(self.dropped)
 
     def service(self, name: str, kind: str, handler: Handler) -> None:
@@ -137,14 +169,18 @@ class RosTransport:
             if not asked.done.wait(PATIENCE) or (reply := self._later(asked.reply)) is None:
                 return response  # ROS has no way to say no: zeros
             try:
-                return self.codec.build(f"{kind}_{REPLY}", text_of(kind, REPLY), filled(text_of(kind, REPLY), reply))
+                return self.codec.build(
+                    f"{kind}_{REPLY}", text_of(kind, REPLY), filled(text_of(kind, REPLY), reply)
+                )
             except Exception:  # what the request led to cannot be said
                 self.dropped[name] += 1
                 return response
+
         self.node.create_service(ros_class(kind), f"/{name}", came, callback_group=self.group)
 
     def _later(self, reply: "dict | PendingReply | None") -> dict | None:
-        """The reply, waited for in a thread of rclpy's where it comes later; None: it does not, or too many wait."""
+        """The reply, waited for in a thread of rclpy's where it comes later; None: it does not, or too many
+        wait."""
         if not isinstance(reply, PendingReply):
             return reply
         if reply.reply is None and self.waiting.acquire(blocking=False):
@@ -167,7 +203,9 @@ class RosTransport:
     def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
         given, end = filled(text_of(kind, REQUEST), request), self.now() + timeout
         if name not in self.clients:
-            self.clients[name] = self.node.create_client(ros_class(kind), f"/{name}", callback_group=self.group)
+            self.clients[name] = self.node.create_client(
+                ros_class(kind), f"/{name}", callback_group=self.group
+            )
         client = self.clients[name]
         while not client.wait_for_service(timeout_sec=min(0.05, timeout)):
             self.serve()
@@ -196,7 +234,7 @@ class RosTransport:
         self.node.destroy_node()
         rclpy.shutdown(context=self.context)
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------
 
     def _spin(self) -> None:
         """Until the node is closed: rclpy decodes in here, and what it cannot decode ends its `spin`."""
@@ -221,9 +259,13 @@ class RosTransport:
         """As on DDS: a state is offered reliable and asked for best effort."""
         best_effort = reads and quality == "state"
         return QoSProfile(
-            depth=depth, history=HistoryPolicy.KEEP_LAST,
+            depth=depth,
+            history=HistoryPolicy.KEEP_LAST,
             reliability=ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE,
-            durability=DurabilityPolicy.TRANSIENT_LOCAL if quality == "latched" else DurabilityPolicy.VOLATILE)
+            durability=DurabilityPolicy.TRANSIENT_LOCAL
+            if quality == "latched"
+            else DurabilityPolicy.VOLATILE,
+        )
 
 
 class PendingRequest:
@@ -242,5 +284,3 @@ class RosPublisher:
         if type(message) is not self.kind:
             raise UserError(f"topic {self.topic} carries {self.kind.__name__}, not {type(message).__name__}")
         self.publisher.publish(self.codec.to_ros(message))
-
-

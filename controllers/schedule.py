@@ -1,17 +1,19 @@
-"""Action chunks on a clock: which row runs now, how a new chunk joins the last command, how late inference was.
+"""Action chunks on a clock: which row runs now, how a new chunk joins the last command, how late inference
+was.
 
-Row i of a chunk with observation time t0 [s] is meant for the control period [t0 + i dt, t0 + (i+1) dt). It runs in that
-period or never: rows that are late are dropped and counted, and none runs twice. Axes as everywhere: H rows in a chunk,
-A numbers in a row.
+Row i of a chunk with observation time t0 [s] is meant for the control period [t0 + i dt, t0 + (i+1) dt). It
+runs in that period or never: rows that are late are dropped and counted, and none runs twice. Axes as
+everywhere: H rows in a chunk, A numbers in a row.
 
 At a join the running chunk and the new one disagree by s. `Schedule` spreads it: row k after the join gets
-s (1 - (k+1)/(B+1)) added, with B so large that this adds at most half of `max_step` per row; a step that is still above
-`max_step` is cut and caught up later. Real-time chunking avoids the step where it arises, in
-inference: the rows that will have run before the chunk arrives are known, and the chunk is drawn to agree with them,
-either by guiding any flow policy (`inpainting_weights`, `guided_velocity`) or by a policy trained with a clean prefix
-(`with_prefix`, `prefix_times`). Flow convention: noise at t=1, action at t=0, x0 = x - t v.
-Source: Black et al. 2025, "Real-time execution of action chunking flow policies" (arXiv 2506.07339), and its training-
-time form (arXiv 2512.05964).
+s (1 - (k+1)/(B+1)) added, with B so large that this adds at most half of `max_step` per row; a step that is
+still above `max_step` is cut and caught up later. Real-time chunking avoids the step where it arises, in
+inference: the rows that will have run before the chunk arrives are known, and the chunk is drawn to agree
+with them, either by guiding any flow policy (`inpainting_weights`, `guided_velocity`) or by a policy trained
+with a clean prefix (`with_prefix`, `prefix_times`). Flow convention: noise at t=1, action at t=0, x0 = x - t
+v.
+Source: Black et al. 2025, "Real-time execution of action chunking flow policies" (arXiv 2506.07339), and its
+training- time form (arXiv 2512.05964).
 """
 
 import math
@@ -29,7 +31,8 @@ EPS = 1e-9  # of a control period; rounding of times
 
 @dataclass(frozen=True, slots=True)
 class ActionChunk:
-    """rows [H, A] for the periods from t0 [s], the receiver's monotonic time of the observation they answer."""
+    """rows [H, A] for the periods from t0 [s], the receiver's monotonic time of the observation they
+    answer."""
 
     rows: np.ndarray
     t0: float
@@ -54,13 +57,14 @@ class ScheduledRow:
 class Schedule:
     """Chunks in, one row per control period out.
 
-    counts: "executed", "late" (dropped because their period had passed), "superseded" (a newer chunk came first),
-    "starved" (periods without a row), "stale_chunks" (every row late), "cut" (rows held back by `max_step`).
+    counts: "executed", "late" (dropped because their period had passed), "superseded" (a newer chunk came
+    first), "starved" (periods without a row), "stale_chunks" (every row late), "cut" (rows held back by
+    `max_step`).
     """
 
     def __init__(self, dt: float, width: int, *, max_step: "float | np.ndarray" = math.inf, blend: int = 0):
-        """dt [s] per row; max_step: largest change per row and axis of the command, one number or [A]; blend: rows over
-        which a join is spread at least (0: as many as `max_step` asks for)."""
+        """dt [s] per row; max_step: largest change per row and axis of the command, one number or [A]; blend:
+        rows over which a join is spread at least (0: as many as `max_step` asks for)."""
         in_range("dt", dt, 0, 10, open_low=True)
         self.dt, self.width, self.blend = dt, width, blend
         self.max_step = np.broadcast_to(np.asarray(max_step, float), (width,))
@@ -104,7 +108,8 @@ class Schedule:
         return h - first
 
     def row(self, now: float) -> ScheduledRow | None:
-        """The row for the period that holds now, once; None when there is none (the caller holds the last command)."""
+        """The row for the period that holds now, once; None when there is none (the caller holds the last
+        command)."""
         self._clock(now)
         c = self.chunk
         if c is None:
@@ -134,7 +139,8 @@ class Schedule:
         return ScheduledRow(values, self.number, i)
 
     def leftover(self, now: float, horizon: int) -> tuple[np.ndarray, int]:
-        """What is still to run from now on, for an inference that starts now -> (rows [horizon, A], how many are real).
+        """What is still to run from now on, for an inference that starts now -> (rows [horizon, A], how many
+        are real).
 
         Rows past the end repeat the last one; their weight is 0 in `inpainting_weights`.
         """
@@ -143,7 +149,7 @@ class Schedule:
         if c is None:
             return out, 0
         i = max(self._next, self._index(c, now), 0)
-        rows = c.rows[i:i + horizon]
+        rows = c.rows[i : i + horizon]
         real = len(rows)
         out[:real] = rows
         out[real:] = rows[-1] if real else c.rows[-1]
@@ -196,27 +202,37 @@ class Latency:
         if not self.seen:
             return {"count": 0}
         x = np.array(self.seen)
-        return {"count": self.total, "median": float(np.median(x)), "p90": float(np.percentile(x, 90)),
-                "p99": float(np.percentile(x, 99)), "max": float(x.max())}
+        return {
+            "count": self.total,
+            "median": float(np.median(x)),
+            "p90": float(np.percentile(x, 90)),
+            "p99": float(np.percentile(x, 99)),
+            "max": float(x.max()),
+        }
 
 
-def anchored(rows: np.ndarray, anchor: np.ndarray, kind: Literal["absolute", "relative", "delta"]) -> np.ndarray:
-    """rows [H, A] as absolute commands. relative: each to `anchor`, the state in the observation that produced them;
-    delta: each to the row before, the first to the anchor. (Anchoring to where the arm is now instead would add the
-    motion during inference once more.)"""
+def anchored(
+    rows: np.ndarray, anchor: np.ndarray, kind: Literal["absolute", "relative", "delta"]
+) -> np.ndarray:
+    """rows [H, A] as absolute commands. relative: each to `anchor`, the state in the observation that
+    produced them;
+    delta: each to the row before, the first to the anchor. (Anchoring to where the arm is now instead would
+    add the motion during inference once more.)"""
     choose("kind of rows", kind, ("absolute", "relative", "delta"))
     if kind == "absolute":
         return rows
     return anchor + (np.cumsum(rows, 0) if kind == "delta" else rows)
 
 
-# ---- real-time chunking ---------------------------------------------------------------------------------------------
+# ---- real-time chunking ------------------------------------------------------------------------------------
 
 
-def inpainting_weights(horizon: int, delay: int, end: int, shape: Literal["exp", "linear", "ones", "zeros"] = "exp"
-                       ) -> np.ndarray:
-    """W [horizon], how far each row is bound to the previous chunk: 1 for i < delay (they will have run), then falling
-    to 0 at `end` = rows of the previous chunk that are left; c = (end - i)/(end - delay + 1), W = c (e^c - 1)/(e - 1)."""
+def inpainting_weights(
+    horizon: int, delay: int, end: int, shape: Literal["exp", "linear", "ones", "zeros"] = "exp"
+) -> np.ndarray:
+    """W [horizon], how far each row is bound to the previous chunk: 1 for i < delay (they will have run),
+    then falling to 0 at `end` = rows of the previous chunk that are left; c = (end - i)/(end - delay + 1), W
+    = c (e^c - 1)/(e - 1)."""
     if not 0 <= delay <= end <= horizon:
         raise UserError(f"needs 0 <= delay <= end <= horizon, got {delay}, {end}, {horizon}")
     choose("weights", shape, ("exp", "linear", "ones", "zeros"))
@@ -237,12 +253,21 @@ def guidance_gain(t: float, most: float = 5.0) -> float:
     return min(most, (t * t + (1 - t) ** 2) / (t * (1 - t)))
 
 
-def guided_velocity(v: np.ndarray, x: np.ndarray, t: float, previous: np.ndarray, weights: np.ndarray, *,
-                    most: float = 5.0, vjp: Callable[[np.ndarray], np.ndarray] | None = None) -> np.ndarray:
-    """Velocity that pulls the chunk towards `previous` where weights [H] say so: v - g(t) J^T [W (Y - x0)], x0 = x - t v.
+def guided_velocity(
+    v: np.ndarray,
+    x: np.ndarray,
+    t: float,
+    previous: np.ndarray,
+    weights: np.ndarray,
+    *,
+    most: float = 5.0,
+    vjp: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:
+    """Velocity that pulls the chunk towards `previous` where weights [H] say so: v - g(t) J^T [W (Y - x0)],
+    x0 = x - t v.
 
-    v, x, previous [..., H, A]. vjp: J^T of x -> x0 from the policy's side; None takes J = 1, as LeRobot does. (In their
-    convention of time the sign is +.)
+    v, x, previous [..., H, A]. vjp: J^T of x -> x0 from the policy's side; None takes J = 1, as LeRobot does.
+    (In their convention of time the sign is +.)
     """
     if not weights.any():
         return v
@@ -251,7 +276,8 @@ def guided_velocity(v: np.ndarray, x: np.ndarray, t: float, previous: np.ndarray
 
 
 def with_prefix(x: np.ndarray, prefix: np.ndarray, delay: int) -> np.ndarray:
-    """x [..., H, A] with its first `delay` rows set to the committed ones: the input of a prefix-trained policy."""
+    """x [..., H, A] with its first `delay` rows set to the committed ones: the input of a prefix-trained
+    policy."""
     if not 0 <= delay <= min(x.shape[-2], prefix.shape[-2]):
         raise UserError(f"delay must be in [0, {min(x.shape[-2], prefix.shape[-2])}], got {delay}")
     out = x.copy()

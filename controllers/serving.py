@@ -1,8 +1,9 @@
 """The server of `remote`: a policy answers those who know its token.
 
-One thread serves all clients: questions that have come while the policy decided are answered by one call of it, and whatever a client
-sends, or leaves unsent, costs the others nothing but that. Who has not proved within seconds to know the token, sends what is no
-message, sends too slowly or reads no answer is closed, with one line.
+One thread serves all clients: questions that have come while the policy decided are answered by one call of
+it, and whatever a client sends, or leaves unsent, costs the others nothing but that. Who has not proved
+within seconds to know the token, sends what is no message, sends too slowly or reads no answer is closed,
+with one line.
 """
 
 import contextlib
@@ -19,16 +20,20 @@ from controllers.chunking import Prefix
 from controllers.remote import MAGIC, NONCE, PIECE, PROOF, MessageParser, pack, plain_text, proof
 from robo_rl.errors import UserError
 
-HELLO, MESSAGE = 5.0, 10.0  # s in which a client proves its token; in which a message, or an answer, has gone through
+# s in which a client proves its token; in which a message, or an answer, has gone through
+HELLO, MESSAGE = 5.0, 10.0
 UNKNOWN = 128  # connections that have proved nothing yet; the oldest goes when another comes
 SAY = 1.0  # s from one line about those to the next
-COMPANY = 1.0  # of the duration of a question's share of a call: waited for others where there were others the last time
+# of the duration of a question's share of a call: waited for others where there were others the last time
+COMPANY = 1.0
 
 
 def wanted(spec) -> dict[str, tuple[tuple[int, ...], type]]:
     """Shape and type of each array that the policy takes."""
     size = spec.image_size
-    return {"state": ((spec.state,), np.float32)} | {f"image/{v}": ((size, size, 3), np.uint8) for v in spec.views}
+    return {"state": ((spec.state,), np.float32)} | {
+        f"image/{v}": ((size, size, 3), np.uint8) for v in spec.views
+    }
 
 
 def misfit(obs: dict, spec) -> str:
@@ -36,7 +41,10 @@ def misfit(obs: dict, spec) -> str:
     for name, (shape, kind) in wanted(spec).items():
         got = obs[name].shape if name in obs else None
         if got != shape:
-            return f"the run's {name} has {' x '.join(map(str, shape))} numbers, got {'none' if got is None else f'shape {got}'}"
+            return (
+                f"the run's {name} has {' x '.join(map(str, shape))} numbers, got "
+                f"{'none' if got is None else f'shape {got}'}"
+            )
         if obs[name].dtype != kind:
             return f"the run's {name} is {kind.__name__}, got {obs[name].dtype}"
         if kind is np.float32 and not np.isfinite(obs[name]).all():
@@ -45,10 +53,12 @@ def misfit(obs: dict, spec) -> str:
 
 
 class Sessions(Protocol):
-    """Who keeps what clients do (`robo_rl.runtime.sessions`). who: a number of the connection; fields: of a message's header."""
+    """Who keeps what clients do (`robo_rl.runtime.sessions`). who: a number of the connection; fields: of a
+    message's header."""
 
     def before(self, who: int, fields: dict) -> "dict | np.ndarray | None":
-        """What to answer with, fields or rows, without asking the policy; None: ask it. UserError: what is wrong with the fields."""
+        """What to answer with, fields or rows, without asking the policy; None: ask it. UserError: what is
+        wrong with the fields."""
         ...
 
     def given(self, who: int, fields: dict, decision: Any) -> np.ndarray:
@@ -59,49 +69,77 @@ class Sessions(Protocol):
 
 
 class ClientConnection:
-    """One connection. known: it knows the token; since: when what we wait for began (0.0: nothing but a question)."""
+    """One connection. known: it knows the token; since: when what we wait for began (0.0: nothing but a
+    question)."""
 
     def __init__(self, wire: socket.socket, name: str, limit: int, now: float):
         self.wire, self.name, self.nonce = wire, name, secrets.token_bytes(NONCE)
-        self.incoming, self.out, self.known, self.closing = MessageParser(limit), bytearray(MAGIC + self.nonce), False, ""
+        self.incoming, self.out, self.known, self.closing = (
+            MessageParser(limit),
+            bytearray(MAGIC + self.nonce),
+            False,
+            "",
+        )
         self.since = self.asked_at = now
         self.count = 0  # chunks answered
         self.number = 0  # that the server knows it by
 
 
 class PolicyServer:
-    """Answers `act(observation)`, or `act(observation, prefix)`, with rows [H, A]: to every client of `listener` that knows `token`, `turn`
-    after `turn`.
+    """Answers `act(observation)`, or `act(observation, prefix)`, with rows [H, A]: to every client of
+    `listener` that knows `token`, `turn` after `turn`.
 
-    many: at most `most` observations -> the rows of each, for those that wait at the same time; None: `act` takes them one by one. say: a
-    line about a client that has gone. `clients` may be there at once; each is closed after `idle` s without a question, `message` s into
-    one that does not end, and who has not proved the token within `hello` s.
+    many: at most `most` observations -> the rows of each, for those that wait at the same time; None: `act`
+    takes them one by one. say: a line about a client that has gone. `clients` may be there at once; each is
+    closed after `idle` s without a question, `message` s into one that does not end, and who has not proved
+    the token within `hello` s.
 
-    sessions: keeps what clients do (`Sessions`); `many` gives what it takes in place of rows, and a message is answered by it where it
-    knows the answer. There are then no prefixes.
+    sessions: keeps what clients do (`Sessions`); `many` gives what it takes in place of rows, and a message
+    is answered by it where it knows the answer. There are then no prefixes.
     """
 
-    def __init__(self, listener: socket.socket, act: Callable[..., Any], spec, token: bytes, clients: int = 16,
-                 idle: float = 600.0, say: Callable[[str], None] = lambda line: None, hello: float = HELLO,
-                 message: float = MESSAGE, many: Callable[[list[dict]], list[Any]] | None = None, most: int = 64,
-                 sessions: "Sessions | None" = None):
+    def __init__(
+        self,
+        listener: socket.socket,
+        act: Callable[..., Any],
+        spec,
+        token: bytes,
+        clients: int = 16,
+        idle: float = 600.0,
+        say: Callable[[str], None] = lambda line: None,
+        hello: float = HELLO,
+        message: float = MESSAGE,
+        many: Callable[[list[dict]], list[Any]] | None = None,
+        most: int = 64,
+        sessions: "Sessions | None" = None,
+    ):
         self.sessions = sessions
         self.hello, self.message, self.most = hello, message, most
         self.many = many or (lambda batch: [act(obs) for obs in batch])
-        self.act, self.spec, self.token, self.seats, self.idle, self.say = act, spec, token, clients, idle, say
+        self.act, self.spec, self.token, self.seats, self.idle, self.say = (
+            act,
+            spec,
+            token,
+            clients,
+            idle,
+            say,
+        )
         need = sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in wanted(spec).values())
         self.limit = max(1 << 20, 2 * need)
         self.numbers = 0  # of clients so far
         self.listener, self.selector, self.visitors = listener, selectors.DefaultSelector(), set()
         self.quiet_until, self.unsaid = 0.0, 0
-        self.last, self.patience = 0, 0.0  # questions of the last call, and how long to wait for as many again [s]
+        # questions of the last call, and how long to wait for as many again [s]
+        self.last, self.patience = 0, 0.0
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ)
 
     def turn(self, timeout: float = 1.0) -> None:
-        """Wait up to `timeout` [s] for anything, take what came, answer one question of each client that has one."""
+        """Wait up to `timeout` [s] for anything, take what came, answer one question of each client that has
+        one."""
         self._take(0 if self._waiting() else timeout)
-        end = time.monotonic() + self.patience  # those whom the last call answered ask again within a moment of each other
+        # those whom the last call answered ask again within a moment of each other
+        end = time.monotonic() + self.patience
         while 0 < self._waiting() < self.last and (left := end - time.monotonic()) > 0:
             self._take(left)
         self._answer(time.monotonic())
@@ -166,7 +204,7 @@ class PolicyServer:
             if not v.known:
                 self._prove(v, now)
             if v.out:
-                del v.out[:v.wire.send(v.out[:PIECE])]
+                del v.out[: v.wire.send(v.out[:PIECE])]
                 if v.known and not v.out and not v.closing:  # what it has said meanwhile begins now
                     v.since = now if v.incoming.data else 0.0
         except BlockingIOError:
@@ -207,7 +245,8 @@ class PolicyServer:
             v.number = self.numbers = self.numbers + 1
 
     def _answer(self, now: float) -> None:
-        """Answer the question of each client that has one, those without a prefix by calls of at most `most`."""
+        """Answer the question of each client that has one, those without a prefix by calls of at most
+        `most`."""
         alike: list[tuple[ClientConnection, dict, dict]] = []
         for v in self.visitors:
             if not v.known or v.out or v.closing:
@@ -224,7 +263,9 @@ class PolicyServer:
                     continue
                 seen, t0 = {name: obs[name] for name in wanted(self.spec)}, number(head.get("t0"))
                 if "prefix" in obs and self.sessions is not None:
-                    raise UserError("this server records what it decides: it takes no prefixes of real-time chunking")
+                    raise UserError(
+                        "this server records what it decides: it takes no prefixes of real-time chunking"
+                    )
                 if "prefix" in obs:
                     self._say(v, t0, self.act(seen, prefix_of(head, obs["prefix"])))
                 else:
@@ -232,9 +273,12 @@ class PolicyServer:
             except UserError as e:
                 self._refuse(v, e)
         for k in range(0, len(alike), self.most):
-            self._call(alike[k:k + self.most])
+            self._call(alike[k : k + self.most])
         if alike:
-            self.last, self.patience = len(alike), COMPANY * (time.monotonic() - now) / len(alike) if len(alike) > 1 else 0.0
+            self.last, self.patience = (
+                len(alike),
+                COMPANY * (time.monotonic() - now) / len(alike) if len(alike) > 1 else 0.0,
+            )
 
     def _known(self, v: ClientConnection, head: dict) -> bool:
         """Answer what the sessions know the answer to -> whether they do."""
@@ -249,16 +293,22 @@ class PolicyServer:
         return reply is not None
 
     def _call(self, part: list[tuple[ClientConnection, dict, dict]]) -> None:
-        """One call of the policy; where it cannot take them, halves, so that who asks what it refuses is refused alone."""
+        """One call of the policy; where it cannot take them, halves, so that who asks what it refuses is
+        refused alone."""
         try:
             answers = self.many([seen for *_, seen in part])
         except Exception as e:  # a policy is anybody's code, and the server outlives any question
             if len(part) == 1:
-                return self._refuse(part[0][0], e if isinstance(e, UserError) else f"the policy fails at it ({type(e).__name__}: {e})")
-            self._call(part[:len(part) // 2])
-            return self._call(part[len(part) // 2:])
+                return self._refuse(
+                    part[0][0],
+                    e if isinstance(e, UserError) else f"the policy fails at it ({type(e).__name__}: {e})",
+                )
+            self._call(part[: len(part) // 2])
+            return self._call(part[len(part) // 2 :])
         for (v, head, _), rows in zip(part, answers, strict=True):
-            self._say(v, head["t0"], rows if self.sessions is None else self.sessions.given(v.number, head, rows))
+            self._say(
+                v, head["t0"], rows if self.sessions is None else self.sessions.given(v.number, head, rows)
+            )
 
     @staticmethod
     def _say(v: ClientConnection, t0: float, rows: np.ndarray) -> None:
@@ -283,7 +333,11 @@ class PolicyServer:
             self.unsaid += 1
             return
         more = f" ({self.unsaid} more before it)" if self.unsaid else ""
-        self.say(plain_text(f"{v.name}: " + ", ".join(filter(None, (f"{v.count} chunks" if v.known else "", why))) + more))
+        self.say(
+            plain_text(
+                f"{v.name}: " + ", ".join(filter(None, (f"{v.count} chunks" if v.known else "", why))) + more
+            )
+        )
         if not v.known:
             self.quiet_until, self.unsaid = now + SAY, 0
 

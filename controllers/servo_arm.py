@@ -1,10 +1,12 @@
-"""An arm of Feetech servos behind a serial port, with the topics that a bridge of a position-controlled arm speaks.
+"""An arm of Feetech servos behind a serial port, with the topics that a bridge of a position-controlled arm
+speaks.
 
     joint angle [rad] = sign (steps - zero) 2 pi / 4096
 
-It publishes `joint_states` and the gripper's, and puts what comes on `forward_position_controller/commands` to the servos. Positions
-are limits of the bridge's governor; here is what must hold without one: joints stay in their range and a goal leads the measured
-joint by at most LEAD. Torque goes on with the first command, at the measured position, and stays on: an arm without torque falls.
+It publishes `joint_states` and the gripper's, and puts what comes on `forward_position_controller/commands`
+to the servos. Positions are limits of the bridge's governor; here is what must hold without one: joints stay
+in their range and a goal leads the measured joint by at most LEAD. Torque goes on with the first command, at
+the measured position, and stays on: an arm without torque falls.
 """
 
 import math
@@ -59,15 +61,30 @@ class ServoState:
 
 
 class ServoArm:
-    """The servos of a robot whose file has a `driver`. `step` reads them and publishes; it does nothing before its period is over.
+    """The servos of a robot whose file has a `driver`. `step` reads them and publishes; it does nothing
+    before its period is over.
 
     problems: what was dropped or cut, by kind."""
 
-    def __init__(self, robot: Robot, bus: ServoBus, transport: Transport, period: float = PERIOD, model: ArmModel | None = None):
-        """period [s]: between two looks at the servos. model: where the tool is told from, too; None: it is not told."""
+    def __init__(
+        self,
+        robot: Robot,
+        bus: ServoBus,
+        transport: Transport,
+        period: float = PERIOD,
+        model: ArmModel | None = None,
+    ):
+        """period [s]: between two looks at the servos. model: where the tool is told from, too; None: it is
+        not told."""
         if robot.driver is None:
             raise UserError(f"robot {robot.name} has no driver in its file")
-        self.robot, self.driver, self.bus, self.transport, self.period = robot, robot.driver, bus, transport, period
+        self.robot, self.driver, self.bus, self.transport, self.period = (
+            robot,
+            robot.driver,
+            bus,
+            transport,
+            period,
+        )
         self.ids = [s.id for s in self.driver.servos]
         self.sign = np.array([s.sign for s in self.driver.servos], float)
         self.zero = np.array([s.zero for s in self.driver.servos], float)
@@ -78,25 +95,37 @@ class ServoArm:
         self.fresh, self.has_torque, self.due = False, False, -math.inf
         names = robot.topics
         self.joints = transport.publisher(names["joint_states"], JointState)
-        self.model, self.pose = model, None if model is None else transport.publisher(names["current_pose"], PoseStamped)
+        self.model, self.pose = (
+            model,
+            None if model is None else transport.publisher(names["current_pose"], PoseStamped),
+        )
         self.gripper = transport.publisher(GRIPPER_STATE, JointState) if self.driver.gripper else None
         self.commands = transport.subscription(names["forward_position"], Numbers, "command")
         self.grips = transport.subscription(names["gripper"], Numbers, "command")
-        self.estop, self.stops = EmergencyStop(transport.subscription(names["estop"], Flag, "latched", depth=64)), StopSources()
+        self.estop, self.stops = (
+            EmergencyStop(transport.subscription(names["estop"], Flag, "latched", depth=64)),
+            StopSources(),
+        )
 
     @property
     def all_ids(self) -> list[int]:
         return [*self.ids, *([self.driver.gripper.id] if self.driver.gripper else [])]
 
     def step(self) -> None:
-        """Read the servos and publish, once a period. Joint states are those of a reading in which every joint answered."""
+        """Read the servos and publish, once a period. Joint states are those of a reading in which every
+        joint answered."""
         now = self.transport.now()
         if now < self.due:
             return
         self.due = now + 0.9 * self.period  # a loop's tick may come a little early
         got = self.bus.sync_read(self.all_ids, PRESENT)
         for id, data in got.items():
-            self.states[id] = ServoState(raw_position(data), float(signed(int.from_bytes(data[2:4], "little"), 15)), data[6] / 10, data[7])
+            self.states[id] = ServoState(
+                raw_position(data),
+                float(signed(int.from_bytes(data[2:4], "little"), 15)),
+                data[6] / 10,
+                data[7],
+            )
             if bits := self.bus.errors[id]:
                 self.problems[f"servo {id}: {error_text(bits) or bits}"] += 1
         self.fresh = all(id in got for id in self.ids)
@@ -104,11 +133,21 @@ class ServoArm:
             steps = np.array([self.states[id].steps for id in self.ids], float)
             self.q = self.sign * (steps - self.zero) * TURN
             speed = self.sign * np.array([self.states[id].speed for id in self.ids]) * TURN
-            self.joints.publish(JointState(self.transport.stamp(), self.robot.joints, tuple(self.q.tolist()), tuple(speed.tolist())))
+            self.joints.publish(
+                JointState(
+                    self.transport.stamp(), self.robot.joints, tuple(self.q.tolist()), tuple(speed.tolist())
+                )
+            )
             if self.model is not None and self.pose is not None:
                 self.model.place(self.q)
-                self.pose.publish(PoseStamped(self.transport.stamp(), self.robot.base_frame, tuple(self.model.pos),
-                                              tuple(self.model.quat)))
+                self.pose.publish(
+                    PoseStamped(
+                        self.transport.stamp(),
+                        self.robot.base_frame,
+                        tuple(self.model.pos),
+                        tuple(self.model.quat),
+                    )
+                )
         if self.gripper is not None and self.driver.gripper is not None and self.driver.gripper.id in got:
             opening = self.driver.gripper.opening(self.states[self.driver.gripper.id].steps)
             self.gripper.publish(JointState(self.transport.stamp(), ("gripper",), (opening,)))
@@ -138,7 +177,9 @@ class ServoArm:
             self.hold()
         goal = np.clip(np.clip(wanted, self.low, self.high), self.q - LEAD, self.q + LEAD)
         self.problems["goals cut to the joints' range or lead"] += int((np.abs(goal - wanted) > 1e-9).any())
-        steps = {id: int(x) for id, x in zip(self.ids, np.rint(self.zero + self.sign * goal / TURN), strict=True)}
+        steps = {
+            id: int(x) for id, x in zip(self.ids, np.rint(self.zero + self.sign * goal / TURN), strict=True)
+        }
         if grip and self.driver.gripper is not None:
             opening = grip[-1].message.data
             if len(opening) == 1 and math.isfinite(opening[0]):
@@ -162,12 +203,14 @@ class ServoArm:
 
     def write(self, id: int, register: tuple[int, int], value: int) -> None:
         if not any(self.bus.write(id, register, value) for _ in range(TRIES)):
-            raise UserError(f"servo {id} does not confirm what is written to it: is its cable in, its power on?")
+            raise UserError(
+                f"servo {id} does not confirm what is written to it: is its cable in, its power on?"
+            )
 
     def close(self) -> None:
         self.bus.port.close()
 
-    # ---- before anything moves ----------------------------------------------------------------------------------------
+    # ---- before anything moves -----------------------------------------------------------------------------
 
     def check(self) -> list[tuple[str, str, str]]:
         """(key, what is looked at, fault or "") of each servo; nothing is written."""
@@ -175,12 +218,26 @@ class ServoArm:
         names = [*self.robot.joints, *(["gripper"] if self.driver.gripper else [])]
         servos = [*self.driver.servos, *([self.driver.gripper] if self.driver.gripper else [])]
         for name, servo in zip(names, servos, strict=True):
-            out.append((f"servo_{servo.id}", f"Servo {servo.id} ({name}) answers, is an STS3215 in position mode and keeps its calibration",
-                        self.servo_fault(servo)))
-        for name, low, high, servo in zip(self.robot.joints, self.low, self.high, self.driver.servos, strict=True):
+            out.append(
+                (
+                    f"servo_{servo.id}",
+                    f"Servo {servo.id} ({name}) answers, is an STS3215 in position mode and keeps its "
+                    "calibration",
+                    self.servo_fault(servo),
+                )
+            )
+        for name, low, high, servo in zip(
+            self.robot.joints, self.low, self.high, self.driver.servos, strict=True
+        ):
             position = self.asked(servo.id, PRESENT_POSITION)
             q = math.nan if position is None else servo.sign * (signed(position, 15) - servo.zero) * TURN
-            fault = "it does not answer" if position is None else f"it is at {q:.3f} rad" if not low <= q <= high else ""
+            fault = (
+                "it does not answer"
+                if position is None
+                else f"it is at {q:.3f} rad"
+                if not low <= q <= high
+                else ""
+            )
             out.append((f"range_{servo.id}", f"{name} is between {low:.3f} and {high:.3f} rad", fault))
         return out
 

@@ -1,7 +1,8 @@
-"""The servos of an arm, a part of the robot's file: on which port, which id is which joint, and where a joint's zero is.
+"""The servos of an arm, a part of the robot's file: on which port, which id is which joint, and where a
+joint's zero is.
 
-A calibration of LeRobot (a JSON object by joint, with id, homing_offset, range_min and range_max) can stand for the servos: a joint's
-zero is the middle of its range.
+A calibration of LeRobot (a JSON object by joint, with id, homing_offset, range_min and range_max) can stand
+for the servos: a joint's zero is the middle of its range.
 """
 
 from dataclasses import dataclass, fields
@@ -17,7 +18,8 @@ BAUDS = (1_000_000, 500_000, 115_200, 57_600, 38_400, 19_200)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servo:
-    """A joint's servo. zero: steps at 0 rad; offset: its Homing_Offset register when that was calibrated, None: not compared."""
+    """A joint's servo. zero: steps at 0 rad; offset: its Homing_Offset register when that was calibrated,
+    None: not compared."""
 
     id: int
     sign: int = 1
@@ -78,7 +80,8 @@ class Driver:
 
 
 def read_driver(raw: Any, joints: tuple[str, ...], folder: Path) -> Driver | None:
-    """From the JSON of a robot's file; None: it has none. folder: of the file. UserError names what is wrong."""
+    """From the JSON of a robot's file; None: it has none. folder: of the file. UserError names what is
+    wrong."""
     if raw is None:
         return None
     made = dict(_table("driver", raw, Driver, "calibration"))
@@ -105,12 +108,20 @@ def read_calibration(path: Path, joints: tuple[str, ...]) -> dict[str, Any]:
     rows = {}
     for name in (*joints, *(["gripper"] if "gripper" in raw else [])):
         row = raw.get(name)
-        numbers = [row.get(k) for k in ("id", "homing_offset", "range_min", "range_max")] if isinstance(row, dict) else [None]
+        numbers = (
+            [row.get(k) for k in ("id", "homing_offset", "range_min", "range_max")]
+            if isinstance(row, dict)
+            else [None]
+        )
         if any(not isinstance(x, int) or isinstance(x, bool) for x in numbers):
             raise UserError(f"{path}: {name} needs whole numbers id, homing_offset, range_min and range_max")
         rows[name] = numbers
-    out: dict[str, Any] = {"servos": tuple(Servo(id=id, zero=round((low + high) / 2), offset=offset)
-                                           for id, offset, low, high in (rows[j] for j in joints))}
+    out: dict[str, Any] = {
+        "servos": tuple(
+            Servo(id=id, zero=round((low + high) / 2), offset=offset)
+            for id, offset, low, high in (rows[j] for j in joints)
+        )
+    }
     if "gripper" in rows:
         id, offset, low, high = rows["gripper"]
         out["gripper"] = GripperServo(id=id, closed=low, opened=high, offset=offset)
@@ -131,6 +142,8 @@ def _table(name: str, raw: Any, kind: type, *more: str) -> dict[str, Any]:
     """UserError: no object, or with keys that the class has not."""
     known = {*(f.name for f in fields(kind)), *more}
     if not isinstance(raw, dict) or set(raw) - known:
-        raise UserError(f"{name} is an object of {', '.join(sorted(known))}; got "
-                        f"{', '.join(sorted(set(raw) - known)) if isinstance(raw, dict) else repr(raw)}")
+        raise UserError(
+            f"{name} is an object of {', '.join(sorted(known))}; got "
+            f"{', '.join(sorted(set(raw) - known)) if isinstance(raw, dict) else repr(raw)}"
+        )
     return raw

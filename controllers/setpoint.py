@@ -1,4 +1,5 @@
-"""The governor's setpoint: where it is, where it goes, and how it gets there within the limits of speed and acceleration, or brakes."""
+"""The governor's setpoint: where it is, where it goes, and how it gets there within the limits of speed and
+acceleration, or brakes."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -12,7 +13,8 @@ from robo_rl.geometry import Floats, turn_between, turned, unit
 
 @dataclass(frozen=True, slots=True)
 class Setpoint:
-    """What may go onto the wire. pos is None while nothing is asked of the arm: it stays where its law holds it.
+    """What may go onto the wire. pos is None while nothing is asked of the arm: it stays where its law holds
+    it.
     `rebased`: the setpoint starts anew from the measured pose, springs must let go."""
 
     state: str
@@ -25,11 +27,20 @@ class Setpoint:
 
 def traced(out: Setpoint, reason: str) -> list:
     """As it stands in a trace."""
-    return [out.state, reason, out.pos, out.quat, out.rebased, out.joints, *([asdict(out.compliance)] if out.compliance else [])]
+    return [
+        out.state,
+        reason,
+        out.pos,
+        out.quat,
+        out.rebased,
+        out.joints,
+        *([asdict(out.compliance)] if out.compliance else []),
+    ]
 
 
 class SetpointMotion:
-    """`pursue` or `brake`, then `advance`, once per period of dt [s]. It knows no state machine: the governor says which."""
+    """`pursue` or `brake`, then `advance`, once per period of dt [s]. It knows no state machine: the governor
+    says which."""
 
     def __init__(self, limits: Limits, robot: Robot):
         self.limits, self.robot = limits, robot
@@ -53,7 +64,10 @@ class SetpointMotion:
         """Go on from the measured pose at the measured velocity, within the limits, braking."""
         self._place(measured)
         self.drop_joints()
-        self.v, self.w = at_most(measured.twist[:3], self.limits.speed[0]), at_most(measured.twist[3:], self.limits.speed[1])
+        self.v, self.w = (
+            at_most(measured.twist[:3], self.limits.speed[0]),
+            at_most(measured.twist[3:], self.limits.speed[1]),
+        )
 
     def _place(self, measured: State) -> None:
         self.pos, self.quat = box(measured.pos, self.limits), upright(unit(measured.quat), self.limits)
@@ -88,8 +102,13 @@ class SetpointMotion:
         assert self.pos is not None  # since `arm`
         if self.joints is not None and self.joint_target is not None:
             self.joints, (self.v, self.w, self.u) = joint_step(
-                (self.pos, self.quat, self.joints), (*self.target, self.joint_target), (self.v, self.w, self.u),
-                self.robot.velocity, o, dt)
+                (self.pos, self.quat, self.joints),
+                (*self.target, self.joint_target),
+                (self.v, self.w, self.u),
+                self.robot.velocity,
+                o,
+                dt,
+            )
         else:
             goal, facing = self.target
             (a, b, c), (x, y, z) = goal, self.pos
@@ -97,7 +116,8 @@ class SetpointMotion:
             self.w = pursue(turn_between(facing, self.quat), self.w, o.speed[1], o.accel[1], dt)
 
     def brake(self, dt: float, *, ends: bool, aims: bool) -> None:
-        """Velocity on the way to rest. ends: at rest nothing is asked of the arm any more; aims: the target is where the setpoint is."""
+        """Velocity on the way to rest. ends: at rest nothing is asked of the arm any more; aims: the target
+        is where the setpoint is."""
         o, (linear, angular) = self.limits, self.braking
         self.v, linear = slower(self.v, linear, o.brake[0], o.brake_jerk[0], dt)
         self.w, angular = slower(self.w, angular, o.brake[1], o.brake_jerk[1], dt)
@@ -115,7 +135,8 @@ class SetpointMotion:
             self.quat = upright(turned(self.quat, *(x * dt for x in self.w)), self.limits)
 
     def tracking_fault(self, measured: State, now: float) -> str:
-        """A sentence when the measured tool has been too far from the setpoint for too long; "" while it has not."""
+        """A sentence when the measured tool has been too far from the setpoint for too long; "" while it has
+        not."""
         assert self.pos is not None  # since `arm`
         far, (most, patience) = math.dist(self.pos, measured.pos), self.limits.tracking
         self.apart_since = min(self.apart_since, now) if far > most else math.inf

@@ -1,11 +1,13 @@
 """The last line, below the law: what the arm does and is told to do is measured in every state, armed or not.
 
-A joint, the tool, a torque or its change beyond its limit ends in a stop by torques alone, whatever the law says:
+A joint, the tool, a torque or its change beyond its limit ends in a stop by torques alone, whatever the law
+says:
 
     t = clip(bias - D dq, t_prev +- rate dt),  within the joints' torque limits
 
-bias is what holds the arm (gravity and Coriolis), D damps each joint, so the arm comes to rest and floats. It latches; `release` is for a
-person who resets the arm. Its limits lie above the governor's, which should have held the arm before.
+bias is what holds the arm (gravity and Coriolis), D damps each joint, so the arm comes to rest and floats. It
+latches; `release` is for a person who resets the arm. Its limits lie above the governor's, which should have
+held the arm before.
 """
 
 import math
@@ -44,13 +46,18 @@ class SupervisorLimits:
 def supervised(limits: Limits) -> SupervisorLimits:
     """Above what the governor of these limits holds the arm for."""
     o = SupervisorLimits()
-    return SupervisorLimits(joint_speed=max(o.joint_speed, 1.2 * limits.joint_speed),
-                            tool_speed=(max(o.tool_speed[0], 1.2 * limits.measured_speed[0]),
-                                        max(o.tool_speed[1], 1.2 * limits.measured_speed[1])))
+    return SupervisorLimits(
+        joint_speed=max(o.joint_speed, 1.2 * limits.joint_speed),
+        tool_speed=(
+            max(o.tool_speed[0], 1.2 * limits.measured_speed[0]),
+            max(o.tool_speed[1], 1.2 * limits.measured_speed[1]),
+        ),
+    )
 
 
 class Supervisor:
-    """`allowed` once per tick, between the law and the motors. reason: why it stopped the arm, "" while it did not."""
+    """`allowed` once per tick, between the law and the motors. reason: why it stopped the arm, "" while it
+    did not."""
 
     def __init__(self, robot: Robot, limits: SupervisorLimits | None = None):
         o = self.limits = limits or SupervisorLimits()
@@ -65,20 +72,28 @@ class Supervisor:
         self.reason = ""
 
     def fault(self, model: ArmModel, torque: np.ndarray, before: np.ndarray, dt: float) -> str:
-        """Why the arm must stop; "" where nothing is beyond its limit. torque, before [n] [N m]: of this tick and the last."""
+        """Why the arm must stop; "" where nothing is beyond its limit. torque, before [n] [N m]: of this tick
+        and the last."""
         speed = np.abs(model.dq)
         if not (speed <= self.fastest).all():  # NaN too
             return self.worst("turns at", speed, self.fastest, "rad/s")
         v = model.jac @ model.dq
-        linear, angular = math.sqrt(v[0] ** 2 + v[1] ** 2 + v[2] ** 2), math.sqrt(v[3] ** 2 + v[4] ** 2 + v[5] ** 2)
+        linear, angular = (
+            math.sqrt(v[0] ** 2 + v[1] ** 2 + v[2] ** 2),
+            math.sqrt(v[3] ** 2 + v[4] ** 2 + v[5] ** 2),
+        )
         if not (linear <= self.limits.tool_speed[0] and angular <= self.limits.tool_speed[1]):
-            return f"the tool moves at {linear:.2f} m/s and {angular:.2f} rad/s, beyond {self.limits.tool_speed}"
+            return (
+                f"the tool moves at {linear:.2f} m/s and {angular:.2f} rad/s, beyond {self.limits.tool_speed}"
+            )
         size = np.abs(torque)
         if not (size <= self.most * (1 + 1e-9)).all():
             return self.worst("is asked for", size, self.most, "N m")
         change = np.abs(torque - before)
         if not (change <= self.rate * dt * (1 + 1e-9)).all():
-            return self.worst("is asked for a change of", change / dt, np.full(len(change), self.rate), "N m/s")
+            return self.worst(
+                "is asked for a change of", change / dt, np.full(len(change), self.rate), "N m/s"
+            )
         return ""
 
     def worst(self, what: str, x: np.ndarray, most: np.ndarray, unit: str) -> str:

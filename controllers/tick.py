@@ -1,7 +1,9 @@
-"""The arithmetic of the control law's tick, compiled: `law.py` says what it computes, keeps its memory and takes commands.
+"""The arithmetic of the control law's tick, compiled: `law.py` says what it computes, keeps its memory and
+takes commands.
 
-One record of numbers (`memory.py`) holds a law's options and memory, so that a tick is one call without an object of Python in it.
-Compiled once per number of joints and kept on disk; the equations of turning are those of `robo_rl.geometry`, and tests hold them equal.
+One record of numbers (`memory.py`) holds a law's options and memory, so that a tick is one call without an
+object of Python in it. Compiled once per number of joints and kept on disk; the equations of turning are
+those of `robo_rl.geometry`, and tests hold them equal.
 """
 
 import math
@@ -13,18 +15,22 @@ MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that ti
 SMALL = 1e-10  # m or rad; nearer than this the reference has arrived
 RELEASE = 0.06  # s in which the torques of before a rebase or a switch go
 LAG_PACE = 0.1  # s of lag that the low pass gets in a second, after a rebase took it
-STIFFEST = 20_000.0  # N/m, of operational space in any direction: what torques that change at a limited rate can hold
+# N/m, of operational space in any direction: what torques that change at a limited rate can hold
+STIFFEST = 20_000.0
 ARM = 0.2  # m: a turn counts as motion at this distance, where directions of both are compared
 TINY = 1e-8  # rad; below it sin(x)/x is 1 to the last bit
 OPENING = 5.0  # 1/s: how fast a bound of the springs' pull grows when it is no longer asked for
 UNBOUND = 1e5  # N, N m: from here on it is none
-REFINED = 2  # times that the projection corrects what its regularisation leaves: eps/(A + eps) of the posture to that power + 1
+# times that the projection corrects what its regularisation leaves: eps/(A + eps) of the posture to that
+# power + 1
+REFINED = 2
 FREE, KINEMATIC, DYNAMIC = range(3)  # the posture's projection
 
 
 @kept()
 def tick(memory, dt, state, jac, minv_jt, bias, pos, quat):
-    """Advance `memory` by dt [s]; memory.tau are the torques then, or as they were, with one more of `faults`.
+    """Advance `memory` by dt [s]; memory.tau are the torques then, or as they were, with one more of
+    `faults`.
 
     state [2n] (q, dq), jac [6, n], minv_jt [6, n], bias [n], pos [3] and quat [4] as in `ArmModel`.
     """
@@ -100,7 +106,8 @@ def tick(memory, dt, state, jac, minv_jt, bias, pos, quat):
 
 @compiled
 def friction(dq, phi1, phi2, phi3):
-    """phi1/(1 + exp(-phi2 (dq + phi3))) - phi1/(1 + exp(-phi2 phi3)) of one joint [N m]: smooth, and 0 at rest.
+    """phi1/(1 + exp(-phi2 (dq + phi3))) - phi1/(1 + exp(-phi2 phi3)) of one joint [N m]: smooth, and 0 at
+    rest.
 
     Source: Gaz et al. 2019, "Dynamic identification of the Franka Emika Panda", eq. 22.
     """
@@ -109,14 +116,18 @@ def friction(dq, phi1, phi2, phi3):
 
 @compiled
 def limit_torque(q, lower, upper, margin, most):
-    """Repulsion of one joint from its limits [N m]: `most` at the limit and beyond, 0 from `margin` [rad] inside."""
-    return most * (min(max((lower + margin - q) / margin, 0.0), 1.0) - min(max((q - upper + margin) / margin, 0.0), 1.0))
+    """Repulsion of one joint from its limits [N m]: `most` at the limit and beyond, 0 from `margin` [rad]
+    inside."""
+    return most * (
+        min(max((lower + margin - q) / margin, 0.0), 1.0) - min(max((q - upper + margin) / margin, 0.0), 1.0)
+    )
 
 
 @compiled
 def yielding(pull, dq, q, lower, upper, margin, most):
-    """What a joint at its limits adds to the torque of the tool's pull [N m]: from `margin` [rad] inside to the limit, all of a pull
-    outwards goes, and motion outwards is braked, critically for `most` over the margin and unit inertia."""
+    """What a joint at its limits adds to the torque of the tool's pull [N m]: from `margin` [rad] inside to
+    the limit, all of a pull outwards goes, and motion outwards is braked, critically for `most` over the
+    margin and unit inertia."""
     depth = min(max((lower + margin - q) / margin, (q - upper + margin) / margin), 1.0)
     out = -1.0 if q - lower < upper - q else 1.0
     return -out * depth * (max(out * pull, 0.0) + 2 * math.sqrt(most / margin) * max(out * dq, 0.0))
@@ -151,7 +162,9 @@ def age(m, n, dt):
             m.k[i] = nearer(m.k[i], m.k_target[i], m.k_pace[i] * part)
         if m.error_clip[i] != m.clip_target[i]:
             if math.isfinite(m.error_clip[i]) and math.isfinite(m.clip_target[i]):
-                m.error_clip[i] = nearer(m.error_clip[i], m.clip_target[i], part * (0.5 if i < 3 else math.pi))
+                m.error_clip[i] = nearer(
+                    m.error_clip[i], m.clip_target[i], part * (0.5 if i < 3 else math.pi)
+                )
             else:
                 m.error_clip[i] = m.clip_target[i]
     if m.damping_ratio != m.ratio_target:
@@ -181,7 +194,8 @@ def damp(m):
 
 @compiled
 def weigh(m, dt, quat):
-    """Every MASS_AGE look at W_ii [kg], [kg m^2] in the axes of the stiffness, at most 4/A_ii, and set the damping."""
+    """Every MASS_AGE look at W_ii [kg], [kg m^2] in the axes of the stiffness, at most 4/A_ii, and set the
+    damping."""
     m.mass_age += dt
     springs = 0.0
     for i in range(6):
@@ -216,8 +230,9 @@ def weigh(m, dt, quat):
 
 @compiled
 def weighed(m):
-    """m.move <- W m.move, with no direction heavier than the mass limit: m.factor = J M^-1 J^T + eps I in its principal axes, where a
-    turn counts as motion at ARM, and `least`, or what keeps the stiffness below STIFFEST, instead of what is below it there."""
+    """m.move <- W m.move, with no direction heavier than the mass limit: m.factor = J M^-1 J^T + eps I in its
+    principal axes, where a turn counts as motion at ARM, and `least`, or what keeps the stiffness below
+    STIFFEST, instead of what is below it there."""
     total, y, least = 0.0, m.along, m.least
     for i in range(6):
         least = max(least, m.k[i] / STIFFEST)
@@ -242,7 +257,11 @@ def weighed(m):
 def follow(m, dt):
     """The reference goes on towards the target: at a limited speed, through the low pass, on the geodesic."""
     go, rate = 1 - (math.exp(-dt / m.lag) if m.lag > 0 else 0.0), 1 / dt
-    x, y, z = m.target_pos[0] - m.limited_pos[0], m.target_pos[1] - m.limited_pos[1], m.target_pos[2] - m.limited_pos[2]
+    x, y, z = (
+        m.target_pos[0] - m.limited_pos[0],
+        m.target_pos[1] - m.limited_pos[1],
+        m.target_pos[2] - m.limited_pos[2],
+    )
     far, most = math.sqrt(x * x + y * y + z * z), m.target_speed * dt
     there = far <= most
     if there:
@@ -309,7 +328,9 @@ def spring(m, n, state, jac, pos, quat):
     for first in (0, 3):
         s = held(m, error, first)
         for i in range(first, first + 3):
-            m.wrench[i] = s * m.k[i] * min(max(error[i], -m.error_clip[i]), m.error_clip[i]) + m.d[i] * slip[i]
+            m.wrench[i] = (
+                s * m.k[i] * min(max(error[i], -m.error_clip[i]), m.error_clip[i]) + m.d[i] * slip[i]
+            )
     for i in range(6):
         if error[i] != error[i]:
             m.wrench[i] = error[i]
@@ -325,7 +346,8 @@ def spring(m, n, state, jac, pos, quat):
 
 @compiled
 def held(m, error, first):
-    """Share of the springs' pull along (first 0) or about (3) the axes that is within the largest; 1 where nothing bounds it."""
+    """Share of the springs' pull along (first 0) or about (3) the axes that is within the largest; 1 where
+    nothing bounds it."""
     size, most = 0.0, m.pull[first // 3]
     for i in range(first, first + 3):
         x = m.k[i] * min(max(error[i], -m.error_clip[i]), m.error_clip[i])
@@ -335,7 +357,8 @@ def held(m, error, first):
 
 @compiled
 def felt(m, n, jac):
-    """m.wrench -= (J J^T + 1e-6 I)^-1 J t_0: what of the posture's torque the tool would feel, by kinematics alone."""
+    """m.wrench -= (J J^T + 1e-6 I)^-1 J t_0: what of the posture's torque the tool would feel, by kinematics
+    alone."""
     for i in range(6):
         x = 0.0
         for k in range(n):
@@ -366,7 +389,7 @@ def fill(x, value):
         x[i] = value
 
 
-# ---- rotations: quaternions are (w, x, y, z) ------------------------------------------------------------------------
+# ---- rotations: quaternions are (w, x, y, z) ---------------------------------------------------------------
 
 
 @compiled
@@ -390,17 +413,26 @@ def turn(q, x, y, z):
     n = math.sqrt(x * x + y * y + z * z)
     w, s = (1.0, 0.5) if n < TINY else (math.cos(n / 2), math.sin(n / 2) / n)
     x, y, z = s * x, s * y, s * z
-    a, b, c, d = (w * q[0] - x * q[1] - y * q[2] - z * q[3], w * q[1] + x * q[0] + y * q[3] - z * q[2],
-                  w * q[2] - x * q[3] + y * q[0] + z * q[1], w * q[3] + x * q[2] - y * q[1] + z * q[0])
+    a, b, c, d = (
+        w * q[0] - x * q[1] - y * q[2] - z * q[3],
+        w * q[1] + x * q[0] + y * q[3] - z * q[2],
+        w * q[2] - x * q[3] + y * q[0] + z * q[1],
+        w * q[3] + x * q[2] - y * q[1] + z * q[0],
+    )
     s = 1 / math.sqrt(a * a + b * b + c * c + d * d)
     q[0], q[1], q[2], q[3] = a * s, b * s, c * s, d * s
 
 
 @compiled
 def rotate(v, q, way):
-    """Turn both vectors in v [6], in their place: from the tool's axes to the base's (way 1), or back (-1)."""
+    """Turn both vectors in v [6], in their place: from the tool's axes to the base's (way 1), or back
+    (-1)."""
     w, a, b, c = q[0], way * q[1], way * q[2], way * q[3]
     for i in (0, 3):
         x, y, z = v[i], v[i + 1], v[i + 2]
         s, t, u = 2 * (b * z - c * y), 2 * (c * x - a * z), 2 * (a * y - b * x)
-        v[i], v[i + 1], v[i + 2] = x + w * s + b * u - c * t, y + w * t + c * s - a * u, z + w * u + a * t - b * s
+        v[i], v[i + 1], v[i + 2] = (
+            x + w * s + b * u - c * t,
+            y + w * t + c * s - a * u,
+            z + w * u + a * t - b * s,
+        )

@@ -1,8 +1,8 @@
 """A log that shows when it was changed: every event carries the hash of the one before it.
 
-One JSON object per line: {"i", "t" [s], "kind", "data", "prev", "hash"}, where hash = sha256 of prev and the other
-fields. A changed, lost or reordered event breaks the chain at its place; cutting the end off does not, so keep the
-last hash elsewhere if that matters. Numbers that are not finite are written as strings.
+One JSON object per line: {"i", "t" [s], "kind", "data", "prev", "hash"}, where hash = sha256 of prev and the
+other fields. A changed, lost or reordered event breaks the chain at its place; cutting the end off does not,
+so keep the last hash elsewhere if that matters. Numbers that are not finite are written as strings.
 """
 
 import hashlib

@@ -13,7 +13,8 @@ from robo_rl.errors import UserError
 
 
 def replay(events: list[dict], robot: Robot) -> int | None:
-    """Feed the inputs of a trace to a fresh governor. -> index of the first event where it decides otherwise, or None."""
+    """Feed the inputs of a trace to a fresh governor. -> index of the first event where it decides otherwise,
+    or None."""
     if not events or events[0]["kind"] != "config":
         raise UserError("a trace begins with its config")
     limits = Limits(**{k: _numbers(v) for k, v in events[0]["data"]["limits"].items()})
@@ -46,16 +47,36 @@ def replay(events: list[dict], robot: Robot) -> int | None:
                 case "state":
                     governor.measure(State(**{k: _numbers(v) for k, v in d.items()}), now)
                 case "comply":
-                    governor.comply(ComplianceCommand(d["source"], d["stream"], _numbers(d["values"]), d["frame"],
-                                                      _numbers(d["stamp"])), now)
+                    governor.comply(
+                        ComplianceCommand(
+                            d["source"], d["stream"], _numbers(d["values"]), d["frame"], _numbers(d["stamp"])
+                        ),
+                        now,
+                    )
                 case "command":
-                    governor.command(Command(d["source"], float(d["stamp"]), d["frame"], _numbers(d["pos"]),
-                                             _numbers(d["quat"]), _numbers(d["joints"]), d.get("stream", "")), now)
+                    governor.command(
+                        Command(
+                            d["source"],
+                            float(d["stamp"]),
+                            d["frame"],
+                            _numbers(d["pos"]),
+                            _numbers(d["quat"]),
+                            _numbers(d["joints"]),
+                            d.get("stream", ""),
+                        ),
+                        now,
+                    )
         except UserError:  # arming was refused then too
             pass
     pairs = zip_longest(trace.events, plain(events))
-    return next((i for i, (a, b) in enumerate(pairs) if not a or not b or any(a[k] != b[k] for k in ("kind", "data"))),
-                None)
+    return next(
+        (
+            i
+            for i, (a, b) in enumerate(pairs)
+            if not a or not b or any(a[k] != b[k] for k in ("kind", "data"))
+        ),
+        None,
+    )
 
 
 def _numbers(x: Any) -> Any:

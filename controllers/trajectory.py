@@ -1,6 +1,7 @@
 """Joint trajectories: read from a goal, checked before anything moves, and sampled while it is followed.
 
-Between two points a joint goes straight, or on the cubic that has the points' velocities where they are given.
+Between two points a joint goes straight, or on the cubic that has the points' velocities where they are
+given.
 """
 
 import math
@@ -15,7 +16,13 @@ from controllers.model import ArmModel
 from controllers.robot import Robot
 from robo_rl.errors import UserError
 
-INVALID_GOAL, INVALID_JOINTS, OLD_HEADER_TIMESTAMP, PATH_TOLERANCE_VIOLATED, GOAL_TOLERANCE_VIOLATED = -1, -2, -3, -4, -5
+INVALID_GOAL, INVALID_JOINTS, OLD_HEADER_TIMESTAMP, PATH_TOLERANCE_VIOLATED, GOAL_TOLERANCE_VIOLATED = (
+    -1,
+    -2,
+    -3,
+    -4,
+    -5,
+)
 MOST_POINTS, LONGEST = 1000, 600.0  # of a goal; [s]
 AHEAD = 60.0  # s that a trajectory may begin in the future
 BEGIN = 0.1  # rad between the measured joint and a first point of time 0
@@ -59,13 +66,19 @@ def straight(start: np.ndarray, goal: np.ndarray, speed: np.ndarray) -> Trajecto
     return Trajectory(np.array([0.0, seconds]), np.stack([start, goal]))
 
 
-def read_trajectory(goal: dict[str, Any], robot: Robot, q: np.ndarray, stamp: float, tolerance: float) -> Trajectory:
-    """The trajectory of the fields of a FollowJointTrajectory goal, from the measured joints q [n] [rad] on; stamp [s]: the time that
-    headers name; tolerance [rad]: of the goal where it names none. UserError: it makes no sense, or passes a joint's limits."""
+def read_trajectory(
+    goal: dict[str, Any], robot: Robot, q: np.ndarray, stamp: float, tolerance: float
+) -> Trajectory:
+    """The trajectory of the fields of a FollowJointTrajectory goal, from the measured joints q [n] [rad] on;
+    stamp [s]: the time that headers name; tolerance [rad]: of the goal where it names none. UserError: it
+    makes no sense, or passes a joint's limits."""
     m = goal["trajectory"]
     names, points = m["joint_names"], m["points"]
     if sorted(names) != sorted(robot.joints):
-        raise UserError(f"joints are {', '.join(names[:20]) or 'none'}; this arm's are {', '.join(robot.joints)}, each once")
+        raise UserError(
+            f"joints are {', '.join(names[:20]) or 'none'}; this arm's are {', '.join(robot.joints)}, each "
+            "once"
+        )
     if goal["multi_dof_trajectory"]["points"]:
         raise UserError("joints of several degrees of freedom are none of this arm's")
     if not 1 <= len(points) <= MOST_POINTS:
@@ -89,9 +102,18 @@ def read_trajectory(goal: dict[str, Any], robot: Robot, q: np.ndarray, stamp: fl
     begins = seconds_of(m["header"]["stamp"])
     if begins and not -times[-1] < begins - stamp <= AHEAD:
         raise UserError(f"its stamp is {begins - stamp:.1f} s from now; 0 begins at once")
-    allowed = {"path": _tolerances(goal["path_tolerance"], robot, math.inf), "goal": _tolerances(goal["goal_tolerance"], robot, tolerance)}
-    made = Trajectory(times, positions, velocities, allowed, max(seconds_of(goal["goal_time_tolerance"]), 0.0),
-                      max(begins - stamp, 0.0) if begins else 0.0)
+    allowed = {
+        "path": _tolerances(goal["path_tolerance"], robot, math.inf),
+        "goal": _tolerances(goal["goal_tolerance"], robot, tolerance),
+    }
+    made = Trajectory(
+        times,
+        positions,
+        velocities,
+        allowed,
+        max(seconds_of(goal["goal_time_tolerance"]), 0.0),
+        max(begins - stamp, 0.0) if begins else 0.0,
+    )
     check_joints(made, robot)
     return made
 
@@ -123,8 +145,13 @@ def _tolerances(given: list[dict], robot: Robot, default: float) -> np.ndarray:
 
 def check_joints(made: Trajectory, robot: Robot) -> None:
     """UserError: a joint leaves its range, or must be faster than its limit."""
-    ends = np.concatenate([made.times, *(np.linspace(a, b, 8) for a, b in zip(made.times, made.times[1:], strict=False))]) \
-        if made.velocities is not None else made.times
+    ends = (
+        np.concatenate(
+            [made.times, *(np.linspace(a, b, 8) for a, b in zip(made.times, made.times[1:], strict=False))]
+        )
+        if made.velocities is not None
+        else made.times
+    )
     ts = np.unique(ends)
     rows = np.array([made.at(float(t)) for t in ts])
     speeds = np.abs(np.diff(rows, axis=0)) / np.diff(ts)[:, None]
@@ -133,18 +160,31 @@ def check_joints(made: Trajectory, robot: Robot) -> None:
     for i, joint in enumerate(robot.joints):
         low, high, most = robot.lower[i], robot.upper[i], robot.velocity[i]
         if rows[1:, i].min() < low or rows[1:, i].max() > high:
-            raise UserError(f"{joint} goes to {rows[1:, i].min():.3f} .. {rows[1:, i].max():.3f} rad, allowed {low:.3f} to {high:.3f}")
+            raise UserError(
+                f"{joint} goes to {rows[1:, i].min():.3f} .. {rows[1:, i].max():.3f} rad, allowed {low:.3f} "
+                f"to {high:.3f}"
+            )
         if speeds[:, i].max() > FASTER * most:
-            raise UserError(f"{joint} would turn at {speeds[:, i].max():.2f} rad/s, allowed {most:.2f}: give it more time")
+            raise UserError(
+                f"{joint} would turn at {speeds[:, i].max():.2f} rad/s, allowed {most:.2f}: give it more time"
+            )
 
 
 def check_tool(made: Trajectory, model: ArmModel, limits: Limits) -> None:
-    """UserError: the tool leaves the workspace or tilts too far on the way. model: a spare one; it ends where the trajectory does."""
-    count = min(SAMPLES, max(len(made.times), math.ceil(float(np.abs(np.diff(made.points, axis=0)).sum(0).max()) / 0.05) + 1, 2))
+    """UserError: the tool leaves the workspace or tilts too far on the way. model: a spare one; it ends where
+    the trajectory does."""
+    count = min(
+        SAMPLES,
+        max(
+            len(made.times), math.ceil(float(np.abs(np.diff(made.points, axis=0)).sum(0).max()) / 0.05) + 1, 2
+        ),
+    )
     for t in np.linspace(0.0, made.duration, count)[1:]:
         model.place(made.at(float(t)))
         pos, quat = tuple(model.pos), tuple(model.quat)
         if box(pos, limits) is not pos:
-            raise UserError(f"after {t:.2f} s the tool is at {[round(x, 3) for x in pos]} m, outside the workspace")
+            raise UserError(
+                f"after {t:.2f} s the tool is at {[round(x, 3) for x in pos]} m, outside the workspace"
+            )
         if upright(quat, limits) is not quat:
             raise UserError(f"after {t:.2f} s the tool is tilted beyond {limits.tilt:g} rad")

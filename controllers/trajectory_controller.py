@@ -1,4 +1,5 @@
-"""`joint_trajectory_controller/follow_joint_trajectory` and `gripper_position_controller/gripper_cmd` of an arm's node.
+"""`joint_trajectory_controller/follow_joint_trajectory` and `gripper_position_controller/gripper_cmd` of an
+arm's node.
 
 A trajectory goes through the governor as joint targets, one a tick, of whoever sent the goal.
 """
@@ -27,7 +28,8 @@ from robo_rl.errors import UserError, in_range
 
 NAME = "joint_trajectory_controller"
 REACHED = 0.02  # rad, where a goal names no tolerance
-PATIENCE = (3.0, 30.0)  # times the duration, and s more, until a goal that names no time tolerance is given up
+# times the duration, and s more, until a goal that names no time tolerance is given up
+PATIENCE = (3.0, 30.0)
 FEEDBACK_EVERY = 50  # ticks
 GAP = 2 * FINGER_TRAVEL  # of an open gripper [m]
 FINGERS_NEAR = 0.002  # m of the commanded gap: reached
@@ -40,11 +42,23 @@ class TrajectoryController:
 
     def __init__(self, node: ArmNode, is_active: Callable[[], bool]):
         assert node.governor is not None and node.governed is not None  # without one nobody limits it
-        self.node, self.governor, self.meant, self.is_active = node, node.governor, node.governed.meant, is_active
+        self.node, self.governor, self.meant, self.is_active = (
+            node,
+            node.governor,
+            node.governed.meant,
+            is_active,
+        )
         self.follower: TrajectoryFollower | None = None
         self.began = 0.0  # when the trajectory begins
-        self.server = ActionServer(node.transport, f"{NAME}/follow_joint_trajectory", TRAJECTORY, TrajectoryFeedback, self.accept,
-                                   node.refuse, {"error_code": INVALID_GOAL, "error_string": "another goal took its place"})
+        self.server = ActionServer(
+            node.transport,
+            f"{NAME}/follow_joint_trajectory",
+            TRAJECTORY,
+            TrajectoryFeedback,
+            self.accept,
+            node.refuse,
+            {"error_code": INVALID_GOAL, "error_string": "another goal took its place"},
+        )
 
     def accept(self, goal: dict[str, Any], source: str) -> None:
         """Take a goal. UserError: it is refused."""
@@ -58,7 +72,10 @@ class TrajectoryController:
             raise UserError(f"{governor.commander} commands")
         made = read_trajectory(goal, node.arm.robot, np.array(node.arm.model.q), node.stamp(), REACHED)
         check_tool(made, self.meant, governor.limits)
-        self.follower, self.began = TrajectoryFollower(governor, self.meant, made, source or "action"), node.transport.now() + made.delay
+        self.follower, self.began = (
+            TrajectoryFollower(governor, self.meant, made, source or "action"),
+            node.transport.now() + made.delay,
+        )
 
     def tick(self, now: float) -> None:
         """The next joint target, or the end of the goal."""
@@ -82,9 +99,16 @@ class TrajectoryController:
         else:  # its stamp is still to come
             self.governor.finish(now)
         if self.node.count % FEEDBACK_EVERY == 0:
-            self.server.feedback.publish(TrajectoryFeedback(
-                goal.id, self.node.stamp(), self.follower.passed, model.joints, tuple(self.follower.q.tolist()),
-                tuple(model.q.tolist())))
+            self.server.feedback.publish(
+                TrajectoryFeedback(
+                    goal.id,
+                    self.node.stamp(),
+                    self.follower.passed,
+                    model.joints,
+                    tuple(self.follower.q.tolist()),
+                    tuple(model.q.tolist()),
+                )
+            )
 
     def fault(self, now: float, follower: TrajectoryFollower) -> tuple[int, str] | None:
         """(error code, why) of a goal that cannot go on; None: it can."""
@@ -102,7 +126,10 @@ class TrajectoryController:
         if now - self.began > factor * made.duration + more:
             error = np.abs(made.points[-1] - self.node.arm.model.q)
             k = int(np.argmax(error - made.tolerance["goal"]))
-            return GOAL_TOLERANCE_VIOLATED, f"{joints[k]} is {error[k]:.3f} rad from its goal after {now - self.began:.1f} s"
+            return (
+                GOAL_TOLERANCE_VIOLATED,
+                f"{joints[k]} is {error[k]:.3f} rad from its goal after {now - self.began:.1f} s",
+            )
         return None
 
 
@@ -115,7 +142,9 @@ class GripperController:
         self.wanted = self.moved_from = GAP
         self.moved_at = 0.0
         name = node.arm.robot.topics["gripper"].rsplit("/", 1)[0]
-        self.server = ActionServer(node.transport, f"{name}/gripper_cmd", GRIPPER, GripperFeedback, self.accept, node.refuse, {})
+        self.server = ActionServer(
+            node.transport, f"{name}/gripper_cmd", GRIPPER, GripperFeedback, self.accept, node.refuse, {}
+        )
 
     @property
     def gap(self) -> float:
@@ -127,11 +156,22 @@ class GripperController:
         """Send the fingers there. UserError: it is refused."""
         command = goal["command"]
         self.node.check_asker(source)
-        if self.governor.state not in (ARMED, ACTIVE) or self.governor.commander not in (None, source or "action"):
-            raise UserError(f"the arm is {self.governor.state}, commanded by {self.governor.commander or 'nobody'}: claim and arm it first")
+        if self.governor.state not in (ARMED, ACTIVE) or self.governor.commander not in (
+            None,
+            source or "action",
+        ):
+            raise UserError(
+                f"the arm is {self.governor.state}, commanded by {self.governor.commander or 'nobody'}: "
+                "claim and arm it first"
+            )
         in_range("gripper position", command["position"], 0, GAP)
-        in_range("gripper max_effort", command["max_effort"], 0, math.inf)  # the fingers' own limit holds; 0: not said
-        self.wanted, self.moved_from, self.moved_at = float(command["position"]), self.gap, self.node.transport.now()
+        # the fingers' own limit holds; 0: not said
+        in_range("gripper max_effort", command["max_effort"], 0, math.inf)
+        self.wanted, self.moved_from, self.moved_at = (
+            float(command["position"]),
+            self.gap,
+            self.node.transport.now(),
+        )
         self.node.arm.grip(self.wanted / GAP)
 
     def tick(self, now: float) -> None:

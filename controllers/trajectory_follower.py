@@ -1,6 +1,7 @@
 """A trajectory as joint targets for a governor, one a period.
 
-Where the governor makes the arm slower than the trajectory, time of the trajectory waits for the arm, so that the path stays the same.
+Where the governor makes the arm slower than the trajectory, time of the trajectory waits for the arm, so that
+the path stays the same.
 """
 
 import numpy as np
@@ -31,11 +32,27 @@ class TrajectoryFollower:
             self.passed = min(self.passed + dt, self.made.duration)
             self.q = self.made.at(self.passed)
         self.meant.place(self.q)
-        self.governor.command(Command(self.source, now, self.governor.limits.frame, tuple(self.meant.pos), tuple(self.meant.quat),
-                                      tuple(self.q.tolist()), "trajectory"), now)
+        self.governor.command(
+            Command(
+                self.source,
+                now,
+                self.governor.limits.frame,
+                tuple(self.meant.pos),
+                tuple(self.meant.quat),
+                tuple(self.q.tolist()),
+                "trajectory",
+            ),
+            now,
+        )
 
     def is_there(self, q: np.ndarray, dq: np.ndarray) -> bool:
-        """Whether the governor's joints are at the last point, and the measured ones [rad], [rad/s] rest near it."""
+        """Whether the governor's joints are at the last point, and the measured ones [rad], [rad/s] rest near
+        it."""
         last, at = self.made.points[-1], self.governor.motion.joints
-        return (self.passed >= self.made.duration and at is not None and float(np.abs(last - at).max()) < THERE
-                and bool((np.abs(last - q) <= self.made.tolerance["goal"]).all()) and float(np.abs(dq).max()) < REST)
+        return (
+            self.passed >= self.made.duration
+            and at is not None
+            and float(np.abs(last - at).max()) < THERE
+            and bool((np.abs(last - q) <= self.made.tolerance["goal"]).all())
+            and float(np.abs(dq).max()) < REST
+        )

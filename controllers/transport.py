@@ -1,12 +1,12 @@
 """How messages travel: one contract for every wire, and the wire inside one process that tests use.
 
-A message is one of the frozen dataclasses here; a wire translates it to its own (ROS_TYPES names the ROS 2 type).
-Quaternions are w first here and x first in ROS: a wire turns them. Nothing here interprets a message.
+A message is one of the frozen dataclasses here; a wire translates it to its own (ROS_TYPES names the ROS 2
+type). Quaternions are w first here and x first in ROS: a wire turns them. Nothing here interprets a message.
 
-Qualities of service: "command" is reliable and keeps the last message, "state" keeps the last and may lose some,
-"latched" also reaches those who subscribe later. A message comes with the receiver's monotonic time and with the
-participant that sent it, under a name that all its publishers and clients share: ages and the rule of one commander rest on these,
-never on what the message says.
+Qualities of service: "command" is reliable and keeps the last message, "state" keeps the last and may lose
+some, "latched" also reaches those who subscribe later. A message comes with the receiver's monotonic time and
+with the participant that sent it, under a name that all its publishers and clients share: ages and the rule
+of one commander rest on these, never on what the message says.
 """
 
 from collections import Counter, deque
@@ -65,7 +65,8 @@ class JointState:
 
 @dataclass(frozen=True, slots=True)
 class JointTrajectory:
-    """points: (seconds from the stamp on, positions [rad] in the order of names); stamp 0: from when it comes."""
+    """points: (seconds from the stamp on, positions [rad] in the order of names); stamp 0: from when it
+    comes."""
 
     stamp: float
     names: tuple[str, ...]
@@ -120,19 +121,29 @@ class Text:
     data: str
 
 
-ROS_TYPES = {PoseStamped: "geometry_msgs/msg/PoseStamped", TwistStamped: "geometry_msgs/msg/TwistStamped",
-             WrenchStamped: "geometry_msgs/msg/WrenchStamped", JointState: "sensor_msgs/msg/JointState",
-             JointTrajectory: "trajectory_msgs/msg/JointTrajectory", Transforms: "tf2_msgs/msg/TFMessage",
-             Diagnostics: "diagnostic_msgs/msg/DiagnosticArray",
-             CompressedImage: "sensor_msgs/msg/CompressedImage", Clock: "rosgraph_msgs/msg/Clock",
-             GoalStatuses: "action_msgs/msg/GoalStatusArray", TrajectoryFeedback: f"{TRAJECTORY}_FeedbackMessage",
-             GripperFeedback: f"{GRIPPER}_FeedbackMessage",
-             Numbers: "std_msgs/msg/Float64MultiArray", Flag: "std_msgs/msg/Bool", Text: "std_msgs/msg/String"}
+ROS_TYPES = {
+    PoseStamped: "geometry_msgs/msg/PoseStamped",
+    TwistStamped: "geometry_msgs/msg/TwistStamped",
+    WrenchStamped: "geometry_msgs/msg/WrenchStamped",
+    JointState: "sensor_msgs/msg/JointState",
+    JointTrajectory: "trajectory_msgs/msg/JointTrajectory",
+    Transforms: "tf2_msgs/msg/TFMessage",
+    Diagnostics: "diagnostic_msgs/msg/DiagnosticArray",
+    CompressedImage: "sensor_msgs/msg/CompressedImage",
+    Clock: "rosgraph_msgs/msg/Clock",
+    GoalStatuses: "action_msgs/msg/GoalStatusArray",
+    TrajectoryFeedback: f"{TRAJECTORY}_FeedbackMessage",
+    GripperFeedback: f"{GRIPPER}_FeedbackMessage",
+    Numbers: "std_msgs/msg/Float64MultiArray",
+    Flag: "std_msgs/msg/Bool",
+    Text: "std_msgs/msg/String",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message with the receiver's monotonic time [s] and a name of the participant that sent it, which no other has."""
+    """A message with the receiver's monotonic time [s] and a name of the participant that sent it, which no
+    other has."""
 
     message: Any
     at: float
@@ -147,10 +158,15 @@ class Publisher(Protocol):
 
 
 class Mailbox:
-    """Holds the messages of a subscription. pull() gives those that came since the last call, oldest first; sources(): the names of
-    all who publish on its topic now, None where nobody knows."""
+    """Holds the messages of a subscription. pull() gives those that came since the last call, oldest first;
+    sources(): the names of all who publish on its topic now, None where nobody knows."""
 
-    def __init__(self, depth: int, pull: Callable[[], Iterable[Received]], sources: Callable[[], "set[str] | None"] = lambda: None):
+    def __init__(
+        self,
+        depth: int,
+        pull: Callable[[], Iterable[Received]],
+        sources: Callable[[], "set[str] | None"] = lambda: None,
+    ):
         in_range("depth", depth, 1, 10**6)
         self.pull, self.newest, self.sources = pull, None, sources
         self.waiting: deque[Received] = deque(maxlen=depth)
@@ -176,11 +192,11 @@ class Mailbox:
 
 
 class Transport(Protocol):
-    """What every transport does. Methods may be called from one thread at a time. Nobody's bytes end one: what cannot be
-    decoded or answered is dropped, counted and named by `complaints`.
+    """What every transport does. Methods may be called from one thread at a time. Nobody's bytes end one:
+    what cannot be decoded or answered is dropped, counted and named by `complaints`.
 
-    identity: the name under which others receive from this one, "" where it cannot know; caller: who asked for the service whose
-    handler runs, "" where it cannot know."""
+    identity: the name under which others receive from this one, "" where it cannot know; caller: who asked
+    for the service whose handler runs, "" where it cannot know."""
 
     @property
     def identity(self) -> str: ...
@@ -197,13 +213,13 @@ class Transport(Protocol):
         ...
 
     def complaints(self) -> list[str]:
-        """Faults of other nodes on this node's topics and services: another message type, samples that were dropped; one
-        line each."""
+        """Faults of other nodes on this node's topics and services: another message type, samples that were
+        dropped; one line each."""
         ...
 
     def service(self, name: str, kind: str, handler: "Handler") -> None:
-        """Offer a service: the handler takes the request's fields and returns the reply's, both of `controllers.services`, or a
-        `PendingReply`."""
+        """Offer a service: the handler takes the request's fields and returns the reply's, both of
+        `controllers.services`, or a `PendingReply`."""
 
     def serve(self) -> None:
         """Answer the requests that have come; a server calls it often."""
@@ -217,13 +233,14 @@ class Transport(Protocol):
         ...
 
     def stamp(self) -> float:
-        """Seconds for the stamps of messages: the system's clock, or the simulated one. Ages are never told by it."""
+        """Seconds for the stamps of messages: the system's clock, or the simulated one. Ages are never told
+        by it."""
         ...
 
     def close(self) -> None: ...
 
 
-# ---- inside one process ----------------------------------------------------------------------------------------------
+# ---- inside one process ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,11 +261,14 @@ class NetworkConditions:
 
 
 def join(kinds: dict[str, type], topic: str, kind: type, quality: str) -> None:
-    """Note in `kinds` that `topic` carries messages of `kind`; UserError for no message, another kind or quality."""
+    """Note in `kinds` that `topic` carries messages of `kind`; UserError for no message, another kind or
+    quality."""
     choose("quality of service", quality, QUALITIES)
     if kind not in ROS_TYPES:
-        raise UserError(f"{getattr(kind, '__name__', kind)} is no message; messages are "
-                        f"{', '.join(k.__name__ for k in ROS_TYPES)}")
+        raise UserError(
+            f"{getattr(kind, '__name__', kind)} is no message; messages are "
+            f"{', '.join(k.__name__ for k in ROS_TYPES)}"
+        )
     known = kinds.setdefault(topic, kind)
     if known is not kind:
         raise UserError(f"topic {topic} carries {known.__name__}, not {kind.__name__}")
@@ -256,7 +276,10 @@ def join(kinds: dict[str, type], topic: str, kind: type, quality: str) -> None:
 
 def drops(counts: Counter[str]) -> list[str]:
     """One line for each topic or service of which samples were dropped."""
-    return [f"{name}: {n} samples could not be decoded or answered and were dropped" for name, n in sorted(counts.items())]
+    return [
+        f"{name}: {n} samples could not be decoded or answered and were dropped"
+        for name, n in sorted(counts.items())
+    ]
 
 
 class Bus:
@@ -277,7 +300,9 @@ class Bus:
 
     def send(self, topic: str, message: Any, source: str, quality: str) -> None:
         if type(message) is not self.kinds[topic]:
-            raise UserError(f"topic {topic} carries {self.kinds[topic].__name__}, not {type(message).__name__}")
+            raise UserError(
+                f"topic {topic} carries {self.kinds[topic].__name__}, not {type(message).__name__}"
+            )
         if quality == "latched":
             self.kept[topic] = message, source
         w = self.conditions
@@ -377,7 +402,9 @@ class LoopbackTransport:
             reply = handler(given)
             if isinstance(reply, PendingReply):
                 if reply.reply is None:
-                    raise UserError(f"the service {name} did not answer at once: time passes between two calls alone here")
+                    raise UserError(
+                        f"the service {name} did not answer at once: time passes between two calls alone here"
+                    )
                 reply = reply.reply
             return filled(text_of(kind, REPLY), reply)
         finally:

@@ -1,7 +1,8 @@
-"""The arm that a policy was trained on, with its tool where another arm's tool is: what the policy sees as joints.
+"""The arm that a policy was trained on, with its tool where another arm's tool is: what the policy sees as
+joints.
 
-A policy that moves the tool drives any arm, but its state has the joints of the arm that it knows. The twin is that arm: every period
-its joints go to the measured tool pose,
+A policy that moves the tool drives any arm, but its state has the joints of the arm that it knows. The twin
+is that arm: every period its joints go to the measured tool pose,
 
     q <- q + J^T (J J^T + 0.01^2 I)^-1 (pose - FK(q)),    dq = J^T (J J^T + 0.01^2 I)^-1 twist
 
@@ -37,9 +38,11 @@ class Twin:
             self.follow(real)
         far, turn = apart(self.model, real.pos, real.quat)
         if far > NEAR[0] or turn > NEAR[1]:
-            raise UserError(f"the run's arm ({self.robot.name}) cannot hold its tool where this one does, at "
-                            f"{[round(x, 3) for x in real.pos]} m: {far:.3f} m and {turn:.2f} rad off; begin elsewhere, or give the tool "
-                            "the axes that the run's arm has (z out of the gripper)")
+            raise UserError(
+                f"the run's arm ({self.robot.name}) cannot hold its tool where this one does, at "
+                f"{[round(x, 3) for x in real.pos]} m: {far:.3f} m and {turn:.2f} rad off; begin elsewhere, "
+                "or give the tool the axes that the run's arm has (z out of the gripper)"
+            )
 
     def follow(self, real: ArmModel) -> None:
         """Be where the real arm's tool is, moving as it does."""
@@ -57,11 +60,16 @@ def apart(model: ArmModel, pos: "list[float] | Floats", quat: "list[float] | Flo
 
 
 def same_joints(real: ArmModel, robot: Robot, trained: Robot) -> bool:
-    """Whether two arms have the same joints: as many, and at the same angles their tools are where the other's are."""
+    """Whether two arms have the same joints: as many, and at the same angles their tools are where the
+    other's are."""
     if len(robot.joints) != len(trained.joints):
         return False
     other, q, dq = arm_model(trained), real.q.copy(), real.dq.copy()
-    rng, low, high = np.random.default_rng(0), np.maximum(trained.lower, robot.lower), np.minimum(trained.upper, robot.upper)
+    rng, low, high = (
+        np.random.default_rng(0),
+        np.maximum(trained.lower, robot.lower),
+        np.minimum(trained.upper, robot.upper),
+    )
     home, same = np.array(trained.home), True
     if (home < low).any() or (home > high).any():
         return False

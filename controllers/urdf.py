@@ -1,6 +1,8 @@
-"""A robot's URDF for ROS: the given one, or one made from its MJCF, with links, joints, inertias and simple shapes.
+"""A robot's URDF for ROS: the given one, or one made from its MJCF, with links, joints, inertias and simple
+shapes.
 
-A link is in its joint's frame: the MJCF body's, moved to where the joint turns. Capsules become cylinders; planes and meshes are left out.
+A link is in its joint's frame: the MJCF body's, moved to where the joint turns. Capsules become cylinders;
+planes and meshes are left out.
 """
 
 import math
@@ -19,7 +21,8 @@ KINDS = {int(mujoco.mjtJoint.mjJNT_HINGE): "revolute", int(mujoco.mjtJoint.mjJNT
 
 
 def robot_description(robot: Robot, path: str = "") -> str:
-    """URDF text; path: of the model, "" for the robot's own. UserError: there is no model, or URDF cannot say it."""
+    """URDF text; path: of the model, "" for the robot's own. UserError: there is no model, or URDF cannot say
+    it."""
     source = path or robot.model
     if not source:
         raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
@@ -32,12 +35,17 @@ def robot_description(robot: Robot, path: str = "") -> str:
 
 
 def made_urdf(mj: mujoco.MjModel, robot: Robot) -> str:
-    """URDF of the bodies of a compiled MJCF. UserError: a body has several joints, or one that URDF has not."""
+    """URDF of the bodies of a compiled MJCF. UserError: a body has several joints, or one that URDF has
+    not."""
     names = {0: robot.base_frame} | {b: mj.body(b).name or f"body{b}" for b in range(1, mj.nbody)}
     moved = {0: np.zeros(3)}  # of a link's frame from its body's, in the body's axes [m]
     parts = [link(mj, 0, names[0], moved[0])]
     for b in range(1, mj.nbody):
-        name, parent, joints = names[b], int(mj.body_parentid[b]), range(mj.body_jntadr[b], mj.body_jntadr[b] + mj.body_jntnum[b])
+        name, parent, joints = (
+            names[b],
+            int(mj.body_parentid[b]),
+            range(mj.body_jntadr[b], mj.body_jntadr[b] + mj.body_jntnum[b]),
+        )
         if len(joints) > 1 or any(int(mj.jnt_type[j]) not in KINDS for j in joints):
             raise UserError(f"URDF has no joint for the body {name}")
         moved[b] = np.array(mj.jnt_pos[joints[0]]) if joints else np.zeros(3)
@@ -48,16 +56,37 @@ def made_urdf(mj: mujoco.MjModel, robot: Robot) -> str:
             low, high = mj.jnt_range[j]
             effort, speed = limits_of(robot, joint)
             kind = KINDS[int(mj.jnt_type[j])] if mj.jnt_limited[j] else "continuous"
-            more = (f'<axis xyz="{row(mj.jnt_axis[j])}"/><limit lower="{low:.9g}" upper="{high:.9g}" effort="{effort:.9g}" '
-                    f'velocity="{speed:.9g}"/>')
-        parts += [link(mj, b, name, moved[b]), joint_tag(mj.joint(joints[0]).name if joints else f"{name}_fixed", kind, names[parent], name,
-                                                         pos, mj.body_quat[b], more)]
+            more = (
+                f'<axis xyz="{row(mj.jnt_axis[j])}"/><limit lower="{low:.9g}" upper="{high:.9g}" '
+                f'effort="{effort:.9g}" velocity="{speed:.9g}"/>'
+            )
+        parts += [
+            link(mj, b, name, moved[b]),
+            joint_tag(
+                mj.joint(joints[0]).name if joints else f"{name}_fixed",
+                kind,
+                names[parent],
+                name,
+                pos,
+                mj.body_quat[b],
+                more,
+            ),
+        ]
     site = mj.site(robot.site)
     b = int(mj.site_bodyid[site.id])
     if robot.site not in names.values():
-        parts += [f"<link name={quoteattr(robot.site)}/>",
-                  joint_tag(f"{robot.site}_fixed", "fixed", names[b], robot.site, mj.site_pos[site.id] - moved[b],
-                            mj.site_quat[site.id], "")]
+        parts += [
+            f"<link name={quoteattr(robot.site)}/>",
+            joint_tag(
+                f"{robot.site}_fixed",
+                "fixed",
+                names[b],
+                robot.site,
+                mj.site_pos[site.id] - moved[b],
+                mj.site_quat[site.id],
+                "",
+            ),
+        ]
     return "\n".join([f"<robot name={quoteattr(robot.name)}>", *parts, "</robot>"])
 
 
@@ -74,12 +103,18 @@ def link(mj: mujoco.MjModel, b: int, name: str, moved: np.ndarray) -> str:
     rows = [f"<link name={quoteattr(name)}>"]
     if b and mj.body_mass[b] > 0:
         x, y, z = mj.body_inertia[b]
-        rows.append(f'<inertial>{origin(mj.body_ipos[b] - moved, mj.body_iquat[b])}<mass value="{mj.body_mass[b]:.9g}"/><inertia '
-                    f'ixx="{x:.9g}" iyy="{y:.9g}" izz="{z:.9g}" ixy="0" ixz="0" iyz="0"/></inertial>')
+        rows.append(
+            f"<inertial>{origin(mj.body_ipos[b] - moved, mj.body_iquat[b])}<mass "
+            f'value="{mj.body_mass[b]:.9g}"/><inertia ixx="{x:.9g}" iyy="{y:.9g}" izz="{z:.9g}" ixy="0" '
+            'ixz="0" iyz="0"/></inertial>'
+        )
     for g in np.flatnonzero(mj.geom_bodyid == b):
         if shape := shape_of(int(mj.geom_type[g]), mj.geom_size[g]):
             inside = f"{origin(mj.geom_pos[g] - moved, mj.geom_quat[g])}<geometry>{shape}</geometry>"
-            rows.append(f'<visual>{inside}<material name="m{g}"><color rgba="{row(mj.geom_rgba[g])}"/></material></visual>')
+            rows.append(
+                f'<visual>{inside}<material name="m{g}"><color '
+                f'rgba="{row(mj.geom_rgba[g])}"/></material></visual>'
+            )
             if mj.geom_contype[g] or mj.geom_conaffinity[g]:
                 rows.append(f"<collision>{inside}</collision>")
     return "".join([*rows, "</link>"])
@@ -97,9 +132,14 @@ def shape_of(kind: int, size: np.ndarray) -> str:
     return ""
 
 
-def joint_tag(name: str, kind: str, parent: str, child: str, pos: np.ndarray, quat: np.ndarray, more: str) -> str:
-    return (f'<joint name={quoteattr(name)} type="{kind}"><parent link={quoteattr(parent)}/><child link={quoteattr(child)}/>'
-            f"{origin(pos, quat)}{more}</joint>")
+def joint_tag(
+    name: str, kind: str, parent: str, child: str, pos: np.ndarray, quat: np.ndarray, more: str
+) -> str:
+    return (
+        f'<joint name={quoteattr(name)} type="{kind}"><parent link={quoteattr(parent)}/><child '
+        f"link={quoteattr(child)}/>"
+        f"{origin(pos, quat)}{more}</joint>"
+    )
 
 
 def origin(pos: np.ndarray, quat: np.ndarray) -> str:

@@ -2,10 +2,12 @@
 
 The momentum observer of De Luca and Mattone 2003, in its discrete form at constant inertia over a tick,
 
-    r <- r + k [M (dq - dq_before) - dt (t - b + d dq_before + r)] / (1 + k dt),   b = C dq + g,  d = joints' damping
+    r <- r + k [M (dq - dq_before) - dt (t - b + d dq_before + r)] / (1 + k dt),   b = C dq + g,  d = joints'
+                                                            damping
 
-is a low pass of the torques t_ext that no model explains, with time constant 1/k; the force and moment at the tool that
-mean them are (J J^T + eps I)^-1 J r. Payload the model does not know counts as a push; so does dry friction.
+is a low pass of the torques t_ext that no model explains, with time constant 1/k; the force and moment at the
+tool that mean them are (J J^T + eps I)^-1 J r. Payload the model does not know counts as a push; so does dry
+friction.
 """
 
 import mujoco
@@ -35,12 +37,16 @@ class Observer:
         self.before: np.ndarray | None = None
 
     def tick(self, applied: np.ndarray, dt: float) -> None:
-        """applied [n] [N m]: what the motors did since the last tick, dt [s] ago; `model` holds the state now."""
+        """applied [n] [N m]: what the motors did since the last tick, dt [s] ago; `model` holds the state
+        now."""
         m = self.model
         if self.before is not None:
             mujoco.mj_mulM(m.mj, m.data, self._p, m.dq - self.before)
-            self.torque += self.gain * (self._p - dt * (applied - self.bias - self.damping * self.before + self.torque)) \
+            self.torque += (
+                self.gain
+                * (self._p - dt * (applied - self.bias - self.damping * self.before + self.torque))
                 / (1 + self.gain * dt)
+            )
         self.before, self.bias = m.dq.copy(), m.bias.copy()
 
     def wrench(self) -> tuple[float, ...]:

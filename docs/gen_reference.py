@@ -17,15 +17,18 @@ RUNS = re.compile(r"<!-- runs of (\w+) -->")  # a line per task and method of re
 def on_files(files, config):
     """Add the generated pages to the site."""
     from mkdocs.structure.files import File
+
     files.append(File.generated(config, GENERATED[0], content=cli_page()))
     return files
 
 
 def on_page_markdown(markdown: str, page=None, **_) -> str:
-    """Put the table of presets where a page has the mark; pages of results are made anew, so that their marks of age are of today."""
+    """Put the table of presets where a page has the mark; pages of results are made anew, so that their marks
+    of age are of today."""
     if page is not None and re.fullmatch(r"results(/.+)?\.md", page.file.src_uri):
         from robo_rl.report.results_page import index_text, topic_text
         from robo_rl.results import read, read_all, repository_of
+
         topic = Path(page.file.src_uri).stem
         if topic == "results":
             return index_text(read_all("results"), repository_of("."), topic)
@@ -40,29 +43,54 @@ def commands() -> list[tuple[str, str, type]]:
     """(command as typed, what it does, the dataclass of its options) of all commands."""
     from robo_rl.cli import COMMANDS
     from robo_rl.cli.wm import KINDS
+
     rows = []
     for name, (options, text) in COMMANDS.items():
         module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
         subcommands = getattr(module, "SUBCOMMANDS", {})
-        rows += [(f"{name} {sub}", said, config) for sub, (config, said) in subcommands.items()] or [(name, text, getattr(module, options))]
+        rows += [(f"{name} {sub}", said, config) for sub, (config, said) in subcommands.items()] or [
+            (name, text, getattr(module, options))
+        ]
         if name == "wm":
-            rows += [(f"wm train --kind {kind}", f"learn a model of kind {kind}", config) for kind, config in KINDS.items()]
+            rows += [
+                (f"wm train --kind {kind}", f"learn a model of kind {kind}", config)
+                for kind, config in KINDS.items()
+            ]
     return rows
 
 
 def cli_page() -> str:
     """The page of all commands with their options."""
-    from robo_rl.options import OFF_POLICY, OFFLINE, RL_OPTIONS, MethodOptions, OffPolicyOptions, OnPolicyOptions
-    parts = ["# Commands", "", "This page is made from the code when the site is built. `robo_rl COMMAND --help` prints the same.",
-             "Defaults are those of the code. `robo_rl train --print-config` prints the values that a task and a method get.", ""]
+    from robo_rl.options import (
+        OFF_POLICY,
+        OFFLINE,
+        RL_OPTIONS,
+        MethodOptions,
+        OffPolicyOptions,
+        OnPolicyOptions,
+    )
+
+    parts = [
+        "# Commands",
+        "",
+        "This page is made from the code when the site is built. `robo_rl COMMAND --help` prints the same.",
+        "Defaults are those of the code. `robo_rl train --print-config` prints the values that a task and a "
+        "method get.",
+        "",
+    ]
     for name, text, options in commands():
         parts += [f"## robo_rl {name}", "", f"{text[0].upper()}{text[1:]}.", "", *paragraph(options)]
         parts += table(rows_of(options, skip=("rl",)))
         if name == "train":
             for title, base, users in (
-                    ("Methods that learn on-policy", OnPolicyOptions, [a for a in RL_OPTIONS if a not in OFF_POLICY | OFFLINE]),
-                    ("Methods that learn from replay", OffPolicyOptions, list(OFF_POLICY)),
-                    ("Methods that learn from data sets of whole episodes", MethodOptions, list(OFFLINE))):
+                (
+                    "Methods that learn on-policy",
+                    OnPolicyOptions,
+                    [a for a in RL_OPTIONS if a not in OFF_POLICY | OFFLINE],
+                ),
+                ("Methods that learn from replay", OffPolicyOptions, list(OFF_POLICY)),
+                ("Methods that learn from data sets of whole episodes", MethodOptions, list(OFFLINE)),
+            ):
                 parts += [f"### {title}", ""]
                 if shared := rows_of(base, "rl."):
                     parts += [f"`--algo` {', '.join(users)} share these.", "", *table(shared)]
@@ -79,17 +107,26 @@ def paragraph(options: type) -> list[str]:
 
 def table(rows: list[tuple[str, str, str, str]]) -> list[str]:
     head = ["| option | type | default | meaning |", "|---|---|---|---|"]
-    return [*head, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows), ""]
+    return [
+        *head,
+        *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
+        "",
+    ]
 
 
 def rows_of(options: type, prefix: str = "", skip=()) -> list[tuple[str, str, str, str]]:
     """(option, type, default, meaning) of every field of a dataclass, those of nested ones included."""
     from robo_rl.cli.help import checked, docs
+
     rows, said, ranges = [], docs(options), checked(options)[1]
     for f in fields(options):
         if f.name in skip:
             continue
-        inner = f.default_factory if f.default_factory is not MISSING and is_dataclass(f.default_factory) else type(default(f))
+        inner = (
+            f.default_factory
+            if f.default_factory is not MISSING and is_dataclass(f.default_factory)
+            else type(default(f))
+        )
         if is_dataclass(inner):
             rows += rows_of(inner, f"{prefix}{f.name}.")
             continue
@@ -128,7 +165,9 @@ def type_text(text: str) -> str:
     text = re.sub(r"(tyro\.conf\.)?Positional\[(.*)\]", r"\2", text)
     text = re.sub(r"(typing\.)?Annotated\[(\w+),.*", r"\2", text)
     choices = re.search(r"Literal\[([^\]]*)\]", text)
-    return ", ".join(f"`{c.strip(' ' + chr(39) + chr(34))}`" for c in choices[1].split(",")) if choices else text
+    return (
+        ", ".join(f"`{c.strip(' ' + chr(39) + chr(34))}`" for c in choices[1].split(",")) if choices else text
+    )
 
 
 def clean(text: str) -> str:
@@ -140,10 +179,15 @@ def clean(text: str) -> str:
 def option_names() -> set[str]:
     """Every option of every command, with its negative form where it is a flag."""
     from robo_rl.options import RL_OPTIONS
+
     rows = [row for _, _, options in commands() for row in rows_of(options, skip=("rl",))]
     rows += [row for options in RL_OPTIONS.values() for row in rows_of(options, "rl.")]
     names = {row[0].strip("`") for row in rows}
-    return names | {re.sub(r"^--(.*\.)?", lambda m: f"--{m[1] or ''}no-", n) for n in names} | {"--help", "--version"}
+    return (
+        names
+        | {re.sub(r"^--(.*\.)?", lambda m: f"--{m[1] or ''}no-", n) for n in names}
+        | {"--help", "--version"}
+    )
 
 
 # ---- runs
@@ -153,6 +197,7 @@ def runs_table(name: str) -> str:
     """Of the runs in results/<name>.json: success and control steps by task and method, a figure per seed."""
     from robo_rl.report.results_page import methods_table
     from robo_rl.results import read
+
     return methods_table(read(Path(__file__).parent.parent / "results" / f"{name}.json").rows)
 
 
@@ -169,16 +214,27 @@ def flat(config, prefix: str = "") -> dict[str, object]:
 
 
 def preset_table(algo: str) -> str:
-    """What the presets of a method set on the task pick_cube with state observations, where it is not the option's default, and why."""
+    """What the presets of a method set on the task pick_cube with state observations, where it is not the
+    option's default, and why."""
     from robo_rl.experiment.recipes import PAPERS, rows, steps
+
     names = ["full", "quick", *(["paper"] if algo in PAPERS else [])]
     (_, default), _ = steps("mujoco", "pick_cube", algo, "state", "full")
     made = [flat(steps("mujoco", "pick_cube", algo, "state", name)[-1][1]) for name in names]
     plain = flat(default)
-    reasons = {row.name: row.why for name in names for row in rows("mujoco", "pick_cube", algo, "state", name)}
+    reasons = {
+        row.name: row.why for name in names for row in rows("mujoco", "pick_cube", algo, "state", name)
+    }
     skip = ("task", "algo", "preset")
     changed = [k for k in plain if k not in skip and any(m[k] != plain[k] for m in made)]
     lines = [f"| option | default | {' | '.join(f'`{n}`' for n in names)} |", "|---" * (len(names) + 2) + "|"]
-    lines += [f"| `--{k.replace('_', '-')}` | {plain[k]} | {' | '.join(str(m[k]) for m in made)} |" for k in changed]
-    lines += ["", "The rows of the recipes, and their reasons:", "", *(f"* `{name}`: {why}" for name, why in reasons.items())]
+    lines += [
+        f"| `--{k.replace('_', '-')}` | {plain[k]} | {' | '.join(str(m[k]) for m in made)} |" for k in changed
+    ]
+    lines += [
+        "",
+        "The rows of the recipes, and their reasons:",
+        "",
+        *(f"* `{name}`: {why}" for name, why in reasons.items()),
+    ]
     return "\n".join(lines)

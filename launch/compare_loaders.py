@@ -1,11 +1,13 @@
-"""Frames a second that our loader and LeRobot's give of one data set, in turns: the same rows in the same shuffled batches.
+"""Frames a second that our loader and LeRobot's give of one data set, in turns: the same rows in the same
+shuffled batches.
 
     python launch/compare_loaders.py data/aloha --lerobot-python ~/lerobot/bin/python --save results/data.json
 
-LeRobot runs in an environment of its own (docs/tutorials/evaluate.md): `LeRobotDataset` under torch's `DataLoader`, with as many worker
-processes as we have threads, by each of its decoders that works there. Both give every camera's pictures as recorded, the state, and
-a chunk of `--horizon` actions; LeRobot makes float32 of the pictures, as it always does, ours stay bytes until the model takes them.
-Nothing is kept from one batch to the next. A row has the median of the ratios within a turn.
+LeRobot runs in an environment of its own (docs/tutorials/evaluate.md): `LeRobotDataset` under torch's
+`DataLoader`, with as many worker processes as we have threads, by each of its decoders that works there. Both
+give every camera's pictures as recorded, the state, and a chunk of `--horizon` actions; LeRobot makes float32
+of the pictures, as it always does, ours stay bytes until the model takes them. Nothing is kept from one batch
+to the next. A row has the median of the ratios within a turn.
 """
 
 import argparse
@@ -44,7 +46,7 @@ for line in sys.stdin:
             began = time.perf_counter()
         count += 1
     print((len(rows) - batch) / (time.perf_counter() - began), flush=True)
-"""
+"""  # noqa: E501
 
 
 class LeRobot:
@@ -52,8 +54,22 @@ class LeRobot:
 
     def __init__(self, args: argparse.Namespace, backend: str):
         self.process = subprocess.Popen(
-            [args.lerobot_python, "-W", "ignore", "-c", THEIRS, args.dataset, *map(str, (args.horizon, args.threads, args.batch)), backend],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+            [
+                args.lerobot_python,
+                "-W",
+                "ignore",
+                "-c",
+                THEIRS,
+                args.dataset,
+                *map(str, (args.horizon, args.threads, args.batch)),
+                backend,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )
         self.version = self._answer()
 
     def _answer(self) -> str:
@@ -76,7 +92,7 @@ def our_rate(data, rows: list[int], args: argparse.Namespace) -> float:
     """Frames a second of ours; as theirs, without the first batch."""
     store = FrameStore(data, {v: v for v in data.views}, budget=1, threads=args.threads)
     state, chunk, pad = chunks(data, args.horizon)
-    batches = [np.array(rows[i:i + args.batch]) for i in range(0, len(rows), args.batch)]
+    batches = [np.array(rows[i : i + args.batch]) for i in range(0, len(rows), args.batch)]
     began = 0.0
     for k, (at, _) in enumerate(store.ahead(batches)):
         state[at], chunk[at], pad[at]
@@ -87,7 +103,11 @@ def our_rate(data, rows: list[int], args: argparse.Namespace) -> float:
 def main() -> None:
     p = argparse.ArgumentParser(description="Frames a second of our loader and of LeRobot's, in turns.")
     p.add_argument("dataset")
-    p.add_argument("--lerobot-python", default=os.environ.get("ROBO_RL_LEROBOT_PYTHON", ""), help="of an environment with LeRobot")
+    p.add_argument(
+        "--lerobot-python",
+        default=os.environ.get("ROBO_RL_LEROBOT_PYTHON", ""),
+        help="of an environment with LeRobot",
+    )
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--batches", type=int, default=8, help="of a turn, the first of which is not counted")
     p.add_argument("--turns", type=int, default=5)
@@ -103,22 +123,39 @@ def main() -> None:
     rates: dict[str, list[float]] = {"ours": [], **{b: [] for b in theirs}}
     for turn in range(args.turns):
         rows = rng.integers(0, len(data.action), args.batch * args.batches).tolist()
-        for name in list(rates)[::-1 if turn % 2 else 1]:
+        for name in list(rates)[:: -1 if turn % 2 else 1]:
             rates[name].append(our_rate(data, rows, args) if name == "ours" else theirs[name].rate(rows))
         print(", ".join(f"{name} {x[-1]:.1f}" for name, x in rates.items()), "frames/s", flush=True)
-    what = (f"{len(data.views)} cameras of {' x '.join(map(str, next(iter(data.views.values()))))}, shuffled batches of {args.batch}, "
-            f"{args.threads} thread or process that decodes")
-    command = f"python launch/compare_loaders.py {args.dataset} --lerobot-python PYTHON --batches {args.batches} --turns {args.turns}"
+    what = (
+        f"{len(data.views)} cameras of {' x '.join(map(str, next(iter(data.views.values()))))}, shuffled "
+        f"batches of {args.batch}, {args.threads} thread or process that decodes"
+    )
+    command = (
+        f"python launch/compare_loaders.py {args.dataset} --lerobot-python PYTHON --batches "
+        f"{args.batches} --turns {args.turns}"
+    )
     made = []
     for name, x in rates.items():
         ratio = np.median(np.array(rates["ours"]) / np.array(x))
         who = "ours" if name == "ours" else f"{theirs[name].version}, {name}"
         low, high = (round(float(q), 1) for q in np.quantile(x, [0.25, 0.75]))
-        made.append(ResultRow(
-            what=f"Loading, {who}: {what}", value=round(float(np.median(x)), 1), unit="frames/s", n=len(x), interval=(low, high),
-            interval_is="quartiles", seeds=(0,), commit=git_hash() or "unknown", date=time.strftime("%Y-%m-%d"), machine=machine_name(),
-            command=command, files=("robo_rl/data/frames.py", "robo_rl/data/video.py"),
-            note="" if name == "ours" else f"ours over it, median within a turn: {ratio:.2f}"))
+        made.append(
+            ResultRow(
+                what=f"Loading, {who}: {what}",
+                value=round(float(np.median(x)), 1),
+                unit="frames/s",
+                n=len(x),
+                interval=(low, high),
+                interval_is="quartiles",
+                seeds=(0,),
+                commit=git_hash() or "unknown",
+                date=time.strftime("%Y-%m-%d"),
+                machine=machine_name(),
+                command=command,
+                files=("robo_rl/data/frames.py", "robo_rl/data/video.py"),
+                note="" if name == "ours" else f"ours over it, median within a turn: {ratio:.2f}",
+            )
+        )
         print(f"{who}: {np.median(x):.1f} [{low:.1f}, {high:.1f}] frames/s, ours over it {ratio:.2f}")
     for x in theirs.values():
         x.close()

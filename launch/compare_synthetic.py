@@ -1,15 +1,18 @@
 """SynthER offline: IQL on few transitions, on the same topped up by diffusion, and on as many real ones.
 
     python launch/compare_synthetic.py                                  # push_cube, three seeds
-    python launch/compare_synthetic.py --task reach --few 1000 --many 4000 --seeds 1 --updates 200 --upsample 100
-    python launch/compare_synthetic.py --task HalfCheetah-v5 --policy RUN,random --updates 20000      # RUN: of robo_rl train
+    python launch/compare_synthetic.py --task reach --few 1000 --many 4000 --seeds 1 --updates 200 --upsample
+    100
+    python launch/compare_synthetic.py --task HalfCheetah-v5 --policy RUN,random --updates 20000      # RUN:
+                                                            of robo_rl train
 
-Episodes are recorded once per seed (the expert and random actions, with noise on what is executed; all outcomes), and cut into single
-control steps. IQL (`robo_rl/algos/iql.py`, chunks of one step) then learns offline from the first `--few` of them, from these and the
-rest up to `--many` made by SynthER (`world_models/synther.py`), and from `--many` real ones, with equal updates. Printed:
-success in the simulator (locomotion: the return) on the same starts, the paired differences with 95 % intervals, and how like the real
-ones the made ones are (marginals, correlations, dynamics; the few real ones beside them). `--keep FILE` holds every result; what it
-has is not run again.
+Episodes are recorded once per seed (the expert and random actions, with noise on what is executed; all
+outcomes), and cut into single control steps. IQL (`robo_rl/algos/iql.py`, chunks of one step) then learns
+offline from the first `--few` of them, from these and the rest up to `--many` made by SynthER
+(`world_models/synther.py`), and from `--many` real ones, with equal updates. Printed: success in the
+simulator (locomotion: the return) on the same starts, the paired differences with 95 % intervals, and how
+like the real ones the made ones are (marginals, correlations, dynamics; the few real ones beside them).
+`--keep FILE` holds every result; what it has is not run again.
 """
 
 import argparse
@@ -47,18 +50,30 @@ def first(t: Transitions, n: int) -> Transitions:
 
 
 def joined(a: Transitions, b: Transitions) -> Transitions:
-    return Transitions(*(np.concatenate([getattr(a, k), getattr(b, k)]) for k in ("obs", "action", "reward", "next_obs", "terminated")),
-                       source="synthetic")
+    return Transitions(
+        *(
+            np.concatenate([getattr(a, k), getattr(b, k)])
+            for k in ("obs", "action", "reward", "next_obs", "terminated")
+        ),
+        source="synthetic",
+    )
 
 
 def learn(t: Transitions, data, rows: int, args, seed: int):
-    """A policy that IQL learnt from transitions alone; its scales are those of the first `rows` recorded ones."""
+    """A policy that IQL learnt from transitions alone; its scales are those of the first `rows` recorded
+    ones."""
     s, a = t.obs.shape[1], t.action.shape[1]
-    policy = make_policy(PolicyOptions(horizon=1, execute=1), ObsSpec(state=s, action=a, action_names=data.features.action), seed)
+    policy = make_policy(
+        PolicyOptions(horizon=1, execute=1),
+        ObsSpec(state=s, action=a, action_names=data.features.action),
+        seed,
+    )
     fit_normalisers(policy, data, rows=np.arange(rows))
     scale = {"max_target": 0.0, "beta": 3.0} if args.task in LOCOMOTION else {"max_target": 1.0}
     options = IqlOptions(critics=2, subset=2, **scale)
-    replay = Replay({"state": ((s,), np.dtype(np.float32))}, a, 1, options.gamma, 2 * len(t) + 6 * LANES, LANES)
+    replay = Replay(
+        {"state": ((s,), np.dtype(np.float32))}, a, 1, options.gamma, 2 * len(t) + 6 * LANES, LANES
+    )
     fill(replay, t)
     rng, learner = np.random.default_rng([seed, 83]), iql.make(policy, options, seed)
     policy.train()
@@ -69,18 +84,35 @@ def learn(t: Transitions, data, rows: int, args, seed: int):
 def one(seed: int, args) -> dict:
     """{condition: success (locomotion: return) per start} and the figures of the made transitions."""
     with TemporaryDirectory() as folder:
-        episodes, figure = args.episodes or -(-args.many // (100 if args.task in LOCOMOTION else 20)), figure_of(args)
-        robo_rl.collect(Path(folder) / "d", task=args.task, episodes=episodes, policy=args.policy, noise=args.noise, seed=seed, envs=16)
+        episodes, figure = (
+            args.episodes or -(-args.many // (100 if args.task in LOCOMOTION else 20)),
+            figure_of(args),
+        )
+        robo_rl.collect(
+            Path(folder) / "d",
+            task=args.task,
+            episodes=episodes,
+            policy=args.policy,
+            noise=args.noise,
+            seed=seed,
+            envs=16,
+        )
         data = robo_rl.load_dataset(Path(folder) / "d")
         every = transitions_of(data)
         if len(every) < args.many:
-            raise SystemExit(f"{episodes} episodes gave {len(every)} transitions, fewer than {args.many}: give --episodes")
+            raise SystemExit(
+                f"{episodes} episodes gave {len(every)} transitions, fewer than {args.many}: give --episodes"
+            )
         few, many = first(every, args.few), first(every, args.many)
         made = Upsampler(few, SynthOptions(updates=args.upsample), seed).sample(args.many - args.few, seed)
         found: dict = {"quality": {"made": quality(made, many), "few": quality(few, many)}, figure: {}}
         env = robo_rl.make_env("mujoco", args.task, num_envs=50)
         starts = eval_starts(args.starts, seed)
-        for name, t, rows in (("few", few, args.few), ("topped up", joined(few, made), args.few), ("many", many, args.many)):
+        for name, t, rows in (
+            ("few", few, args.few),
+            ("topped up", joined(few, made), args.few),
+            ("many", many, args.many),
+        ):
             torch.manual_seed(seed)
             policy = learn(t, data, rows, args, seed)
             found[figure][name] = evaluate(env, policy, starts, seed)[figure]
@@ -98,8 +130,13 @@ def say(rows: list[dict], args) -> None:
     """Success or return of each condition, pooled over seeds, and the differences to the few."""
     figure = figure_of(args)
     for r in rows:
-        print(f"seed {r['seed']}: " + "; ".join(f"{kind}: " + ", ".join(f"{k} {v:.3f}" for k, v in q.items())
-                                               for kind, q in r["quality"].items()))
+        print(
+            f"seed {r['seed']}: "
+            + "; ".join(
+                f"{kind}: " + ", ".join(f"{k} {v:.3f}" for k, v in q.items())
+                for kind, q in r["quality"].items()
+            )
+        )
     pooled = {name: [x for r in rows for x in r[figure][name]] for name in rows[0][figure]}
     for name, won in pooled.items():
         if figure == "success":
@@ -107,8 +144,10 @@ def say(rows: list[dict], args) -> None:
         else:
             i, d = bootstrap_mean(np.array(won)), bootstrap_mean(np.array(won) - np.array(pooled["few"]))
         each = ", ".join(f"{np.mean(r[figure][name]):.3f}" for r in rows)
-        print(f"{args.task}, {name:<10} {i.value:.3f} [{i.low:.3f}, {i.high:.3f}] ({each})" + (
-            f"   less few {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" if name != "few" else ""))
+        print(
+            f"{args.task}, {name:<10} {i.value:.3f} [{i.low:.3f}, {i.high:.3f}] ({each})"
+            + (f"   less few {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" if name != "few" else "")
+        )
 
 
 def main(given: list[str] | None = None) -> None:

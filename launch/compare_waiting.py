@@ -1,9 +1,11 @@
-"""Learning from robots that wait: asynchronous against lockstep, the same control steps, success and wall-clock time.
+"""Learning from robots that wait: asynchronous against lockstep, the same control steps, success and
+wall-clock time.
 
     python launch/compare_waiting.py --steps 300000 --seeds 3
 
-16 arms of pick_cube, each with a pace of its own for every episode (log-normal, sigma 1, median `--pace` seconds per control
-step, as `robo_rl bench async` has it). Both begin with the same supervised policy and are evaluated on the same 200 starts.
+16 arms of pick_cube, each with a pace of its own for every episode (log-normal, sigma 1, median `--pace`
+seconds per control step, as `robo_rl bench async` has it). Both begin with the same supervised policy and are
+evaluated on the same 200 starts.
 """
 
 import argparse
@@ -24,6 +26,7 @@ def learn(run: Path, t, wrap, steps: int) -> tuple[float, dict]:
     from robo_rl.evaluation import eval_starts, evaluate
     from robo_rl.experiment.envs import make_env
     from robo_rl.experiment.feeds import make_feed
+
     policy, _ = checkpoint.load_policy(checkpoint.checkpoints(run)[-1])
     learner = pi_rl.make(policy, t.rl, t.seed)
     env = wrap(ARMS) if not t.workers else make_env(t, ARMS)
@@ -57,6 +60,7 @@ def main() -> None:
     from robo_rl.cli import main as robo_rl
     from robo_rl.experiment.recipes import preset
     from robo_rl.stats import wilson
+
     for seed in range(args.seeds):
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
@@ -66,16 +70,27 @@ def main() -> None:
                 if e.code:
                     raise
             base = preset("mujoco", "pick_cube", "pi_rl", "state", "full")
-            base = replace(base, seed=seed, envs=ARMS, threads=1, rl=replace(base.rl, decisions=32, minibatch=256, epochs=4))
+            base = replace(
+                base,
+                seed=seed,
+                envs=ARMS,
+                threads=1,
+                rl=replace(base.rl, decisions=32, minibatch=256, epochs=4),
+            )
             took = {}
-            for name, more in (("lockstep", {"workers": 0, "max_staleness": 0}),
-                               ("asynchronous", {"workers": ARMS, "max_staleness": 4, "server": True})):
+            for name, more in (
+                ("lockstep", {"workers": 0, "max_staleness": 0}),
+                ("asynchronous", {"workers": ARMS, "max_staleness": 4, "server": True}),
+            ):
                 t = replace(base, **more)
                 took[name], result = learn(run, t, functools.partial(slow, t, pace=args.pace), args.steps)
                 won = sum(result["success"])
                 at = wilson(won, 200)
-                print(f"seed {seed}  {name:<12} success {won / 200:.3f} [{at.low:.3f}, {at.high:.3f}]  {took[name]:6.0f} s  "
-                      f"{result['age']:.1f} versions behind", flush=True)
+                print(
+                    f"seed {seed}  {name:<12} success {won / 200:.3f} [{at.low:.3f}, {at.high:.3f}]  "
+                    f"{took[name]:6.0f} s  {result['age']:.1f} versions behind",
+                    flush=True,
+                )
             print(f"seed {seed}  {took['lockstep'] / took['asynchronous']:.2f} x faster", flush=True)
 
 

@@ -35,7 +35,7 @@ async def seen(ws) -> "str | bytes":
     """The next message; a frame is acknowledged, as the page does once it has shown it."""
     m = await ws.recv()
     if isinstance(m, bytes):
-        head = parse_json(m[4:4 + int.from_bytes(m[:4], "little")], "a frame")
+        head = parse_json(m[4 : 4 + int.from_bytes(m[:4], "little")], "a frame")
         await ws.send(json.dumps({"t": "seen", "frame": head["frame"]}))
     return m
 
@@ -75,10 +75,13 @@ async def steer(ws, steps: int, command: dict) -> None:
 
 async def measure(args: Args, ann: str, bob: str, server: psutil.Process) -> dict:
     from websockets.asyncio.client import connect
+
     counts, out = [0] * args.robots, {}
     (at, a_headers), (_, b_headers) = exchange_address(ann), exchange_address(bob)
-    async with (connect(at, additional_headers=a_headers, open_timeout=60) as a,
-                connect(at, additional_headers=b_headers, open_timeout=60) as b):
+    async with (
+        connect(at, additional_headers=a_headers, open_timeout=60) as a,
+        connect(at, additional_headers=b_headers, open_timeout=60) as b,
+    ):
         first, seen_by_bob = await state(a), {}
         watching = asyncio.create_task(watch(b, seen_by_bob))
         await asyncio.sleep(3)
@@ -86,7 +89,7 @@ async def measure(args: Args, ann: str, bob: str, server: psutil.Process) -> dic
         while time.monotonic() < until:
             m = await seen(a)
             if isinstance(m, bytes):
-                head = parse_json(m[4:4 + int.from_bytes(m[:4], "little")], "a frame")
+                head = parse_json(m[4 : 4 + int.from_bytes(m[:4], "little")], "a frame")
                 for robot in {p["robot"] for p in head["pictures"]}:
                     counts[robot] += 1
         took, spent = time.monotonic() - began, sum(server.cpu_times()[:2]) - spent
@@ -102,8 +105,11 @@ async def measure(args: Args, ann: str, bob: str, server: psutil.Process) -> dic
         first_ms = (await state(a))["account"]["first_ms"]
         for _ in range(50):
             first_ms = (await state(a))["account"]["first_ms"] or first_ms
-        out["take_over_to_first_action_ms"] = {"median": statistics.median(first_ms), "max": max(first_ms),
-                                               "n": len(first_ms)}
+        out["take_over_to_first_action_ms"] = {
+            "median": statistics.median(first_ms),
+            "max": max(first_ms),
+            "n": len(first_ms),
+        }
         number = await hold(a, 0)
         command = drive | {"robot": 0, "number": number}
         await steer(a, 30, command)
@@ -119,10 +125,28 @@ async def measure(args: Args, ann: str, bob: str, server: psutil.Process) -> dic
 
 
 def main(args: Args) -> None:
-    process = subprocess.Popen([sys.executable, "-m", "robo_rl", "console", args.run, "--robots", str(args.robots),
-                                "--port", "0",
-                                "--operators", "ann,bob", "--speed", str(args.speed), "--size", str(args.size)],
-                               stdout=subprocess.PIPE, text=True, env=None)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "robo_rl",
+            "console",
+            args.run,
+            "--robots",
+            str(args.robots),
+            "--port",
+            "0",
+            "--operators",
+            "ann,bob",
+            "--speed",
+            str(args.speed),
+            "--size",
+            str(args.size),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=None,
+    )
     try:
         found = {}
         while len(found) < 2:

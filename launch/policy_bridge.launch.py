@@ -1,4 +1,5 @@
-"""ros2 launch policy_bridge.launch.py policy:=RUN [robot:=sim dry_run:=false ...]: a policy on an arm. Dry by default."""
+"""ros2 launch policy_bridge.launch.py policy:=RUN [robot:=sim dry_run:=false ...]: a policy on an arm. Dry by
+default."""
 
 import runpy
 from pathlib import Path
@@ -17,12 +18,18 @@ from launch.substitutions import LaunchConfiguration
 from launch import LaunchDescription
 
 STARTED = runpy.run_path(str(Path(__file__).parent / "robo_rl_process.py"))
-ARGUMENTS = (*STARTED["ARGUMENTS"], ("policy", None, "run folder"), ("robot", "sim", "preset or JSON file"),
-             ("dry_run", "true", "true commands nothing: poses go to preview/target_pose"),
-             ("speed", "0.25", "limit of the tool [m/s]"), ("seconds", "30", "how long [s]"),
-             ("served", "", "HOST:PORT of robo_rl serve, where the policy runs elsewhere"),
-             ("token", "", "file with the token that robo_rl serve names; empty: serve.token in the run folder"),
-             ("model", "", "MJCF or URDF of a robot whose preset ships none"), ("namespace", "", "prefix of all topics"))
+ARGUMENTS = (
+    *STARTED["ARGUMENTS"],
+    ("policy", None, "run folder"),
+    ("robot", "sim", "preset or JSON file"),
+    ("dry_run", "true", "true commands nothing: poses go to preview/target_pose"),
+    ("speed", "0.25", "limit of the tool [m/s]"),
+    ("seconds", "30", "how long [s]"),
+    ("served", "", "HOST:PORT of robo_rl serve, where the policy runs elsewhere"),
+    ("token", "", "file with the token that robo_rl serve names; empty: serve.token in the run folder"),
+    ("model", "", "MJCF or URDF of a robot whose preset ships none"),
+    ("namespace", "", "prefix of all topics"),
+)
 
 
 def setup(context):
@@ -38,10 +45,17 @@ def setup(context):
         command += [f"--{name}", given[name]] if given[name] else []
     process = STARTED["robo_rl_process"](command, given["python"], given["options"])
     bridge = ExecuteProcess(**process, output="screen", name="policy_bridge", respawn=False)
-    return [bridge, RegisterEventHandler(OnProcessExit(target_action=bridge, on_exit=[EmitEvent(event=Shutdown())]))]
+    return [
+        bridge,
+        RegisterEventHandler(OnProcessExit(target_action=bridge, on_exit=[EmitEvent(event=Shutdown())])),
+    ]
 
 
 def generate_launch_description():
-    declared = [DeclareLaunchArgument(n, description=t) if d is None else
-                DeclareLaunchArgument(n, default_value=d, description=t) for n, d, t in ARGUMENTS]
+    declared = [
+        DeclareLaunchArgument(n, description=t)
+        if d is None
+        else DeclareLaunchArgument(n, default_value=d, description=t)
+        for n, d, t in ARGUMENTS
+    ]
     return LaunchDescription([*declared, OpaqueFunction(function=setup)])

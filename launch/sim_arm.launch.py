@@ -1,4 +1,5 @@
-"""ros2 launch sim_arm.launch.py [robot:=sim scene:=pick_cube speed:=0.25 namespace:=...]: the simulated arm on the graph."""
+"""ros2 launch sim_arm.launch.py [robot:=sim scene:=pick_cube speed:=0.25 namespace:=...]: the simulated arm
+on the graph."""
 
 import runpy
 from pathlib import Path
@@ -17,8 +18,13 @@ from launch.substitutions import LaunchConfiguration
 from launch import LaunchDescription
 
 STARTED = runpy.run_path(str(Path(__file__).parent / "robo_rl_process.py"))
-ARGUMENTS = (*STARTED["ARGUMENTS"], ("robot", "sim", "preset or JSON file"), ("scene", "pick_cube", "pick_cube or none"),
-             ("speed", "0.25", "limit of the tool [m/s]"), ("namespace", "", "prefix of all topics"))
+ARGUMENTS = (
+    *STARTED["ARGUMENTS"],
+    ("robot", "sim", "preset or JSON file"),
+    ("scene", "pick_cube", "pick_cube or none"),
+    ("speed", "0.25", "limit of the tool [m/s]"),
+    ("namespace", "", "prefix of all topics"),
+)
 
 
 def setup(context):
@@ -29,9 +35,16 @@ def setup(context):
         command += [f"--{name}", given[name]] if given[name] else []
     process = STARTED["robo_rl_process"](command, given["python"], given["options"])
     arm = ExecuteProcess(**process, output="screen", name="sim_arm")
-    return [arm, RegisterEventHandler(OnProcessExit(target_action=arm, on_exit=[EmitEvent(event=Shutdown())]))]
+    return [
+        arm,
+        RegisterEventHandler(OnProcessExit(target_action=arm, on_exit=[EmitEvent(event=Shutdown())])),
+    ]
 
 
 def generate_launch_description():
-    return LaunchDescription([*(DeclareLaunchArgument(n, default_value=d, description=t) for n, d, t in ARGUMENTS),
-                              OpaqueFunction(function=setup)])
+    return LaunchDescription(
+        [
+            *(DeclareLaunchArgument(n, default_value=d, description=t) for n, d, t in ARGUMENTS),
+            OpaqueFunction(function=setup),
+        ]
+    )

@@ -29,17 +29,41 @@ if TYPE_CHECKING:  # what `__getattr__` loads, for editors and type checkers
 __version__ = "0.1.0"
 
 _HOME = {"TrainConfig": "robo_rl.experiment.config", "Event": "robo_rl.experiment.reporting"} | dict.fromkeys(
-    ("make_env", "recipe", "train", "resume", "load_policy", "evaluate", "collect", "load_dataset", "load_world_model",
-     "register_envs"),
-    "robo_rl.experiment.api")
-__all__ = ["Event", "TrainConfig", "collect", "evaluate", "load_dataset", "load_policy", "load_world_model", "make_env", "recipe",
-           "register_envs", "resume", "train"]
+    (
+        "make_env",
+        "recipe",
+        "train",
+        "resume",
+        "load_policy",
+        "evaluate",
+        "collect",
+        "load_dataset",
+        "load_world_model",
+        "register_envs",
+    ),
+    "robo_rl.experiment.api",
+)
+__all__ = [
+    "Event",
+    "TrainConfig",
+    "collect",
+    "evaluate",
+    "load_dataset",
+    "load_policy",
+    "load_world_model",
+    "make_env",
+    "recipe",
+    "register_envs",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'robo_rl' has no attribute {name!r}; it has {', '.join(__all__)}")
     from importlib import import_module
+
     return getattr(import_module(_HOME[name]), name)
 
 

@@ -1,9 +1,10 @@
 """Checkpoints: safetensors for tensors, JSON for the rest, no pickle; written whole or not at all.
 
 A checkpoint is a folder with `policy.safetensors` (weights and normaliser statistics, all that acting needs),
-`train.safetensors` (optimizers, critic, RNG and env state) and `meta.json` (policy description, counters, CRC-32 of the
-other files and of itself); of a vision-language-action model also its sizes, processor and tokeniser; of a learner of several
-processes a file of each, with its rows of what is split (`ShardedState`). It is made under a temporary name, fsynced and renamed.
+`train.safetensors` (optimizers, critic, RNG and env state) and `meta.json` (policy description, counters,
+CRC-32 of the other files and of itself); of a vision-language-action model also its sizes, processor and
+tokeniser; of a learner of several processes a file of each, with its rows of what is split (`ShardedState`).
+It is made under a temporary name, fsynced and renamed.
 """
 
 import json
@@ -33,7 +34,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ShardedTensor:
-    """A tensor [n, ...] of a state that several processes hold: rows of each, which are in its file under `name`."""
+    """A tensor [n, ...] of a state that several processes hold: rows of each, which are in its file under
+    `name`."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,7 +44,8 @@ class ShardedTensor:
 
 
 class ShardedState(dict):
-    """A state with `ShardedTensor`s in it. write(folder): every process writes its own file there, fsynced -> {its name: its CRC-32}."""
+    """A state with `ShardedTensor`s in it. write(folder): every process writes its own file there, fsynced ->
+    {its name: its CRC-32}."""
 
     def __init__(self, tree: dict, write: Callable[[Path], dict[str, int]]):
         super().__init__(tree)
@@ -50,7 +53,9 @@ class ShardedState(dict):
 
 
 def pack(tree, tensors: dict[str, torch.Tensor], path: str = ""):
-    """Replace every tensor or array in a tree of dicts and lists by a reference; the tensors go to `tensors`."""
+    """Replace every tensor or array in a tree of dicts and lists by a reference; the tensors go to
+    `tensors`."""
+
     def put(tensor: torch.Tensor) -> str:
         name = f"{len(tensors):04d}{path}"
         tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
@@ -66,9 +71,16 @@ def pack(tree, tensors: dict[str, torch.Tensor], path: str = ""):
         except TypeError:
             raise TypeError(f"cannot save an array of {tree.dtype} at {path or 'the root'}") from None
     if isinstance(tree, ShardedTensor):
-        return {"__shards__": tree.name, "shape": list(tree.shape), "pieces": [*map(list, zip(tree.files, tree.rows, strict=True))]}
+        return {
+            "__shards__": tree.name,
+            "shape": list(tree.shape),
+            "pieces": [*map(list, zip(tree.files, tree.rows, strict=True))],
+        }
     if isinstance(tree, StoredTensor):  # to another process of this machine
-        return {"__stored__": [[str(file), name, rows] for file, name, rows in tree.pieces], "shape": list(tree.shape)}
+        return {
+            "__stored__": [[str(file), name, rows] for file, name, rows in tree.pieces],
+            "shape": list(tree.shape),
+        }
     if isinstance(tree, dict):
         return {"__dict__": [[k, pack(v, tensors, f"{path}/{k}")] for k, v in tree.items()]}
     if isinstance(tree, (list, tuple)):
@@ -82,8 +94,11 @@ def pack(tree, tensors: dict[str, torch.Tensor], path: str = ""):
     raise TypeError(f"cannot save {type(tree).__name__} at {path or 'the root'}")
 
 
-def unpack(tree: Any, tensors: "dict[str, torch.Tensor] | dict[str, StoredTensor]", folder: Path = Path()) -> Any:
-    """The inverse of `pack` (tuples come back as lists). folder: where the files of shards are, which come back as `StoredTensor`s."""
+def unpack(
+    tree: Any, tensors: "dict[str, torch.Tensor] | dict[str, StoredTensor]", folder: Path = Path()
+) -> Any:
+    """The inverse of `pack` (tuples come back as lists). folder: where the files of shards are, which come
+    back as `StoredTensor`s."""
     if not isinstance(tree, dict):
         return tree
     if "__tensor__" in tree:
@@ -91,9 +106,14 @@ def unpack(tree: Any, tensors: "dict[str, torch.Tensor] | dict[str, StoredTensor
     if "__array__" in tree:
         return resolved(tensors[tree["__array__"]]).numpy().astype(tree["dtype"], copy=False)
     if "__shards__" in tree:
-        return StoredTensor(tuple(tree["shape"]), tuple((folder / file, tree["__shards__"], rows) for file, rows in tree["pieces"]))
+        return StoredTensor(
+            tuple(tree["shape"]),
+            tuple((folder / file, tree["__shards__"], rows) for file, rows in tree["pieces"]),
+        )
     if "__stored__" in tree:
-        return StoredTensor(tuple(tree["shape"]), tuple((Path(file), name, rows) for file, name, rows in tree["__stored__"]))
+        return StoredTensor(
+            tuple(tree["shape"]), tuple((Path(file), name, rows) for file, name, rows in tree["__stored__"])
+        )
     if "__text__" in tree:
         return np.array(tree["__text__"], tree["dtype"]).reshape(tree["shape"])
     if "__float__" in tree:
@@ -112,8 +132,10 @@ def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
     """Write the checkpoint folder `path`; an existing one is replaced only once the new one is durable."""
     tensors: dict[str, torch.Tensor] = {}
     tree = pack(train, tensors)
-    blobs = {"policy.safetensors": save({k: v.detach().contiguous() for k, v in policy.state_dict().items()}),
-             "train.safetensors": save(tensors)}
+    blobs = {
+        "policy.safetensors": save({k: v.detach().contiguous() for k, v in policy.state_dict().items()}),
+        "train.safetensors": save(tensors),
+    }
     crc = {k: zlib.crc32(v) for k, v in blobs.items()}
     temp, old = (path.with_name(f".{path.name}.{kind}{os.getpid()}") for kind in ("tmp", "old"))
     shutil.rmtree(temp, ignore_errors=True)
@@ -130,16 +152,25 @@ def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
             if isinstance(state, ShardedState):
                 crc |= state.write(temp)
         meta = plain(meta | {"format": FORMAT, "policy": describe(policy), "train": tree, "crc": crc})
-        write_json(temp / "meta.json", meta | {"seal": _seal(meta)})  # the last: without it a folder is no checkpoint
+        # the last: without it a folder is no checkpoint
+        write_json(temp / "meta.json", meta | {"seal": _seal(meta)})
         sync_folder(temp)
         if path.exists():
             os.rename(path, old)
         os.rename(temp, path)
         sync_folder(path.parent)
     except (OSError, UserError) as e:
-        why = e.strerror if isinstance(e, OSError) else e.__cause__.strerror if isinstance(e.__cause__, OSError) else e
-        raise UserError(f"cannot save {path}: {why} (the last checkpoint is intact). Free some disk space and go on "
-                        f"with: robo_rl train --resume {path.parent.parent}") from e
+        why = (
+            e.strerror
+            if isinstance(e, OSError)
+            else e.__cause__.strerror
+            if isinstance(e.__cause__, OSError)
+            else e
+        )
+        raise UserError(
+            f"cannot save {path}: {why} (the last checkpoint is intact). Free some disk space and go on "
+            f"with: robo_rl train --resume {path.parent.parent}"
+        ) from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)
         if path.exists():
@@ -157,7 +188,8 @@ def recover(run: Path) -> None:
             shutil.rmtree(old)
         else:
             os.rename(old, path)
-    half = [p for p in (run / "checkpoints").glob("step_*") if not (p / "meta.json").exists()]  # of deleting one
+    # of deleting one
+    half = [p for p in (run / "checkpoints").glob("step_*") if not (p / "meta.json").exists()]
     for path in [*half, *(run / "checkpoints").glob(".step_*.tmp*")]:
         shutil.rmtree(path)
 
@@ -174,7 +206,8 @@ def _read(path: Path, name: str, meta: dict) -> dict[str, torch.Tensor]:
 
 
 def _mapped(path: Path, name: str, meta: dict) -> dict[str, torch.Tensor]:
-    """As `_read`, but the tensors are the file's own pages, to be copied from: a model of billions has room once."""
+    """As `_read`, but the tensors are the file's own pages, to be copied from: a model of billions has room
+    once."""
     file = path / name
     try:
         if file_crc(file) != meta["crc"][name]:
@@ -196,7 +229,9 @@ def read_meta(path: Path) -> dict:
         meta = read_json(file)
         have = meta["format"]
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{path} is no sound checkpoint: {file} cannot be read ({e!r}). {_remedy(path)}") from e
+        raise UserError(
+            f"{path} is no sound checkpoint: {file} cannot be read ({e!r}). {_remedy(path)}"
+        ) from e
     if have != FORMAT:
         raise UserError(f"{path} has checkpoint format {have}, this robo_rl reads {FORMAT}")
     if meta.get("seal") != _seal(meta):
@@ -207,11 +242,14 @@ def read_meta(path: Path) -> dict:
 def load_policy(path: Path):
     """Rebuild the policy of a checkpoint -> (policy, meta)."""
     meta = read_meta(path)
-    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
+    spec: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()
+    }
     try:
         options = PolicyOptions(**meta["policy"]["options"])
         if options.kind in VLAS:  # sizes and processor are the checkpoint's own, wherever it was copied to
             from robo_rl.policies.vla.make import weights_come_later
+
             options = replace(options, folder=str(path))
             with weights_come_later():
                 policy = make_policy(options, ObsSpec(**spec), 0)
@@ -220,14 +258,16 @@ def load_policy(path: Path):
         policy.load_state_dict(_mapped(path, "policy.safetensors", meta))
     except (RuntimeError, TypeError) as e:
         kind = meta["policy"]["options"].get("kind", "")
-        raise UserError(f"{path} was made by another version of {kind if ':' in kind else 'robo_rl'}: its weights do not fit "
-                        f"({str(e).splitlines()[0]})") from e
+        raise UserError(
+            f"{path} was made by another version of {kind if ':' in kind else 'robo_rl'}: its weights do not "
+            f"fit ({str(e).splitlines()[0]})"
+        ) from e
     return policy.eval(), meta
 
 
 def load_train(path: Path, stored: tuple[str, ...] = ()) -> tuple[dict, dict]:
-    """Training state of a checkpoint -> (tree as it was saved, meta). Of the entries named in `stored` the tensors stay in their files
-    (`StoredTensor`); the files of shards are put together, whoever wrote them."""
+    """Training state of a checkpoint -> (tree as it was saved, meta). Of the entries named in `stored` the
+    tensors stay in their files (`StoredTensor`); the files of shards are put together, whoever wrote them."""
     meta = read_meta(path)
     shards = [name for name in meta["crc"] if name not in ("policy.safetensors", "train.safetensors")]
     for name in (*shards, *("train.safetensors",) * bool(stored)):
@@ -236,7 +276,9 @@ def load_train(path: Path, stored: tuple[str, ...] = ()) -> tuple[dict, dict]:
         except OSError as e:
             raise UserError(f"{path / name} cannot be read ({e}). {_remedy(path)}") from e
         if not sound:
-            raise UserError(f"{path / name} is damaged (its checksum differs from meta.json). {_remedy(path)}")
+            raise UserError(
+                f"{path / name} is damaged (its checksum differs from meta.json). {_remedy(path)}"
+            )
     tensors = stored_tensors(path / "train.safetensors") if stored else _read(path, "train.safetensors", meta)
     tree = unpack(meta["train"], tensors, path)
     return {k: v if k in stored else resolved(v) for k, v in tree.items()}, meta
@@ -245,14 +287,19 @@ def load_train(path: Path, stored: tuple[str, ...] = ()) -> tuple[dict, dict]:
 def check_fits(policy, spec: ObsSpec, where: str) -> None:
     """Raise UserError naming what differs between a checkpoint's policy and the env it should act in."""
     have = policy.spec
-    for name, mine, theirs in (("camera views are", ", ".join(have.views) or "none", ", ".join(spec.views) or "none"),
-                               ("image size is", have.image_size, spec.image_size),
-                               ("state size is", have.state, spec.state), ("action size is", have.action, spec.action),
-                               ("action axes are", ", ".join(have.action_names), ", ".join(spec.action_names)),
-                               ("action units are", ", ".join(have.units) or "-1 to 1", ", ".join(spec.units) or "-1 to 1")):
+    for name, mine, theirs in (
+        ("camera views are", ", ".join(have.views) or "none", ", ".join(spec.views) or "none"),
+        ("image size is", have.image_size, spec.image_size),
+        ("state size is", have.state, spec.state),
+        ("action size is", have.action, spec.action),
+        ("action axes are", ", ".join(have.action_names), ", ".join(spec.action_names)),
+        ("action units are", ", ".join(have.units) or "-1 to 1", ", ".join(spec.units) or "-1 to 1"),
+    ):
         if mine != theirs and not (name == "image size is" and have.fit):
-            raise UserError(f"{where}: the policy's {name} {mine}, the env's {theirs}. "
-                            "Use the sim, task, control and obs it was trained with")
+            raise UserError(
+                f"{where}: the policy's {name} {mine}, the env's {theirs}. "
+                "Use the sim, task, control and obs it was trained with"
+            )
 
 
 def name(step: int) -> str:
@@ -261,7 +308,8 @@ def name(step: int) -> str:
 
 
 def best(run: Path) -> Path:
-    """The checkpoint with the best evaluation so far, as the newest one knows; that itself if none was evaluated."""
+    """The checkpoint with the best evaluation so far, as the newest one knows; that itself if none was
+    evaluated."""
     last = checkpoints(run)[-1]
     step = read_meta(last)["best"]["step"]
     return last if step < 0 else run / "checkpoints" / name(step)

@@ -8,8 +8,8 @@ GRACE = 5.0  # s between SIGTERM and SIGKILL
 
 
 def line_with(process: subprocess.Popen, word: str, seconds: float) -> str:
-    """The first line of the process's output (a text pipe) that holds `word`; "" where it ended or said none within `seconds`. What it
-    says later is read and dropped, so that it never waits for a full pipe."""
+    """The first line of the process's output (a text pipe) that holds `word`; "" where it ended or said none
+    within `seconds`. What it says later is read and dropped, so that it never waits for a full pipe."""
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
     assert process.stdout is not None
     lines = process.stdout
@@ -19,6 +19,7 @@ def line_with(process: subprocess.Popen, word: str, seconds: float) -> str:
             if word in line:
                 found.put(line)
         found.put("")
+
     threading.Thread(target=read, name="child's output", daemon=True).start()
     try:
         return found.get(timeout=seconds)

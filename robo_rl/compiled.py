@@ -6,9 +6,10 @@ from typing import Any
 
 
 def kept(*signatures: str, **options) -> Callable[[Callable], Callable]:
-    """`numba.njit` with NumPy's rules for division, for these types alone where any are named; the machine code is kept on disk
-    where there is a place that can be written."""
+    """`numba.njit` with NumPy's rules for division, for these types alone where any are named; the machine
+    code is kept on disk where there is a place that can be written."""
     import numba
+
     njit: Any = numba.njit  # its overloads know no list of signatures
 
     def compiled(f: Callable) -> Callable:
@@ -16,14 +17,17 @@ def kept(*signatures: str, **options) -> Callable[[Callable], Callable]:
             return njit(*signatures, cache=True, error_model="numpy", **options)(f)
         except RuntimeError:  # no place to keep it
             return njit(*signatures, error_model="numpy", **options)(f)
+
     return compiled
 
 
 class Announcement:
-    """Until `close`: says on stderr, once, that `what` is being compiled; nothing if all of it is loaded from disk."""
+    """Until `close`: says on stderr, once, that `what` is being compiled; nothing if all of it is loaded from
+    disk."""
 
     def __init__(self, what: str):
         from numba.core import event
+
         announcement = self
 
         class Listener(event.Listener):
@@ -34,6 +38,7 @@ class Announcement:
 
             def on_end(self, details) -> None:
                 pass
+
         self.told, self._event, self._listener = False, event, Listener()
         event.register("numba:compile", self._listener)
 

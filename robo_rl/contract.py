@@ -14,7 +14,8 @@ RESET_OPTIONS = ("reset_mask", "starts")
 
 
 class ControlEnv(VectorEnv):
-    """A vector env of the contract, for type checkers: what its spec and spaces are and what `reset` takes."""
+    """A vector env of the contract, for type checkers: what its spec and spaces are and what `reset`
+    takes."""
 
     spec: ControlSpec
     single_observation_space: spaces.Dict
@@ -23,8 +24,13 @@ class ControlEnv(VectorEnv):
     action_space: spaces.Box
 
     if TYPE_CHECKING:
-        def reset(self, *, seed: "int | list[int] | np.ndarray | None" = None,
-                  options: "dict[str, Any] | None" = None) -> tuple[dict[str, Any], dict[str, Any]]: ...
+
+        def reset(
+            self,
+            *,
+            seed: "int | list[int] | np.ndarray | None" = None,
+            options: "dict[str, Any] | None" = None,
+        ) -> tuple[dict[str, Any], dict[str, Any]]: ...
 
         def step(self, actions: Any) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]: ...
 
@@ -33,7 +39,9 @@ def observation_spaces(state_dim: int, num_envs: int, views: tuple[str, ...] = (
     """(single, batched) Dict spaces: `state` float32 [S], `image/<view>` uint8 [size, size, 3]."""
 
     def dict_space(lead: tuple[int, ...]) -> spaces.Dict:
-        boxes: dict[str, spaces.Space] = {"state": spaces.Box(-np.inf, np.inf, (*lead, state_dim), np.float32)}
+        boxes: dict[str, spaces.Space] = {
+            "state": spaces.Box(-np.inf, np.inf, (*lead, state_dim), np.float32)
+        }
         boxes |= {f"image/{v}": spaces.Box(0, 255, (*lead, size, size, 3), np.uint8) for v in views}
         return spaces.Dict(boxes)
 
@@ -42,8 +50,10 @@ def observation_spaces(state_dim: int, num_envs: int, views: tuple[str, ...] = (
 
 def action_spaces(action_dim: int, num_envs: int) -> tuple[spaces.Box, spaces.Box]:
     """(single, batched) Box [-1, 1] float32 spaces of shapes [A] and [N, A]."""
-    return (spaces.Box(-1.0, 1.0, (action_dim,), np.float32),
-            spaces.Box(-1.0, 1.0, (num_envs, action_dim), np.float32))
+    return (
+        spaces.Box(-1.0, 1.0, (action_dim,), np.float32),
+        spaces.Box(-1.0, 1.0, (num_envs, action_dim), np.float32),
+    )
 
 
 def read_actions(actions, num_envs: int, action_dim: int) -> np.ndarray:
@@ -54,15 +64,17 @@ def read_actions(actions, num_envs: int, action_dim: int) -> np.ndarray:
         raise UserError(f"actions must be numbers of shape ({num_envs}, {action_dim}): {e}") from None
     if a.shape != (num_envs, action_dim):
         raise UserError(f"actions must have shape ({num_envs}, {action_dim}), one row per env, got {a.shape}")
-    if not math.isfinite(np.vdot(a, a)) and not np.isfinite(a).all():  # the first is one call, and may overflow
+    # the first is one call, and may overflow
+    if not math.isfinite(np.vdot(a, a)) and not np.isfinite(a).all():
         bad = np.flatnonzero(~np.isfinite(a).all(1)).tolist()
         raise UserError(f"actions must be finite, got NaN or infinity in env {', '.join(map(str, bad[:5]))}")
     a = np.maximum(a, -1.0)  # two calls on a small array take a third of the time of `clip`
     return np.minimum(a, 1.0, out=a)
 
 
-def read_reset(seed, options: dict | None, num_envs: int,
-               ready: "np.ndarray | None" = None) -> tuple[np.ndarray, "np.ndarray | None"]:
+def read_reset(
+    seed, options: dict | None, num_envs: int, ready: "np.ndarray | None" = None
+) -> tuple[np.ndarray, "np.ndarray | None"]:
     """(mask bool [N], starts int64 [N] or None) of a reset request, checked; entries outside mask are free.
 
     With `ready` bool[N], which envs have been reset before, the request must cover the others.
@@ -74,7 +86,9 @@ def read_reset(seed, options: dict | None, num_envs: int,
     mask = options.get("reset_mask")
     mask = np.ones(num_envs, bool) if mask is None else np.asarray(mask)
     if mask.shape != (num_envs,) or mask.dtype != bool:
-        raise UserError(f"reset_mask must be bool of shape ({num_envs},), got {mask.dtype} of shape {mask.shape}")
+        raise UserError(
+            f"reset_mask must be bool of shape ({num_envs},), got {mask.dtype} of shape {mask.shape}"
+        )
     starts = options.get("starts")
     if starts is not None:
         starts = np.asarray(starts)

@@ -1,4 +1,5 @@
-"""Recording a scripted expert or a policy that shows how, and turning recorded episodes into what supervised learning samples from."""
+"""Recording a scripted expert or a policy that shows how, and turning recorded episodes into what supervised
+learning samples from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,15 +28,16 @@ DEMO_START = 1_500_000_000
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Who acts before the expert does: `act` of an observation of N envs -> actions [N, E, A]; in each episode for a number of
-    control steps drawn from 0 .. `longest`."""
+    """Who acts before the expert does: `act` of an observation of N envs -> actions [N, E, A]; in each
+    episode for a number of control steps drawn from 0 .. `longest`."""
 
     act: Callable[[dict], np.ndarray]
     longest: int
 
 
 class PolicyExpert(VectorWrapper):
-    """An env whose expert is `act` (an observation of N envs -> actions [N, E, A]): it decides after a reset and every E control steps."""
+    """An env whose expert is `act` (an observation of N envs -> actions [N, E, A]): it decides after a reset
+    and every E control steps."""
 
     env: Any  # with the optional parts of the contract
     expert_source = "teacher"
@@ -65,15 +67,25 @@ class PolicyExpert(VectorWrapper):
         return self._chunk[:, self._at]
 
 
-def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise: float = 0.0,
-           tick: Callable[[int, int], None] = lambda kept, tried: None, first: int = 0, lead: Lead | None = None) -> int:
-    """Give `episodes` successful expert episodes of each task of the env to `add`, in start order -> episodes tried.
+def record(
+    env,
+    episodes: int,
+    seed: int,
+    add: Callable[[Episode], None],
+    noise: float = 0.0,
+    tick: Callable[[int, int], None] = lambda kept, tried: None,
+    first: int = 0,
+    lead: Lead | None = None,
+) -> int:
+    """Give `episodes` successful expert episodes of each task of the env to `add`, in start order -> episodes
+    tried.
 
-    noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey 2017).
-    lead: episodes begin where it has led to, and name no start: the expert shows how to go on from states that a policy comes to
-    (after DAgger, Ross et al. 2011; what is recorded is the expert's alone).
-    Starts are DEMO_START + (seed mod 6000) * 100000 + i, i from `first`, below those of evaluation; of M tasks each has every M-th.
-    Raises UserError if the env has no expert or it fails too often.
+    noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey
+    2017).
+    lead: episodes begin where it has led to, and name no start: the expert shows how to go on from states
+    that a policy comes to (after DAgger, Ross et al. 2011; what is recorded is the expert's alone).
+    Starts are DEMO_START + (seed mod 6000) * 100000 + i, i from `first`, below those of evaluation; of M
+    tasks each has every M-th. Raises UserError if the env has no expert or it fails too often.
     """
     check_expert(env)
     rng = np.random.default_rng([seed, 7, first] if first else [seed, 7])
@@ -97,27 +109,42 @@ def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise:
             if of >= 20 * n and found < 0.05 * of:
                 remedy = "choose another control mode" if expert_source(env) == "expert" else "train it on"
                 if not getattr(env, "reports_success", True):
-                    remedy = "the simulator says nothing of success, so record every episode: robo_rl collect --policy RUN"
-                raise UserError(f"the {expert_source(env)} succeeds in {found} of {of} episodes of {name} "
-                                f"({env.spec.axes[0].name} control); {remedy}")
+                    remedy = (
+                        "the simulator says nothing of success, so record every episode: robo_rl "
+                        "collect --policy RUN"
+                    )
+                raise UserError(
+                    f"the {expert_source(env)} succeeds in {found} of {of} episodes of {name} "
+                    f"({env.spec.axes[0].name} control); {remedy}"
+                )
     return tried
 
 
-def expert_episodes(env, starts: np.ndarray, noise: float, rng: np.random.Generator,
-                    lead: Lead | None) -> Iterator[Episode | None]:
-    """Of each of the starts [N] what the expert did from where it took over, None where that was no success or `lead` came to
-    the end."""
+def expert_episodes(
+    env, starts: np.ndarray, noise: float, rng: np.random.Generator, lead: Lead | None
+) -> Iterator[Episode | None]:
+    """Of each of the starts [N] what the expert did from where it took over, None where that was no success
+    or `lead` came to the end."""
     n, views = env.num_envs, list(env.spec.views)
     obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": starts})
     tasks = [str(t) for t in obs["task"]]
     rows: list[tuple] = []
-    over, won, length, begin = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    over, won, length, begin = (
+        np.zeros(n, bool),
+        np.zeros(n, bool),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+    )
     chunk = np.zeros((n, 1, 0))
     if lead is not None:
         begin = rng.integers(0, lead.longest + 1, n)
     while not over.all():
         clean = np.asarray(env.expert_action(), np.float32)
-        act = np.clip(clean + noise * rng.standard_normal(clean.shape), -1, 1).astype(np.float32) if noise else clean
+        act = (
+            np.clip(clean + noise * rng.standard_normal(clean.shape), -1, 1).astype(np.float32)
+            if noise
+            else clean
+        )
         if lead is not None and (led := begin > len(rows)).any():
             at = len(rows) % chunk.shape[1]
             if at == 0:
@@ -130,12 +157,24 @@ def expert_episodes(env, starts: np.ndarray, noise: float, rng: np.random.Genera
         length += ~over
         over, won = np.asarray(terminated | truncated), np.asarray(info["success"]).copy()
     for i in range(n):
-        mine = rows[begin[i]:length[i]]
-        yield Episode(state=np.stack([r[0][i] for r in mine]), action=np.stack([r[1][i] for r in mine]),
-                      reward=np.array([r[2][i] for r in mine]), task=tasks[i], success=True, terminated=True,
-                      images={v: np.stack([r[3][v][i] for r in mine]) for v in views},
-                      source=expert_source(env), start=int(starts[i]) if begin[i] == 0 else -1, final=np.array(obs["state"][i]),
-                      final_images={v: np.array(obs[f"image/{v}"][i]) for v in views}) if won[i] and mine else None
+        mine = rows[begin[i] : length[i]]
+        yield (
+            Episode(
+                state=np.stack([r[0][i] for r in mine]),
+                action=np.stack([r[1][i] for r in mine]),
+                reward=np.array([r[2][i] for r in mine]),
+                task=tasks[i],
+                success=True,
+                terminated=True,
+                images={v: np.stack([r[3][v][i] for r in mine]) for v in views},
+                source=expert_source(env),
+                start=int(starts[i]) if begin[i] == 0 else -1,
+                final=np.array(obs["state"][i]),
+                final_images={v: np.array(obs[f"image/{v}"][i]) for v in views},
+            )
+            if won[i] and mine
+            else None
+        )
 
 
 def expert_source(env) -> str:
@@ -146,13 +185,16 @@ def expert_source(env) -> str:
 def check_expert(env) -> None:
     """Raise UserError if the env has no scripted expert."""
     if not hasattr(env, "expert_action"):
-        raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations (robo_rl "
-                        "collect --operator RUN has a trained policy show them) and pass their folder with --demos PATH, or train from "
-                        "scratch with --demos 0")
+        raise UserError(
+            f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations (robo_rl collect "
+            "--operator RUN has a trained policy show them) and pass their folder with --demos PATH, or "
+            "train from scratch with --demos 0"
+        )
 
 
 def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:
-    """Raise UserError naming what of a data set (`reader.Meta`) does not fit the env's or the policy's `spec`."""
+    """Raise UserError naming what of a data set (`reader.Meta`) does not fit the env's or the policy's
+    `spec`."""
     from robo_rl.data.frames import choose_views
 
     where, f, data = f"data set {meta.root}", meta.features, data or DataOptions()
@@ -160,27 +202,43 @@ def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:
     if data.cameras:
         sizes = {name: sizes[source] for name, source in choose_views(data.cameras, sizes).items()}
     if missing := set(spec.views) - set(sizes):
-        raise UserError(f"{where} lacks the camera {', '.join(sorted(missing))} (it has {', '.join(sizes) or 'none'}); record it "
-                        "with --obs rgb, or say which is which: --data.cameras NAME=CAMERA,…")
+        raise UserError(
+            f"{where} lacks the camera {', '.join(sorted(missing))} (it has {', '.join(sizes) or 'none'}); "
+            "record it with --obs rgb, or say which is which: --data.cameras NAME=CAMERA,…"
+        )
     if len(f.state) != spec.state or len(f.action) != spec.action:
-        raise UserError(f"{where} has {len(f.state)} state and {len(f.action)} action numbers, the env has "
-                        f"{spec.state} and {spec.action}; record it with the same sim, task and control")
+        raise UserError(
+            f"{where} has {len(f.state)} state and {len(f.action)} action numbers, the env has "
+            f"{spec.state} and {spec.action}; record it with the same sim, task and control"
+        )
     if spec.action_names and f.action != spec.action_names:
-        raise UserError(f"{where} has the action axes {', '.join(f.action)}, the env has "
-                        f"{', '.join(spec.action_names)}; record it with the same control")
+        raise UserError(
+            f"{where} has the action axes {', '.join(f.action)}, the env has "
+            f"{', '.join(spec.action_names)}; record it with the same control"
+        )
     for view in spec.views:
         if not (spec.fit or data.fit) and sizes[view] != (spec.image_size, spec.image_size):
-            raise UserError(f"{where}: camera {view} is {sizes[view][0]} x {sizes[view][1]}, the env's is "
-                            f"{spec.image_size} x {spec.image_size}; set --image-size, or --data.fit pad to resize")
+            raise UserError(
+                f"{where}: camera {view} is {sizes[view][0]} x {sizes[view][1]}, the env's is "
+                f"{spec.image_size} x {spec.image_size}; set --image-size, or --data.fit pad to resize"
+            )
 
 
-def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None = None,
-                 tensors: "Callable[[dict[str, Any]], Obs] | None" = None, rows: np.ndarray | None = None,
-                 weight: "Callable[[Tensor], Tensor] | None" = None) -> Demos:
-    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of `rows`; UserError naming what does not fit.
+def demo_sampler(
+    dataset,
+    spec: ObsSpec,
+    horizon: int,
+    data: DataOptions | None = None,
+    tensors: "Callable[[dict[str, Any]], Obs] | None" = None,
+    rows: np.ndarray | None = None,
+    weight: "Callable[[Tensor], Tensor] | None" = None,
+) -> Demos:
+    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of `rows`; UserError naming what
+    does not fit.
 
-    tensors: what a policy keeps of a raw observation (state, task, image/<view> uint8 as recorded); None: `obs_tensors`, with
-    pictures as large as `spec` says. Pictures that do not fit the cache are decoded when their batch comes (`data.frames`).
+    tensors: what a policy keeps of a raw observation (state, task, image/<view> uint8 as recorded); None:
+    `obs_tensors`, with pictures as large as `spec` says. Pictures that do not fit the cache are decoded when
+    their batch comes (`data.frames`).
     weight: frames int64 [B] -> what each counts, by which its mask is multiplied.
     """
     from robo_rl.data.reader import chunks
@@ -194,25 +252,37 @@ def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None 
     if store.fits and tensors is None:
         obs = {"state": state[where]}
         if spec.language:
-            obs["tokens"] = torch.from_numpy(words_of(dataset.tasks, spec))[torch.from_numpy(dataset.task_index)[where]]
+            obs["tokens"] = torch.from_numpy(words_of(dataset.tasks, spec))[
+                torch.from_numpy(dataset.task_index)[where]
+            ]
         for view, pictures in store.all().items():
             obs[f"image/{view}"] = torch.from_numpy(pictures if rows is None else pictures[where])
-        return demos_sampler(obs, chunk[where], mask[where], None if weight is None else lambda drawn: weight(where[drawn]))
-    kept, tasks = partial(obs_tensors, spec=spec) if tensors is None else tensors, np.array(dataset.tasks, object)
+        return demos_sampler(
+            obs, chunk[where], mask[where], None if weight is None else lambda drawn: weight(where[drawn])
+        )
+    kept, tasks = (
+        partial(obs_tensors, spec=spec) if tensors is None else tensors,
+        np.array(dataset.tasks, object),
+    )
 
     def batch(at: np.ndarray, pictures: Mapping[str, np.ndarray]):
         raw = {"state": state[at].numpy(), "task": tasks[dataset.task_index[at]].tolist()}
         told = mask[at] if weight is None else mask[at] * weight(torch.from_numpy(at))[:, None]
         return kept(raw | {f"image/{view}": x for view, x in pictures.items()}), chunk[at], told
+
     return _Stream(store, where.numpy(), batch)
 
 
 def frame_store(dataset, spec: ObsSpec, data: DataOptions, as_recorded: bool = False):
-    """The pictures that a policy of `spec` learns from: as large as it says, or as recorded where its processor changes them."""
+    """The pictures that a policy of `spec` learns from: as large as it says, or as recorded where its
+    processor changes them."""
     from robo_rl.data.frames import FrameStore, choose_views
+
     views = {v: source for v, source in choose_views(data.cameras, dataset.views).items() if v in spec.views}
     square = partial(_fitted, size=spec.image_size, how=spec.fit or data.fit or "pad")
-    return FrameStore(dataset, views, None if as_recorded or spec.text else square, data.cache_mb << 20, data.threads)
+    return FrameStore(
+        dataset, views, None if as_recorded or spec.text else square, data.cache_mb << 20, data.threads
+    )
 
 
 def _fitted(images: np.ndarray, size: int, how) -> np.ndarray:
@@ -220,8 +290,9 @@ def _fitted(images: np.ndarray, size: int, how) -> np.ndarray:
 
 
 class _Stream:
-    """Batches drawn uniformly from `rows`, whose pictures are decoded ahead. Rows come from a generator of its own, seeded by the
-    first draw from the caller's, so that they do not depend on how far ahead threads are."""
+    """Batches drawn uniformly from `rows`, whose pictures are decoded ahead. Rows come from a generator of
+    its own, seeded by the first draw from the caller's, so that they do not depend on how far ahead threads
+    are."""
 
     def __init__(self, store, rows: np.ndarray, batch: Callable):
         self.store, self.rows, self.batch = store, rows, batch
@@ -244,9 +315,9 @@ STILL = 1e-6  # of its mean, at least 0.001: an axis that spreads no farther nev
 def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | None = None) -> None:
     """Statistics of the demonstrations into the policy: they travel in its checkpoint.
 
-    Commands of -1 to 1 have a least std; in units of its own an axis has whatever range it has. There a state that never moves passes
-    through, and an action that never moves stays what it was: an error of the policy would count in whole rad or m. kind: mean_std, or
-    quantiles, min_max, whose ends become -1 and 1.
+    Commands of -1 to 1 have a least std; in units of its own an axis has whatever range it has. There a state
+    that never moves passes through, and an action that never moves stays what it was: an error of the policy
+    would count in whole rad or m. kind: mean_std, or quantiles, min_max, whose ends become -1 and 1.
     """
     state, action = (x if rows is None else x[rows] for x in (dataset.state, dataset.action))
     processor: Any = getattr(policy, "processor", None)
@@ -274,15 +345,21 @@ def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | 
             low, high = (own[s] for s in KINDS[kind])
             centre, spread = (low + high) / 2, (high - low) / 2
         still = spread <= STILL * np.maximum(np.abs(centre), 1e-3)
-        norm.take(torch.from_numpy(centre), torch.from_numpy(np.where(still, least if acts else 1.0, spread)), len(x))
+        norm.take(
+            torch.from_numpy(centre),
+            torch.from_numpy(np.where(still, least if acts else 1.0, spread)),
+            len(x),
+        )
 
 
-def axis_statistics(dataset, delta: Sequence[bool] = (), horizon: int = 1,
-                    rows: np.ndarray | None = None) -> dict[str, dict[str, np.ndarray]]:
-    """Statistics of "state" [S] and "action" [A] over all frames, or `rows`: mean std min max q01 q99, exactly.
+def axis_statistics(
+    dataset, delta: Sequence[bool] = (), horizon: int = 1, rows: np.ndarray | None = None
+) -> dict[str, dict[str, np.ndarray]]:
+    """Statistics of "state" [S] and "action" [A] over all frames, or `rows`: mean std min max q01 q99,
+    exactly.
 
-    delta: action axes that are taken relative to the state of the same number, over `horizon` steps from every frame (as openpi
-    and LeRobot take them); the others are taken frame by frame.
+    delta: action axes that are taken relative to the state of the same number, over `horizon` steps from
+    every frame (as openpi and LeRobot take them); the others are taken frame by frame.
     """
     from robo_rl.data.reader import chunks
 

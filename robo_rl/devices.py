@@ -1,7 +1,8 @@
-"""Where a policy computes, and in what precision: a name is checked before anything starts, tensors are moved in one place.
+"""Where a policy computes, and in what precision: a name is checked before anything starts, tensors are moved
+in one place.
 
-Noise is drawn on the CPU wherever a policy computes (`robo_rl.noise`): a run draws the same numbers on every device, and sending
-them waits for nothing.
+Noise is drawn on the CPU wherever a policy computes (`robo_rl.noise`): a run draws the same numbers on every
+device, and sending them waits for nothing.
 """
 
 from collections.abc import Callable
@@ -26,10 +27,14 @@ def check_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
-            raise UserError(f"--device {name} needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} sees none here "
-                            "(robo_rl doctor says why); use --device cpu")
+            raise UserError(
+                f"--device {name} needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} "
+                "sees none here (robo_rl doctor says why); use --device cpu"
+            )
         if (device.index or 0) >= count:
-            raise UserError(f"--device {name} does not exist. Allowed: {', '.join(f'cuda:{i}' for i in range(count))}")
+            raise UserError(
+                f"--device {name} does not exist. Allowed: {', '.join(f'cuda:{i}' for i in range(count))}"
+            )
     return device
 
 
@@ -41,7 +46,8 @@ def device_of(policy) -> torch.device:
 def slow_bf16() -> str:
     """Why bf16 is slow on this machine's CPU, "" where it has instructions for it."""
     has = torch.backends.cpu.get_cpu_capability() != "DEFAULT" and any(
-        getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile"))
+        getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile")
+    )
     return "" if has else "this CPU has no instructions for bf16: it is computed slower than fp32 here"
 
 
@@ -53,6 +59,7 @@ def sampled_on(device: torch.device, sample: Callable[..., tuple[dict[str, Tenso
     def there(size: int, generator: torch.Generator):
         obs, chunk, mask = sample(size, generator)
         return {k: v.to(device) for k, v in obs.items()}, chunk.to(device), mask.to(device)
+
     return there
 
 
@@ -65,4 +72,7 @@ def moved(rollout: Rollout, device: torch.device) -> Rollout:
         if isinstance(x, dict):
             return {k: to(v) for k, v in x.items()}
         return x.to(device, non_blocking=True) if isinstance(x, Tensor) else x
-    return replace(rollout, **{f.name: to(getattr(rollout, f.name)) for f in fields(rollout) if f.name != "stats"})
+
+    return replace(
+        rollout, **{f.name: to(getattr(rollout, f.name)) for f in fields(rollout) if f.name != "stats"}
+    )

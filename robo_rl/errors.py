@@ -14,7 +14,8 @@ class MissingDependency(UserError):
 
 
 class LostDaemon(UserError):
-    """A process that this one stands on, such as Ray's raylet, is dead: a new process can go on from the last checkpoint."""
+    """A process that this one stands on, such as Ray's raylet, is dead: a new process can go on from the last
+    checkpoint."""
 
 
 def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
@@ -28,21 +29,29 @@ def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
     near += [n for n in names if n not in near]
     near.sort(key=lambda n: -len(n) if name.startswith(n) else 0)  # degrees: deg before deg/s
     hint = f"; did you mean {near[0]!r}?" if difflib.get_close_matches(name, names, n=1) else ""
-    raise UserError(f"unknown {kind} {name!r}{hint} Allowed: {', '.join(near)}" if hint
-                    else f"unknown {kind} {name!r}. Allowed: {', '.join(near)}")
+    raise UserError(
+        f"unknown {kind} {name!r}{hint} Allowed: {', '.join(near)}"
+        if hint
+        else f"unknown {kind} {name!r}. Allowed: {', '.join(near)}"
+    )
 
 
 def utf8(name: str, text: str) -> str:
-    """Return `text` if UTF-8 can say it; else (half of a surrogate pair: bytes of another encoding) raise UserError."""
+    """Return `text` if UTF-8 can say it; else (half of a surrogate pair: bytes of another encoding) raise
+    UserError."""
     try:
         text.encode()
     except UnicodeEncodeError as e:
-        raise UserError(f"{name} must be Unicode text, got {text[:80]!r}: at position {e.start} is half of a surrogate pair, as "
-                        "bytes of another encoding give it; write it in UTF-8") from None
+        raise UserError(
+            f"{name} must be Unicode text, got {text[:80]!r}: at position {e.start} is half of a surrogate "
+            "pair, as bytes of another encoding give it; write it in UTF-8"
+        ) from None
     return text
 
 
-def in_range(name: str, value: float, low: float, high: float, open_low: bool = False, open_high: bool = False) -> None:
+def in_range(
+    name: str, value: float, low: float, high: float, open_low: bool = False, open_high: bool = False
+) -> None:
     """Raise UserError unless low <= value <= high (strict at an open end); NaN is never in range."""
     span = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     for told in _listeners:
@@ -58,7 +67,8 @@ _listeners: list[list[tuple[str, str]]] = []
 
 @contextmanager
 def told_ranges() -> Iterator[list[tuple[str, str]]]:
-    """Lists (name, range as text) of every `in_range` meanwhile: what options allow, from where it is checked."""
+    """Lists (name, range as text) of every `in_range` meanwhile: what options allow, from where it is
+    checked."""
     told: list[tuple[str, str]] = []
     _listeners.append(told)
     try:

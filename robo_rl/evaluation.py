@@ -17,10 +17,14 @@ def eval_starts(n: int, seed: int = 0) -> np.ndarray:
 
 
 def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False) -> np.ndarray:
-    """Actions [N, E, A] of a policy, with exploration noise if `explore`; of a plain function of the observation too, which may
-    give [N, A]."""
+    """Actions [N, E, A] of a policy, with exploration noise if `explore`; of a plain function of the
+    observation too, which may give [N, A]."""
     if hasattr(policy, "act"):
-        return policy.act(to_policy(obs_tensors(obs, policy.spec), policy), generator, explore=explore).actions.cpu().numpy()
+        return (
+            policy.act(to_policy(obs_tensors(obs, policy.spec), policy), generator, explore=explore)
+            .actions.cpu()
+            .numpy()
+        )
     actions = np.asarray(policy(obs), np.float32)
     return actions[:, None] if actions.ndim == 2 else actions
 
@@ -29,25 +33,35 @@ def _same(x):
     return x
 
 
-def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int = 0,
-             tick: Callable[[int], None] = lambda done: None, explore: bool = False) -> dict:
+def evaluate(
+    env,
+    policy: "Policy | Callable[[dict], np.ndarray]",
+    starts: np.ndarray,
+    seed: int = 0,
+    tick: Callable[[int], None] = lambda done: None,
+    explore: bool = False,
+) -> dict:
     """Run one episode per start (in batches of env.num_envs), without exploration noise unless `explore`.
 
-    Returns lists, one entry per start: success, return (undiscounted), length [steps], task. The chain's initial noise
-    depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start. An env of `one_stream` takes no
-    starts: its batch is seeded by the first of them, so the same number of envs meets the same episodes. A function with a method
-    `reset` hears when episodes begin. An env with a method `translate` says what it shows a policy, and what that one's actions are as its
-    commands (`world_models.own_units.translate`).
+    Returns lists, one entry per start: success, return (undiscounted), length [steps], task. The chain's
+    initial noise depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same
+    start. An env of `one_stream` takes no starts: its batch is seeded by the first of them, so the same
+    number of envs meets the same episodes. A function with a method `reset` hears when episodes begin. An env
+    with a method `translate` says what it shows a policy, and what that one's actions are as its commands
+    (`world_models.own_units.translate`).
     """
     n = env.num_envs
     observe, command = env.translate(policy) if hasattr(env, "translate") else (_same, _same)
     out: dict[str, list] = {"success": [], "return": [], "length": [], "task": []}
     with_images = hasattr(env, "images")
     for batch, first in enumerate(range(0, len(starts), n)):
-        ids = starts[first:first + n]
+        ids = starts[first : first + n]
         padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
-        raw, _ = env.reset(seed=int(ids[0]) & 0x7FFFFFFF) if getattr(env, "one_stream", False) else \
-            env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
+        raw, _ = (
+            env.reset(seed=int(ids[0]) & 0x7FFFFFFF)
+            if getattr(env, "one_stream", False)
+            else env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
+        )
         generator = torch.Generator().manual_seed(seed * 7919 + batch)
         if (begin := getattr(policy, "reset", None)) is not None:
             begin()

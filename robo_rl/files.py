@@ -1,6 +1,7 @@
 """Files that survive a crash: whole-or-nothing writes, one writer per run folder, a look at the free space.
 
-And the one place where JSON is read: whatever it holds, it costs bounded memory and stack, and a fault is one line.
+And the one place where JSON is read: whatever it holds, it costs bounded memory and stack, and a fault is one
+line.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ _held: set[int] = set()  # descriptors of locks this process owns
 
 
 def _forget_locks() -> None:
-    """In a forked child: drop the inherited descriptors, or an orphaned worker would keep the folder locked."""
+    """In a forked child: drop the inherited descriptors, or an orphaned worker would keep the folder
+    locked."""
     for fd in _held:
         os.close(fd)
     _held.clear()
@@ -43,7 +45,8 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 @contextlib.contextmanager
 def replacing(path: "str | Path") -> Iterator[Path]:
-    """Yield a temporary path in the same folder; when the block ends well it replaces `path`, whole and durable.
+    """Yield a temporary path in the same folder; when the block ends well it replaces `path`, whole and
+    durable.
 
     Order: file written, fsync(file), rename, fsync(folder). If the block fails, or the process dies, the old
     file is untouched. A full disk raises UserError and leaves the old file and no temporary one.
@@ -60,8 +63,10 @@ def replacing(path: "str | Path") -> Iterator[Path]:
         os.replace(temp, path)
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"the disk is full: could not write {path} (what was there before is intact); "
-                            f"free some space in {path.parent} and go on with --resume auto") from e
+            raise UserError(
+                f"the disk is full: could not write {path} (what was there before is intact); "
+                f"free some space in {path.parent} and go on with --resume auto"
+            ) from e
         if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UserError(f"no permission to write {path}; choose a folder of your own") from e
         if e.errno == errno.EISDIR:
@@ -108,18 +113,30 @@ def plain(x: Any) -> Any:
 
 
 def write_json(path: "str | Path", obj: object) -> None:
-    """Write `obj` as strict JSON, whole or not at all. Equal objects give equal bytes. UserError: text that is no Unicode."""
-    text = utf8(f"what {path} shall hold", json.dumps(plain(obj), indent=1, allow_nan=False, ensure_ascii=False))
+    """Write `obj` as strict JSON, whole or not at all. Equal objects give equal bytes. UserError: text that
+    is no Unicode."""
+    text = utf8(
+        f"what {path} shall hold", json.dumps(plain(obj), indent=1, allow_nan=False, ensure_ascii=False)
+    )
     write_bytes(path, (text + "\n").encode())
 
 
-def parse_json(data: "bytes | bytearray | str", what: str, kind: "type | tuple[type, ...]" = dict, *,
-               limit: int = MESSAGE, depth: int = DEEP, nan: bool = False, remedy: str = "") -> Any:
+def parse_json(
+    data: "bytes | bytearray | str",
+    what: str,
+    kind: "type | tuple[type, ...]" = dict,
+    *,
+    limit: int = MESSAGE,
+    depth: int = DEEP,
+    nan: bool = False,
+    remedy: str = "",
+) -> Any:
     """What JSON text from anywhere says, of the type `kind`.
 
-    Its size, and the depth of its brackets, are looked at before it is parsed. Refused are also: an object that says a
-    key twice, numbers out of range (an integer of more than 40 digits, a float above 1.8e308), NaN and infinities
-    unless `nan`, and text that is no UTF-8 (half of a surrogate pair too). UserError(f"{what} …; {remedy}").
+    Its size, and the depth of its brackets, are looked at before it is parsed. Refused are also: an object
+    that says a key twice, numbers out of range (an integer of more than 40 digits, a float above 1.8e308),
+    NaN and infinities unless `nan`, and text that is no UTF-8 (half of a surrogate pair too).
+    UserError(f"{what} …; {remedy}").
     """
     try:
         data = data.encode() if isinstance(data, str) else bytes(data)
@@ -127,17 +144,28 @@ def parse_json(data: "bytes | bytearray | str", what: str, kind: "type | tuple[t
             raise ValueError(f"{len(data)} bytes, at most {limit} are read")
         if data.count(b"[") + data.count(b"{") > depth and (levels := _depth(data)) > depth:
             raise ValueError(f"brackets {levels} deep, at most {depth} are read")
-        numbers: dict[str, Any] = {"parse_int": _integer, "parse_float": _number} if _LONG_NUMBER.search(data) else {}
+        numbers: dict[str, Any] = (
+            {"parse_int": _integer, "parse_float": _number} if _LONG_NUMBER.search(data) else {}
+        )
         numbers |= {} if nan else {"parse_constant": _refuse}
         out = json.loads(data.decode(), object_pairs_hook=_pairs, **numbers)
         if _SURROGATE.search(data):
             json.dumps(out, ensure_ascii=False).encode()
     except (ValueError, RecursionError, MemoryError) as e:  # ValueError: no JSON, no Unicode, or one of ours
-        why = "half of a surrogate pair in its text" if isinstance(e, UnicodeEncodeError) else str(e) or type(e).__name__
-        raise UserError(f"{what} is damaged or no JSON that is read here ({why}){remedy and '; ' + remedy}") from None
+        why = (
+            "half of a surrogate pair in its text"
+            if isinstance(e, UnicodeEncodeError)
+            else str(e) or type(e).__name__
+        )
+        raise UserError(
+            f"{what} is damaged or no JSON that is read here ({why}){remedy and '; ' + remedy}"
+        ) from None
     if not isinstance(out, kind):
         kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-        raise UserError(f"{what} is damaged: it holds a JSON {type(out).__name__}, not a {kinds}{remedy and '; ' + remedy}")
+        raise UserError(
+            f"{what} is damaged: it holds a JSON {type(out).__name__}, not a "
+            f"{kinds}{remedy and '; ' + remedy}"
+        )
     return out
 
 
@@ -169,24 +197,37 @@ def _refuse(text: str):
 
 
 def read_bytes(path: "str | Path", limit: int = FILE) -> bytes:
-    """A regular file of at most `limit` bytes; UserError naming it where it is missing, something else or larger."""
+    """A regular file of at most `limit` bytes; UserError naming it where it is missing, something else or
+    larger."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as f:  # a pipe would wait for ever
+        # a pipe would wait for ever
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as f:
             if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
                 raise UserError(f"{path} is no regular file; move it out of the way")
             data = f.read(limit + 1)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except OSError as e:
-        raise UserError(f"{path} cannot be read ({e.strerror}); look at its owner and mode with: ls -l {path}") from None
+        raise UserError(
+            f"{path} cannot be read ({e.strerror}); look at its owner and mode with: ls -l {path}"
+        ) from None
     if len(data) > limit:
-        raise UserError(f"{path} has more than {limit} bytes, which no file of its kind has; restore it from a copy")
+        raise UserError(
+            f"{path} has more than {limit} bytes, which no file of its kind has; restore it from a copy"
+        )
     return data
 
 
-def read_json(path: "str | Path", kind: "type | tuple[type, ...]" = dict, *, limit: int = FILE, nan: bool = False,
-              remedy: str = "restore it from a copy or delete it") -> Any:
-    """What a JSON file says (see `parse_json`); UserError naming it, with the remedy, where it is missing or damaged."""
+def read_json(
+    path: "str | Path",
+    kind: "type | tuple[type, ...]" = dict,
+    *,
+    limit: int = FILE,
+    nan: bool = False,
+    remedy: str = "restore it from a copy or delete it",
+) -> Any:
+    """What a JSON file says (see `parse_json`); UserError naming it, with the remedy, where it is missing or
+    damaged."""
     return parse_json(read_bytes(path, limit), str(path), kind, limit=limit, nan=nan, remedy=remedy)
 
 
@@ -204,7 +245,8 @@ def keep_row(path: "Path | None", row: dict) -> None:
 
 
 def private_folder(path: "str | Path") -> Path:
-    """Make a folder that only this user may enter (0700), parents as usual; one that exists stays as it is."""
+    """Make a folder that only this user may enter (0700), parents as usual; one that exists stays as it
+    is."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -215,7 +257,8 @@ def private_folder(path: "str | Path") -> Path:
 
 
 def private_file(path: "str | Path", flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """Descriptor of a file that only this user may read and write (0600), also where it existed with another mode."""
+    """Descriptor of a file that only this user may read and write (0600), also where it existed with another
+    mode."""
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(PermissionError):  # another's file, shared with us on purpose
         os.fchmod(fd, 0o600)
@@ -239,8 +282,10 @@ def lock(folder: "str | Path") -> Iterator[None]:
         os.close(fd)
         if not isinstance(e, BlockingIOError):
             raise UserError(f"cannot lock {folder} ({e.strerror}); put run folders on a local disk") from e
-        raise UserError(f"another process (pid {pid}) is writing in this run folder ({folder}); "
-                        f"wait for it, stop it with: kill {pid}, or choose another folder") from None
+        raise UserError(
+            f"another process (pid {pid}) is writing in this run folder ({folder}); "
+            f"wait for it, stop it with: kill {pid}, or choose another folder"
+        ) from None
     _held.add(fd)
     try:
         os.ftruncate(fd, 0)
@@ -279,25 +324,38 @@ def require_free(path: "str | Path", need: int) -> None:
     """Raise UserError unless `need` bytes are free where `path` is or will be."""
     free = free_bytes(path)
     if free < need:
-        raise UserError(f"{path} needs about {need / 1e6:.0f} MB and its disk has {free / 1e6:.0f} MB free; "
-                        f"free some space or choose a folder on another disk")
+        raise UserError(
+            f"{path} needs about {need / 1e6:.0f} MB and its disk has {free / 1e6:.0f} MB free; "
+            f"free some space or choose a folder on another disk"
+        )
 
 
 def free_memory() -> int:
-    """Bytes of memory that this process may still take: of the machine, its control group and its own limit."""
+    """Bytes of memory that this process may still take: of the machine, its control group and its own
+    limit."""
+
     def number(path: str) -> int:
         try:
             return int(Path(path).read_text())
         except (OSError, ValueError):  # no such limit
             return 1 << 62
+
     machine = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
     group = number("/sys/fs/cgroup/memory.max") - min(number("/sys/fs/cgroup/memory.current"), 1 << 61)
     own = resource.getrlimit(resource.RLIMIT_AS)[0]
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    return min(int(machine[1]) << 10 if machine else 1 << 62, group, own - used if own != resource.RLIM_INFINITY else 1 << 62)
+    return min(
+        int(machine[1]) << 10 if machine else 1 << 62,
+        group,
+        own - used if own != resource.RLIM_INFINITY else 1 << 62,
+    )
 
 
 def require_memory(what: str, need: int, remedy: str) -> None:
-    """Raise UserError unless `need` bytes of memory are free: the kernel would kill whoever takes them later."""
+    """Raise UserError unless `need` bytes of memory are free: the kernel would kill whoever takes them
+    later."""
     if need > (free := free_memory()):
-        raise UserError(f"{what} needs about {need / 1e9:.1f} GB of memory and {max(free, 0) / 1e9:.1f} GB are free; {remedy}")
+        raise UserError(
+            f"{what} needs about {need / 1e9:.1f} GB of memory and {max(free, 0) / 1e9:.1f} GB are free; "
+            f"{remedy}"
+        )

@@ -1,6 +1,7 @@
 """Films of episodes for people: the whole workspace, what happens written on the picture, failures first.
 
-Whatever plays episodes in an env plays them in a `FilmedEnv` to be filmed; what has pictures already fills a `Take` itself.
+Whatever plays episodes in an env plays them in a `FilmedEnv` to be filmed; what has pictures already fills a
+`Take` itself.
 """
 
 import io
@@ -31,8 +32,9 @@ HEAD, FOOT = 32, 36  # pixels of the bars above and below, in a frame of 480 lin
 class Take:
     """One filmed episode.
 
-    words: written on every frame; titles: one for each picture of a frame, which lie side by side; succeeded: the step at which
-    each succeeds, None where it does not; judged: a last frame without success says so; pictures: (control step, JPEG).
+    words: written on every frame; titles: one for each picture of a frame, which lie side by side; succeeded:
+    the step at which each succeeds, None where it does not; judged: a last frame without success says so;
+    pictures: (control step, JPEG).
     """
 
     words: str
@@ -44,6 +46,7 @@ class Take:
     def add(self, step: int, *pictures: np.ndarray) -> None:
         """One more frame: uint8 [h, w, 3] for each title, of any size."""
         from PIL import Image
+
         frame = _frame_of([Image.fromarray(p) for p in pictures])
         data = io.BytesIO()
         frame.save(data, "JPEG", quality=95)
@@ -64,21 +67,33 @@ def check_path(path: str) -> None:
 
 
 def write_film(path: "Path | str", takes: list[Take], fps: float, kind: str = "episode") -> int:
-    """Write takes one after the other, those without success first -> frames. The file appears whole or not at all.
+    """Write takes one after the other, those without success first -> frames. The file appears whole or not
+    at all.
 
-    Frames are 640 x 480, with pictures side by side 1280 x 720, and each says which of how many of its `kind` it shows.
+    Frames are 640 x 480, with pictures side by side 1280 x 720, and each says which of how many of its `kind`
+    it shows.
     """
     path = Path(path)
     takes = [take for take in takes if take.pictures]
     numbered = sorted(enumerate(takes, 1), key=lambda nt: nt[1].succeeded[0] is not None)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        return encode(temporary, (frame[None] for number, take in numbered
-                                  for frame in _frames(take, f"{kind} {number} of {len(takes)}", fps)), fps, gop=48, quality=20)
+        return encode(
+            temporary,
+            (
+                frame[None]
+                for number, take in numbered
+                for frame in _frames(take, f"{kind} {number} of {len(takes)}", fps)
+            ),
+            fps,
+            gop=48,
+            quality=20,
+        )
 
 
 class FilmedEnv(VectorWrapper):
-    """Passes everything on to `env` and films the first `count` episodes that begin in it: `takes`, `fps` for `write_film`.
+    """Passes everything on to `env` and films the first `count` episodes that begin in it: `takes`, `fps` for
+    `write_film`.
 
     The env needs `studio(ids)`, or `render()` and render=True. What happens in it stays the same.
     """
@@ -94,7 +109,8 @@ class FilmedEnv(VectorWrapper):
         self._step = np.zeros(env.num_envs, np.int64)
 
     def film_next(self, count: int, words: str) -> None:
-        """Film, of the episodes that begin from now on, the first `count`; `words` are written before their task."""
+        """Film, of the episodes that begin from now on, the first `count`; `words` are written before their
+        task."""
         self._left, self._words = count, f"{words}   "
 
     def __getattr__(self, name: str):
@@ -109,7 +125,8 @@ class FilmedEnv(VectorWrapper):
 
     @images.setter
     def images(self, on: bool) -> None:
-        self.env.images = on or bool(self._take) and not hasattr(self.env, "studio")  # render() shows those of the observation
+        # render() shows those of the observation
+        self.env.images = on or bool(self._take) and not hasattr(self.env, "studio")
 
     def reset(self, *, seed=None, options=None):
         obs, info = self.env.reset(seed=seed, options=options)
@@ -145,8 +162,11 @@ class FilmedEnv(VectorWrapper):
             self._take[i].add(int(self._step[i]), picture)
 
 
-def film(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int, path: Path) -> None:
-    """Film one episode of each start, without exploration noise, and write them as a video. Needs an env made with render=True."""
+def film(
+    env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int, path: Path
+) -> None:
+    """Film one episode of each start, without exploration noise, and write them as a video. Needs an env made
+    with render=True."""
     filmed = FilmedEnv(env, len(starts))
     evaluate(filmed, policy, starts, seed)
     write_film(path, filmed.takes, filmed.fps)
@@ -155,6 +175,7 @@ def film(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarra
 def _frame_of(pictures: list):
     """The PIL picture of a frame: one picture of 640 x 480, or several side by side between the bars."""
     from PIL import Image
+
     if len(pictures) == 1:
         return pictures[0] if pictures[0].size == (WIDTH, HEIGHT) else _fitted(pictures[0], WIDTH, HEIGHT)
     head, foot = (round(bar * PAIR_HEIGHT / HEIGHT) for bar in (HEAD, FOOT))
@@ -167,8 +188,11 @@ def _frame_of(pictures: list):
 def _fitted(picture, width: int, height: int):
     """The picture as large as fits, with bars beside or above it."""
     from PIL import Image
+
     scale = min(width / picture.width, height / picture.height)
-    large = picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.LANCZOS)
+    large = picture.resize(
+        (round(picture.width * scale), round(picture.height * scale)), Image.Resampling.LANCZOS
+    )
     frame = Image.new("RGB", (width, height), DARK)
     frame.paste(large, ((width - large.width) // 2, (height - large.height) // 2))
     return frame
@@ -178,8 +202,14 @@ def _frames(take: Take, number: str, fps: float) -> Iterator[np.ndarray]:
     """uint8 [h, w, 3]: the frames with their words; the first and the last stay for a while."""
     first, last = take.pictures[0][0], take.pictures[-1][0]
     for step, data in take.pictures:
-        marks = [f"success at step {won}" if won is not None and step >= won else "no success" if step == last and take.judged else ""
-                 for won in take.succeeded]
+        marks = [
+            f"success at step {won}"
+            if won is not None and step >= won
+            else "no success"
+            if step == last and take.judged
+            else ""
+            for won in take.succeeded
+        ]
         frame = _labelled(data, f"{number}   step {step}   {take.words}", take.titles, marks)
         for _ in range(max(1, round(fps * (AFTER if step == last else BEFORE if step == first else 0)))):
             yield frame
@@ -187,6 +217,7 @@ def _frames(take: Take, number: str, fps: float) -> Iterator[np.ndarray]:
 
 def _labelled(data: bytes, words: str, titles: tuple[str, ...], marks: list[str]) -> np.ndarray:
     from PIL import Image, ImageDraw, ImageFont
+
     picture = Image.open(io.BytesIO(data)).convert("RGB")
     draw, width, unit = ImageDraw.Draw(picture), picture.width // len(titles), picture.height / HEIGHT
     head, foot = round(HEAD * unit), picture.height - round(FOOT * unit)
@@ -200,6 +231,8 @@ def _labelled(data: bytes, words: str, titles: tuple[str, ...], marks: list[str]
             draw.rectangle((box[0] - 8, box[1] - 8, box[2] + 8, box[3] + 8), fill=DARK)
             draw.text((left + 18, head + 18), title, fill=LIGHT, font=large)
         if mark:
-            draw.rectangle((left, foot, left + width - 1, picture.height), fill=RED if mark == "no success" else GREEN)
+            draw.rectangle(
+                (left, foot, left + width - 1, picture.height), fill=RED if mark == "no success" else GREEN
+            )
             draw.text((left + 10, (foot + picture.height) / 2), mark, fill=LIGHT, font=large, anchor="lm")
     return np.asarray(picture)

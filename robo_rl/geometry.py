@@ -1,9 +1,11 @@
-"""Rotations and poses in NumPy. Quaternions are w first, (w, x, y, z), as in MuJoCo; ROS messages are x first.
+"""Rotations and poses in NumPy. Quaternions are w first, (w, x, y, z), as in MuJoCo; ROS messages are x
+first.
 
-A quaternion of a pose turns vectors of the body frame into the base frame: v_base = R(q) v_body. Products compose the
-same way, R(a b) = R(a) R(b). q and -q are one rotation. Rotation vectors are axis * angle [rad], angle in [0, pi].
-Arrays carry the components in their last axis and broadcast over the others. The functions of the second half work on
-tuples of Python floats: one rotation costs them a twentieth of what NumPy charges, which a 1 kHz loop needs.
+A quaternion of a pose turns vectors of the body frame into the base frame: v_base = R(q) v_body. Products
+compose the same way, R(a b) = R(a) R(b). q and -q are one rotation. Rotation vectors are axis * angle [rad],
+angle in [0, pi]. Arrays carry the components in their last axis and broadcast over the others. The functions
+of the second half work on tuples of Python floats: one rotation costs them a twentieth of what NumPy charges,
+which a 1 kHz loop needs.
 Source: Sola 2017, "Quaternion kinematics for the error-state Kalman filter", eq. 12, 101, 103 and 158.
 """
 
@@ -85,27 +87,37 @@ def matrix(q: np.ndarray) -> np.ndarray:
 def from_matrix(m: np.ndarray) -> np.ndarray:
     """Quaternion of rotation matrices [..., 3, 3], w >= 0.
 
-    Of the four columns of 4 q q^T, which are sums of the matrix's entries, the longest is used (Shepperd 1978).
+    Of the four columns of 4 q q^T, which are sums of the matrix's entries, the longest is used (Shepperd
+    1978).
     """
     m = np.asarray(m, float)
     (a, b, c), (d, e, f), (g, h, i) = np.moveaxis(m, (-2, -1), (0, 1))
-    four = np.stack([np.stack([1 + a + e + i, h - f, c - g, d - b], -1),
-                     np.stack([h - f, 1 + a - e - i, b + d, c + g], -1),
-                     np.stack([c - g, b + d, 1 - a + e - i, f + h], -1),
-                     np.stack([d - b, c + g, f + h, 1 - a - e + i], -1)], -2)
+    four = np.stack(
+        [
+            np.stack([1 + a + e + i, h - f, c - g, d - b], -1),
+            np.stack([h - f, 1 + a - e - i, b + d, c + g], -1),
+            np.stack([c - g, b + d, 1 - a + e - i, f + h], -1),
+            np.stack([d - b, c + g, f + h, 1 - a - e + i], -1),
+        ],
+        -2,
+    )
     best = np.argmax(np.diagonal(four, axis1=-2, axis2=-1), -1)
     return normalise(np.take_along_axis(four, best[..., None, None], -2)[..., 0, :])
 
 
-def pose_error(target_pos: np.ndarray, target_quat: np.ndarray, pos: np.ndarray, quat: np.ndarray) -> np.ndarray:
-    """[..., 6] error (p_t - p [m], log(R_t R^T) [rad]), both in the base frame, translation and rotation apart."""
+def pose_error(
+    target_pos: np.ndarray, target_quat: np.ndarray, pos: np.ndarray, quat: np.ndarray
+) -> np.ndarray:
+    """[..., 6] error (p_t - p [m], log(R_t R^T) [rad]), both in the base frame, translation and rotation
+    apart."""
     return np.concatenate([target_pos - pos, log(multiply(target_quat, conjugate(quat)))], -1)
 
 
 def nearest_rotvec(r: np.ndarray, previous: np.ndarray) -> np.ndarray:
     """The rotation vector [3] of the same rotation as r that lies nearest to `previous`: r + 2 pi k r/|r|.
 
-    It keeps a stream of rotation vectors continuous across pi. (Flipping the sign would give the inverse rotation.)
+    It keeps a stream of rotation vectors continuous across pi. (Flipping the sign would give the inverse
+    rotation.)
     """
     n = float(np.linalg.norm(r))
     if n < SMALL:  # the identity has every axis: turn about the previous one
@@ -117,15 +129,19 @@ def nearest_rotvec(r: np.ndarray, previous: np.ndarray) -> np.ndarray:
     return axis * (n + 2 * np.pi * round((float(axis @ previous) - n) / (2 * np.pi)))
 
 
-# ---- one rotation, on tuples of floats ------------------------------------------------------------------------------
+# ---- one rotation, on tuples of floats ---------------------------------------------------------------------
 
 
 def hamilton(a: "Floats | np.ndarray", b: "Floats | np.ndarray") -> Floats:
     """a b; the components may also be arrays."""
     aw, ax, ay, az = a
     bw, bx, by, bz = b
-    return (aw * bw - ax * bx - ay * by - az * bz, aw * bx + ax * bw + ay * bz - az * by,
-            aw * by - ax * bz + ay * bw + az * bx, aw * bz + ax * by - ay * bx + az * bw)
+    return (
+        aw * bw - ax * bx - ay * by - az * bz,
+        aw * bx + ax * bw + ay * bz - az * by,
+        aw * by - ax * bz + ay * bw + az * bx,
+        aw * bz + ax * by - ay * bx + az * bw,
+    )
 
 
 def exp1(x: float, y: float, z: float) -> Floats:
@@ -151,8 +167,12 @@ def turn_between(a: Floats, b: Floats) -> Floats:
     """log(a b^-1): the rotation vector, in the base frame, that turns b into a."""
     aw, ax, ay, az = a
     bw, bx, by, bz = b
-    return log1(aw * bw + ax * bx + ay * by + az * bz, ax * bw - aw * bx - ay * bz + az * by,
-                ay * bw - aw * by + ax * bz - az * bx, az * bw - aw * bz - ax * by + ay * bx)
+    return log1(
+        aw * bw + ax * bx + ay * by + az * bz,
+        ax * bw - aw * bx - ay * bz + az * by,
+        ay * bw - aw * by + ax * bz - az * bx,
+        az * bw - aw * bz - ax * by + ay * bx,
+    )
 
 
 def rotate1(q: Floats, v: Floats) -> Floats:
@@ -172,8 +192,12 @@ def turned(q: Floats, x: float, y: float, z: float) -> Floats:
         aw, s = math.cos(n / 2), math.sin(n / 2) / n
     x, y, z = s * x, s * y, s * z
     bw, bx, by, bz = q
-    w, x, y, z = (aw * bw - x * bx - y * by - z * bz, aw * bx + x * bw + y * bz - z * by,
-                  aw * by - x * bz + y * bw + z * bx, aw * bz + x * by - y * bx + z * bw)
+    w, x, y, z = (
+        aw * bw - x * bx - y * by - z * bz,
+        aw * bx + x * bw + y * bz - z * by,
+        aw * by - x * bz + y * bw + z * bx,
+        aw * bz + x * by - y * bx + z * bw,
+    )
     s = 1 / math.sqrt(w * w + x * x + y * y + z * z)
     return w * s, x * s, y * s, z * s
 

@@ -1,13 +1,13 @@
 """Healthy ranges of an on-policy run's numbers, and who watches them while it runs.
 
-A `Watch` looks at the metrics of every update. A number outside its range for `PATIENCE` updates in a row, or once beyond
-its alarm, is a *finding*: it is told at once, once, and ends after as many updates inside. Findings lie in
-RUN/health.json with the ranges they were judged by; `robo_rl report` shows them.
+A `Watch` looks at the metrics of every update. A number outside its range for `PATIENCE` updates in a row, or
+once beyond its alarm, is a *finding*: it is told at once, once, and ends after as many updates inside.
+Findings lie in RUN/health.json with the ranges they were judged by; `robo_rl report` shows them.
 
-The ranges: PPO's surrogate is a bound for small steps only; its authors steer KL to 0.003 to 0.03 (Schulman et al. 2017,
-section 4). That of a whole chain adds up its steps: runs here learn at 0.02 to 0.9 with an effective sample size of 0.2
-to 0.9, and one at a KL of 9 and 0.001 of its samples lost all that it knew. Beyond the alarms nothing is left of what an
-update rests on.
+The ranges: PPO's surrogate is a bound for small steps only; its authors steer KL to 0.003 to 0.03 (Schulman
+et al. 2017, section 4). That of a whole chain adds up its steps: runs here learn at 0.02 to 0.9 with an
+effective sample size of 0.2 to 0.9, and one at a KL of 9 and 0.001 of its samples lost all that it knew.
+Beyond the alarms nothing is left of what an update rests on.
 """
 
 import math
@@ -24,7 +24,8 @@ FEW = 100  # episodes
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Healthy values of a metric: [low, high]; a single value beyond `alarm` on the unhealthy side is told at once."""
+    """Healthy values of a metric: [low, high]; a single value beyond `alarm` on the unhealthy side is told at
+    once."""
 
     metric: str
     title: str
@@ -53,54 +54,128 @@ SMALLER = "lower --rl.lr or --rl.epochs, or set --rl.trust-kl"
 RATIO = (
     Range("kl", "KL", high=1.0, alarm=5.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
     Range("clip_fraction", "clip fraction", high=0.6, meaning=f"most samples no longer push: {SMALLER}"),
-    Range("ess", "effective sample size", low=0.1, alarm=0.01,
-          meaning=f"few samples carry the last epoch's gradient: {SMALLER}"),
-    Range("ess_frac", "effective sample size of stale data", low=0.1, alarm=0.01,
-          meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
-    Range("is_rejected", "stale samples dropped or truncated", high=0.5,
-          meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
-    Range("replayed_ess_frac", "effective sample size of replayed data", low=0.1,
-          meaning="what was played earlier hardly counts any more: lower --rl.replay-age or --rl.replay"),
-    Range("candidates/rank", "rank correlation of candidates and the same played again", low=0.6,
-          meaning="the cheaper policy does not tell which noise does well: raise --rl.candidates-steps, use --rl.candidates-by bf16, or "
-                  "leave out --rl.candidates"),
-    Range("first_log_ratio", "first log ratio", high=1e-2, alarm=1e-1,
-          meaning="the stored log-probs are not those of the weights that acted: an error, please report it"),
-    Range("refused", "refused minibatches", high=0.0, alarm=0.0,
-          meaning=f"log ratios that are not finite or beyond 20: {SMALLER}"),
+    Range(
+        "ess",
+        "effective sample size",
+        low=0.1,
+        alarm=0.01,
+        meaning=f"few samples carry the last epoch's gradient: {SMALLER}",
+    ),
+    Range(
+        "ess_frac",
+        "effective sample size of stale data",
+        low=0.1,
+        alarm=0.01,
+        meaning="older weights acted too differently: --max-staleness 0, or smaller updates",
+    ),
+    Range(
+        "is_rejected",
+        "stale samples dropped or truncated",
+        high=0.5,
+        meaning="older weights acted too differently: --max-staleness 0, or smaller updates",
+    ),
+    Range(
+        "replayed_ess_frac",
+        "effective sample size of replayed data",
+        low=0.1,
+        meaning="what was played earlier hardly counts any more: lower --rl.replay-age or --rl.replay",
+    ),
+    Range(
+        "candidates/rank",
+        "rank correlation of candidates and the same played again",
+        low=0.6,
+        meaning="the cheaper policy does not tell which noise does well: raise --rl.candidates-steps, use "
+        "--rl.candidates-by bf16, or leave out --rl.candidates",
+    ),
+    Range(
+        "first_log_ratio",
+        "first log ratio",
+        high=1e-2,
+        alarm=1e-1,
+        meaning="the stored log-probs are not those of the weights that acted: an error, please report it",
+    ),
+    Range(
+        "refused",
+        "refused minibatches",
+        high=0.0,
+        alarm=0.0,
+        meaning=f"log ratios that are not finite or beyond 20: {SMALLER}",
+    ),
 )
 STEPS = (
-    Range("skipped_updates", "steps not taken", high=0.0, alarm=0.0, meaning="a gradient was not finite: lower --rl.lr"),
-    Range("skipped_critic", "critic steps not taken", high=0.0, alarm=0.0,
-          meaning="a value or a return was not finite: lower --rl.critic-lr, look at the rewards"),
-    Range("explained_variance", "explained variance of the critic", low=-0.5,
-          meaning="the critic is worse than a constant: lower --rl.critic-lr"),
+    Range(
+        "skipped_updates",
+        "steps not taken",
+        high=0.0,
+        alarm=0.0,
+        meaning="a gradient was not finite: lower --rl.lr",
+    ),
+    Range(
+        "skipped_critic",
+        "critic steps not taken",
+        high=0.0,
+        alarm=0.0,
+        meaning="a value or a return was not finite: lower --rl.critic-lr, look at the rewards",
+    ),
+    Range(
+        "explained_variance",
+        "explained variance of the critic",
+        low=-0.5,
+        meaning="the critic is worse than a constant: lower --rl.critic-lr",
+    ),
 )
-NFT = (Range("drift", "squared distance to the supervised velocity", high=1.0, alarm=10.0,
-             meaning="the velocity has left what supervision taught it: lower --rl.lr, raise --rl.kl-coef"),)
-FLOOR = (Range("returns", "returns to the best checkpoint", high=0.0, alarm=1.0,
-               meaning=f"success fell below that of the supervised policy, on the same starts: {SMALLER}"),)
+NFT = (
+    Range(
+        "drift",
+        "squared distance to the supervised velocity",
+        high=1.0,
+        alarm=10.0,
+        meaning="the velocity has left what supervision taught it: lower --rl.lr, raise --rl.kl-coef",
+    ),
+)
+FLOOR = (
+    Range(
+        "returns",
+        "returns to the best checkpoint",
+        high=0.0,
+        alarm=1.0,
+        meaning=f"success fell below that of the supervised policy, on the same starts: {SMALLER}",
+    ),
+)
 SUCCESS = (
-    Range("failures", "episodes in a row without a success", high=FEW,
-          meaning="a sparse reward teaches nothing without one: more --demos or --bc.updates, or --reward dense"),
-    Range("success_kept", "success over the best of before", low=0.5,
-          meaning=f"training undoes what was known: {SMALLER}"),
+    Range(
+        "failures",
+        "episodes in a row without a success",
+        high=FEW,
+        meaning="a sparse reward teaches nothing without one: more --demos or --bc.updates, or --reward "
+        "dense",
+    ),
+    Range(
+        "success_kept",
+        "success over the best of before",
+        low=0.5,
+        meaning=f"training undoes what was known: {SMALLER}",
+    ),
 )
 
 
 def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: bool) -> tuple[Range, ...]:
-    """What is watched of a method on a policy with `action` axes; successes only where the reward is `sparse`.
+    """What is watched of a method on a policy with `action` axes; successes only where the reward is
+    `sparse`.
 
-    Of a log-prob that is a mean over n executed entries KL is about 1/n^2 of that of the density, and so is its range. Where KL is
-    bounded (rl.trust_kl) it is the true one per entry, and near its target.
-    The first log ratio is that to the weights that acted only where the anchor is no average of several versions.
+    Of a log-prob that is a mean over n executed entries KL is about 1/n^2 of that of the density, and so is
+    its range. Where KL is bounded (rl.trust_kl) it is the true one per entry, and near its target.
+    The first log ratio is that to the weights that acted only where the anchor is no average of several
+    versions.
     """
     own = NFT if isinstance(options, NftOptions) else RATIO
     if isinstance(options, OnPolicyOptions) and options.trust_kl:
         own = tuple(trusted(options.trust_kl) if r.metric == "kl" else r for r in own)
     elif policy.logp_reduction == "mean":
         n2 = (policy.execute * action) ** 2
-        own = tuple(replace(r, high=r.high / n2, alarm=(r.alarm or 0) / n2) if r.metric == "kl" else r for r in own)
+        own = tuple(
+            replace(r, high=r.high / n2, alarm=(r.alarm or 0) / n2) if r.metric == "kl" else r for r in own
+        )
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
     return own + STEPS + FLOOR + (SUCCESS if sparse else ())
@@ -108,13 +183,18 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
 
 def trusted(target: float) -> Range:
     """The range of KL per executed entry where an update is to have `target`."""
-    return Range("kl", "KL per executed entry", high=2 * target,
-                 meaning="updates are larger than --rl.trust-kl: an error, please report it")
+    return Range(
+        "kl",
+        "KL per executed entry",
+        high=2 * target,
+        meaning="updates are larger than --rl.trust-kl: an error, please report it",
+    )
 
 
 @dataclass(slots=True)
 class Finding:
-    """A metric that left its range at step `begin` [control steps] and, if `end` >= 0, came back; its `worst` value."""
+    """A metric that left its range at step `begin` [control steps] and, if `end` >= 0, came back; its `worst`
+    value."""
 
     metric: str
     title: str
@@ -130,8 +210,10 @@ class Finding:
         """One sentence."""
         worst = "not a number" if self.worst is None else f"{self.worst:.3g}"
         until = "" if self.end < 0 else f", until step {self.end:,}"
-        return (f"{self.title} is out of its healthy range ({self.healthy}) from step {self.begin:,}{until}: {worst} at "
-                f"step {self.at:,}; {self.meaning}")
+        return (
+            f"{self.title} is out of its healthy range ({self.healthy}) from step {self.begin:,}{until}: "
+            f"{worst} at step {self.at:,}; {self.meaning}"
+        )
 
 
 @dataclass(slots=True)
@@ -148,7 +230,8 @@ class Watch:
     best: float = 0.0
 
     def begin(self, step: int) -> None:
-        """Take up what the folder holds of steps up to `step`, the step of a checkpoint; later findings are made again."""
+        """Take up what the folder holds of steps up to `step`, the step of a checkpoint; later findings are
+        made again."""
         if self.folder is not None and (self.folder / FILE).exists():
             known = [Finding(**f) for f in read_json(self.folder / FILE)["findings"]]
             self.findings = [f for f in known if f.begin <= step]
@@ -157,9 +240,11 @@ class Watch:
         self.write()
 
     def look(self, step: int, metrics: dict[str, float]) -> list[str]:
-        """Judge the metrics of an update that ended at control step `step` -> what is new, a sentence each."""
+        """Judge the metrics of an update that ended at control step `step` -> what is new, a sentence
+        each."""
         values = metrics | self.successes(metrics)
-        stale = values.get("staleness_max", 0) > 0 and "ess_frac" not in values  # trained on as if it were fresh
+        # trained on as if it were fresh
+        stale = values.get("staleness_max", 0) > 0 and "ess_frac" not in values
         told, changed = [], False
         for r in self.ranges:
             if r.metric not in values or r.metric == "first_log_ratio" and stale:
@@ -185,14 +270,18 @@ class Watch:
         if self.inside[r.metric] >= PATIENCE:
             known.end = step
             return True
-        worse = r.outside(value) and (math.isnan(value) or known.worst is not None and (
-            value > known.worst if value > r.high else value < known.worst))
+        worse = r.outside(value) and (
+            math.isnan(value)
+            or known.worst is not None
+            and (value > known.worst if value > r.high else value < known.worst)
+        )
         if worse:
             known.worst, known.at = _number(value), step
         return worse
 
     def successes(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Episodes in a row without a success; the last updates' mean success over the best such mean so far."""
+        """Episodes in a row without a success; the last updates' mean success over the best such mean so
+        far."""
         episodes, rate = int(metrics.get("episodes", 0)), metrics.get("success")
         if rate is None or not episodes:
             return {}
@@ -209,9 +298,15 @@ class Watch:
 
     def write(self) -> None:
         if self.folder is not None:
-            write_json(self.folder / FILE, {
-                "ranges": [{"metric": r.metric, "title": r.title, "healthy": r.text} for r in self.ranges],
-                "findings": [asdict(f) for f in self.findings]})
+            write_json(
+                self.folder / FILE,
+                {
+                    "ranges": [
+                        {"metric": r.metric, "title": r.title, "healthy": r.text} for r in self.ranges
+                    ],
+                    "findings": [asdict(f) for f in self.findings],
+                },
+            )
 
 
 def read(folder: Path) -> "tuple[list[dict], list[Finding]]":

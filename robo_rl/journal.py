@@ -1,9 +1,11 @@
-"""The journal of a replay store: its calls, appended to files, found again after a kill, a full disk or damage.
+"""The journal of a replay store: its calls, appended to files, found again after a kill, a full disk or
+damage.
 
-    frame: magic [4], bytes of the body [4], kind [1], rows [4], steps [8], CRC-32 of all of this and the body [4], body
+    frame: magic [4], bytes of the body [4], kind [1], rows [4], steps [8], CRC-32 of all of this and the body
+    [4], body
 
-`steps` counts the control steps of the frames before, so a reader that finds its way again behind damage knows how many are
-lost. A frame is one write. Integers are little-endian and unsigned.
+`steps` counts the control steps of the frames before, so a reader that finds its way again behind damage
+knows how many are lost. A frame is one write. Integers are little-endian and unsigned.
 """
 
 import os
@@ -35,11 +37,11 @@ def frame_at(blob: bytes, at: int) -> tuple[int, int, int, bytes] | None:
     if at + SIZE > len(blob):
         return None
     magic, size, kind, n, steps = HEAD.unpack_from(blob, at)
-    body = blob[at + SIZE:at + SIZE + size]
+    body = blob[at + SIZE : at + SIZE + size]
     if magic != MAGIC or len(body) != size:
         return None
-    crc, = SUM.unpack_from(blob, at + HEAD.size)
-    return (kind, n, steps, body) if zlib.crc32(body, zlib.crc32(blob[at:at + HEAD.size])) == crc else None
+    (crc,) = SUM.unpack_from(blob, at + HEAD.size)
+    return (kind, n, steps, body) if zlib.crc32(body, zlib.crc32(blob[at : at + HEAD.size])) == crc else None
 
 
 def next_frame(blob: bytes, at: int) -> int:
@@ -52,15 +54,20 @@ def next_frame(blob: bytes, at: int) -> int:
 
 def whole_but_damaged(blob: bytes, at: int) -> bool:
     """Whether the last frame of a file is all there and yet not sound: no write that a kill cut off."""
-    return at + SIZE <= len(blob) and blob[at:at + 4] == MAGIC and len(blob) == at + SIZE + HEAD.unpack_from(blob, at)[1]
+    return (
+        at + SIZE <= len(blob)
+        and blob[at : at + 4] == MAGIC
+        and len(blob) == at + SIZE + HEAD.unpack_from(blob, at)[1]
+    )
 
 
 class Journal:
-    """Calls of one store, appended to `folder`/steps-<n>.log, each in one write, so a killed process loses none.
+    """Calls of one store, appended to `folder`/steps-<n>.log, each in one write, so a killed process loses
+    none.
 
-    `sync` makes them durable against a power cut. A file goes once it and the one after it hold no row that a ring of
-    `capacity` rows still has; with `hold` only when `release` says so, for a checkpoint may need it. After `read`, `lost` is
-    the number of control steps that damage cost, in `breaks` places.
+    `sync` makes them durable against a power cut. A file goes once it and the one after it hold no row that a
+    ring of `capacity` rows still has; with `hold` only when `release` says so, for a checkpoint may need it.
+    After `read`, `lost` is the number of control steps that damage cost, in `breaks` places.
     """
 
     def __init__(self, folder: Path, capacity: int, limit: int = 64 << 20, hold: bool = False):
@@ -70,7 +77,8 @@ class Journal:
         self.file: int | None = None  # descriptor of the open file
         self.size, self.number, self.reopen = 0, 0, False
         self.read_to = (-1, 0)  # file and byte up to which `read` has come
-        self.steps, self.known = 0, True  # control steps up to there, and whether that is known (the first files may be gone)
+        # control steps up to there, and whether that is known (the first files may be gone)
+        self.steps, self.known = 0, True
         self.lost = self.breaks = 0
         self.leaving: list[int] = []  # files that the last checkpoint did not need
 
@@ -98,8 +106,10 @@ class Journal:
         except OSError as e:
             if self.file is not None:
                 os.ftruncate(self.file, self.size)
-            raise UserError(f"cannot write {self.folder}: {e.strerror} (what was recorded before is intact); free some "
-                            "space and go on with --resume auto") from e
+            raise UserError(
+                f"cannot write {self.folder}: {e.strerror} (what was recorded before is intact); free some "
+                "space and go on with --resume auto"
+            ) from e
         self.size += len(data)
         self.steps += n * (kind == ADD)
         self.rows[self.number] += n * (kind in (ADD, CLOSE))  # the others write none
@@ -120,7 +130,8 @@ class Journal:
             self._delete(self._spent())
 
     def rewind(self, mark: list[int]) -> bool:
-        """Forget what was written after `mark`, and go on writing there; before anything is read. -> whether there was any."""
+        """Forget what was written after `mark`, and go on writing there; before anything is read. -> whether
+        there was any."""
         number, size = mark
         later = [n for n in self.numbers() if n > number]
         for n in later:
@@ -138,9 +149,12 @@ class Journal:
             self.leaving = self._spent()
 
     def _spent(self) -> list[int]:
-        """Files that the ring needs no more. The one after them is whole: it knows what their open episodes became."""
+        """Files that the ring needs no more. The one after them is whole: it knows what their open episodes
+        became."""
         files = sorted(self.rows)
-        return [old for i, old in enumerate(files) if sum(self.rows[k] for k in files[i + 2:]) >= self.capacity]
+        return [
+            old for i, old in enumerate(files) if sum(self.rows[k] for k in files[i + 2 :]) >= self.capacity
+        ]
 
     def _delete(self, files: list[int]) -> None:
         for old in files:
@@ -152,9 +166,10 @@ class Journal:
     def read(self) -> Iterator[tuple[int, int, bytes]]:
         """(kind, rows, body) of every sound call since the last `read`, oldest first.
 
-        A torn end is left out. While another process writes, it is a call that is being written: it comes next time, unless
-        a later file shows that who wrote it died. Where calls are missing before a sound one, `lost` and `breaks` count it and
-        a CUT comes in their place: what follows continues no episode. Raises UserError for files of an older format.
+        A torn end is left out. While another process writes, it is a call that is being written: it comes
+        next time, unless a later file shows that who wrote it died. Where calls are missing before a sound
+        one, `lost` and `breaks` count it and a CUT comes in their place: what follows continues no episode.
+        Raises UserError for files of an older format.
         """
         for number in [n for n in self.numbers() if n >= self.read_to[0]]:
             if number > self.read_to[0]:
@@ -165,8 +180,10 @@ class Journal:
                 f.seek(self.read_to[1])
                 blob, at, base = f.read(), 0, self.read_to[1]
             if not base and blob[:4] == OLD:
-                raise UserError(f"{self.path(number)} was written by an older robo_rl, whose steps this one cannot check; "
-                                "start a new run")
+                raise UserError(
+                    f"{self.path(number)} was written by an older robo_rl, whose steps this one cannot "
+                    "check; start a new run"
+                )
             while at < len(blob):
                 found = frame_at(blob, at)
                 skipped = found is None

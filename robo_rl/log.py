@@ -1,4 +1,5 @@
-"""What a run writes down while it runs: metrics.jsonl (the truth), TensorBoard and wandb (views of it), progress.
+"""What a run writes down while it runs: metrics.jsonl (the truth), TensorBoard and wandb (views of it),
+progress.
 
 A line of `metrics.jsonl`: {"step": env steps, "time": seconds of running so far, "stage": "sft" | "rl", and
 numbers named "group/name"}. `time/<part>` are the seconds that part took since the line before; a number that
@@ -38,7 +39,9 @@ def _lines(path: Path) -> list[tuple[bytes, dict]]:
         try:
             row = parse_json(line, f"{path}, line {number}", remedy="delete that line to go on")
             if type(row.get("step")) is not int or not _LINE.issuperset(map(type, row.values())):
-                raise UserError(f"{path}, line {number} is damaged (no step, or no numbers); delete that line to go on")
+                raise UserError(
+                    f"{path}, line {number} is damaged (no step, or no numbers); delete that line to go on"
+                )
         except UserError:
             if number == len(raw) - 1:
                 break
@@ -48,7 +51,8 @@ def _lines(path: Path) -> list[tuple[bytes, dict]]:
 
 
 def read_metrics(folder: "str | Path") -> dict[str, np.ndarray]:
-    """Columns [lines] of RUN/metrics.jsonl: `step` int64, `stage` str, the rest float64, nan where not logged.
+    """Columns [lines] of RUN/metrics.jsonl: `step` int64, `stage` str, the rest float64, nan where not
+    logged.
 
     No file gives {}. A torn last line (kill -9) is left out; damage anywhere else raises UserError.
     """
@@ -60,16 +64,23 @@ def read_metrics(folder: "str | Path") -> dict[str, np.ndarray]:
     def column(name: str) -> np.ndarray:
         return np.array([math.nan if row.get(name) is None else row[name] for row in rows], dtype=np.float64)
 
-    return {"step": np.array([int(row["step"]) for row in rows], dtype=np.int64), "time": column("time"),
-            "stage": np.array([str(row.get("stage", STAGES[-1])) for row in rows]),
-            **{name: column(name) for name in names}}
+    return {
+        "step": np.array([int(row["step"]) for row in rows], dtype=np.int64),
+        "time": column("time"),
+        "stage": np.array([str(row.get("stage", STAGES[-1])) for row in rows]),
+        **{name: column(name) for name in names},
+    }
 
 
 def runs_near(path: "str | Path") -> list[Path]:
     """Run folders (they hold run.json) in or beside `path`, here and in ./runs, newest first."""
     places = [Path(path), Path(path).parent, Path("."), Path("runs")]
-    found = {p.parent.resolve(): p.stat().st_mtime for place in places if place.is_dir()
-             for p in place.glob("*/run.json")}
+    found = {
+        p.parent.resolve(): p.stat().st_mtime
+        for place in places
+        if place.is_dir()
+        for p in place.glob("*/run.json")
+    }
     return sorted(found, key=lambda p: (-found[p], p.name))
 
 
@@ -79,7 +90,11 @@ def open_run(path: "str | Path") -> Path:
     if str(path) and (folder / "run.json").is_file() and Path(path).exists():
         return folder
     near = [os.path.relpath(p) for p in runs_near(path)]
-    what = f"{path} does not exist" if not Path(path).exists() else f"{path} is no run folder (it has no run.json)"
+    what = (
+        f"{path} does not exist"
+        if not Path(path).exists()
+        else f"{path} is no run folder (it has no run.json)"
+    )
     if not near:
         raise UserError(f"{what}; no runs nearby: make one with robo_rl train")
     more = f" and {len(near) - 8} more" if len(near) > 8 else ""
@@ -106,8 +121,13 @@ class _TensorBoard:
 
     def write(self, step: int, wall: float, metrics: Mapping[str, float]) -> None:
         value = self._summary.Value
-        self._writer.add_event(self._event(wall_time=wall, step=step, summary=self._summary(
-            value=[value(tag=k, simple_value=v) for k, v in metrics.items()])))
+        self._writer.add_event(
+            self._event(
+                wall_time=wall,
+                step=step,
+                summary=self._summary(value=[value(tag=k, simple_value=v) for k, v in metrics.items()]),
+            )
+        )
 
     def close(self, failed: bool) -> None:
         self._writer.close()
@@ -128,9 +148,15 @@ class _Wandb:
             write_bytes(known, secrets.token_hex(4).encode())
         config = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
         self._run = wandb.init(
-            project=project or "robo_rl", name=folder.resolve().name, id=known.read_text().strip(), mode=mode,
-            dir=str(folder), config=config, settings=wandb.Settings(console="off"),
-            resume="allow" if resumed and mode == "online" else None)
+            project=project or "robo_rl",
+            name=folder.resolve().name,
+            id=known.read_text().strip(),
+            mode=mode,
+            dir=str(folder),
+            config=config,
+            settings=wandb.Settings(console="off"),
+            resume="allow" if resumed and mode == "online" else None,
+        )
         self._run.define_metric("env_step")
         self._run.define_metric("*", step_metric="env_step")  # so a resumed run overlays what it repeats
 
@@ -146,15 +172,23 @@ class RunLog:
 
     `backends`: any of "tensorboard" and "wandb" (or none); a `wandb_project` asks for wandb too.
     `resume_step`, `resume_stage`: the step and stage of the checkpoint the run goes on from; lines after it
-    are dropped in one atomic rewrite, so no step appears twice. -1 with "sft" drops all. `resume_lines`: how many lines
-    there were then, where that is known, for a step may have lines from before and after its checkpoint.
-    `time` goes on from the last line kept. Holds one file open; a line is on its way to the disk when `log`
-    returns, so a killed process loses at most the line it was writing.
+    are dropped in one atomic rewrite, so no step appears twice. -1 with "sft" drops all. `resume_lines`: how
+    many lines there were then, where that is known, for a step may have lines from before and after its
+    checkpoint. `time` goes on from the last line kept. Holds one file open; a line is on its way to the disk
+    when `log` returns, so a killed process loses at most the line it was writing.
     """
 
-    def __init__(self, folder: "str | Path", backends: Sequence[str] = ("tensorboard",), wandb_project: str = "",
-                 *, resume_step: "int | None" = None, resume_stage: str = "rl", resume_lines: "int | None" = None,
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        folder: "str | Path",
+        backends: Sequence[str] = ("tensorboard",),
+        wandb_project: str = "",
+        *,
+        resume_step: "int | None" = None,
+        resume_stage: str = "rl",
+        resume_lines: "int | None" = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         folder = Path(folder)
         for name in backends:
             choose("log backend", name, BACKENDS)
@@ -163,10 +197,16 @@ class RunLog:
         self._path = folder / "metrics.jsonl"
         rows = _lines(self._path)
         if resume_step is None and rows:
-            raise UserError(f"{folder} already holds the metrics of a run; go on with it by --resume, "
-                            "or choose another folder")
+            raise UserError(
+                f"{folder} already holds the metrics of a run; go on with it by --resume, "
+                "or choose another folder"
+            )
         last = (STAGES.index(resume_stage), -1 if resume_step is None else resume_step)
-        kept = [(raw, row) for raw, row in rows[:resume_lines] if (STAGES.index(row.get("stage", STAGES[-1])), row["step"]) <= last]
+        kept = [
+            (raw, row)
+            for raw, row in rows[:resume_lines]
+            if (STAGES.index(row.get("stage", STAGES[-1])), row["step"]) <= last
+        ]
         with replacing(self._path) as temp:
             temp.write_bytes(b"".join(raw for raw, _ in kept))
         self.lines = len(kept)
@@ -177,8 +217,11 @@ class RunLog:
             self._views.append(_TensorBoard(folder))
             now = time.time() - self.elapsed
             for _, row in kept:
-                self._views[0].write(row["step"], now + (row.get("time") or 0.0),
-                                     {k: v for k, v in row.items() if k not in _OWN and v is not None})
+                self._views[0].write(
+                    row["step"],
+                    now + (row.get("time") or 0.0),
+                    {k: v for k, v in row.items() if k not in _OWN and v is not None},
+                )
         if "wandb" in backends or wandb_project:
             self._views.append(_Wandb(folder, wandb_project))
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
@@ -203,8 +246,9 @@ class RunLog:
         try:
             self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         except OSError as e:
-            raise UserError(f"cannot write {self._path} ({e.strerror}); free some space and go on with "
-                            "--resume auto") from e
+            raise UserError(
+                f"cannot write {self._path} ({e.strerror}); free some space and go on with --resume auto"
+            ) from e
         self.lines += 1
         wall = time.time()
         for view in self._views:
@@ -253,8 +297,14 @@ class Progress:
     No thread: it draws inside `update`, at most ten times a second.
     """
 
-    def __init__(self, stream: "TextIO | None" = None, *, every: float = 5.0, half_life: float = 10.0,
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        stream: "TextIO | None" = None,
+        *,
+        every: float = 5.0,
+        half_life: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._stream = sys.stderr if stream is None else stream
         self._clock, self._half_life = clock, half_life
         self._live = self._task = None
@@ -264,9 +314,17 @@ class Progress:
             from rich.console import Console
             from rich.progress import BarColumn, SpinnerColumn, TextColumn
             from rich.progress import Progress as Bars
-            self._live = Bars(SpinnerColumn(finished_text="[green]✓"), TextColumn("{task.description:4}"),
-                              BarColumn(24), TextColumn("{task.fields[text]}"), auto_refresh=False,
-                              console=Console(file=self._stream), redirect_stdout=False, redirect_stderr=True)
+
+            self._live = Bars(
+                SpinnerColumn(finished_text="[green]✓"),
+                TextColumn("{task.description:4}"),
+                BarColumn(24),
+                TextColumn("{task.fields[text]}"),
+                auto_refresh=False,
+                console=Console(file=self._stream),
+                redirect_stdout=False,
+                redirect_stderr=True,
+            )
             self._live.start()
         self._stage = ""
 
@@ -283,7 +341,8 @@ class Progress:
             self._task = self._live.add_task(stage, total=self._total, completed=done, text="")
 
     def update(self, done: int, success: "float | None" = None, note: str = "") -> None:
-        """`done` units are done by now; `success` is the rate in the newest batch of episodes; `note` is short."""
+        """`done` units are done by now; `success` is the rate in the newest batch of episodes; `note` is
+        short."""
         now = self._clock()
         keep = 0.5 ** ((now - self._seen) / self._half_life)
         self._moved = keep * self._moved + done - self._done
@@ -309,8 +368,11 @@ class Progress:
         """The line without its bar."""
         rate = self.rate
         left = (self._total - self._done) / rate if rate > 0 else math.nan
-        parts = [f"{si(self._done)}/{si(self._total)} {self._unit}",
-                 f"{si(rate)}/s" if math.isfinite(rate) else "–/s", f"ETA {clock_text(max(left, 0.0))}"]
+        parts = [
+            f"{si(self._done)}/{si(self._total)} {self._unit}",
+            f"{si(rate)}/s" if math.isfinite(rate) else "–/s",
+            f"ETA {clock_text(max(left, 0.0))}",
+        ]
         return " · ".join(parts + self._tail())
 
     def _tail(self) -> list[str]:
@@ -329,8 +391,11 @@ class Progress:
             self._live.update(self._task, completed=self._done, text=text)
             self._live.refresh()
         else:
-            print(f"[{self._stage}] {min(100 * self._done // self._total, 100):3d} % · {text}",
-                  file=self._stream, flush=True)
+            print(
+                f"[{self._stage}] {min(100 * self._done // self._total, 100):3d} % · {text}",
+                file=self._stream,
+                flush=True,
+            )
 
     def _end(self) -> None:
         """Leave the stage's last line standing."""
@@ -339,8 +404,13 @@ class Progress:
         took = self._clock() - self._began
         moved = self._done - self._first
         rate = [f"{si(moved / took)}/s"] if took > 0 and moved > 0 else []
-        self._draw(" · ".join([f"{si(self._done)}/{si(self._total)} {self._unit} in {clock_text(took)}"]
-                              + rate + self._tail()))
+        self._draw(
+            " · ".join(
+                [f"{si(self._done)}/{si(self._total)} {self._unit} in {clock_text(took)}"]
+                + rate
+                + self._tail()
+            )
+        )
         self._stage = ""
 
     def close(self) -> None:

@@ -1,17 +1,21 @@
-"""Noise that follows from a key: integers are mixed to 63 bits, and a generator takes its whole state from them.
+"""Noise that follows from a key: integers are mixed to 63 bits, and a generator takes its whole state from
+them.
 
-`torch.Generator.manual_seed` on the CPU seeds a Mersenne Twister with the low 32 bits of its argument: of 65,000 keys two
-share their noise with a probability of 0.4. `seed_noise` keeps every bit.
+`torch.Generator.manual_seed` on the CPU seeds a Mersenne Twister with the low 32 bits of its argument: of
+65,000 keys two share their noise with a probability of 0.4. `seed_noise` keeps every bit.
 """
 
 import numpy as np
 import torch
 
-STATE = torch.Generator().manual_seed(0).get_state().numpy()  # of the Mersenne Twister, as torch 1 and 2 lay it out
+# of the Mersenne Twister, as torch 1 and 2 lay it out
+STATE = torch.Generator().manual_seed(0).get_state().numpy()
 FIRST, LAST = 24, 24 + 8 * 624  # bytes of its words, each in 8
 GAMMA, A, B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64
 STEPS = np.arange(1, 313, dtype=np.uint64) * np.uint64(GAMMA)
-assert STATE.shape == (5056,) and STATE[FIRST:FIRST + 16].view(np.uint64).tolist() == [0, 1], "another torch"
+assert STATE.shape == (5056,) and STATE[FIRST : FIRST + 16].view(np.uint64).tolist() == [0, 1], (
+    "another torch"
+)
 
 
 def mix(*keys: int) -> int:
@@ -26,9 +30,11 @@ def mix(*keys: int) -> int:
 
 
 def seed_noise(generator: torch.Generator, key: int) -> torch.Generator:
-    """Make what `generator` draws next depend on all bits of `key`, an integer of up to 64 bits -> the generator.
+    """Make what `generator` draws next depend on all bits of `key`, an integer of up to 64 bits -> the
+    generator.
 
-    On the CPU its 624 words become the next 312 outputs of SplitMix64 from `key`; elsewhere torch's seed has 64 bits itself.
+    On the CPU its 624 words become the next 312 outputs of SplitMix64 from `key`; elsewhere torch's seed has
+    64 bits itself.
     """
     if generator.device.type != "cpu":
         return generator.manual_seed(key)

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 
 class Normaliser(nn.Module):
-    """(x - mean)/std per dimension, clipped to +-clip. Statistics are buffers, so they are saved with the weights."""
+    """(x - mean)/std per dimension, clipped to +-clip. Statistics are buffers, so they are saved with the
+    weights."""
 
     mean: Tensor
     std: Tensor
@@ -65,14 +66,16 @@ class Normaliser(nn.Module):
         self.count.fill_(n + b)
 
 
-KINDS = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99"), "min_max": ("min", "max"), "identity": ()}  # what each needs
+# what each needs
+KINDS = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99"), "min_max": ("min", "max"), "identity": ()}
 
 
 class AxisNormaliser(nn.Module):
     """y = (x - shift) / scale - offset per axis, by fixed statistics of any kind; nothing is clipped.
 
-    mean_std: (x - mean) / (std + eps). quantiles, min_max: 2 (x - low) / (high - low) - 1, with eps in place of a range of 0
-    (LeRobot), or added to every range (`plus`: openpi). eps None: an axis that never moves passes through, shifted.
+    mean_std: (x - mean) / (std + eps). quantiles, min_max: 2 (x - low) / (high - low) - 1, with eps in place
+    of a range of 0 (LeRobot), or added to every range (`plus`: openpi). eps None: an axis that never moves
+    passes through, shifted.
     """
 
     shift: Tensor

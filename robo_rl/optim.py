@@ -3,8 +3,8 @@
     m <- b1 m + (1 - b1) g,    v <- b2 v + (1 - b2) g^2
     p <- p - lr wd p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-Source: Loshchilov and Hutter 2019, algorithm 2. The kernels are torch's own and so is every bit of the result; the state
-has the layout of `torch.optim.AdamW`, and either reads what the other wrote.
+Source: Loshchilov and Hutter 2019, algorithm 2. The kernels are torch's own and so is every bit of the
+result; the state has the layout of `torch.optim.AdamW`, and either reads what the other wrote.
 """
 
 from collections import defaultdict
@@ -14,28 +14,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LIKE_TORCH = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False,
-              "decoupled_weight_decay": True}  # what a group of torch.optim.AdamW also names, always so here
+LIKE_TORCH = {
+    "amsgrad": False,
+    "maximize": False,
+    "capturable": False,
+    "differentiable": False,
+    "decoupled_weight_decay": True,
+}  # what a group of torch.optim.AdamW also names, always so here
 kernels: Any = torch  # those for many tensors have private names
 
 
 class AdamW:
-    """One group of parameters on one device. `fused`: one kernel for all, as torch's fused=True; else the arithmetic of its
-    foreach=True and of its plain loop, which differs in the last bits. With weight_decay 0 it is Adam.
+    """One group of parameters on one device. `fused`: one kernel for all, as torch's fused=True; else the
+    arithmetic of its foreach=True and of its plain loop, which differs in the last bits. With weight_decay 0
+    it is Adam.
 
-    `param_groups[0]["lr"]` may be set between steps. A parameter without gradient keeps its value and its step count. Of a parameter in
-    bf16 or fp16 the state has a copy in float32, "master", which is what steps: in bf16 a step of 1e-3 of a weight is lost.
+    `param_groups[0]["lr"]` may be set between steps. A parameter without gradient keeps its value and its
+    step count. Of a parameter in bf16 or fp16 the state has a copy in float32, "master", which is what steps:
+    in bf16 a step of 1e-3 of a weight is lost.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.0, fused: bool = True):
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        fused: bool = True,
+    ):
         self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
         self._all: list[list[Tensor]] | None = None  # moments of all parameters, once they are there
         params = list(params)
-        self._one = torch.ones((), device=params[0].device if params else None)  # a Python number would be made a tensor per parameter
+        # a Python number would be made a tensor per parameter
+        self._one = torch.ones((), device=params[0].device if params else None)
         self.param_groups: list[dict[str, Any]] = [
-            {"params": params, "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-             "foreach": None if fused else True, "fused": fused} | LIKE_TORCH]
+            {
+                "params": params,
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "foreach": None if fused else True,
+                "fused": fused,
+            }
+            | LIKE_TORCH
+        ]
 
     def zero_grad(self) -> None:
         """Every gradient is None."""
@@ -58,7 +82,11 @@ class AdamW:
         kernels._foreach_add_(moments[2], self._one, alpha=1)
         m, v, steps, masters = moments
         low = [p for p, x in zip(params, masters, strict=True) if p is not x]
-        grads = [g if g.dtype == x.dtype else g.to(x.dtype) for g, x in zip(grads, masters, strict=True)] if low else grads
+        grads = (
+            [g if g.dtype == x.dtype else g.to(x.dtype) for g, x in zip(grads, masters, strict=True)]
+            if low
+            else grads
+        )
         (_fused if group["fused"] else _foreach)(masters, grads, m, v, steps, group)
         if low:
             kernels._foreach_copy_(low, [x for p, x in zip(params, masters, strict=True) if p is not x])
@@ -66,13 +94,19 @@ class AdamW:
     def _moments(self, params: list[Tensor]) -> list[list[Tensor]]:
         """m, v, step counts and what steps (the parameter, or its master) of `params`, a list each."""
         states = [self.state[p] or self._begin(p) for p in params]
-        return [*([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")),
-                [s.get("master", p) for s, p in zip(states, params, strict=True)]]
+        return [
+            *([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")),
+            [s.get("master", p) for s, p in zip(states, params, strict=True)],
+        ]
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         low = p.dtype in (torch.bfloat16, torch.float16)
         x = p.detach().float() if low else p
-        self.state[p] = {"step": torch.zeros((), device=p.device), "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
+        self.state[p] = {
+            "step": torch.zeros((), device=p.device),
+            "exp_avg": torch.zeros_like(x),
+            "exp_avg_sq": torch.zeros_like(x),
+        }
         if low:
             self.state[p]["master"] = x
         return self.state[p]
@@ -81,24 +115,31 @@ class AdamW:
         """As `torch.optim.AdamW.state_dict`: parameters by number, tensors by reference."""
         group = self.param_groups[0]
         numbers = {p: i for i, p in enumerate(group["params"])}
-        return {"state": {numbers[p]: s for p, s in self.state.items()},
-                "param_groups": [group | {"params": list(numbers.values())}]}
+        return {
+            "state": {numbers[p]: s for p, s in self.state.items()},
+            "param_groups": [group | {"params": list(numbers.values())}],
+        }
 
     def load_state_dict(self, state: dict) -> None:
-        """Copy the moments, counts and options of `state`; how a step is computed (`fused`) stays this optimizer's.
+        """Copy the moments, counts and options of `state`; how a step is computed (`fused`) stays this
+        optimizer's.
 
         Raises ValueError where it is of other parameters."""
         group, (saved,) = self.param_groups[0], state["param_groups"]
         params = group["params"]
         if len(saved["params"]) != len(params):
-            raise ValueError(f"the state is of {len(saved['params'])} parameters, the optimizer has {len(params)}")
+            raise ValueError(
+                f"the state is of {len(saved['params'])} parameters, the optimizer has {len(params)}"
+            )
         group |= {name: saved[name] for name in ("lr", "betas", "eps", "weight_decay")}
         self.state.clear()
         self._all = None
         for i, had in state["state"].items():
             if had["exp_avg"].shape != params[i].shape:
-                raise ValueError(f"the state of parameter {i} has shape {tuple(had['exp_avg'].shape)}, the parameter "
-                                 f"{tuple(params[i].shape)}")
+                raise ValueError(
+                    f"the state of parameter {i} has shape {tuple(had['exp_avg'].shape)}, the parameter "
+                    f"{tuple(params[i].shape)}"
+                )
             own = self._begin(params[i])
             for name, x in own.items():
                 if name in had:  # a master begins with its parameter where there was none
@@ -110,12 +151,26 @@ Optimizer = AdamW | torch.optim.Optimizer  # torch's own for sharded parameters
 
 def _fused(params, grads, m, v, steps, group: dict) -> None:
     """The update as one kernel."""
-    kernels._fused_adamw_(params, grads, m, v, [], steps, amsgrad=False, lr=group["lr"], beta1=group["betas"][0],
-                        beta2=group["betas"][1], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
+    kernels._fused_adamw_(
+        params,
+        grads,
+        m,
+        v,
+        [],
+        steps,
+        amsgrad=False,
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
 
 
 def _foreach(params, grads, m, v, steps, group: dict) -> None:
-    """The update in the order of operations of torch's foreach and plain implementations, which are the same on the CPU."""
+    """The update in the order of operations of torch's foreach and plain implementations, which are the same
+    on the CPU."""
     lr, (b1, b2) = group["lr"], group["betas"]
     if group["weight_decay"]:
         kernels._foreach_mul_(params, 1 - lr * group["weight_decay"])

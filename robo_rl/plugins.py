@@ -1,7 +1,8 @@
 """A user's own task, simulator, policy or method, named as `module:object`; nothing is registered.
 
-`my_pkg.sims:make_pour` is the object `make_pour` of the module `my_pkg.sims`, looked for in the current folder first, as
-`python -m` does, then where Python finds its packages. Names with a prefix of ours (`gym:`, `wm:` ...) are never one.
+`my_pkg.sims:make_pour` is the object `make_pour` of the module `my_pkg.sims`, looked for in the current
+folder first, as `python -m` does, then where Python finds its packages. Names with a prefix of ours (`gym:`,
+`wm:` ...) are never one.
 """
 
 import dataclasses
@@ -30,8 +31,8 @@ def is_object(name: str) -> bool:
 def load_object(name: str, what: str) -> Any:
     """The object that `name` ("module:object") names; `what` is the option that it was given to.
 
-    UserError: there is no such module (says where it was looked for), or no such object in it (lists the nearest names).
-    What the module itself raises while it is imported is left as it is.
+    UserError: there is no such module (says where it was looked for), or no such object in it (lists the
+    nearest names). What the module itself raises while it is imported is left as it is.
     """
     module, _, path = name.partition(":")
     found = load_module(module, name, what)
@@ -39,7 +40,10 @@ def load_object(name: str, what: str) -> Any:
         if not hasattr(found, part):
             names = [n for n in vars(found) if not n.startswith("_")]
             near = get_close_matches(part, names, 3) or sorted(names)[:8]
-            raise UserError(f"{what} {name}: {getattr(found, '__name__', module)} has no {part!r}. Nearest: {', '.join(near) or 'none'}")
+            raise UserError(
+                f"{what} {name}: {getattr(found, '__name__', module)} has no {part!r}. Nearest: "
+                f"{', '.join(near) or 'none'}"
+            )
         found = getattr(found, part)
     return found
 
@@ -56,12 +60,18 @@ def load_module(module: str, name: str, what: str) -> ModuleType:
         if e.name is None or not f"{module}.".startswith(f"{e.name}."):
             raise  # the module is there; what it needs is not
         if module.endswith(".py"):
-            raise UserError(f"{what} {name}: a module is named without .py: {name.replace('.py:', ':')}") from None
-        raise UserError(f"{what} {name}: there is no module {e.name!r} in {here} nor among the installed packages; run the command "
-                        "in the folder that holds it, put that folder on PYTHONPATH, or install the package") from None
+            raise UserError(
+                f"{what} {name}: a module is named without .py: {name.replace('.py:', ':')}"
+            ) from None
+        raise UserError(
+            f"{what} {name}: there is no module {e.name!r} in {here} nor among the installed packages; run "
+            "the command in the folder that holds it, put that folder on PYTHONPATH, or install the package"
+        ) from None
 
 
-def check_call(make: Callable, name: str, what: str, positional: tuple[str, ...], keywords: tuple[str, ...] = ()) -> None:
+def check_call(
+    make: Callable, name: str, what: str, positional: tuple[str, ...], keywords: tuple[str, ...] = ()
+) -> None:
     """UserError unless `make` can be called with so many positional arguments and these keywords."""
     wanted = f"{', '.join([*positional, *(f'{k}=…' for k in keywords)])}"
     if not callable(make):
@@ -77,16 +87,27 @@ def check_call(make: Callable, name: str, what: str, positional: tuple[str, ...]
 
 
 def options_class(make, name: str, what: str, bases: tuple[type, ...]) -> type:
-    """The frozen dataclass, derived from one of `bases`, that `make.Options` or `Options` of its module is; UserError for anything else."""
-    cls = getattr(make, "Options", None) or getattr(sys.modules.get(getattr(make, "__module__", ""), None), "Options", None)
-    wanted = f"a frozen dataclass that derives from {' or '.join(b.__name__ for b in bases)} of {bases[0].__module__}"
-    where = f"{what} {name}: its options, the attribute Options of {getattr(make, '__name__', name)} or of its module,"
+    """The frozen dataclass, derived from one of `bases`, that `make.Options` or `Options` of its module is;
+    UserError for anything else."""
+    cls = getattr(make, "Options", None) or getattr(
+        sys.modules.get(getattr(make, "__module__", ""), None), "Options", None
+    )
+    wanted = (
+        f"a frozen dataclass that derives from {' or '.join(b.__name__ for b in bases)} of "
+        f"{bases[0].__module__}"
+    )
+    where = (
+        f"{what} {name}: its options, the attribute Options of {getattr(make, '__name__', name)} or of "
+        "its module,"
+    )
     if cls is None:
         raise UserError(f"{where} are missing: {wanted}")
     params = getattr(cls, "__dataclass_params__", None)
     if not isinstance(cls, type) or not issubclass(cls, bases) or params is None or not params.frozen:
         raise UserError(f"{where} must be {wanted}, got {cls!r}")
-    missing = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
+    missing = [
+        f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING
+    ]
     if missing:
         raise UserError(f"{where} must have a default for every option; {', '.join(missing)} has none")
     return cls

@@ -1,4 +1,5 @@
-"""What works on this machine: probes that each use the thing, in a process of their own with a deadline, all at once.
+"""What works on this machine: probes that each use the thing, in a process of their own with a deadline, all
+at once.
 
 A driver that crashes or hangs costs one result, not `robo_rl doctor`.
 
@@ -20,9 +21,11 @@ from typing import Literal
 
 GL_REMEDY = "apt-get install -y libegl1 libgl1-mesa-dri"
 DEADLINE = 15.0  # s, of each probe
-VULKAN_REMEDY = ("apt-get install -y libvulkan1 && "
-                 "apt-get install -y -t bookworm-backports mesa-vulkan-drivers && "
-                 "export VK_ICD_FILENAMES=/usr/share/vulkan/icd.d/lvp_icd.json")
+VULKAN_REMEDY = (
+    "apt-get install -y libvulkan1 && "
+    "apt-get install -y -t bookworm-backports mesa-vulkan-drivers && "
+    "export VK_ICD_FILENAMES=/usr/share/vulkan/icd.d/lvp_icd.json"
+)
 PENDULUM = """<mujoco><worldbody><light pos="0 -1 3"/><camera name="eye" pos="0 -3 0" xyaxes="1 0 0 0 0 1"/>
 <body><joint type="hinge" axis="0 1 0"/><geom pos=".5 0 0" size=".3" rgba="1 0 0 1"/></body>
 </worldbody></mujoco>"""
@@ -54,26 +57,50 @@ class Probe:
 def python() -> list[ProbeResult]:
     version = ".".join(map(str, sys.version_info[:3]))
     fine = sys.version_info >= (3, 11)
-    return [ProbeResult("Python", "ok" if fine else "missing", f"{version}, {sys.executable}",
-                "" if fine else "install Python 3.11 or newer and make a new venv with it")]
+    return [
+        ProbeResult(
+            "Python",
+            "ok" if fine else "missing",
+            f"{version}, {sys.executable}",
+            "" if fine else "install Python 3.11 or newer and make a new venv with it",
+        )
+    ]
 
 
 def torch() -> list[ProbeResult]:
     import torch
+
     a = torch.ones(8, 8, requires_grad=True)
     (a @ a).sum().backward()
-    rows = [ProbeResult("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads, "
-                               f"{torch.backends.cpu.get_cpu_capability()}")]
+    rows = [
+        ProbeResult(
+            "torch",
+            "ok",
+            f"{torch.__version__}, {torch.get_num_threads()} threads, "
+            f"{torch.backends.cpu.get_cpu_capability()}",
+        )
+    ]
     if torch.cuda.is_available():
         (torch.ones(8, device="cuda") * 2).sum().item()
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return [*rows, ProbeResult("CUDA", "ok", f"{torch.version.cuda}, {', '.join(names)}")]
     if not Path("/proc/driver/nvidia/version").exists():
-        return [*rows, ProbeResult("CUDA", "missing", "no NVIDIA GPU; all but Isaac and ManiSkill's GPU backend runs "
-                                              "without")]
+        return [
+            *rows,
+            ProbeResult(
+                "CUDA", "missing", "no NVIDIA GPU; all but Isaac and ManiSkill's GPU backend runs without"
+            ),
+        ]
     if torch.version.cuda is None:
-        return [*rows, ProbeResult("CUDA", "limited", "a GPU is there, but this torch is built for the CPU",
-                           "pip install --force-reinstall torch")]
+        return [
+            *rows,
+            ProbeResult(
+                "CUDA",
+                "limited",
+                "a GPU is there, but this torch is built for the CPU",
+                "pip install --force-reinstall torch",
+            ),
+        ]
     fact = f"a GPU is there, but torch's CUDA {torch.version.cuda} cannot use it; its driver may be too old"
     return [*rows, ProbeResult("CUDA", "limited", fact, "nvidia-smi")]
 
@@ -81,32 +108,50 @@ def torch() -> list[ProbeResult]:
 def mujoco() -> list[ProbeResult]:
     import mujoco
     import numpy as np
+
     try:
         from mujoco.batch import Batch
     except ImportError:
-        return [ProbeResult("MuJoCo", "missing", f"{mujoco.__version__} has no Batch (needs >= 4.0)",
-                    "pip install -U 'mujoco>=4'")]
+        return [
+            ProbeResult(
+                "MuJoCo",
+                "missing",
+                f"{mujoco.__version__} has no Batch (needs >= 4.0)",
+                "pip install -U 'mujoco>=4'",
+            )
+        ]
     batch = Batch(mujoco.MjModel.from_xml_string(PENDULUM), 64, len(os.sched_getaffinity(0)))
     batch.step(nstep=10)
     if not (np.isfinite(batch.qpos).all() and np.all(batch.qpos != 0)):
-        return [ProbeResult("MuJoCo", "missing", f"{mujoco.__version__}: Batch errs", "pip install -U mujoco")]
+        return [
+            ProbeResult("MuJoCo", "missing", f"{mujoco.__version__}: Batch errs", "pip install -U mujoco")
+        ]
     return [ProbeResult("MuJoCo", "ok", f"{mujoco.__version__}, Batch steps")]
 
 
 def gl() -> list[ProbeResult]:
     from sims.mujoco.render import gl_backend
+
     name = gl_backend()
     what = "off-screen GL"
     if name is None:
         off = os.environ.get("MUJOCO_GL", "")
-        return [ProbeResult(what, "missing", f"MUJOCO_GL={off} allows none that works here" if off else
-                    "neither EGL nor OSMesa makes a context; state works, --obs rgb and videos do not",
-                    f"unset MUJOCO_GL; {GL_REMEDY}" if off else GL_REMEDY)]
+        return [
+            ProbeResult(
+                what,
+                "missing",
+                f"MUJOCO_GL={off} allows none that works here"
+                if off
+                else "neither EGL nor OSMesa makes a context; state works, --obs rgb and videos do not",
+                f"unset MUJOCO_GL; {GL_REMEDY}" if off else GL_REMEDY,
+            )
+        ]
     import mujoco
     import numpy as np
     from mujoco.batch import Batch
 
     from sims.mujoco.render import Renderer
+
     model = mujoco.MjModel.from_xml_string(PENDULUM)
     renderer = Renderer(Batch(model, 1, 1), model, ["eye"], 64, 64, 1)
     contrast = int(np.ptp(renderer.render()["eye"]))
@@ -120,9 +165,12 @@ def maniskill() -> list[ProbeResult]:
     names = ("Vulkan", "ManiSkill")
     install = "pip install 'robo_rl[maniskill]'"
     if importlib.util.find_spec("sapien") is None:
-        return [ProbeResult(names[0], "missing", "not looked at: only ManiSkill needs it", ""),
-                ProbeResult(names[1], "missing", "not installed", install)]
+        return [
+            ProbeResult(names[0], "missing", "not looked at: only ManiSkill needs it", ""),
+            ProbeResult(names[1], "missing", "not installed", install),
+        ]
     import sapien.render
+
     try:
         sapien.render.RenderMaterial()
         vulkan = ProbeResult(names[0], "ok", _vulkan_device(sapien))
@@ -134,8 +182,15 @@ def maniskill() -> list[ProbeResult]:
     version = importlib.metadata.version("mani_skill")
     if vulkan.status == "ok":
         return [vulkan, ProbeResult(names[1], "ok", f"{version}, state and rgb")]
-    return [vulkan, ProbeResult(names[1], "limited", f"{version}, state works without Vulkan; rgb and videos do not",
-                        VULKAN_REMEDY)]
+    return [
+        vulkan,
+        ProbeResult(
+            names[1],
+            "limited",
+            f"{version}, state works without Vulkan; rgb and videos do not",
+            VULKAN_REMEDY,
+        ),
+    ]
 
 
 def _vulkan_device(sapien) -> str:
@@ -149,6 +204,7 @@ def envpool() -> list[ProbeResult]:
         return [ProbeResult("envpool", "missing", "not installed", "pip install 'robo_rl[envpool]'")]
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
+
     version = importlib.metadata.version("envpool")
     folder = Path(found.origin).parent  # the package itself takes a second to import
     binary = min(folder.glob("*/*_envpool*.so"), key=lambda p: p.stat().st_size)
@@ -168,6 +224,7 @@ def files() -> list[ProbeResult]:
     import pyarrow
 
     from robo_rl.data import video
+
     frames = np.full((8, 64, 64, 3), 128, np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "v.mp4"
@@ -175,9 +232,13 @@ def files() -> list[ProbeResult]:
         fine = np.abs(video.decode(path, 0, 8, 20, (64, 64)).astype(int) - 128).max() < 8
     name = f"av {av.__version__}, {video.encoder()}"
     if not fine:
-        row = ProbeResult("video", "missing", f"{name} does not give back what it was given", "pip install -U av")
+        row = ProbeResult(
+            "video", "missing", f"{name} does not give back what it was given", "pip install -U av"
+        )
     elif video.codec_name() != "h264":
-        row = ProbeResult("video", "limited", f"{name}: no H.264, some browsers play none", "pip install -U av")
+        row = ProbeResult(
+            "video", "limited", f"{name}: no H.264, some browsers play none", "pip install -U av"
+        )
     else:
         row = ProbeResult("video", "ok", f"{name}, encodes and decodes")
     return [row, ProbeResult("data sets", "ok", f"pyarrow {pyarrow.__version__}, LeRobotDataset v3.0")]
@@ -195,33 +256,70 @@ def loggers() -> list[ProbeResult]:
     mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
     if mode == "online":
         return [*rows, ProbeResult("wandb", "ok", f"{version}, online")]
-    return [*rows, ProbeResult("wandb", "limited", f"{version}, no key: runs are logged offline, in the run folder",
-                       "export WANDB_API_KEY=<your key>")]
+    return [
+        *rows,
+        ProbeResult(
+            "wandb",
+            "limited",
+            f"{version}, no key: runs are logged offline, in the run folder",
+            "export WANDB_API_KEY=<your key>",
+        ),
+    ]
 
 
 def machine() -> list[ProbeResult]:
     import psutil
+
     cores = len(os.sched_getaffinity(0))
     omp = os.environ.get("OMP_NUM_THREADS", "")
     over = omp.isdigit() and int(omp) > cores
-    rows = [ProbeResult("cores", "limited" if over else "ok", f"{cores} usable of {os.cpu_count()}, OMP_NUM_THREADS "
-                f"{omp or 'not set'}", f"export OMP_NUM_THREADS={cores}" if over else "")]
+    rows = [
+        ProbeResult(
+            "cores",
+            "limited" if over else "ok",
+            f"{cores} usable of {os.cpu_count()}, OMP_NUM_THREADS {omp or 'not set'}",
+            f"export OMP_NUM_THREADS={cores}" if over else "",
+        )
+    ]
     memory, limit = psutil.virtual_memory(), _memory_limit()
     total, free = min(memory.total, limit), min(memory.available, limit)
-    rows.append(ProbeResult("memory", "ok" if free > 2e9 else "limited", f"{_gb(free)} free of {_gb(total)}",
-                    "" if free > 2e9 else "robo_rl train --envs 64 --threads 1"))
+    rows.append(
+        ProbeResult(
+            "memory",
+            "ok" if free > 2e9 else "limited",
+            f"{_gb(free)} free of {_gb(total)}",
+            "" if free > 2e9 else "robo_rl train --envs 64 --threads 1",
+        )
+    )
     shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
     grow = "mount -o remount,size=2g /dev/shm  # in Docker: --shm-size=2g"
     if shm is None:
-        rows.append(ProbeResult("shared memory", "missing", "no /dev/shm; sims in worker processes need it",
-                        "mount -t tmpfs -o size=2g tmpfs /dev/shm"))
+        rows.append(
+            ProbeResult(
+                "shared memory",
+                "missing",
+                "no /dev/shm; sims in worker processes need it",
+                "mount -t tmpfs -o size=2g tmpfs /dev/shm",
+            )
+        )
     else:
-        rows.append(ProbeResult("shared memory", "ok" if shm.free > 5e8 else "limited",
-                        f"{_gb(shm.free)} free of {_gb(shm.total)} in /dev/shm",
-                        "" if shm.free > 5e8 else grow))
+        rows.append(
+            ProbeResult(
+                "shared memory",
+                "ok" if shm.free > 5e8 else "limited",
+                f"{_gb(shm.free)} free of {_gb(shm.total)} in /dev/shm",
+                "" if shm.free > 5e8 else grow,
+            )
+        )
     disk = shutil.disk_usage(".")
-    rows.append(ProbeResult("disk", "ok" if disk.free > 5e9 else "limited", f"{_gb(disk.free)} free in {os.getcwd()}",
-                    "" if disk.free > 5e9 else "run in a folder on a larger disk"))
+    rows.append(
+        ProbeResult(
+            "disk",
+            "ok" if disk.free > 5e9 else "limited",
+            f"{_gb(disk.free)} free in {os.getcwd()}",
+            "" if disk.free > 5e9 else "run in a folder on a larger disk",
+        )
+    )
     return rows
 
 
@@ -244,15 +342,23 @@ def browser() -> list[ProbeResult]:
         if path := shutil.which(name):
             done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
             return [ProbeResult("Chromium", "ok", (done.stdout.strip().splitlines() or [path])[0])]
-    return [ProbeResult("Chromium", "missing", "only a test of the report uses it", "apt-get install -y chromium")]
+    return [
+        ProbeResult("Chromium", "missing", "only a test of the report uses it", "apt-get install -y chromium")
+    ]
 
 
 def isaac() -> list[ProbeResult]:
     found = [name for name in ("isaacgym", "isaacsim", "isaaclab") if importlib.util.find_spec(name)]
     if "isaacgym" in found or {"isaacsim", "isaaclab"} <= set(found):
         return [ProbeResult("Isaac", "ok", f"{', '.join(found)} found (not started)")]
-    return [ProbeResult("Isaac", "missing", "neither Isaac Gym nor Isaac Lab; both need an NVIDIA GPU",
-                "see https://isaac-sim.github.io/IsaacLab")]
+    return [
+        ProbeResult(
+            "Isaac",
+            "missing",
+            "neither Isaac Gym nor Isaac Lab; both need an NVIDIA GPU",
+            "see https://isaac-sim.github.io/IsaacLab",
+        )
+    ]
 
 
 PROBES = (
@@ -290,16 +396,28 @@ def ask(probe: Probe, deadline: float) -> list[ProbeResult]:
     """The rows of `probe`, or rows that say how it failed; takes at most `deadline` seconds."""
     code = f"from robo_rl.probes import answer; answer({probe.target!r})"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                             stdin=subprocess.DEVNULL, env=env, start_new_session=True, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        env=env,
+        start_new_session=True,
+        text=True,
+    )
     try:
         text, _ = child.communicate(timeout=deadline)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        return [ProbeResult(what, "limited", f"no answer in {deadline:g} s; is the machine busy?", "robo_rl doctor")
-                for what in probe.whats]
+        return [
+            ProbeResult(
+                what, "limited", f"no answer in {deadline:g} s; is the machine busy?", "robo_rl doctor"
+            )
+            for what in probe.whats
+        ]
     from robo_rl.files import parse_json
+
     try:
         rows = parse_json(text.strip().splitlines()[-1], "its answer", (list, str))
     except (IndexError, ValueError):

@@ -5,13 +5,16 @@ import platform
 import subprocess
 from pathlib import Path
 
-WRITTEN = tuple(f":(top,exclude){path}"  # by `--save` and `results page`
-                for path in ("results", "docs/results.md", "docs/results", "README.md"))
+WRITTEN = tuple(
+    f":(top,exclude){path}"  # by `--save` and `results page`
+    for path in ("results", "docs/results.md", "docs/results", "README.md")
+)
 
 
 def versions() -> dict[str, str]:
     """Versions of what decides a result."""
     from importlib.metadata import PackageNotFoundError, version
+
     out = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("robo_rl", "torch", "numpy", "mujoco", "gymnasium", "mani_skill"):
         try:
@@ -24,20 +27,35 @@ def versions() -> dict[str, str]:
 def machine_name() -> str:
     """The machine in words: processor, cores that this process may use, whether there is an NVIDIA GPU."""
     cpu = Path("/proc/cpuinfo")
-    model = next((line.split(":", 1)[1].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")), "") \
-        if cpu.exists() else platform.processor()
+    model = (
+        next(
+            (
+                line.split(":", 1)[1].strip()
+                for line in cpu.read_text().splitlines()
+                if line.startswith("model name")
+            ),
+            "",
+        )
+        if cpu.exists()
+        else platform.processor()
+    )
     gpu = "an NVIDIA GPU" if Path("/dev/nvidia0").exists() else "no GPU"
     return f"{model or platform.machine()}, {len(os.sched_getaffinity(0))} cores, {gpu}"
 
 
 def git_hash(here: Path = Path(__file__).parent) -> str:
-    """Commit of the source tree that has the folder `here`, with + if it was changed; empty outside a repository. Results that were written
-    since do not count."""
+    """Commit of the source tree that has the folder `here`, with + if it was changed; empty outside a
+    repository. Results that were written since do not count."""
     try:
-        head = subprocess.run(["git", "-C", here, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True,
-                              timeout=10)
-        dirty = subprocess.run(["git", "-C", here, "status", "--porcelain", "-uno", "--", ":/", *WRITTEN], capture_output=True, text=True,
-                               timeout=10)
+        head = subprocess.run(
+            ["git", "-C", here, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10
+        )
+        dirty = subprocess.run(
+            ["git", "-C", here, "status", "--porcelain", "-uno", "--", ":/", *WRITTEN],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else ""

@@ -19,21 +19,36 @@ Actor = Callable[[Mapping[str, np.ndarray], int], np.ndarray]  # obs, decision -
 class Recorder(ControlEnv):
     """An env that passes everything on to `env` and gives each episode that ends to `add`.
 
-    noise: every episode draws a level in [0, noise], and Gaussian noise of this std goes onto its actions; what is
-    recorded is what was executed. An episode that `set_state` put the env into the middle of is not recorded.
+    noise: every episode draws a level in [0, noise], and Gaussian noise of this std goes onto its actions;
+    what is recorded is what was executed. An episode that `set_state` put the env into the middle of is not
+    recorded.
     """
 
-    def __init__(self, env, add: Callable[[Episode], None], source: str = "policy", noise: float = 0.0, seed: int = 0):
+    def __init__(
+        self, env, add: Callable[[Episode], None], source: str = "policy", noise: float = 0.0, seed: int = 0
+    ):
         self.env, self.add, self.source, self.noise = env, add, source, noise
-        self.num_envs, self.spec, self.metadata, self.render_mode = env.num_envs, env.spec, env.metadata, env.render_mode
-        self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
+        self.num_envs, self.spec, self.metadata, self.render_mode = (
+            env.num_envs,
+            env.spec,
+            env.metadata,
+            env.render_mode,
+        )
+        self.single_observation_space, self.observation_space = (
+            env.single_observation_space,
+            env.observation_space,
+        )
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         n, steps, state = self.num_envs, env.spec.max_steps, env.single_observation_space["state"].shape[0]
         self._rng = np.random.default_rng([seed, 11])
-        self._t, self.whole = np.zeros(n, np.int64), np.zeros(n, bool)  # steps so far; whether recorded from its beginning
+        # steps so far; whether recorded from its beginning
+        self._t, self.whole = np.zeros(n, np.int64), np.zeros(n, bool)
         self._level, self._starts = np.zeros(n, np.float32), np.full(n, -1)
-        self._rows = {"state": np.zeros((n, steps, state), np.float32), "reward": np.zeros((n, steps), np.float32),
-                      "action": np.zeros((n, steps, len(env.spec.axes)), np.float32)}
+        self._rows = {
+            "state": np.zeros((n, steps, state), np.float32),
+            "reward": np.zeros((n, steps), np.float32),
+            "action": np.zeros((n, steps, len(env.spec.axes)), np.float32),
+        }
         for view in env.spec.views:
             box = env.single_observation_space[f"image/{view}"]
             self._rows[f"image/{view}"] = np.zeros((n, steps, *box.shape), np.uint8)
@@ -73,12 +88,19 @@ class Recorder(ControlEnv):
         over = np.asarray(terminated | truncated) & self.whole
         for i in np.flatnonzero(over):
             t = self._t[i]
-            self.add(Episode(
-                **{k: self._rows[k][i, :t].copy() for k in ("state", "action", "reward")}, task=str(self._obs["task"][i]),
-                images={v: self._rows[f"image/{v}"][i, :t].copy() for v in self.spec.views},
-                success=bool(info["success"][i]), source=self.source, start=int(self._starts[i]),
-                terminated=bool(terminated[i]), final=np.array(self._obs["state"][i]),
-                final_images={v: np.array(self._obs[f"image/{v}"][i]) for v in self.spec.views}))
+            self.add(
+                Episode(
+                    **{k: self._rows[k][i, :t].copy() for k in ("state", "action", "reward")},
+                    task=str(self._obs["task"][i]),
+                    images={v: self._rows[f"image/{v}"][i, :t].copy() for v in self.spec.views},
+                    success=bool(info["success"][i]),
+                    source=self.source,
+                    start=int(self._starts[i]),
+                    terminated=bool(terminated[i]),
+                    final=np.array(self._obs["state"][i]),
+                    final_images={v: np.array(self._obs[f"image/{v}"][i]) for v in self.spec.views},
+                )
+            )
         self.whole &= ~over
         return self._obs, reward, terminated, truncated, info
 
@@ -112,18 +134,23 @@ def policy_actor(policy: Policy, seed: int) -> Actor:
     def act(obs, decision: int) -> np.ndarray:
         seed_noise(generator, mix(seed, 17, decision))
         return decide(policy, obs, generator, explore=True)
+
     return act
 
 
-def play(env: Recorder, actor: Actor, episodes: int, seed: int,
-         tick: Callable[[int], None] = lambda done: None) -> int:
-    """Let `actor` play `episodes` episodes from starts that neither training nor evaluation uses -> how many succeeded.
+def play(
+    env: Recorder, actor: Actor, episodes: int, seed: int, tick: Callable[[int], None] = lambda done: None
+) -> int:
+    """Let `actor` play `episodes` episodes from starts that neither training nor evaluation uses -> how many
+    succeeded.
 
     Starts are those of demonstrations (`demos.record`): DEMO_START + (seed mod 6000) * 100000 + i.
     """
     n, done, won, decision = env.num_envs, 0, 0, 0
     if episodes > 100_000:
-        raise UserError(f"one seed has 100000 starts, asked for {episodes} episodes; record more with another --seed")
+        raise UserError(
+            f"one seed has 100000 starts, asked for {episodes} episodes; record more with another --seed"
+        )
     while done < episodes:
         here = min(n, episodes - done)
         starts = DEMO_START + seed % 6000 * 100_000 + done + np.arange(n)

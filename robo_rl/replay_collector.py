@@ -1,12 +1,14 @@
 """Collect into replay: every control step of every env, with the action that ran and who chose it.
 
-Each env has a chunk of its own: the policy decides anew when it is used up, when the episode was reset, and after every step
-that an operator decided, so that the chunk is cut where the driver changes and the next one begins where the correction ended.
+Each env has a chunk of its own: the policy decides anew when it is used up, when the episode was reset, and
+after every step that an operator decided, so that the chunk is cut where the driver changes and the next one
+begins where the correction ended.
 
-An env that is wrapped for interventions says in `info` what ran: `executed` float32[N,A] in -1..1, `source` uint8[N] (0 policy,
-1 human) and `phase` uint8[N] (0 policy, 1 pause, 2 recovery, 3 correction). Human steps, those of recovery and correction,
-go to both stores: online as all steps do, and to the corrections with what followed, so that their chunks are whole. Steps
-of an intervention in which the episode failed are dropped from the corrections: they are not imitated.
+An env that is wrapped for interventions says in `info` what ran: `executed` float32[N,A] in -1..1, `source`
+uint8[N] (0 policy, 1 human) and `phase` uint8[N] (0 policy, 1 pause, 2 recovery, 3 correction). Human steps,
+those of recovery and correction, go to both stores: online as all steps do, and to the corrections with what
+followed, so that their chunks are whole. Steps of an intervention in which the episode failed are dropped
+from the corrections: they are not imitated.
 """
 
 from collections.abc import Callable
@@ -22,12 +24,24 @@ from robo_rl.rewards import Judge, Marked
 from robo_rl.rollout import Timer, one_thread
 from robo_rl.starts import ENDED, Ended, StartChooser, StartSource
 
-NAMES = ("chunk", "at", "returns", "lengths", "human", "follow", "task")  # arrays of a ReplayCollector that its state has
-SUMS = ("episodes", "success", "return", "length", "human_steps", "helped", "alone", "judge/false", "judge/missed")
+# arrays of a ReplayCollector that its state has
+NAMES = ("chunk", "at", "returns", "lengths", "human", "follow", "task")
+SUMS = (
+    "episodes",
+    "success",
+    "return",
+    "length",
+    "human_steps",
+    "helped",
+    "alone",
+    "judge/false",
+    "judge/missed",
+)
 
 
 def episode_means(sums: dict[str, float], judged: bool = False, helped: bool = False) -> dict[str, float]:
-    """Means over the episodes of a ReplayCollector's sums; judged, helped: whether there is a judge, an operator."""
+    """Means over the episodes of a ReplayCollector's sums; judged, helped: whether there is a judge, an
+    operator."""
     n = sums["episodes"]
     out = {"episodes": float(n)}
     if n:
@@ -35,20 +49,24 @@ def episode_means(sums: dict[str, float], judged: bool = False, helped: bool = F
         if judged:
             out |= {k: sums[k] / n for k in ("judge/false", "judge/missed")}
         if helped or sums["helped"]:
-            out |= {"human/step_share": sums["human_steps"] / max(1, sums["length"]), "human/assisted": sums["helped"] / n,
-                    "human/unassisted_success": sums["alone"] / n}
+            out |= {
+                "human/step_share": sums["human_steps"] / max(1, sums["length"]),
+                "human/assisted": sums["helped"] / n,
+                "human/unassisted_success": sums["alone"] / n,
+            }
     return out
 
 
 def keeps_context(policy: Policy) -> bool:
-    """Whether replay stores what the trunk makes of an observation: of pictures a small one's pooled vector, a tenth of them; of a
-    vision-language-action model its prefix, many times as much as the observation, only if asked (`keep_prefix`)."""
+    """Whether replay stores what the trunk makes of an observation: of pictures a small one's pooled vector,
+    a tenth of them; of a vision-language-action model its prefix, many times as much as the observation, only
+    if asked (`keep_prefix`)."""
     return policy.options.keep_prefix if policy.spec.text else bool(policy.spec.views)
 
 
 def replay_observation(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
-    """What replay stores of an env's observation: its tensors, or the context that the trunk makes of it (`keeps_context`), numbers of 16
-    bits as int16."""
+    """What replay stores of an env's observation: its tensors, or the context that the trunk makes of it
+    (`keeps_context`), numbers of 16 bits as int16."""
     obs = obs_tensors(raw, policy.spec)
     if not keeps_context(policy):
         return {k: np.array(v) for k, v in obs.items()}
@@ -71,17 +89,28 @@ def seen_key(policy: Policy) -> str:
 class ReplayCollector:
     """Steps a vector env; owns its chunks and its episode statistics.
 
-    It adds every step to `online` and human steps to `corrections`. A `judge`, if given, decides on success in the env's place:
-    its verdict is the reward and ends the episode. `record` receives every finished episode with an intervention but for the first
-    `recorded`, which a resumed run has recorded already. The noise of a decision depends on (seed, control step) alone.
-    `starts` says where episodes begin; None: the env draws its own starts.
+    It adds every step to `online` and human steps to `corrections`. A `judge`, if given, decides on success
+    in the env's place: its verdict is the reward and ends the episode. `record` receives every finished
+    episode with an intervention but for the first `recorded`, which a resumed run has recorded already. The
+    noise of a decision depends on (seed, control step) alone. `starts` says where episodes begin; None: the
+    env draws its own starts.
     """
 
-    def __init__(self, env, policy: Policy, online: ReplayWriter, corrections: ReplayWriter | None, seed: int,
-                 judge: Judge | None = None, record: "Callable[[Episode], None] | None" = None, recorded: int = 0,
-                 starts: StartSource | None = None):
+    def __init__(
+        self,
+        env,
+        policy: Policy,
+        online: ReplayWriter,
+        corrections: ReplayWriter | None,
+        seed: int,
+        judge: Judge | None = None,
+        record: "Callable[[Episode], None] | None" = None,
+        recorded: int = 0,
+        starts: StartSource | None = None,
+    ):
         self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
-        self.record, self.recorded, self.made = record, recorded, 0  # episodes recorded before, and made since the run began
+        # episodes recorded before, and made since the run began
+        self.record, self.recorded, self.made = record, recorded, 0
         self.recordings: list[list[tuple]] = [[] for _ in range(env.num_envs)]
         self.pictures = tuple(f"image/{v}" for v in policy.spec.views)
         self.key = seen_key(policy)  # what a judge looks at
@@ -100,7 +129,8 @@ class ReplayCollector:
         self.at = np.full(n, self.execute)  # next step of the chunk; E: plan anew
         self.returns, self.lengths = np.zeros(n), np.zeros(n, np.int64)
         self.human = np.zeros(n, np.int64)  # human steps of the present episode
-        self.follow = np.zeros(n, np.int64)  # steps, the present one too, that the last human one's chunk reaches
+        # steps, the present one too, that the last human one's chunk reaches
+        self.follow = np.zeros(n, np.int64)
         self.steps, self.help_steps = 0, 0
         self.stats = self._zero()
 
@@ -137,7 +167,11 @@ class ReplayCollector:
         source = np.asarray(info.get("source", np.zeros(self.n)), np.uint8)
         phase = np.asarray(info.get("phase", np.zeros(self.n)), np.uint8)
         after, success = self._read(raw), np.asarray(info["success"])
-        reward, terminated, truncated = np.asarray(reward, np.float32), np.array(terminated), np.array(truncated)
+        reward, terminated, truncated = (
+            np.asarray(reward, np.float32),
+            np.array(terminated),
+            np.array(truncated),
+        )
         if self.judge is not None:
             claimed = self.judge(after[self.key], terminated)
             if (mark := info.get("mark")) is not None:  # the person knows better
@@ -148,10 +182,21 @@ class ReplayCollector:
             reward, terminated = claimed.astype(np.float32), claimed | terminated & ~success
             truncated = over & ~terminated  # a success that was not seen bootstraps, like a time limit
         self.online.add(self.lanes, self.obs, executed, reward, terminated, source, phase)
-        self._correct(executed, reward, terminated, truncated, source, phase, after, success if self.judge is None else claimed)
+        self._correct(
+            executed,
+            reward,
+            terminated,
+            truncated,
+            source,
+            phase,
+            after,
+            success if self.judge is None else claimed,
+        )
         if self.record is not None:
             for i in range(self.n):
-                self.recordings[i].append((*(x[i] for x in self.frame), executed[i], reward[i], source[i], phase[i]))
+                self.recordings[i].append(
+                    (*(x[i] for x in self.frame), executed[i], reward[i], source[i], phase[i])
+                )
         self.at = np.where(source == HUMAN, self.execute, self.at + 1)
         self.steps += self.n
         self.returns += reward
@@ -166,8 +211,8 @@ class ReplayCollector:
         self.timer.add("sim")
 
     def _correct(self, executed, reward, terminated, truncated, source, phase, after, won) -> None:
-        """Add human steps, and as many after them as their chunks reach, to the corrections; drop those in which the episode
-        failed, which are no demonstration (the online store has them)."""
+        """Add human steps, and as many after them as their chunks reach, to the corrections; drop those in
+        which the episode failed, which are no demonstration (the online store has them)."""
         if self.corrections is None:
             return
         mine = (source == HUMAN) & (phase > PAUSE)
@@ -175,8 +220,16 @@ class ReplayCollector:
         rows = (self.follow > 0).nonzero()[0]
         if not len(rows):
             return
-        self.corrections.add(rows, {k: v[rows] for k, v in self.obs.items()}, executed[rows], reward[rows],
-                             terminated[rows], source[rows], phase[rows], mine[rows])
+        self.corrections.add(
+            rows,
+            {k: v[rows] for k, v in self.obs.items()},
+            executed[rows],
+            reward[rows],
+            terminated[rows],
+            source[rows],
+            phase[rows],
+            mine[rows],
+        )
         ended = terminated | truncated
         if len(lost := rows[(ended & ~won & mine)[rows]]):
             self.corrections.drop(lost)
@@ -199,13 +252,24 @@ class ReplayCollector:
         s["length"] += int(self.lengths[rows].sum())
         s["human_steps"] += int(self.human[rows].sum())
         if self.chooser is not None:
-            self.ended.append(Ended(self.chooser.starts[rows], self.chooser.tasks[rows], success[rows], self.returns[rows],
-                                    self.lengths[rows]))
+            self.ended.append(
+                Ended(
+                    self.chooser.starts[rows],
+                    self.chooser.tasks[rows],
+                    success[rows],
+                    self.returns[rows],
+                    self.lengths[rows],
+                )
+            )
         self.returns[rows], self.lengths[rows], self.human[rows] = 0, 0, 0
         self.at[rows] = self.execute
         if self.judge is not None:
             self.judge.reset(done)
-        raw = self.env.reset(options={"reset_mask": done})[0] if self.chooser is None else self.chooser.next(done)
+        raw = (
+            self.env.reset(options={"reset_mask": done})[0]
+            if self.chooser is None
+            else self.chooser.next(done)
+        )
         self.obs, self.task, self.frame = self._read(raw), np.array(raw["task"]), self._frame(raw)
 
     def _record(self, rows: np.ndarray, terminated: np.ndarray, success: np.ndarray) -> None:
@@ -217,11 +281,21 @@ class ReplayCollector:
                     continue
                 assert self.record is not None  # else there is no tape
                 state, *pictures, action, reward, source, phase = map(np.array, zip(*tape, strict=False))
-                self.record(Episode(state=state, action=action, reward=reward, task=str(self.task[i]),
-                                    images=dict(zip(self.spec.views, pictures, strict=True)),
-                                    source=["human" if x == HUMAN else "policy" for x in source], phase=phase,
-                                    success=bool(success[i]), terminated=bool(terminated[i]), final=self.frame[0][i],
-                                    final_images=dict(zip(self.spec.views, (x[i] for x in self.frame[1:]), strict=True))))
+                self.record(
+                    Episode(
+                        state=state,
+                        action=action,
+                        reward=reward,
+                        task=str(self.task[i]),
+                        images=dict(zip(self.spec.views, pictures, strict=True)),
+                        source=["human" if x == HUMAN else "policy" for x in source],
+                        phase=phase,
+                        success=bool(success[i]),
+                        terminated=bool(terminated[i]),
+                        final=self.frame[0][i],
+                        final_images=dict(zip(self.spec.views, (x[i] for x in self.frame[1:]), strict=True)),
+                    )
+                )
 
     def take(self) -> dict[str, float]:
         """Sums over the episodes that ended since the last call (`episode_means` of them are for people)."""
@@ -236,17 +310,28 @@ class ReplayCollector:
     def state(self) -> dict:
         """Everything needed to go on exactly, or {} where the env cannot be snapshotted.
 
-        Of episodes in flight that are recorded with pictures, what was seen before is left out: they are recorded from here on.
+        Of episodes in flight that are recorded with pictures, what was seen before is left out: they are
+        recorded from here on.
         """
         if not hasattr(self.env, "get_state"):
             return {}
-        tapes = [] if self.record is None or self.pictures else [[np.array(x) for x in zip(*tape, strict=False)]
-                                                                 for tape in self.recordings]
-        return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
-                "help_steps": self.help_steps, "stats": dict(self.stats), "frame": [x.copy() for x in self.frame],
-                "tapes": tapes, "made": self.made, "judge": None if self.judge is None else self.judge.row.copy(),
-                **self._starts_state()} | {
-                    k: getattr(self, k).copy() for k in NAMES}
+        tapes = (
+            []
+            if self.record is None or self.pictures
+            else [[np.array(x) for x in zip(*tape, strict=False)] for tape in self.recordings]
+        )
+        return {
+            "env": self.env.get_state(),
+            "obs": {k: v.copy() for k, v in self.obs.items()},
+            "steps": self.steps,
+            "help_steps": self.help_steps,
+            "stats": dict(self.stats),
+            "frame": [x.copy() for x in self.frame],
+            "tapes": tapes,
+            "made": self.made,
+            "judge": None if self.judge is None else self.judge.row.copy(),
+            **self._starts_state(),
+        } | {k: getattr(self, k).copy() for k in NAMES}
 
     def _starts_state(self) -> dict:
         if self.chooser is None:
@@ -260,7 +345,9 @@ class ReplayCollector:
             self.chooser.set_state(state["starts"])
             self.ended = [Ended(*(np.array(x) for x in state["ended"]))]
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
-        self.recordings = [list(zip(*tape, strict=False)) for tape in state["tapes"]] or [[] for _ in range(self.n)]
+        self.recordings = [list(zip(*tape, strict=False)) for tape in state["tapes"]] or [
+            [] for _ in range(self.n)
+        ]
         self.frame = tuple(np.array(x) for x in state["frame"])
         for name in NAMES:
             setattr(self, name, np.array(state[name]))
@@ -271,7 +358,8 @@ class ReplayCollector:
 
 
 def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
-    """Run at least `episodes` episodes and label every state by the env's own success, as a person would by looking."""
+    """Run at least `episodes` episodes and label every state by the env's own success, as a person would by
+    looking."""
     raw, _ = env.reset(seed=seed)
     n, spec = env.num_envs, policy.spec
     lane, ended = np.arange(n), 0

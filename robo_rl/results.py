@@ -1,9 +1,11 @@
-"""Measured results: rows in results/*.json, each with what made it, and how old it is against the code that it measures.
+"""Measured results: rows in results/*.json, each with what made it, and how old it is against the code that
+it measures.
 
-A file is {title, about, rows: […]} and any field of a row that all its rows share. A row: `what` was measured, `value`, `unit`, `n`
-(episodes, repeats), `interval` [low, high] and what kind it is (`interval_is`), `seeds`, `commit` and `date` of the measurement,
-`machine`, `command`, `files` (paths of the repository that it measures), `note`; `recorded`: the commit that wrote the row down, where
-that of the measurement is not known; `headline`: its place in the README's table, if it has one.
+A file is {title, about, rows: […]} and any field of a row that all its rows share. A row: `what` was
+measured, `value`, `unit`, `n` (episodes, repeats), `interval` [low, high] and what kind it is
+(`interval_is`), `seeds`, `commit` and `date` of the measurement, `machine`, `command`, `files` (paths of the
+repository that it measures), `note`; `recorded`: the commit that wrote the row down, where that of the
+measurement is not known; `headline`: its place in the README's table, if it has one.
 """
 
 import functools
@@ -47,7 +49,9 @@ class ResultRow:
 
     def __post_init__(self) -> None:
         if not self.what or isinstance(self.value, bool) or not isinstance(self.value, (int, float, str)):
-            raise ValueError(f"a row needs what and a number or text as value, got {self.what!r}: {self.value!r}")
+            raise ValueError(
+                f"a row needs what and a number or text as value, got {self.what!r}: {self.value!r}"
+            )
         if self.interval is not None and (len(self.interval) != 2 or self.interval[0] > self.interval[1]):
             raise ValueError(f"interval of {self.what!r} must be (low, high), got {self.interval}")
 
@@ -71,19 +75,26 @@ NAMES = tuple(f.name for f in fields(ResultRow))
 
 
 def read(path: "str | Path") -> ResultFile:
-    """The rows of one file; what all of them share is filled in. UserError: it is damaged or no file of results."""
+    """The rows of one file; what all of them share is filled in. UserError: it is damaged or no file of
+    results."""
     path = Path(path)
     document = files.read_json(path)
     rows = document.get("rows")
     if not isinstance(rows, list):
         raise UserError(f"{path} has no rows; a file of results is {{title, rows: […]}}")
     shared = {k: document[k] for k in NAMES if k in document}
-    return ResultFile(path, str(document.get("title") or path.stem), str(document.get("about", "")),
-                      tuple(_row(shared | row, path) for row in rows))
+    return ResultFile(
+        path,
+        str(document.get("title") or path.stem),
+        str(document.get("about", "")),
+        tuple(_row(shared | row, path) for row in rows),
+    )
 
 
 def _row(document: dict, path: Path) -> ResultRow:
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items() if k in NAMES}
+    known: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in document.items() if k in NAMES
+    }
     if known.get("value") is None:  # JSON has no NaN
         known["value"] = "not a number"
     known["note"] = "; ".join(filter(None, (beside(document), known.get("note", ""))))
@@ -96,7 +107,11 @@ def _row(document: dict, path: Path) -> ResultRow:
 def beside(row: dict) -> str:
     """What a row of `robo_rl bench` says of its limit and its best peer."""
     limit, peer = row.get("limit"), row.get("peer")
-    said = [f"{limit['ratio']:.2f} of the limit ({limit['name']})"] if isinstance(limit, dict) and limit.get("ratio") else []
+    said = (
+        [f"{limit['ratio']:.2f} of the limit ({limit['name']})"]
+        if isinstance(limit, dict) and limit.get("ratio")
+        else []
+    )
     if isinstance(peer, dict) and peer.get("ratio"):
         said.append(f"{peer['ratio']:.2f} x {peer['name']}")
     return ", ".join(said)
@@ -108,7 +123,8 @@ def read_all(folder: "str | Path" = "results") -> list[ResultFile]:
 
 
 def add_rows(path: "str | Path", title: str, rows: Iterable[ResultRow]) -> Path:
-    """Write `rows` into the file `path`, whole or not at all; a row with the key of an earlier one takes its place, in the README too."""
+    """Write `rows` into the file `path`, whole or not at all; a row with the key of an earlier one takes its
+    place, in the README too."""
     path = Path(path)
     document: dict[str, Any] = {"title": title}
     old: tuple[ResultRow, ...] = ()
@@ -134,22 +150,47 @@ def as_json(row: ResultRow) -> dict[str, Any]:
     return out
 
 
-# ---- rows of runs and evaluations --------------------------------------------------------------------------------
+# ---- rows of runs and evaluations --------------------------------------------------------------------------
+
 
 def measured_files(sim: str, algo: str) -> tuple[str, ...]:
     """What of the repository decides the success of a policy that `algo` trains in `sim`."""
-    own = () if ":" in algo or "/" in algo or algo.endswith(".py") else (f"robo_rl/algos/{algo}.py",)  # a user's method is elsewhere
-    shared = "experiment/recap" if algo in OFFLINE else "algos/offpolicy" if algo in OFF_POLICY else "algos/onpolicy"
-    here = {"mujoco": "sims/mujoco", "maniskill": "sims/maniskill", "gym": "sims/gym.py", "envpool": "sims/envpool.py",
-            "wm": "world_models", "arm": "controllers", "dds": "controllers"}.get(sim.split(":")[0])
-    return (*own, f"robo_rl/{shared}.py", "robo_rl/algos/bc.py", "robo_rl/policies", "robo_rl/rollout.py",
-            "robo_rl/losses.py", "robo_rl/sampling.py", "robo_rl/demos.py", "robo_rl/experiment/sft.py", "robo_rl/experiment/recipes.py",
-            *([here] if here else []))
+    # a user's method is elsewhere
+    own = () if ":" in algo or "/" in algo or algo.endswith(".py") else (f"robo_rl/algos/{algo}.py",)
+    shared = (
+        "experiment/recap"
+        if algo in OFFLINE
+        else "algos/offpolicy"
+        if algo in OFF_POLICY
+        else "algos/onpolicy"
+    )
+    here = {
+        "mujoco": "sims/mujoco",
+        "maniskill": "sims/maniskill",
+        "gym": "sims/gym.py",
+        "envpool": "sims/envpool.py",
+        "wm": "world_models",
+        "arm": "controllers",
+        "dds": "controllers",
+    }.get(sim.split(":")[0])
+    return (
+        *own,
+        f"robo_rl/{shared}.py",
+        "robo_rl/algos/bc.py",
+        "robo_rl/policies",
+        "robo_rl/rollout.py",
+        "robo_rl/losses.py",
+        "robo_rl/sampling.py",
+        "robo_rl/demos.py",
+        "robo_rl/experiment/sft.py",
+        "robo_rl/experiment/recipes.py",
+        *([here] if here else []),
+    )
 
 
 def run_rows(run: "str | Path") -> list[ResultRow]:
-    """The final evaluation of a run folder, the one before online RL, and the control steps until success was `COMMON`, with the provenance
-    that its run.json has.
+    """The final evaluation of a run folder, the one before online RL, and the control steps until success was
+    `COMMON`, with the provenance that its run.json has.
 
     UserError: it is no run folder, or has no final evaluation yet.
     """
@@ -161,52 +202,98 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     found = [label for label in labels if (run / "evals" / f"{label}.json").exists()]
     if "final" not in found and not (config["algo"] == "bc" and found):
         raise UserError(f"{run} has no final evaluation yet; finish it with: robo_rl train --resume {run}")
-    what = f"{config['algo']}, {config['sim']} {config['task']}".strip() + (", pictures" if config.get("obs") == "rgb" else "")
+    what = f"{config['algo']}, {config['sim']} {config['task']}".strip() + (
+        ", pictures" if config.get("obs") == "rgb" else ""
+    )
     kind = config.get("policy", {}).get("kind")
     what += f", {kind} ({config['policy'].get('size', '')})" if kind in VLAS else ""
-    row = partial(ResultRow, seeds=(said["seed"],), commit=said.get("git") or UNKNOWN, date=said["created"][:10],
-                  machine=said.get("machine") or UNKNOWN, command=command_without_out(said.get("argv") or []),
-                  files=measured_files(config["sim"], config["algo"]))
+    row = partial(
+        ResultRow,
+        seeds=(said["seed"],),
+        commit=said.get("git") or UNKNOWN,
+        date=said["created"][:10],
+        machine=said.get("machine") or UNKNOWN,
+        command=command_without_out(said.get("argv") or []),
+        files=measured_files(config["sim"], config["algo"]),
+    )
     rows = []
     for label in found:
         document = files.read_json(run / "evals" / f"{label}.json")
         low, high = document["wilson"]
-        rows.append(row(what=f"{what}: success {labels[label]}", value=sum(document["success"]) / document["n"], unit="of 1",
-                        n=document["n"], interval=(low, high), note=f"{document['time']:.0f} s from the start, step {document['step']}"))
+        rows.append(
+            row(
+                what=f"{what}: success {labels[label]}",
+                value=sum(document["success"]) / document["n"],
+                unit="of 1",
+                n=document["n"],
+                interval=(low, high),
+                note=f"{document['time']:.0f} s from the start, step {document['step']}",
+            )
+        )
     looks = [files.read_json(path) for path in sorted((run / "evals").glob("step_*.json"))]
     if len(looks) > 1 and config["algo"] not in OFFLINE:  # whose steps are those of the data
         first = next((look for look in looks if sum(look["success"]) >= COMMON * look["n"]), None)
-        rows.append(row(what=f"{what}: {STEPS}", value=f"more than {looks[-1]['step']:,}" if first is None else first["step"],
-                        n=looks[0]["n"], note=f"{(first or looks[-1])['time']:.0f} s from the start, "
-                                              f"looks every {config['eval_every']:,} steps"))
+        rows.append(
+            row(
+                what=f"{what}: {STEPS}",
+                value=f"more than {looks[-1]['step']:,}" if first is None else first["step"],
+                n=looks[0]["n"],
+                note=f"{(first or looks[-1])['time']:.0f} s from the start, "
+                f"looks every {config['eval_every']:,} steps",
+            )
+        )
     return rows
 
 
 def command_without_out(argv: Sequence[str]) -> str:
-    """The command line of a run, without the place where it wrote; UNKNOWN for a run that a script started."""
+    """The command line of a run, without the place where it wrote; UNKNOWN for a run that a script
+    started."""
     if not argv or argv[0] != "train":
         return UNKNOWN
-    kept = [a for i, a in enumerate(argv) if a != "--out" and not a.startswith("--out=") and (i == 0 or argv[i - 1] != "--out")]
+    kept = [
+        a
+        for i, a in enumerate(argv)
+        if a != "--out" and not a.startswith("--out=") and (i == 0 or argv[i - 1] != "--out")
+    ]
     return shlex.join(["robo_rl", *kept])
 
 
-def evaluation_row(result: dict, command: str, algo: str, commit: str, date: str, machine: str, policy_commit: str) -> ResultRow:
-    """The row of `robo_rl eval --save`. result: of `evaluate_checkpoint`; policy_commit: of the run that made the policy."""
+def evaluation_row(
+    result: dict, command: str, algo: str, commit: str, date: str, machine: str, policy_commit: str
+) -> ResultRow:
+    """The row of `robo_rl eval --save`. result: of `evaluate_checkpoint`; policy_commit: of the run that made
+    the policy."""
     return ResultRow(
-        what=f"{algo}, {result['sim']}: success of {result['run']}, {result['checkpoint']}", value=result["success_rate"], unit="of 1",
-        n=result["n"], interval=(result["low"], result["high"]), seeds=(result["seed"],), commit=commit or UNKNOWN, date=date,
-        machine=machine, command=command, files=measured_files(result["sim"].split("/")[0], algo),
-        note=f"list {result['seed']} of starts; trained at commit {policy_commit or UNKNOWN}")
+        what=f"{algo}, {result['sim']}: success of {result['run']}, {result['checkpoint']}",
+        value=result["success_rate"],
+        unit="of 1",
+        n=result["n"],
+        interval=(result["low"], result["high"]),
+        seeds=(result["seed"],),
+        commit=commit or UNKNOWN,
+        date=date,
+        machine=machine,
+        command=command,
+        files=measured_files(result["sim"].split("/")[0], algo),
+        note=f"list {result['seed']} of starts; trained at commit {policy_commit or UNKNOWN}",
+    )
 
 
-# ---- how old a row is --------------------------------------------------------------------------------------------
+# ---- how old a row is --------------------------------------------------------------------------------------
 
 OLDER, CURRENT, NO_COMMIT, FOREIGN, NO_GIT, NO_FILES = (
-    "older than the code", "", "commit unknown", "commit not in this history", "not checked", "names no files")
+    "older than the code",
+    "",
+    "commit unknown",
+    "commit not in this history",
+    "not checked",
+    "names no files",
+)
 
 
 def age(row: ResultRow, repository: "Path | None") -> str:
-    """Whether the files that the row names changed after its commit: OLDER, CURRENT (""), or why that is not known."""
+    """Whether the files that the row names changed after its commit: OLDER, CURRENT (""), or why that is not
+    known."""
     since = row.commit if row.commit != UNKNOWN else row.recorded
     if not since:
         return NO_COMMIT
@@ -222,8 +309,13 @@ def age(row: ResultRow, repository: "Path | None") -> str:
 
 @functools.cache
 def _changed(repository: str, commit: str, paths: Sequence[str]) -> str:
-    done = subprocess.run(["git", "-C", repository, "log", "-1", "--format=%h", f"{commit}..HEAD", "--", *paths],
-                          capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["git", "-C", repository, "log", "-1", "--format=%h", f"{commit}..HEAD", "--", *paths],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     if done.returncode:
         return FOREIGN
     return OLDER if done.stdout.strip() else CURRENT
@@ -232,8 +324,13 @@ def _changed(repository: str, commit: str, paths: Sequence[str]) -> str:
 def repository_of(folder: "str | Path") -> "Path | None":
     """The git repository that holds `folder`; None without git, or outside one."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel"], capture_output=True, text=True,
-                              timeout=60, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "--show-toplevel"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     except OSError:
         return None
     return Path(done.stdout.strip()) if done.returncode == 0 else None

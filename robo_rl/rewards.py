@@ -1,11 +1,13 @@
 """Was it a success? A classifier of marked states, and the guard that bounds its false alarms.
 
-    score of an episode = max_t min_{j < hold} p(success | s_{t-j})            `hold` states in a row must agree
+    score of an episode = max_t min_{j < hold} p(success | s_{t-j})            `hold` states in a row must
+                                                            agree
     threshold = the ceil((n + 1)(1 - rate))-th smallest score of n failures that were held out
 
-Then a failure like those is called a success with probability at most `rate` (split conformal prediction, Vovk et al.
-2005; it is exact for exchangeable episodes and says nothing of others). The rate is per episode: a bound per state would
-let nearly every long failure through. Training: binary cross-entropy, half of every batch successes (HIL-SERL).
+Then a failure like those is called a success with probability at most `rate` (split conformal prediction,
+Vovk et al. 2005; it is exact for exchangeable episodes and says nothing of others). The rate is per episode:
+a bound per state would let nearly every long failure through. Training: binary cross-entropy, half of every
+batch successes (HIL-SERL).
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ from robo_rl.optim import AdamW
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marked:
-    """States somebody marked: state float32[M,S], success bool[M], episode int64[M], each episode in order of time."""
+    """States somebody marked: state float32[M,S], success bool[M], episode int64[M], each episode in order of
+    time."""
 
     state: np.ndarray
     success: np.ndarray
@@ -30,8 +33,10 @@ class Marked:
     def __post_init__(self) -> None:
         m = len(self.state)
         if self.state.ndim != 2 or self.success.shape != (m,) or self.episode.shape != (m,):
-            raise UserError(f"marks must be state [M,S], success [M] and episode [M], got {self.state.shape}, "
-                            f"{self.success.shape} and {self.episode.shape}")
+            raise UserError(
+                f"marks must be state [M,S], success [M] and episode [M], got {self.state.shape}, "
+                f"{self.success.shape} and {self.episode.shape}"
+            )
         if not np.isfinite(self.state).all():
             raise UserError("a marked state is not finite; drop its episode")
         seen = {}
@@ -45,12 +50,15 @@ class Marked:
         return Marked(self.state[at], self.success[at], self.episode[at])
 
 
-def marks_of(state: np.ndarray, lengths: np.ndarray, success: np.ndarray, last: int = 2, hidden: int = 8) -> Marked:
+def marks_of(
+    state: np.ndarray, lengths: np.ndarray, success: np.ndarray, last: int = 2, hidden: int = 8
+) -> Marked:
     """Marks of whole episodes that somebody called a success or a failure at their end.
 
-    state float32[M,S]: what was observed, episode after episode, of `lengths` int[E] rows each; success bool[E]. The `last` states of a
-    success look like one; of the `hidden` before them nobody knows, for a person marks late; all others are none. A state that is both
-    (the robot stood still before the mark) counts as a success.
+    state float32[M,S]: what was observed, episode after episode, of `lengths` int[E] rows each; success
+    bool[E]. The `last` states of a success look like one; of the `hidden` before them nobody knows, for a
+    person marks late; all others are none. A state that is both (the robot stood still before the mark)
+    counts as a success.
     """
     ends = np.cumsum(lengths)
     from_end = np.repeat(ends, lengths) - np.arange(len(state))  # 1: the last of its episode
@@ -63,7 +71,8 @@ def marks_of(state: np.ndarray, lengths: np.ndarray, success: np.ndarray, last: 
 
 
 class SuccessClassifier(nn.Module):
-    """p(success | state), with the threshold and hold of its guard as buffers, so that they travel with the weights."""
+    """p(success | state), with the threshold and hold of its guard as buffers, so that they travel with the
+    weights."""
 
     threshold: Tensor
     hold: Tensor
@@ -71,7 +80,9 @@ class SuccessClassifier(nn.Module):
     def __init__(self, state: int, hidden: int = 64):
         super().__init__()
         self.norm = Normaliser(state)
-        self.net = nn.Sequential(nn.Linear(state, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.net = nn.Sequential(
+            nn.Linear(state, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )
         self.register_buffer("threshold", torch.tensor(0.5))
         self.register_buffer("hold", torch.tensor(1))
 
@@ -85,11 +96,16 @@ class SuccessClassifier(nn.Module):
         return torch.sigmoid(self(torch.from_numpy(np.ascontiguousarray(state, np.float32)))).numpy()
 
 
-def fit(marks: Marked, seed: int = 0, updates: int = 400, batch: int = 128, lr: float = 1e-3) -> SuccessClassifier:
+def fit(
+    marks: Marked, seed: int = 0, updates: int = 400, batch: int = 128, lr: float = 1e-3
+) -> SuccessClassifier:
     """Balanced binary cross-entropy. Raises UserError unless both kinds are there."""
     good, bad = marks.success.nonzero()[0], (~marks.success).nonzero()[0]
     if not len(good) or not len(bad):
-        raise UserError(f"a success classifier needs marks of both kinds, got {len(good)} successes and {len(bad)} failures")
+        raise UserError(
+            f"a success classifier needs marks of both kinds, got {len(good)} successes and {len(bad)} "
+            "failures"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = SuccessClassifier(marks.state.shape[1])
@@ -108,36 +124,44 @@ def fit(marks: Marked, seed: int = 0, updates: int = 400, batch: int = 128, lr: 
 
 
 def episode_scores(p: np.ndarray, episode: np.ndarray, hold: int) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities [M] in order of time -> (episodes there are, the score of each); shorter than `hold`: 0."""
+    """Probabilities [M] in order of time -> (episodes there are, the score of each); shorter than `hold`:
+    0."""
     names, scores = np.unique(episode), []
     for e in names:
         mine = p[episode == e]
-        runs = np.lib.stride_tricks.sliding_window_view(mine, hold).min(1) if len(mine) >= hold else np.zeros(1)
+        runs = (
+            np.lib.stride_tricks.sliding_window_view(mine, hold).min(1) if len(mine) >= hold else np.zeros(1)
+        )
         scores.append(runs.max())
     return names, np.array(scores, np.float64)
 
 
 def guard(failures: np.ndarray, rate: float) -> float:
-    """The threshold that a failure's score exceeds with probability at most `rate`, from scores of n held-out failures.
+    """The threshold that a failure's score exceeds with probability at most `rate`, from scores of n held-out
+    failures.
 
     Raises UserError if n is too small to promise that: it takes ceil(1/rate) - 1 of them."""
     in_range("rate", rate, 0, 1, open_low=True, open_high=True)
     n = len(failures)
     rank = int(np.ceil((n + 1) * (1 - rate) - 1e-9))
     if rank > n:
-        raise UserError(f"a false-alarm rate of {rate:g} needs at least {int(np.ceil(1 / rate - 1e-9)) - 1} held-out failures, "
-                        f"got {n}; mark more or allow a higher rate")
+        raise UserError(
+            f"a false-alarm rate of {rate:g} needs at least {int(np.ceil(1 / rate - 1e-9)) - 1} held-out "
+            f"failures, got {n}; mark more or allow a higher rate"
+        )
     return float(np.sort(failures)[rank - 1])
 
 
-def train(marks: Marked, rate: float, hold: int = 2, seed: int = 0, share: float = 0.5) -> tuple[SuccessClassifier, dict]:
+def train(
+    marks: Marked, rate: float, hold: int = 2, seed: int = 0, share: float = 0.5
+) -> tuple[SuccessClassifier, dict]:
     """Fit on some episodes, set the guard on the others (`share` of them) -> (classifier, what was measured).
 
-    An episode's states before its first success count as a failure of their own. Reported: the threshold, how many
-    held-out failures set it, and the share of held-out successes that pass it (recall)."""
+    An episode's states before its first success count as a failure of their own. Reported: the threshold, how
+    many held-out failures set it, and the share of held-out successes that pass it (recall)."""
     in_range("hold", hold, 1, 1000)
     episodes = np.unique(marks.episode)
-    out = np.random.default_rng([seed, 5]).permutation(episodes)[:round(share * len(episodes))]
+    out = np.random.default_rng([seed, 5]).permutation(episodes)[: round(share * len(episodes))]
     held = np.zeros(int(marks.episode.max()) + 1, bool)
     held[out] = True
     model, test = fit(marks.rows(~held), seed), marks.rows(held)
@@ -147,15 +171,20 @@ def train(marks: Marked, rate: float, hold: int = 2, seed: int = 0, share: float
         at = (test.episode == e).nonzero()[0]
         won = test.success[at]
         if won.any():
-            before[at[int(won.argmax()):]] = False
+            before[at[int(won.argmax()) :]] = False
     _, failures = episode_scores(p[before], test.episode[before], hold)
     threshold = guard(failures, rate)
     won = np.unique(test.episode[test.success])
     caught = [p[(test.episode == e) & test.success].max() > threshold for e in won]
     model.threshold.fill_(threshold)
     model.hold.fill_(hold)
-    return model, {"threshold": threshold, "failures": len(failures), "successes": len(won),
-                   "false_alarms": float((failures > threshold).mean()), "recall": float(np.mean(caught)) if caught else 0.0}
+    return model, {
+        "threshold": threshold,
+        "failures": len(failures),
+        "successes": len(won),
+        "false_alarms": float((failures > threshold).mean()),
+        "recall": float(np.mean(caught)) if caught else 0.0,
+    }
 
 
 class Judge:

@@ -1,10 +1,12 @@
 """Acting: a policy and a vector env in, decisions with everything learning needs out.
 
-Axes: T decisions, N envs, E executed steps, F log-prob factors. An env that ends inside a chunk stays frozen to the
-end of it; the observation it froze in is the true successor and is kept apart from the next episode's first one.
+Axes: T decisions, N envs, E executed steps, F log-prob factors. An env that ends inside a chunk stays frozen
+to the end of it; the observation it froze in is the true successor and is kept apart from the next episode's
+first one.
 
-A `Collector` writes every decision straight into a row of *columns* (NumPy arrays, time first): a plain allocation, or a
-slot that other processes map. `rollout_of` turns the columns of one collector or of many into one `Rollout`.
+A `Collector` writes every decision straight into a row of *columns* (NumPy arrays, time first): a plain
+allocation, or a slot that other processes map. `rollout_of` turns the columns of one collector or of many
+into one `Rollout`.
 """
 
 import time
@@ -27,17 +29,19 @@ from robo_rl.starts import Ended, StartChooser, StartSource
 Columns = dict[str, np.ndarray]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # column -> shape of one decision's row, dtype
 OBS, FINAL, TRACE, TREE = "obs/", "final/", "trace/", "tree/"  # prefixes of columns
-REPEATED = ("returns", "lengths", "success", "version", "start", "task_id", "group")  # columns that stay as they were at the last decision
+# columns that stay as they were at the last decision
+REPEATED = ("returns", "lengths", "success", "version", "start", "task_id", "group")
 
 
 @dataclass(slots=True)
 class Rollout:
     """The unit that is shipped and trained on.
 
-    rewards[T,N] are discounted inside the chunk, `discounts` = gamma^(steps really executed) and 0 where terminated,
-    `done` = terminated, truncated or cut where a person took over or let go, `mask` False where the env was already over,
-    the decision was not made or a person acted.
-    `final_obs` holds the successor observations of `done.nonzero()` in that order, `last_obs` those after decision T.
+    rewards[T,N] are discounted inside the chunk, `discounts` = gamma^(steps really executed) and 0 where
+    terminated, `done` = terminated, truncated or cut where a person took over or let go, `mask` False where
+    the env was already over, the decision was not made or a person acted.
+    `final_obs` holds the successor observations of `done.nonzero()` in that order, `last_obs` those after
+    decision T.
     """
 
     obs: Obs  # [T,N,...]
@@ -56,11 +60,15 @@ class Rollout:
     last_obs: Obs
     stats: dict[str, float]
     source: str = "policy"
-    start: Tensor | None = None  # int [T,N] start of the episode (robo_rl.starts), where a sampler chooses starts
+    # int [T,N] start of the episode (robo_rl.starts), where a sampler chooses starts
+    start: Tensor | None = None
     ended: Ended | None = None  # the episodes that ended, there too
-    tree: dict[str, Tensor] = field(default_factory=dict)  # [T,N] each, where episodes fork (robo_rl.runtime.branches)
-    group: Tensor | None = None  # int [T,N] group of the episode, where the sizes of groups are decided (robo_rl.runtime.planned)
-    success: Tensor | None = None  # bool [N] of the episode that ended; lengths int [N]: its control steps (whole episodes)
+    # [T,N] each, where episodes fork (robo_rl.runtime.branches)
+    tree: dict[str, Tensor] = field(default_factory=dict)
+    # int [T,N] group of the episode, where the sizes of groups are decided (robo_rl.runtime.planned)
+    group: Tensor | None = None
+    # bool [N] of the episode that ended; lengths int [N]: its control steps (whole episodes)
+    success: Tensor | None = None
     lengths: Tensor | None = None
     cut: Tensor | None = None  # bool [T,N] of `done` what a person ended, where one may take over
     replayed: int = 0  # so many of the last columns were learnt from before (robo_rl.algos.rollout_replay)
@@ -92,10 +100,12 @@ class Timer:
 
 
 def run_chunk(env, actions: np.ndarray, gamma: float):
-    """Execute `actions[N,E,A]` -> (obs, reward[N] discounted, raw reward sum, terminated, truncated, success, steps[N]).
+    """Execute `actions[N,E,A]` -> (obs, reward[N] discounted, raw reward sum, terminated, truncated, success,
+    steps[N]).
 
-    `steps` counts the control steps an env really took. Images are made for the last step alone. Where a person may take
-    over (`env.sources()`), the chunk ends before the first step in which somebody else acts than in its first one.
+    `steps` counts the control steps an env really took. Images are made for the last step alone. Where a
+    person may take over (`env.sources()`), the chunk ends before the first step in which somebody else acts
+    than in its first one.
     """
     n, e, _ = actions.shape
     sources = env.sources if hasattr(env, "sources") else None
@@ -117,13 +127,21 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
         over = _array(terminated | truncated)
         if over.all() and j < e - 1 and (sources or not (hasattr(env, "images") and not env.images)):
             break
-    return (obs, reward.astype(np.float32), raw, _array(terminated), _array(truncated), _array(info["success"]), steps)
+    return (
+        obs,
+        reward.astype(np.float32),
+        raw,
+        _array(terminated),
+        _array(truncated),
+        _array(info["success"]),
+        steps,
+    )
 
 
 @contextmanager
 def one_thread():
-    """Torch on one thread. Products of a state policy are too small to share, and between them idle threads spin on the
-    cores that the simulator wants."""
+    """Torch on one thread. Products of a state policy are too small to share, and between them idle threads
+    spin on the cores that the simulator wants."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -144,21 +162,40 @@ def _dtype(x: Any) -> np.dtype:
 def to_policy(obs: Obs, policy: Policy) -> Obs:
     """Observations where the policy's weights are; as they are for one that has none, such as a script."""
     norm = getattr(policy, "action_norm", None)
-    return obs if norm is None or norm.device.type == "cpu" else {
-        k: v.to(norm.device, non_blocking=True) for k, v in obs.items()}
+    return (
+        obs
+        if norm is None or norm.device.type == "cpu"
+        else {k: v.to(norm.device, non_blocking=True) for k, v in obs.items()}
+    )
 
 
-# ---- columns -----------------------------------------------------------------------------------------------------
+# ---- columns -----------------------------------------------------------------------------------------------
+
 
 def layout(policy: Policy, obs: Obs, explore: bool = True, chunk: Chunk | None = None) -> Layout:
-    """The row of one decision of `policy` on observations [n,...], from acting once, or from the chunk that it then gave."""
-    chunk = policy.act(to_policy(obs, policy), torch.Generator().manual_seed(0), explore) if chunk is None else chunk
+    """The row of one decision of `policy` on observations [n,...], from acting once, or from the chunk that
+    it then gave."""
+    chunk = (
+        policy.act(to_policy(obs, policy), torch.Generator().manual_seed(0), explore)
+        if chunk is None
+        else chunk
+    )
     n = len(chunk.x0)
     rows = {OBS + k: v for k, v in obs.items()} | {FINAL + k: v for k, v in obs.items()}
     rows |= {TRACE + k: v for k, v in chunk.trace.items()} | {"x0": chunk.x0, "logp": chunk.logp}
     out = {k: (tuple(v.shape), _dtype(v)) for k, v in rows.items()}
-    plain = {"rewards": np.float32, "discounts": np.float32, "done": bool, "mask": bool, "executed": np.int64,
-             "success": bool, "returns": np.float64, "lengths": np.int64, "gains": np.float32, "version": np.int64}
+    plain = {
+        "rewards": np.float32,
+        "discounts": np.float32,
+        "done": bool,
+        "mask": bool,
+        "executed": np.int64,
+        "success": bool,
+        "returns": np.float64,
+        "lengths": np.int64,
+        "gains": np.float32,
+        "version": np.int64,
+    }
     return out | {k: ((n,), np.dtype(d)) for k, d in plain.items()}
 
 
@@ -173,17 +210,18 @@ def new_columns(rows: Layout, decisions: int) -> Columns:
 
 
 def _trimmed(c: Columns, made: int, t: int, n: int) -> Columns:
-    """Columns with `made` decisions as ones with `t`: what was not made is masked out and earns an advantage of 0,
+    """Columns with `made` decisions as ones with `t`: what was not made is masked out and earns an advantage
+    of 0,
 
     for it stays in the last observation with reward 0 and discount 1.
     """
     if made == t:
-        return {k: v[:t + k.startswith(OBS)] for k, v in c.items()}
+        return {k: v[: t + k.startswith(OBS)] for k, v in c.items()}
     out = {}
     for k, v in c.items():
         extra = t - made
         if k.startswith(OBS):
-            out[k] = np.concatenate([v[:made + 1], np.broadcast_to(v[made], (extra, *v.shape[1:]))])
+            out[k] = np.concatenate([v[: made + 1], np.broadcast_to(v[made], (extra, *v.shape[1:]))])
         elif k in REPEATED:
             out[k] = np.concatenate([v[:made], np.broadcast_to(v[made - 1], (extra, *v.shape[1:]))])
         else:
@@ -202,6 +240,7 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
 
     def joined(name: str) -> np.ndarray:
         return pieces[0][name] if len(pieces) == 1 else np.concatenate([p[name] for p in pieces], 1)
+
     c = {k: joined(k) for k in pieces[0]}
     tensor = {k: torch.from_numpy(v) for k, v in c.items() if not k.startswith(FINAL)}
     ended = c["done"]
@@ -209,57 +248,96 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
     stats = {"episodes": float(over.sum()), "env_steps": float((c["executed"] * c["mask"]).sum())}
     if over.any():
         share = c[TREE + "weight"][over] if TREE + "weight" in c else None
-        stats |= {name: float(np.average(c[column][over], weights=share)) for name, column in
-                  (("success", "success"), ("return", "returns"), ("length", "lengths"))}
+        stats |= {
+            name: float(np.average(c[column][over], weights=share))
+            for name, column in (("success", "success"), ("return", "returns"), ("length", "lengths"))
+        }
         if "start" in c and (stored := (c["start"][over] < 0).mean()):
             stats["stored"] = float(stored)
 
-    ended_episodes = Ended(*(c[k][over] for k in ("start", "task_id", "success", "returns", "lengths"))) if "start" in c else None
+    ended_episodes = (
+        Ended(*(c[k][over] for k in ("start", "task_id", "success", "returns", "lengths")))
+        if "start" in c
+        else None
+    )
 
     def group(prefix: str, rows) -> dict[str, Tensor]:
-        return {k[len(prefix):]: rows(v) for k, v in (tensor if prefix != FINAL else c).items() if k.startswith(prefix)}
+        return {
+            k[len(prefix) :]: rows(v)
+            for k, v in (tensor if prefix != FINAL else c).items()
+            if k.startswith(prefix)
+        }
+
     return Rollout(
-        obs=group(OBS, lambda v: v[:t]), last_obs=group(OBS, lambda v: v[t]), trace=group(TRACE, lambda v: v),
-        final_obs=group(FINAL, lambda v: torch.from_numpy(v[ended])), x0=tensor["x0"], logp=tensor["logp"],
-        rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
-        mask=tensor["mask"], version=tensor["version"],
-        gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats, start=tensor.get("start"),
-        ended=ended_episodes, tree=group(TREE, lambda v: v), group=tensor.get("group"), cut=tensor.get("cut"),
-        success=torch.from_numpy((c["success"] & over).any(0)), lengths=tensor["lengths"][-1])
+        obs=group(OBS, lambda v: v[:t]),
+        last_obs=group(OBS, lambda v: v[t]),
+        trace=group(TRACE, lambda v: v),
+        final_obs=group(FINAL, lambda v: torch.from_numpy(v[ended])),
+        x0=tensor["x0"],
+        logp=tensor["logp"],
+        rewards=tensor["rewards"],
+        discounts=tensor["discounts"],
+        done=tensor["done"],
+        executed=tensor["executed"],
+        mask=tensor["mask"],
+        version=tensor["version"],
+        gains=tensor["gains"],
+        outcome=tensor["returns"][-1].float(),
+        stats=stats,
+        start=tensor.get("start"),
+        ended=ended_episodes,
+        tree=group(TREE, lambda v: v),
+        group=tensor.get("group"),
+        cut=tensor.get("cut"),
+        success=torch.from_numpy((c["success"] & over).any(0)),
+        lengths=tensor["lengths"][-1],
+    )
 
 
-def think(policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, version: int = 0,
-          explore: bool = True) -> list[np.ndarray]:
-    """Decide on the observations in row t of each part, in one batch, and write the decisions there -> actions [n,E,A].
+def think(
+    policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, version: int = 0, explore: bool = True
+) -> list[np.ndarray]:
+    """Decide on the observations in row t of each part, in one batch, and write the decisions there ->
+    actions [n,E,A].
 
     `generator` draws for all rows, or is a list with one (generator, rows) per part.
     """
-    obs = {k[len(OBS):]: torch.from_numpy(parts[0][0][k][parts[0][1]] if len(parts) == 1 else
-                                          np.concatenate([c[k][t] for c, t in parts]))
-           for k in parts[0][0] if k.startswith(OBS)}
+    obs = {
+        k[len(OBS) :]: torch.from_numpy(
+            parts[0][0][k][parts[0][1]] if len(parts) == 1 else np.concatenate([c[k][t] for c, t in parts])
+        )
+        for k in parts[0][0]
+        if k.startswith(OBS)
+    }
     chunk = policy.act(to_policy(obs, policy), generator, explore)
-    rows = {TRACE + k: _array(v) for k, v in chunk.trace.items()} | {"x0": _array(chunk.x0), "logp": _array(chunk.logp)}
+    rows = {TRACE + k: _array(v) for k, v in chunk.trace.items()} | {
+        "x0": _array(chunk.x0),
+        "logp": _array(chunk.logp),
+    }
     actions, at, out = _array(chunk.actions), 0, []
     for c, t in parts:
         n = c["done"].shape[1]
         for k, v in rows.items():
-            c[k][t] = v[at:at + n]
+            c[k][t] = v[at : at + n]
         c["version"][t] = version
-        out.append(actions[at:at + n])
+        out.append(actions[at : at + n])
         at += n
     return out
 
 
-# ---- collecting --------------------------------------------------------------------------------------------------
+# ---- collecting --------------------------------------------------------------------------------------------
+
 
 class Collector:
     """Keeps a vector env going; the only owner of its episode statistics.
 
-    The noise of decision i of lane l is drawn from (seed, l, i) alone: whoever makes it again makes the same one.
-    `starts` says where episodes begin; None: the env draws its own starts.
+    The noise of decision i of lane l is drawn from (seed, l, i) alone: whoever makes it again makes the same
+    one. `starts` says where episodes begin; None: the env draws its own starts.
     """
 
-    def __init__(self, env, policy: Policy, gamma: float, seed: int, lane: int = 0, starts: StartSource | None = None):
+    def __init__(
+        self, env, policy: Policy, gamma: float, seed: int, lane: int = 0, starts: StartSource | None = None
+    ):
         self.env, self.gamma, self.seed, self.lane = env, gamma, seed, lane
         self.spec, self.execute, self.options = policy.spec, policy.options.execute, policy.options
         self.late = self.options.commit_least > 0  # the policy decides while its last chunk runs
@@ -286,7 +364,9 @@ class Collector:
     def layout(self, policy: Policy, explore: bool = True) -> Layout:
         """Rows of this collector's columns."""
         if explore not in self._layouts:
-            self._layouts[explore] = layout(policy, {k: torch.from_numpy(v) for k, v in self.obs.items()}, explore)
+            self._layouts[explore] = layout(
+                policy, {k: torch.from_numpy(v) for k, v in self.obs.items()}, explore
+            )
             if self.watched:
                 self._layouts[explore] |= {"cut": ((self.n,), np.dtype(bool))}
             if self.chooser is not None:
@@ -296,17 +376,30 @@ class Collector:
     def begin(self, starts: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Start one episode per env (of those in `mask`) from `starts[N]`."""
         mask = np.ones(self.n, bool) if mask is None else mask
-        raw = self.env.reset(options={"reset_mask": mask, "starts": starts})[0] if self.chooser is None else \
-            self.chooser.begin(starts, mask)
-        self.obs = self._read(raw, kept_rows(self.obs, ~mask, first_waits(self.options, starts)) if self.late else {})
+        raw = (
+            self.env.reset(options={"reset_mask": mask, "starts": starts})[0]
+            if self.chooser is None
+            else self.chooser.begin(starts, mask)
+        )
+        self.obs = self._read(
+            raw, kept_rows(self.obs, ~mask, first_waits(self.options, starts)) if self.late else {}
+        )
         self.returns[mask], self.lengths[mask], self.gains[mask] = 0, 0, 0
         self.alive = self.alive | mask
 
-    def decide(self, policy: Policy, columns: Columns, t: int, version: int = 0, explore: bool = True,
-               whole: bool = False) -> None:
-        """One decision in every env, into row t of the columns; `whole` leaves an env that is over as it is."""
+    def decide(
+        self,
+        policy: Policy,
+        columns: Columns,
+        t: int,
+        version: int = 0,
+        explore: bool = True,
+        whole: bool = False,
+    ) -> None:
+        """One decision in every env, into row t of the columns; `whole` leaves an env that is over as it
+        is."""
         seed_noise(self.generator, self.observe(columns, t))
-        actions, = think(policy, [(columns, t)], self.generator, version, explore)
+        (actions,) = think(policy, [(columns, t)], self.generator, version, explore)
         self.timer.add("policy")
         self.act(actions, columns, t, whole)
 
@@ -319,8 +412,16 @@ class Collector:
         self.timer.skip()
         return mix(self.seed, self.lane, self.decision)
 
-    def act(self, actions: np.ndarray, columns: Columns, t: int, whole: bool = False, known: np.ndarray | None = None) -> None:
-        """Execute `actions[N,E,A]` and write what came of it into row t; `known` [N]: starts of the episodes that begin after it."""
+    def act(
+        self,
+        actions: np.ndarray,
+        columns: Columns,
+        t: int,
+        whole: bool = False,
+        known: np.ndarray | None = None,
+    ) -> None:
+        """Execute `actions[N,E,A]` and write what came of it into row t; `known` [N]: starts of the episodes
+        that begin after it."""
         helped = self.sources() if self.watched else None
         actions = played(actions, columns[OBS + COUNT][t]) if self.late else actions
         raw, reward, gain, terminated, truncated, success, steps = run_chunk(self.env, actions, self.gamma)
@@ -334,8 +435,14 @@ class Collector:
         c["discounts"][t], c["executed"][t] = np.where(terminated, 0, self.gamma**steps), steps
         c["success"][t], c["returns"][t], c["lengths"][t] = success, self.returns, self.lengths
         c["gains"][t] = self.gains
-        self.gains = np.where(done, np.float32(0), self.gains)  # not times 0: a number that is not finite ends with its episode
-        self.obs = self._read(raw, rows_to_come(self.options, c["x0"][t], c[TRACE + ROWS][t], c[OBS + COUNT][t]) if self.late else {})
+        # not times 0: a number that is not finite ends with its episode
+        self.gains = np.where(done, np.float32(0), self.gains)
+        self.obs = self._read(
+            raw,
+            rows_to_come(self.options, c["x0"][t], c[TRACE + ROWS][t], c[OBS + COUNT][t])
+            if self.late
+            else {},
+        )
         if self.watched:  # what a person did is not the policy's to learn from, nor what came of it
             c["mask"][t] &= helped == 0
             c["cut"][t] = alive & ~done & (self.sources() != helped)
@@ -349,7 +456,11 @@ class Collector:
                 self.alive = alive & ~done
             else:
                 self.returns[done], self.lengths[done] = 0, 0
-                raw = self.env.reset(options={"reset_mask": done})[0] if self.chooser is None else self.chooser.next(done, known)
+                raw = (
+                    self.env.reset(options={"reset_mask": done})[0]
+                    if self.chooser is None
+                    else self.chooser.next(done, known)
+                )
                 self.obs = self._read(raw, kept_rows(self.obs, ~done, self.obs[COUNT]) if self.late else {})
         for k, v in self.obs.items():
             c[OBS + k][t + 1] = v
@@ -377,7 +488,7 @@ class Collector:
                 self.decide(policy, columns, made, version, explore, whole=True)
                 made += 1
         self.alive[:] = True
-        return rollout_of([({k: v[:made + k.startswith(OBS)] for k, v in columns.items()}, made)])
+        return rollout_of([({k: v[: made + k.startswith(OBS)] for k, v in columns.items()}, made)])
 
     def longest(self) -> int:
         """Decisions of the longest episode."""
@@ -387,10 +498,19 @@ class Collector:
         """Everything needed to go on exactly, or {} where the env cannot be snapshotted."""
         if not hasattr(self.env, "get_state"):
             return {}
-        return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "returns": self.returns.copy(),
-                "lengths": self.lengths.copy(), "alive": self.alive.copy(), "gains": self.gains.copy(), "decision": self.decision,
-                "seed": self.seed, "lane": self.lane, "starts": None if self.chooser is None else self.chooser.state(),
-                "outcomes": self.env.outcomes() if hasattr(self.env, "outcomes") else None}
+        return {
+            "env": self.env.get_state(),
+            "obs": {k: v.copy() for k, v in self.obs.items()},
+            "returns": self.returns.copy(),
+            "lengths": self.lengths.copy(),
+            "alive": self.alive.copy(),
+            "gains": self.gains.copy(),
+            "decision": self.decision,
+            "seed": self.seed,
+            "lane": self.lane,
+            "starts": None if self.chooser is None else self.chooser.state(),
+            "outcomes": self.env.outcomes() if hasattr(self.env, "outcomes") else None,
+        }
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])

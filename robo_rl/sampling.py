@@ -5,7 +5,8 @@ Convention (openpi, LeRobot, RLinf): noise at t=1, action at t=0, `x_t = (1-t) x
 
     mean = a_k x + b_k out,     std = s_k                                                        (*)
 
-with `out` the network output (velocity, or predicted noise for DDPM), so a chain is three tables of K numbers.
+with `out` the network output (velocity, or predicted noise for DDPM), so a chain is three tables of K
+numbers.
 Sources: Flow-SDE, Flow-CPS, Flow-Noise: pi_RL (arXiv 2510.25889) eq. 6-13; ReinFlow (arXiv 2505.22094) eq. 8;
 DDPM (arXiv 2006.11239) eq. 6-7; DDIM (arXiv 2010.02502) eq. 12.
 """
@@ -16,13 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Noise = torch.Generator | list[tuple[torch.Generator, int]]  # one for a batch, or one for each so many rows of it
+# one for a batch, or one for each so many rows of it
+Noise = torch.Generator | list[tuple[torch.Generator, int]]
 LOG_2PI = math.log(2 * math.pi)
 FLOW_KINDS = ("ode", "sde", "cps")
 
 
 def randn(noise: Noise, b: int, d: int, out: Tensor | None = None) -> Tensor:
-    """Standard normal [b,d]; rows that have a generator of their own get the same numbers in any batch. `out` may be anywhere."""
+    """Standard normal [b,d]; rows that have a generator of their own get the same numbers in any batch. `out`
+    may be anywhere."""
     if out is not None and out.device.type != "cpu":
         return out.copy_(randn(noise, b, d), non_blocking=True)
     if isinstance(noise, torch.Generator):
@@ -58,7 +61,8 @@ def flow_step(x: Tensor, t: Tensor, t_next: Tensor, v: Tensor, kind: str, level:
     """Mean and std of one flow step t -> t_next; the definition the tables are tested against.
 
     With x0 = x - t v, x1 = x + (1-t) v and d = t - t_next:  mean = w0 x0 + w1 x1.
-    ode: w0=1-t', w1=t', std=0.  sde: sigma = level sqrt(t/(1-t)), w1 = t' - sigma^2 d/(2t), std = sigma sqrt(d).
+    ode: w0=1-t', w1=t', std=0.  sde: sigma = level sqrt(t/(1-t)), w1 = t' - sigma^2 d/(2t), std = sigma
+    sqrt(d).
     cps: w1 = t' cos(pi level/2), std = t' sin(pi level/2).
     At t=1 the sde's 1-t is replaced by 1-t_first, t_first being the second grid point (sigma diverges there).
     """
@@ -67,7 +71,9 @@ def flow_step(x: Tensor, t: Tensor, t_next: Tensor, v: Tensor, kind: str, level:
     return w0 * x0 + w1 * x1, torch.as_tensor(std, dtype=torch.float64)
 
 
-def _flow_weights(t: float, t_next: float, kind: str, level: float, t_first: float) -> tuple[float, float, float]:
+def _flow_weights(
+    t: float, t_next: float, kind: str, level: float, t_first: float
+) -> tuple[float, float, float]:
     d = t - t_next
     if kind == "ode":
         return 1 - t_next, t_next, 0.0
@@ -80,7 +86,8 @@ def _flow_weights(t: float, t_next: float, kind: str, level: float, t_first: flo
 
 
 def flow_table(k: int, kind: str, level: float = 0.0) -> ChainTable:
-    """Tables of a K-step flow chain. K=1 has no second grid point before t=0, so its sde step is the ode step."""
+    """Tables of a K-step flow chain. K=1 has no second grid point before t=0, so its sde step is the ode
+    step."""
     ts = time_grid(k).tolist()
     rows = []
     for t, t_next in zip(ts[:-1], ts[1:], strict=False):
@@ -92,13 +99,14 @@ def flow_table(k: int, kind: str, level: float = 0.0) -> ChainTable:
 def action_table(table: ChainTable) -> ChainTable:
     """The same flow chain for a network whose `out` is the clean chunk D: with v = (x - D)/t,
 
-        a x + b v = (a + b/t) x - (b/t) D.
+    a x + b v = (a + b/t) x - (b/t) D.
     """
     return ChainTable(table.a + table.b / table.t, -table.b / table.t, table.s, table.t)
 
 
 def cosine_alphas(k: int) -> Tensor:
-    """`[K]` float64 cumulative alphas of the cosine schedule (Nichol & Dhariwal 2021, eq. 17), least noisy first."""
+    """`[K]` float64 cumulative alphas of the cosine schedule (Nichol & Dhariwal 2021, eq. 17), least noisy
+    first."""
     s = 0.008
     f = torch.cos((torch.arange(k + 1, dtype=torch.float64) / k + s) / (1 + s) * math.pi / 2) ** 2
     betas = (1 - f[1:] / f[:-1]).clamp(max=0.999)
@@ -128,7 +136,8 @@ def diffusion_table(train_steps: int, k: int, eta: float) -> tuple[ChainTable, T
 
 
 def gaussian_logp(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Elementwise log N(x; mean, std^2); exactly 0 where std == 0 (a deterministic step has no density factor)."""
+    """Elementwise log N(x; mean, std^2); exactly 0 where std == 0 (a deterministic step has no density
+    factor)."""
     random = std > 0
     safe = torch.where(random, std, 1.0)
     logp = torch.add(-0.5 * LOG_2PI - torch.log(safe), ((x - mean) / safe).square(), alpha=-0.5)
@@ -138,7 +147,7 @@ def gaussian_logp(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def gaussian_kl(mean: Tensor, std: Tensor, mean2: Tensor, std2: Tensor) -> Tensor:
     """Elementwise KL(N(mean, std^2) || N(mean2, std2^2)) [nats]; 0 where std == 0, as `gaussian_logp`.
 
-        log(std2/std) + (std^2 + (mean - mean2)^2) / (2 std2^2) - 1/2
+    log(std2/std) + (std^2 + (mean - mean2)^2) / (2 std2^2) - 1/2
     """
     random = std > 0
     a, b = torch.where(random, std, 1.0), torch.where(random, std2, 1.0)
@@ -149,11 +158,12 @@ def gaussian_kl(mean: Tensor, std: Tensor, mean2: Tensor, std2: Tensor) -> Tenso
 def chunk_logp(x: Tensor, mean: Tensor, std: Tensor, executed: int, reduction: str) -> Tensor:
     """Log-density of a step of chunks `[..., H, A]` over the executed E x A slice alone -> `[...]`.
 
-    `std` broadcasts against x. reduction "sum" is the joint density; "mean" divides it by E*A, so its ratio is the
-    (E*A)-th root of the other and clip ranges do not carry over between the two.
+    `std` broadcasts against x. reduction "sum" is the joint density; "mean" divides it by E*A, so its ratio
+    is the (E*A)-th root of the other and clip ranges do not carry over between the two.
     """
-    logp = gaussian_logp(x[..., :executed, :], mean[..., :executed, :],
-                         std if std.dim() < 2 else std[..., :executed, :])
+    logp = gaussian_logp(
+        x[..., :executed, :], mean[..., :executed, :], std if std.dim() < 2 else std[..., :executed, :]
+    )
     if reduction == "sum":
         return logp.sum((-2, -1))
     if reduction == "mean":
@@ -162,10 +172,11 @@ def chunk_logp(x: Tensor, mean: Tensor, std: Tensor, executed: int, reduction: s
 
 
 def drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool, entries: tuple[int, float]) -> Tensor:
-    """`[K, 3K+2]`: row j holds a, b and std of every step of a chain whose random step is j, then two numbers of step j:
-    its log-density is the first plus the second times the sum of the squared noise.
+    """`[K, 3K+2]`: row j holds a, b and std of every step of a chain whose random step is j, then two numbers
+    of step j: its log-density is the first plus the second times the sum of the squared noise.
 
-    With a learned std the std columns are 1 (the step is random) or 0, and the first number leaves out log std.
+    With a learned std the std columns are 1 (the step is random) or 0, and the first number leaves out log
+    std.
     """
     random, (count, scale) = torch.eye(len(quiet.a), dtype=torch.bool), entries
     std = torch.ones_like(loud.s) if learned else loud.s

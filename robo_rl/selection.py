@@ -1,8 +1,9 @@
 """Which checkpoint is the best, when training may stop, and on which starts each of the two is decided.
 
-Everything that decides looks at one list of starts, everything that is reported at another. The best of several evaluations on a
-list is on average better there than the policy is: of eleven equal checkpoints with 200 episodes each, the winner's own 95 % interval
-holds the truth in 83 % of runs, its interval on a fresh list in 95 %.
+Everything that decides looks at one list of starts, everything that is reported at another. The best of
+several evaluations on a list is on average better there than the policy is: of eleven equal checkpoints with
+200 episodes each, the winner's own 95 % interval holds the truth in 83 % of runs, its interval on a fresh
+list in 95 %.
 """
 
 import math
@@ -18,8 +19,8 @@ MISS = 0.025
 
 
 class Look(NamedTuple):
-    """One evaluation on the starts of CHOOSE: `successes` of `n` episodes, mean return `gain`; of a run over several tasks also
-    `tasks`, (successes, n) of each."""
+    """One evaluation on the starts of CHOOSE: `successes` of `n` episodes, mean return `gain`; of a run over
+    several tasks also `tasks`, (successes, n) of each."""
 
     step: int
     successes: int
@@ -43,38 +44,51 @@ class Look(NamedTuple):
 
 
 def best_look(looks: Iterable[Look]) -> Look:
-    """The look with the most success in its worst task, then in all, then the most return; the earliest of equals."""
+    """The look with the most success in its worst task, then in all, then the most return; the earliest of
+    equals."""
     return max(looks, key=lambda x: (x.worst, x.rate, x.gain, -x.step))
 
 
 def lower_bounds(looks: Sequence[Look]) -> list[float]:
-    """Lower bound of each look's success rate, of M tasks the least of theirs; with probability 1 - MISS all of them hold together.
+    """Lower bound of each look's success rate, of M tasks the least of theirs; with probability 1 - MISS all
+    of them hold together.
 
-    A run looks often, so look k = 1, 2, … may miss with probability MISS / (k (k + 1)), and each of its tasks with an M-th of it; these
-    add up to MISS whatever the number of looks and however they depend on each other (Bonferroni's inequality). Each is Wilson's at that
-    level (`robo_rl.stats.wilson`).
+    A run looks often, so look k = 1, 2, … may miss with probability MISS / (k (k + 1)), and each of its tasks
+    with an M-th of it; these add up to MISS whatever the number of looks and however they depend on each
+    other (Bonferroni's inequality). Each is Wilson's at that level (`robo_rl.stats.wilson`).
     """
     from robo_rl.stats import wilson  # NumPy comes with it, and --help needs none
-    return [min(wilson(s, n, 1 - 2 * MISS / (k * (k + 1) * len(x.parts))).low for s, n in x.parts) for k, x in enumerate(looks, 1)]
+
+    return [
+        min(wilson(s, n, 1 - 2 * MISS / (k * (k + 1) * len(x.parts))).low for s, n in x.parts)
+        for k, x in enumerate(looks, 1)
+    ]
 
 
 def too_few(looks: Sequence[Look], target: float) -> str:
-    """Why the newest look, in which no episode failed, cannot end training: it had too few episodes to show `target`; "" otherwise."""
+    """Why the newest look, in which no episode failed, cannot end training: it had too few episodes to show
+    `target`; "" otherwise."""
     if not target or not looks or looks[-1].worst < 1 or (low := lower_bounds(looks)[-1]) >= target:
         return ""
     k, n = len(looks), min(n for _, n in looks[-1].parts)
     z2 = n / low - n  # of n successes in n episodes Wilson's lower bound is n / (n + z^2)
-    least = "" if target == 1 else f"; {math.ceil(z2 * target / (1 - target))} episodes would have (--eval-episodes)"
-    return (f"no episode of {n} failed, which after {k} look{'s' * (k > 1)} shows success of {low:.3f} at least: too little to end "
-            f"training at --target {target:g}{least}")
+    least = (
+        ""
+        if target == 1
+        else f"; {math.ceil(z2 * target / (1 - target))} episodes would have (--eval-episodes)"
+    )
+    return (
+        f"no episode of {n} failed, which after {k} look{'s' * (k > 1)} shows success of {low:.3f} at least: "
+        f"too little to end training at --target {target:g}{least}"
+    )
 
 
 def stop_reason(looks: Sequence[Look], target: float, patience: int) -> str:
     """Why training may stop after these looks, in the order they were made; "" if it goes on.
 
-    It stops when a look lies with its lower bound (of all looks together, `lower_bounds`) at or above `target`, and so do the
-    `patience` looks after it, none of which has more success than every look before; or when in a look at or above `target` no episode
-    failed. Of several tasks the worst counts.
+    It stops when a look lies with its lower bound (of all looks together, `lower_bounds`) at or above
+    `target`, and so do the `patience` looks after it, none of which has more success than every look before;
+    or when in a look at or above `target` no episode failed. Of several tasks the worst counts.
     """
     if not target:
         return ""
@@ -89,7 +103,15 @@ def stop_reason(looks: Sequence[Look], target: float, patience: int) -> str:
     perfect = still >= 0 and looks[-1].worst >= 1
     if still < patience and not perfect:
         return ""
-    rose = " and no episode failed" if perfect else f" and success has not risen since step {since}" if patience else ""
+    rose = (
+        " and no episode failed"
+        if perfect
+        else f" and success has not risen since step {since}"
+        if patience
+        else ""
+    )
     where = " in the worst task" if len(looks[-1].parts) > 1 else ""
-    return (f"stopped at step {looks[-1].step}: the lower bound of success{where}, {low:.3f} after {len(looks)} looks, is at or above "
-            f"--target {target:g}{rose}; --steps N makes all of N steps")
+    return (
+        f"stopped at step {looks[-1].step}: the lower bound of success{where}, {low:.3f} after {len(looks)} "
+        f"looks, is at or above --target {target:g}{rose}; --steps N makes all of N steps"
+    )

@@ -1,7 +1,8 @@
-"""Large tensors as shapes alone: a model of billions of weights is made and run in little memory, to count what it keeps and computes.
+"""Large tensors as shapes alone: a model of billions of weights is made and run in little memory, to count
+what it keeps and computes.
 
-Only what is large has no numbers (`torch`'s FakeTensor, on the device that it would be on, so that the same kernels are chosen). Small
-tensors stay real: masks, seeds and tables decide how the code goes on.
+Only what is large has no numbers (`torch`'s FakeTensor, on the device that it would be on, so that the same
+kernels are chosen). Small tensors stay real: masks, seeds and tables decide how the code goes on.
 """
 
 import time
@@ -31,7 +32,8 @@ def fake_mode() -> FakeTensorMode:
 
 
 class ShapesMode(TorchDispatchMode):
-    """Makes new tensors of more than `large` numbers without them; whatever is computed from such has none either."""
+    """Makes new tensors of more than `large` numbers without them; whatever is computed from such has none
+    either."""
 
     def __init__(self, large: int) -> None:
         super().__init__()
@@ -41,7 +43,13 @@ class ShapesMode(TorchDispatchMode):
         kwargs = kwargs or {}
         device, name = kwargs.get("device"), func.overloadpacket.__name__
         on_meta = device is not None and torch.device(device).type == "meta"
-        if name == "empty_like" and device is not None and not on_meta and args[0].is_meta and args[0].numel() > self.large:
+        if (
+            name == "empty_like"
+            and device is not None
+            and not on_meta
+            and args[0].is_meta
+            and args[0].numel() > self.large
+        ):
             with self.fake:  # `Module.to_empty`
                 return torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device=device)
         if name in MAKERS and not on_meta:

@@ -13,7 +13,9 @@ from typing import Self
 def asked_to_stop() -> Iterator[list[int]]:
     """The numbers of the SIGINT and SIGTERM that came; empty until one does. In the main thread alone."""
     came: list[int] = []
-    before = {s: signal.signal(s, lambda number, _: came.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        s: signal.signal(s, lambda number, _: came.append(number)) for s in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield came
     finally:
@@ -24,8 +26,8 @@ def asked_to_stop() -> Iterator[list[int]]:
 class StopSignal:
     """While open: turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once.
 
-    The same signal again within a second is the same press: terminals and service managers tell whole process groups, and
-    the guard passes on what it is told.
+    The same signal again within a second is the same press: terminals and service managers tell whole process
+    groups, and the guard passes on what it is told.
     """
 
     asked = 0  # number of the signal
@@ -38,7 +40,8 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         self._before = {}
-        if threading.current_thread() is threading.main_thread():  # handlers belong to it; elsewhere the flag is set by hand
+        # handlers belong to it; elsewhere the flag is set by hand
+        if threading.current_thread() is threading.main_thread():
             self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 

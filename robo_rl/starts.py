@@ -3,8 +3,8 @@
 No generator state exists, so snapshots are two integers per env, resets are vectorised, and the same start
 gives the same episode in any env index, batch size or process. Hash: SplitMix64 (Steele et al. 2014).
 
-A learner may decide which starts come next: it publishes a `StartTable`, and whoever collects draws from it with the same hash, so
-that a draw depends on (seed, env, number of the episode, table) alone.
+A learner may decide which starts come next: it publishes a `StartTable`, and whoever collects draws from it
+with the same hash, so that a draw depends on (seed, env, number of the episode, table) alone.
 """
 
 from dataclasses import dataclass, field
@@ -44,16 +44,22 @@ class StartStream:
         self.episodes = np.zeros(num_envs, dtype=np.int64)
 
     def seed(self, seed: "int | list[int] | np.ndarray", mask: np.ndarray) -> None:
-        """int: env i is seeded by hash(seed, i); a list gives every env its own. Counters of `mask` restart."""
+        """int: env i is seeded by hash(seed, i); a list gives every env its own. Counters of `mask`
+        restart."""
         n = len(self.seeds)
-        new = hashed(int(np.asarray(seed)), np.arange(n)).view(np.int64) if np.ndim(seed) == 0 else np.asarray(seed, np.int64)
+        new = (
+            hashed(int(np.asarray(seed)), np.arange(n)).view(np.int64)
+            if np.ndim(seed) == 0
+            else np.asarray(seed, np.int64)
+        )
         if len(new) != n:
             raise ValueError(f"seed must be an int or {n} ints, got {len(new)}")
         self.seeds = np.where(mask, new, self.seeds)
         self.episodes = np.where(mask, 0, self.episodes)
 
     def due(self, seed, mask: np.ndarray, starts: "np.ndarray | None") -> tuple[np.ndarray, np.ndarray]:
-        """A reset request as `contract.read_reset` gives it -> (ids [n] of the envs in `mask`, their starts [n])."""
+        """A reset request as `contract.read_reset` gives it -> (ids [n] of the envs in `mask`, their starts
+        [n])."""
         if seed is not None:
             self.seed(seed, mask)
         ids = np.flatnonzero(mask)
@@ -84,16 +90,19 @@ def task_of(starts: np.ndarray, tasks: int) -> np.ndarray:
 
 
 def starts_of(starts: np.ndarray, which: np.ndarray, tasks: int) -> np.ndarray:
-    """The starts [n] next to `starts` [n], both in 0 .. 2^31-1, whose episodes are of the task `which` [n] of `tasks`."""
+    """The starts [n] next to `starts` [n], both in 0 .. 2^31-1, whose episodes are of the task `which` [n] of
+    `tasks`."""
     return starts % (2**31 - tasks) // tasks * tasks + which
 
 
 @dataclass(frozen=True, slots=True)
 class StartTable:
-    """Which starts come next: with probability `uniform` any of the task's own, else row r with probability weights[r] / sum.
+    """Which starts come next: with probability `uniform` any of the task's own, else row r with probability
+    weights[r] / sum.
 
-    ids int64 [R]: a start of the task (>= 0), or the stored state k of the simulator, written -1 - k. weights float64 [R] >= 0.
-    tasks float64 [M] >= 0: in an env of M tasks, any start is one of task k with probability tasks[k] / sum; empty: all alike.
+    ids int64 [R]: a start of the task (>= 0), or the stored state k of the simulator, written -1 - k. weights
+    float64 [R] >= 0. tasks float64 [M] >= 0: in an env of M tasks, any start is one of task k with
+    probability tasks[k] / sum; empty: all alike.
     ValueError: other shapes, no weight above 0 where rows are drawn from, more than 65,536 rows.
     """
 
@@ -107,14 +116,26 @@ class StartTable:
         object.__setattr__(self, "ids", ids)
         object.__setattr__(self, "weights", weights)
         if ids.ndim != 1 or ids.shape != weights.shape or len(ids) > MOST_ROWS:
-            raise ValueError(f"a table of starts has ids [R] and weights [R], R <= {MOST_ROWS}, got {ids.shape} and {weights.shape}")
+            raise ValueError(
+                f"a table of starts has ids [R] and weights [R], R <= {MOST_ROWS}, got {ids.shape} and "
+                f"{weights.shape}"
+            )
         if not 0 <= self.uniform <= 1:
             raise ValueError(f"the share of uniform draws must be in [0, 1], got {self.uniform}")
-        if self.uniform < 1 and not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
-            raise ValueError("weights of starts must be finite and >= 0, one of them above 0; or draw all uniformly: uniform=1")
+        if self.uniform < 1 and not (
+            np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0
+        ):
+            raise ValueError(
+                "weights of starts must be finite and >= 0, one of them above 0; or draw all uniformly: "
+                "uniform=1"
+            )
         tasks = np.asarray(self.tasks, np.float64)
         object.__setattr__(self, "tasks", tasks)
-        if tasks.ndim != 1 or len(tasks) and not (np.isfinite(tasks).all() and (tasks >= 0).all() and tasks.sum() > 0):
+        if (
+            tasks.ndim != 1
+            or len(tasks)
+            and not (np.isfinite(tasks).all() and (tasks >= 0).all() and tasks.sum() > 0)
+        ):
             raise ValueError(f"weights of tasks must be finite and >= 0, one of them above 0, got {tasks}")
 
     def columns(self) -> dict[str, Any]:
@@ -126,8 +147,8 @@ EVERY_START = StartTable(np.zeros(0, np.int64), np.zeros(0), 1.0)
 
 
 def draw_starts(table: StartTable, keys: np.ndarray) -> np.ndarray:
-    """Starts int64 [n] drawn from the table, each by the hash in `keys` uint64 [n] alone; a uniform draw is `own_starts(keys)`,
-    or with weights of tasks its neighbour of the task that is drawn."""
+    """Starts int64 [n] drawn from the table, each by the hash in `keys` uint64 [n] alone; a uniform draw is
+    `own_starts(keys)`, or with weights of tasks its neighbour of the task that is drawn."""
     out = own_starts(keys)
     u = uniforms(keys.view(np.int64), 3, 1) if table.uniform < 1 or len(table.tasks) else np.zeros(0)
     if len(table.tasks):
@@ -151,7 +172,8 @@ class StoredStates:
         return len(next(iter(self.rows.values())))
 
     def spread(self, starts: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows [N, ...] for `env.set_state(rows, mask)`: those of the stored states -1 - starts[N] where mask [N]."""
+        """Rows [N, ...] for `env.set_state(rows, mask)`: those of the stored states -1 - starts[N] where mask
+        [N]."""
         out = {}
         for name, rows in self.rows.items():
             out[name] = np.zeros((len(mask), *rows.shape[1:]), rows.dtype)
@@ -169,8 +191,8 @@ class StartSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Episodes that ended, one row each: start int64 (-1 - k: stored state k), task int64, success bool, undiscounted return float64,
-    length int64 [control steps]."""
+    """Episodes that ended, one row each: start int64 (-1 - k: stored state k), task int64, success bool,
+    undiscounted return float64, length int64 [control steps]."""
 
     starts: np.ndarray
     tasks: np.ndarray
@@ -185,14 +207,21 @@ class Ended:
     def joined(cls, parts: "list[Ended]") -> "Ended":
         """The episodes of all parts, in their order."""
         columns = [[getattr(p, f) for p in parts] for f in ENDED]
-        return cls(*(np.concatenate([np.zeros(0, kind), *column]) for kind, column in zip(ENDED.values(), columns, strict=True)))
+        return cls(
+            *(
+                np.concatenate([np.zeros(0, kind), *column])
+                for kind, column in zip(ENDED.values(), columns, strict=True)
+            )
+        )
 
 
-ENDED = {"starts": np.int64, "tasks": np.int64, "success": bool, "returns": np.float64, "lengths": np.int64}  # fields, dtypes
+# fields, dtypes
+ENDED = {"starts": np.int64, "tasks": np.int64, "success": bool, "returns": np.float64, "lengths": np.int64}
 
 
 class StartChooser:
-    """Begins the episodes of one env where the table in force says. State: the start and task of every env, and a `StartStream`."""
+    """Begins the episodes of one env where the table in force says. State: the start and task of every env,
+    and a `StartStream`."""
 
     def __init__(self, env, source: StartSource, seed: int):
         self.env, self.source, self.stream = env, source, StartStream(env.num_envs)
@@ -202,7 +231,8 @@ class StartChooser:
     def next(self, mask: np.ndarray, known: "np.ndarray | None" = None) -> dict:
         """Begin an episode in the envs of `mask`, which were reset before -> the raw observation of all.
 
-        `known` int64 [N]: from these starts, for an episode that is made again; their draws are counted all the same.
+        `known` int64 [N]: from these starts, for an episode that is made again; their draws are counted all
+        the same.
         """
         ids = np.flatnonzero(mask)
         starts = self.starts.copy()
@@ -225,8 +255,12 @@ class StartChooser:
         return draw_starts(self.source.newest(), hashed(np.asarray(key >> 1), np.arange(n)))
 
     def state(self) -> dict:
-        return {"seeds": self.stream.seeds.copy(), "episodes": self.stream.episodes.copy(), "starts": self.starts.copy(),
-                "tasks": self.tasks.copy()}
+        return {
+            "seeds": self.stream.seeds.copy(),
+            "episodes": self.stream.episodes.copy(),
+            "starts": self.starts.copy(),
+            "tasks": self.tasks.copy(),
+        }
 
     def set_state(self, state: dict) -> None:
         self.stream.seeds, self.stream.episodes = np.array(state["seeds"]), np.array(state["episodes"])

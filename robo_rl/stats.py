@@ -55,7 +55,8 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
         (p + z^2/2n  -+  z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
 
     Never leaves [0, 1] and is right where p is near 0 or 1, unlike p -+ z sqrt(p(1-p)/n). n = 0 gives
-    (nan, 0, 1). Source: Wilson 1927, J. Am. Stat. Assoc. 22, 209; Newcombe 1998, Stat. Med. 17, 857, method 3.
+    (nan, 0, 1). Source: Wilson 1927, J. Am. Stat. Assoc. 22, 209; Newcombe 1998, Stat. Med. 17, 857, method
+    3.
     """
     if n < 0 or not 0 <= successes <= n:
         raise UserError(f"successes must be in [0, n], got {successes} of {n}")
@@ -74,7 +75,8 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
 def _square_and_add(p1: Interval, p2: Interval, phi: float) -> Interval:
     """Interval of p1 - p2 from the two Wilson intervals and the correlation `phi` of their errors:
 
-    d - sqrt((p1-l1)^2 - 2 phi (p1-l1)(u2-p2) + (u2-p2)^2)  ..  d + sqrt((u1-p1)^2 - 2 phi (u1-p1)(p2-l2) + (p2-l2)^2)
+    d - sqrt((p1-l1)^2 - 2 phi (p1-l1)(u2-p2) + (u2-p2)^2)  ..  d + sqrt((u1-p1)^2 - 2 phi (u1-p1)(p2-l2) +
+                                                            (p2-l2)^2)
     """
     d = p1.value - p2.value
     a, b = p1.value - p1.low, p2.high - p2.value
@@ -93,8 +95,9 @@ def unpaired_difference(successes1: int, n1: int, successes2: int, n2: int, leve
     return _square_and_add(p1, p2, 0.0) if n1 and n2 else Interval(nan, -1.0, 1.0)
 
 
-def paired_difference(after: "Sequence[float] | np.ndarray", before: "Sequence[float] | np.ndarray",
-                      level: float = 0.95) -> Interval:
+def paired_difference(
+    after: "Sequence[float] | np.ndarray", before: "Sequence[float] | np.ndarray", level: float = 0.95
+) -> Interval:
     """Mean of `after` - `before`, two 0/1 vectors [n] on the same starts in the same order.
 
     With the counts e (both succeed), f (only after), g (only before), h (neither), the two Wilson intervals
@@ -138,8 +141,9 @@ def match(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[np.nda
     return ij[:, 0], ij[:, 1]
 
 
-def bootstrap_mean(x: "Sequence[float] | np.ndarray", level: float = 0.95, resamples: int = 2000,
-                   seed: int = 0) -> Interval:
+def bootstrap_mean(
+    x: "Sequence[float] | np.ndarray", level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Interval:
     """Mean of `x` [n] with the percentile bootstrap interval: quantiles (1 -+ level)/2 of the means of
     `resamples` draws of n values with replacement. The same seed gives the same interval.
 
@@ -158,13 +162,16 @@ def bootstrap_mean(x: "Sequence[float] | np.ndarray", level: float = 0.95, resam
         return Interval(mean, nan, nan)
     rng = np.random.default_rng(seed)
     rows = max(1, min(resamples, 4_000_000 // n))  # at most 32 MB of indices at a time
-    means = np.concatenate([a[rng.integers(n, size=(min(rows, resamples - i), n))].mean(1)
-                            for i in range(0, resamples, rows)])
+    means = np.concatenate(
+        [a[rng.integers(n, size=(min(rows, resamples - i), n))].mean(1) for i in range(0, resamples, rows)]
+    )
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(mean, float(low), float(high))
 
 
-def per_task(tasks: Sequence[str], success: "Sequence[float] | np.ndarray", level: float = 0.95) -> list[TaskRow]:
+def per_task(
+    tasks: Sequence[str], success: "Sequence[float] | np.ndarray", level: float = 0.95
+) -> list[TaskRow]:
     """One row per distinct task, sorted by name, each with its Wilson interval."""
     s = _binary("success", success)
     if len(tasks) != len(s):
@@ -172,4 +179,7 @@ def per_task(tasks: Sequence[str], success: "Sequence[float] | np.ndarray", leve
     names, which = np.unique(np.asarray(tasks, dtype=str), return_inverse=True)
     n = np.bincount(which, minlength=len(names))
     x = np.bincount(which, weights=s, minlength=len(names)).astype(int)
-    return [TaskRow(str(t), int(k), int(w), wilson(int(w), int(k), level)) for t, k, w in zip(names, n, x, strict=False)]
+    return [
+        TaskRow(str(t), int(k), int(w), wilson(int(w), int(k), level))
+        for t, k, w in zip(names, n, x, strict=False)
+    ]

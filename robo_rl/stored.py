@@ -1,4 +1,5 @@
-"""Tensors that stay in their safetensors files until somebody asks for rows of them, in one file or split by rows over several."""
+"""Tensors that stay in their safetensors files until somebody asks for rows of them, in one file or split by
+rows over several."""
 
 import zlib
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ PIECE = 1 << 24  # bytes read at once
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor whose rows lie in files, in order. pieces: (file, its name there, how many rows); of a scalar one piece of 0 rows."""
+    """A tensor whose rows lie in files, in order. pieces: (file, its name there, how many rows); of a scalar
+    one piece of 0 rows."""
 
     shape: tuple[int, ...]
     pieces: tuple[tuple[Path, str, int], ...]
@@ -33,7 +35,9 @@ class StoredTensor:
 
     def whole(self) -> Tensor:
         """All of it."""
-        return self.rows(0, self.shape[0]) if self.shape else _read(self.pieces[0][0], self.pieces[0][1], None)
+        return (
+            self.rows(0, self.shape[0]) if self.shape else _read(self.pieces[0][0], self.pieces[0][1], None)
+        )
 
 
 def _read(file: Path, name: str, rows: slice | None) -> Tensor:

@@ -1,23 +1,27 @@
 """Credit on trees of rollouts: a policy gradient without bias from episodes that share their beginnings.
 
-A tree is the group of one start. Its G *branches* are columns of a rollout, numbered in the order in which they begin. Branch m
-begins where decision `row[m]` of branch `parent[m]` does, from a snapshot of the simulator there; a root (parent -1) begins at the
-start. Where branches fork, the one that was there goes on as one of the k children. Behind a decision there may be a *gate*: the
-branch goes on with probability `keep`, else it is stopped and counts as `guess`, what was expected of it before the draw.
+A tree is the group of one start. Its G *branches* are columns of a rollout, numbered in the order in which
+they begin. Branch m begins where decision `row[m]` of branch `parent[m]` does, from a snapshot of the
+simulator there; a root (parent -1) begins at the start. Where branches fork, the one that was there goes on
+as one of the k children. Behind a decision there may be a *gate*: the branch goes on with probability `keep`,
+else it is stopped and counts as `guess`, what was expected of it before the draw.
 
     v_t = outcome of the episode                       where decision t ends it
         = v_{t+1}                                      else
         = mean of v over the k children                where a fork follows
         = guess + passed (v - guess)/keep              where a gate follows decision t (before a fork there)
     w_{t+1} = w_t / (k keep)                           1 at a root; a stopped branch has no w_{t+1}
-    b       = mean of v over the other children of the fork (of the other roots) where the branch's present segment began
-    adv_t   = v_t - b                                  = k/(k-1) (v_t - mean of v over all k), no gate in between
+    b       = mean of v over the other children of the fork (of the other roots) where the branch's present
+            segment began
+    adv_t   = v_t - b                                  = k/(k-1) (v_t - mean of v over all k), no gate in
+            between
 
-Unbiased: E[sum_m sum_t w_t adv_t grad log pi(a_t | s_t)] = n grad E[outcome], n roots. Whatever forks, stops and is played next may
-depend on all that was simulated before it, for splitting and roulette leave E[w v] of what follows as it is; b depends on
-no action of its own segment. What is biased: child less parent value without the factor k/(k-1), and dividing by a deviation.
-Without forks and gates adv is RLOO's. Derived; in the frame of BranchGRPO (arXiv 2509.06040, node value = mean of what descends
-from it), tree rollouts of ECHO (2602.02150), LATR (2510.24302) and IB-TPO (2605.28109), splitting and roulette of Kahn & Harris 1951.
+Unbiased: E[sum_m sum_t w_t adv_t grad log pi(a_t | s_t)] = n grad E[outcome], n roots. Whatever forks, stops
+and is played next may depend on all that was simulated before it, for splitting and roulette leave E[w v] of
+what follows as it is; b depends on no action of its own segment. What is biased: child less parent value
+without the factor k/(k-1), and dividing by a deviation. Without forks and gates adv is RLOO's. Derived; in
+the frame of BranchGRPO (arXiv 2509.06040, node value = mean of what descends from it), tree rollouts of ECHO
+(2602.02150), LATR (2510.24302) and IB-TPO (2605.28109), splitting and roulette of Kahn & Harris 1951.
 """
 
 from dataclasses import dataclass
@@ -29,8 +33,10 @@ import numpy as np
 class Branches:
     """One tree of G branches of up to T decisions.
 
-    parent, row int[G]: where a branch begins, parent -1 for a root; made int[G]: its own decisions, 0 for an unused column;
-    ended bool[G]: its last decision ended the episode (else a gate stopped it); outcome [G]: return of that episode from the start;
+    parent, row int[G]: where a branch begins, parent -1 for a root; made int[G]: its own decisions, 0 for an
+    unused column;
+    ended bool[G]: its last decision ended the episode (else a gate stopped it); outcome [G]: return of that
+    episode from the start;
     keep, guess [T,G]: the gate behind each decision, keep 1 where there is none.
     """
 
@@ -43,18 +49,22 @@ class Branches:
     guess: np.ndarray
 
     def forks(self) -> dict[tuple[int, int], list[int]]:
-        """(branch, its decision) -> the branches that begin there beside the one that goes on; roots at (-1, 0)."""
+        """(branch, its decision) -> the branches that begin there beside the one that goes on; roots at (-1,
+        0)."""
         out: dict[tuple[int, int], list[int]] = {}
         for m in np.flatnonzero(self.made > 0).tolist():
             p = int(self.parent[m])
             if p >= m:
-                raise ValueError(f"branch {m} begins on branch {p}: branches are numbered in the order in which they begin")
+                raise ValueError(
+                    f"branch {m} begins on branch {p}: branches are numbered in the order in which they begin"
+                )
             out.setdefault((p, int(self.row[m]) if p >= 0 else 0), []).append(m)
         return out
 
 
 def values(tree: Branches) -> np.ndarray:
-    """v [T,G]: the estimate of the return to be had once decision t of branch m was made; 0 where none was."""
+    """v [T,G]: the estimate of the return to be had once decision t of branch m was made; 0 where none
+    was."""
     forks, v = tree.forks(), np.zeros(tree.keep.shape)
     for m in np.flatnonzero(tree.made > 0)[::-1].tolist():  # children have greater numbers than parents
         last = int(tree.made[m]) - 1
@@ -74,8 +84,9 @@ def values(tree: Branches) -> np.ndarray:
 def credit(tree: Branches, prior: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """(adv [T,G], weight [T,G]) of a tree, both 0 where no decision was made; equations above.
 
-    prior: the baseline of a segment is (sum of v over its k-1 siblings + prior * the baseline of the segment before it)/(k-1+prior),
-    which is as unbiased, and steadier where forks have few children. Of a lone root without siblings it is 0.
+    prior: the baseline of a segment is (sum of v over its k-1 siblings + prior * the baseline of the segment
+    before it)/(k-1+prior), which is as unbiased, and steadier where forks have few children. Of a lone root
+    without siblings it is 0.
     """
     v, forks = values(tree), tree.forks()
     adv, weight = np.zeros_like(v), np.zeros_like(v)
@@ -103,6 +114,7 @@ def credit(tree: Branches, prior: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def leaf_weights(tree: Branches, weight: np.ndarray) -> np.ndarray:
-    """[G] weight of each episode that ended, 0 of others: the mean of anything over episodes is sum(w x)/sum(w)."""
+    """[G] weight of each episode that ended, 0 of others: the mean of anything over episodes is sum(w
+    x)/sum(w)."""
     last = np.maximum(tree.made - 1, 0)
     return np.where((tree.made > 0) & tree.ended, weight[last, np.arange(len(last))], 0.0)

@@ -7,14 +7,15 @@ Contract. `autoreset_mode = DISABLED`.
   gives the same episode, whatever the env index or the number of envs.
 * `step(actions)` -> obs, rewards float32[N], terminated bool[N], truncated bool[N], info with
   `success` bool[N]. An env that is over stays frozen (same obs, reward 0, flags kept) until it is reset.
-* With obs "rgb" the state is proprioception alone; where the env has an attribute `images`, steps taken while it is
-  False may leave the images old, and the next step taken while it is True renews them (for chunks of actions).
-* With `env.task_names`, of several tasks, start s is of task s mod M, `env.task_ids` int64[N] says which one each env plays, and
-  `env.observed` bool[M, S] which entries of the state each task has (the others are 0).
+* With obs "rgb" the state is proprioception alone; where the env has an attribute `images`, steps taken while
+  it is False may leave the images old, and the next step taken while it is True renews them (for chunks of
+  actions).
+* With `env.task_names`, of several tasks, start s is of task s mod M, `env.task_ids` int64[N] says which one
+  each env plays, and `env.observed` bool[M, S] which entries of the state each task has (the others are 0).
 * Optional: `get_state() -> dict of arrays [N, ...]`, `set_state(state, mask=None)` (fork, rewind),
   `expert_action() -> float32[N, A]` (scripted expert for the present states),
-  `recovery_action() -> float32[N, A]` (how to leave a failed attempt), `subtask() -> int64[N]` (how many sub-tasks are
-  done), `render() -> uint8[N, h, w, 3]`.
+  `recovery_action() -> float32[N, A]` (how to leave a failed attempt), `subtask() -> int64[N]` (how many
+  sub-tasks are done), `render() -> uint8[N, h, w, 3]`.
 Wrong input raises `robo_rl.errors.UserError`.
 """
 
@@ -25,7 +26,9 @@ SIMS = ("mujoco", "maniskill", "isaacgym", "isaaclab")
 PREFIXES = ("gym:", "envpool:")
 
 
-def check_names(name: str, task: str = "", *, obs: str = "state", reward: str = "", control: str = "", randomise: str = "") -> None:
+def check_names(
+    name: str, task: str = "", *, obs: str = "state", reward: str = "", control: str = "", randomise: str = ""
+) -> None:
     """Raise UserError for a name of `make` that no sim knows; loads neither torch nor a simulator.
 
     Ids of Gymnasium and envpool, and what else only a simulator itself can tell, are left to `make`.
@@ -37,28 +40,40 @@ def check_names(name: str, task: str = "", *, obs: str = "state", reward: str = 
         return
     if is_object(name):
         from sims.own import find_sim
+
         find_sim(name)
         return
     choose("sim", name, (*SIMS, *PREFIXES, OWN))
     if name == "mujoco":
         from sims.mujoco import check_names as check_mujoco
+
         check_mujoco(task, control, randomise)
     elif name == "maniskill":
         from sims.maniskill.tasks import NEEDS_DOWNLOAD, TASKS
+
         if task not in NEEDS_DOWNLOAD:  # its own remedy is told when it is made
             choose("maniskill task", task or TASKS[0], TASKS)
 
 
 def check_several(name: str, task: str) -> None:
-    """Raise UserError for several tasks of a simulator that plays one at a time; what a user's own makes of commas is its own affair."""
+    """Raise UserError for several tasks of a simulator that plays one at a time; what a user's own makes of
+    commas is its own affair."""
     if "," in task and name != "mujoco" and not is_object(name):
-        raise UserError(f"--task {task}: only --sim mujoco plays several tasks in one run, --sim {name} takes one")
+        raise UserError(
+            f"--task {task}: only --sim mujoco plays several tasks in one run, --sim {name} takes one"
+        )
 
 
 def preload(name: str, task: str = "") -> tuple[str, ...]:
-    """Modules that envs of `name` need, that take long to import and that a fork may copy: no thread, no GL context."""
+    """Modules that envs of `name` need, that take long to import and that a fork may copy: no thread, no GL
+    context."""
     from sims.mujoco import LOCOMOTION
-    return ("gymnasium.vector", "sims.mujoco.kernel") if name == "mujoco" and task not in LOCOMOTION else ("gymnasium.vector",)
+
+    return (
+        ("gymnasium.vector", "sims.mujoco.kernel")
+        if name == "mujoco" and task not in LOCOMOTION
+        else ("gymnasium.vector",)
+    )
 
 
 def make(
@@ -76,7 +91,8 @@ def make(
     render: bool = False,
     device: str = "cpu",
 ):
-    """Build the vector env `name` (one of SIMS, `gym:<id>`, `envpool:<id>`, or `module:function` of the user's own).
+    """Build the vector env `name` (one of SIMS, `gym:<id>`, `envpool:<id>`, or `module:function` of the
+    user's own).
 
     obs "state" or "rgb" (state and images); reward "sparse" or "dense"; control is the sim's action mode;
     threads 0 = all cores; max_steps 0 = the task's own limit; randomise is a comma list such as
@@ -89,26 +105,42 @@ def make(
     if not 16 <= image_size <= 1024:
         raise UserError(f"image_size must be in [16, 1024], got {image_size}")
     check_several(name, task)
-    common = {"num_envs": num_envs, "obs": obs, "reward": reward, "control": control, "image_size": image_size,
-                  "threads": threads, "max_steps": max_steps, "randomise": randomise, "render": render, "device": device}
+    common = {
+        "num_envs": num_envs,
+        "obs": obs,
+        "reward": reward,
+        "control": control,
+        "image_size": image_size,
+        "threads": threads,
+        "max_steps": max_steps,
+        "randomise": randomise,
+        "render": render,
+        "device": device,
+    }
     if name.startswith("gym:"):
         from sims.gym import make_gym
+
         return make_gym(name[4:], **common)
     if name.startswith("envpool:"):
         from sims.envpool import make_envpool
+
         return make_envpool(name[8:], **common)
     if is_object(name):
         from sims.own import make_own
+
         return make_own(name, task, **common)
     choose("sim", name, (*SIMS, *PREFIXES, OWN))
     if name == "mujoco":
         from sims.mujoco import make_mujoco
+
         return make_mujoco(task, **common)
     if name == "maniskill":
         from sims.maniskill import make_maniskill
+
         return make_maniskill(task, **common)
     if name in ("isaacgym", "isaaclab"):
         from sims.isaac import make_isaac
+
         return make_isaac(name, task, **common)
     raise UserError(f"{name!r} needs an id after the colon, for example gym:Pendulum-v1")
 
@@ -117,8 +149,10 @@ def tasks(name: str) -> list[str]:
     """Task names of a sim with a fixed list, default task first; [] where any id goes."""
     if name == "mujoco":
         from sims.mujoco import TASKS
+
         return list(TASKS)
     if name == "maniskill":
         from sims.maniskill import TASKS
+
         return list(TASKS)
     return []

@@ -1,7 +1,9 @@
-"""A robot as an env of the contract: each of N bodies does what it does, tasks of sims/mujoco say what that is worth.
+"""A robot as an env of the contract: each of N bodies does what it does, tasks of sims/mujoco say what that
+is worth.
 
-A body is anything that follows `Body`: the governed arm over a transport in robo_rl's command line. Bodies are run one
-after the other, in lockstep; the starts are those of sims/mujoco, so results compare with it start by start.
+A body is anything that follows `Body`: the governed arm over a transport in robo_rl's command line. Bodies
+are run one after the other, in lockstep; the starts are those of sims/mujoco, so results compare with it
+start by start.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,8 +63,19 @@ def succeeded(task: Task, body: Scenery) -> bool:
     """The task's own rule, from what the robot's topics tell. For tasks of free objects alone."""
     column = [np.array(body.object(name), F)[:, None] for name in task.objects]
     none = np.zeros((7, 1), F)
-    scene = Scene(none, none, np.array([body.opening()], F), np.array(body.tool(), F)[:, None], none, column, [], [],
-                  none[:3], none[0], np.zeros(1, np.int64))
+    scene = Scene(
+        none,
+        none,
+        np.array([body.opening()], F),
+        np.array(body.tool(), F)[:, None],
+        none,
+        column,
+        [],
+        [],
+        none[:3],
+        none[0],
+        np.zeros(1, np.int64),
+    )
     return bool(task.success(scene)[0])
 
 
@@ -79,9 +92,19 @@ class View:
         pos = [np.array([b.object(name) for b in env.bodies], F).T for name in env.task.objects]
         half = [np.arctan2(column[f"{o}_sin4yaw"], column[f"{o}_cos4yaw"]) / F(8) for o in env.task.objects]
         none = np.zeros((3, n), F)
-        self.scene = Scene(s[:7], s[7:14], column["gripper"], now.tcp, now.frame, pos,
-                           [np.stack([np.cos(h), 0 * h, 0 * h, np.sin(h)]) for h in half], [none] * len(pos), none,
-                           np.zeros(n, F), np.zeros(n, np.int64))
+        self.scene = Scene(
+            s[:7],
+            s[7:14],
+            column["gripper"],
+            now.tcp,
+            now.frame,
+            pos,
+            [np.stack([np.cos(h), 0 * h, 0 * h, np.sin(h)]) for h in half],
+            [none] * len(pos),
+            none,
+            np.zeros(n, F),
+            np.zeros(n, np.int64),
+        )
 
     def hand_target(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the hand is being sent: position [3, N] and frame [3, 5, N]."""
@@ -91,11 +114,19 @@ class View:
 class ArmEnv(ControlEnv):
     """N bodies doing one task with ee_delta actions; `leave()` runs when the env is closed.
 
-    views: cameras to observe by, of image_size x image_size pixels, beside proprioception; (): the whole state.
+    views: cameras to observe by, of image_size x image_size pixels, beside proprioception; (): the whole
+    state.
     """
 
-    def __init__(self, task: Task, bodies: Sequence[Body], max_steps: int = 0, leave: Callable[[], None] = lambda: None,
-                 views: tuple[str, ...] = (), image_size: int = 64):
+    def __init__(
+        self,
+        task: Task,
+        bodies: Sequence[Body],
+        max_steps: int = 0,
+        leave: Callable[[], None] = lambda: None,
+        views: tuple[str, ...] = (),
+        image_size: int = 64,
+    ):
         if task.uses_goal or task.uses_slide or task.failure or len(task.instructions) > 1:
             raise UserError(f"the arm's scene holds free objects alone: task pick_cube, got {task.name}")
         n = self.num_envs = len(bodies)
@@ -103,9 +134,18 @@ class ArmEnv(ControlEnv):
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
         names = state_names_of(task)
         self._seen = PROPRIOCEPTION if views else len(names)
-        self.spec = ControlSpec("arm", task.name, axes_of("ee_delta"), m.DT * m.SUBSTEPS, max_steps or task.max_steps,
-                                names[:self._seen], views)
-        self.single_observation_space, self.observation_space = observation_spaces(self._seen, n, views, image_size)
+        self.spec = ControlSpec(
+            "arm",
+            task.name,
+            axes_of("ee_delta"),
+            m.DT * m.SUBSTEPS,
+            max_steps or task.max_steps,
+            names[: self._seen],
+            views,
+        )
+        self.single_observation_space, self.observation_space = observation_spaces(
+            self._seen, n, views, image_size
+        )
         self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
         self.stream = StartStream(n)
         self.starts, self.steps = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -125,9 +165,13 @@ class ArmEnv(ControlEnv):
             place = self.task.place(u[:, 7:])
             half = place.yaw / 2
             for k, i in enumerate(ids):
-                self.bodies[i].begin(HOME + self.task.jitter * (2 * u[k, :7] - 1), {
-                    name: (place.centre[k, j], np.array([np.cos(half[k, j]), 0, 0, np.sin(half[k, j])]))
-                    for j, name in enumerate(self.task.objects)})
+                self.bodies[i].begin(
+                    HOME + self.task.jitter * (2 * u[k, :7] - 1),
+                    {
+                        name: (place.centre[k, j], np.array([np.cos(half[k, j]), 0, 0, np.sin(half[k, j])]))
+                        for j, name in enumerate(self.task.objects)
+                    },
+                )
                 self.states[i] = self.bodies[i].state()
             self.steps[ids] = 0
             self.terminated[ids] = self.truncated[ids] = self.success[ids] = False
@@ -148,7 +192,13 @@ class ArmEnv(ControlEnv):
         self.steps += alive
         self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
         self._look(np.flatnonzero(alive))
-        return self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()}
+        return (
+            self._obs(),
+            reward,
+            self.terminated.copy(),
+            self.truncated.copy(),
+            {"success": self.success.copy()},
+        )
 
     def expert_action(self) -> np.ndarray:
         """float32 [N, 7]: what the scripted expert does, who sees no more than the observations tell."""
@@ -163,7 +213,8 @@ class ArmEnv(ControlEnv):
         return self.task.stage(View(self).scene).astype(np.int64)
 
     def studio(self, ids: Sequence[int]) -> np.ndarray:
-        """uint8 [n, 480, 640, 3] of the arms `ids`: the whole workspace with light and shadow, drawn from what their topics told."""
+        """uint8 [n, 480, 640, 3] of the arms `ids`: the whole workspace with light and shadow, drawn from
+        what their topics told."""
         if self._scene is None:
             self._scene = SceneView(self.task, self.num_envs)
         for i in ids:
@@ -187,4 +238,7 @@ class ArmEnv(ControlEnv):
 
     def _obs(self) -> dict:
         images = {f"image/{v}": x.copy() for v, x in self._images.items()}
-        return {"state": self.states[:, :self._seen].copy(), "task": np.array(self.task.instructions * self.num_envs)} | images
+        return {
+            "state": self.states[:, : self._seen].copy(),
+            "task": np.array(self.task.instructions * self.num_envs),
+        } | images

@@ -45,16 +45,31 @@ def check_env(
     """Check `make(num_envs)` and `make(1)` against the contract; return the names of the parts checked.
 
     starts=False: the env cannot take `options["starts"]` and must say so with a UserError.
-    seed_lists=False: one random stream serves all envs, so a seed is one number for the whole batch, gives the same
-    episodes for the same number of envs only, and a list of seeds is refused with a UserError.
+    seed_lists=False: one random stream serves all envs, so a seed is one number for the whole batch, gives
+    the same episodes for the same number of envs only, and a list of seeds is refused with a UserError.
     random_starts=False: the task has one initial state, so different seeds need not differ.
     cuts=True: the env may truncate an episode before its limit (a world model that no longer knows).
-    atol: tolerance where the contract says "the same" (0: bit-equal); with one, pictures may differ by 1 of 255.
+    atol: tolerance where the contract says "the same" (0: bit-equal); with one, pictures may differ by 1 of
+    255.
     """
     assert num_envs >= 3, f"check_env needs num_envs >= 3 to permute envs, got {num_envs}"
-    p = EnvProbe(make(num_envs), make(1), starts, seed_lists, random_starts, cuts, atol, np.random.default_rng(seed))
+    p = EnvProbe(
+        make(num_envs), make(1), starts, seed_lists, random_starts, cuts, atol, np.random.default_rng(seed)
+    )
     try:
-        parts = (_spaces, _first_obs, _steps, _bad_input, _seeds, _starts, _reset_mask, _frozen, _snapshot, _expert, _render)
+        parts = (
+            _spaces,
+            _first_obs,
+            _steps,
+            _bad_input,
+            _seeds,
+            _starts,
+            _reset_mask,
+            _frozen,
+            _snapshot,
+            _expert,
+            _render,
+        )
         done = [part.__name__[1:] for part in parts if part(p) is not False]
     finally:
         for env in (p.env, p.one):
@@ -65,17 +80,22 @@ def check_env(
 
 
 def check_quickly(env: ControlEnv) -> None:
-    """What costs little of the contract, on one env of any size: what it says of itself, its first observations, one step, a
-    masked reset to starts. The env must be reset afterwards. AssertionError: one sentence."""
+    """What costs little of the contract, on one env of any size: what it says of itself, its first
+    observations, one step, a masked reset to starts. The env must be reset afterwards. AssertionError: one
+    sentence."""
     check_spaces(env)
     n, mask = env.num_envs, np.zeros(env.num_envs, bool)
     mask[0] = True
     obs = env.reset(seed=0)
-    assert isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict), "reset must return (obs, info)"
+    assert isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict), (
+        "reset must return (obs, info)"
+    )
     _check_obs(env, obs[0], "reset")
     _check_step(env, env.step(like_env(env, np.zeros(env.action_space.shape, np.float32))))
     ways = [reset_env(env, options={"reset_mask": mask, "starts": np.full(n, 3)}) for _ in range(2)]
-    assert np.array_equal(ways[0]["state"][0], ways[1]["state"][0]), "the same start must give the same first observation"
+    assert np.array_equal(ways[0]["state"][0], ways[1]["state"][0]), (
+        "the same start must give the same first observation"
+    )
 
 
 # ---------------------------------------------------------------- the contract, part by part
@@ -90,30 +110,40 @@ def _spaces(p: EnvProbe) -> None:
 
 def check_spaces(env: ControlEnv) -> None:
     """What an env says of itself: mode, spaces, `spec`. AssertionError: one sentence."""
-    assert isinstance(env, VectorEnv), f"the env must be a gymnasium.vector.VectorEnv, got {type(env).__name__}"
+    assert isinstance(env, VectorEnv), (
+        f"the env must be a gymnasium.vector.VectorEnv, got {type(env).__name__}"
+    )
     n = env.num_envs
     mode = env.metadata.get("autoreset_mode")
-    assert mode == AutoresetMode.DISABLED, f"metadata['autoreset_mode'] must be AutoresetMode.DISABLED, got {mode}"
+    assert mode == AutoresetMode.DISABLED, (
+        f"metadata['autoreset_mode'] must be AutoresetMode.DISABLED, got {mode}"
+    )
     single, batched = env.single_observation_space, env.observation_space
     assert isinstance(single, spaces.Dict) and "state" in single.spaces, (
-        "single_observation_space must be a Dict with 'state'")
+        "single_observation_space must be a Dict with 'state'"
+    )
     for k, box in single.spaces.items():
         if k == "task":
             continue
-        assert k == "state" or k.startswith("image/"), f"observation keys are state, image/<view>, task; got {k!r}"
+        assert k == "state" or k.startswith("image/"), (
+            f"observation keys are state, image/<view>, task; got {k!r}"
+        )
         assert isinstance(box, spaces.Box), f"the space of {k!r} must be a Box, got {type(box).__name__}"
         want = np.float32 if k == "state" else np.uint8
         assert box.dtype == want, f"the space of {k!r} must be {np.dtype(want)}, got {box.dtype}"
         dims = 1 if k == "state" else 3
         assert len(box.shape) == dims, f"the space of {k!r} must have {dims} axes, got shape {box.shape}"
         assert batched[k].shape == (n, *box.shape), (
-            f"observation_space[{k!r}] must have shape {(n, *box.shape)}, got {batched[k].shape}")
+            f"observation_space[{k!r}] must have shape {(n, *box.shape)}, got {batched[k].shape}"
+        )
     act = env.single_action_space
     assert isinstance(act, spaces.Box) and act.dtype == np.float32 and len(act.shape) == 1, (
-        f"single_action_space must be a float32 Box of one axis, got {act}")
+        f"single_action_space must be a float32 Box of one axis, got {act}"
+    )
     assert (act.low == -1).all() and (act.high == 1).all(), f"actions must be in [-1, 1], got {act}"
     assert env.action_space.shape == (n, *act.shape), (
-        f"action_space must have shape {(n, *act.shape)}, got {env.action_space.shape}")
+        f"action_space must have shape {(n, *act.shape)}, got {env.action_space.shape}"
+    )
 
     spec = env.spec
     assert isinstance(spec, ControlSpec), f"env.spec must be a ControlSpec, got {type(spec).__name__}"
@@ -122,10 +152,15 @@ def check_spaces(env: ControlEnv) -> None:
     except Exception as e:
         raise AssertionError(f"repr(env) must work, but raised {type(e).__name__}: {e}") from e
     assert len(spec.axes) == act.shape[0], (
-        f"spec.axes has {len(spec.axes)} axes, but the action space has {act.shape[0]}")
-    assert len(set(spec.action_names)) == len(spec.axes), f"spec.axes must have different names, got {spec.action_names}"
+        f"spec.axes has {len(spec.axes)} axes, but the action space has {act.shape[0]}"
+    )
+    assert len(set(spec.action_names)) == len(spec.axes), (
+        f"spec.axes must have different names, got {spec.action_names}"
+    )
     for axis in spec.axes:
-        assert axis.low < axis.high, f"axis {axis.name!r} must have low < high, got {axis.low} and {axis.high}"
+        assert axis.low < axis.high, (
+            f"axis {axis.name!r} must have low < high, got {axis.low} and {axis.high}"
+        )
     assert spec.period > 0, f"spec.period must be > 0 s, got {spec.period}"
     assert spec.max_steps >= 1, f"check an env with 1 <= max_steps <= {MAX_STEPS}, got {spec.max_steps}"
     images = tuple(k.removeprefix("image/") for k in single.spaces if k.startswith("image/"))
@@ -134,7 +169,8 @@ def check_spaces(env: ControlEnv) -> None:
     assert isinstance(state, spaces.Box)
     size = state.shape[0]
     assert len(spec.state_names) in (0, size), (
-        f"spec.state_names has {len(spec.state_names)} names for {size} state dimensions")
+        f"spec.state_names has {len(spec.state_names)} names for {size} state dimensions"
+    )
 
 
 def _first_obs(p: EnvProbe) -> None:
@@ -148,12 +184,15 @@ def _first_obs(p: EnvProbe) -> None:
 def _check_obs(env: ControlEnv, obs, where: str) -> None:
     n = env.num_envs
     want = set(env.single_observation_space.spaces) | {"task"}
-    assert set(obs) == want, f"the observation of {where} must have the keys {sorted(want)}, got {sorted(obs)}"
+    assert set(obs) == want, (
+        f"the observation of {where} must have the keys {sorted(want)}, got {sorted(obs)}"
+    )
     for k, x in obs.items():
         a = as_numpy(x)
         if k == "task":
             assert a.shape == (n,) and a.dtype.kind == "U", (
-                f"obs['task'] of {where} must be {n} strings, got {a.dtype} of shape {a.shape}")
+                f"obs['task'] of {where} must be {n} strings, got {a.dtype} of shape {a.shape}"
+            )
             continue
         box = env.single_observation_space[k]
         shape = (n, *(box.shape or ()))
@@ -180,7 +219,9 @@ def _steps(p: EnvProbe) -> None:
 
 def _check_step(env: ControlEnv, out) -> dict:
     """Dtypes and shapes of what `step` returned -> its observation."""
-    assert isinstance(out, tuple) and len(out) == 5, "step must return (obs, rewards, terminated, truncated, info)"
+    assert isinstance(out, tuple) and len(out) == 5, (
+        "step must return (obs, rewards, terminated, truncated, info)"
+    )
     obs, reward, terminated, truncated, info = out
     n = env.num_envs
     _check_obs(env, obs, "step")
@@ -190,7 +231,8 @@ def _check_step(env: ControlEnv, out) -> dict:
         want = np.float32 if name == "rewards" else bool
         a = as_numpy(x)
         assert a.shape == (n,) and a.dtype == want, (
-            f"{name} must be {np.dtype(want)} of shape ({n},), got {a.dtype} of shape {a.shape}")
+            f"{name} must be {np.dtype(want)} of shape ({n},), got {a.dtype} of shape {a.shape}"
+        )
     assert np.isfinite(as_numpy(reward)).all(), "rewards must be finite"
     return obs
 
@@ -208,12 +250,18 @@ def _bad_input(p: EnvProbe) -> None:
     for shape in ((n, dim + 1), (n + 1, dim), (dim,)):
         wrong = like_env(env, np.zeros(shape, np.float32))
         assert_refused(lambda wrong=wrong: env.step(wrong), f"actions of shape {shape}, not {(n, dim)},")
-    assert_refused(lambda: env.reset(options={"reset_mask": np.ones(n + 1, bool)}), "a reset_mask of wrong length")
+    assert_refused(
+        lambda: env.reset(options={"reset_mask": np.ones(n + 1, bool)}), "a reset_mask of wrong length"
+    )
     assert_refused(lambda: env.reset(seed=list(range(n + 1))), f"{n + 1} seeds for {n} envs")
     if p.starts:
-        assert_refused(lambda: env.reset(options={"starts": np.arange(n + 1)}), f"{n + 1} starts for {n} envs")
+        assert_refused(
+            lambda: env.reset(options={"starts": np.arange(n + 1)}), f"{n + 1} starts for {n} envs"
+        )
     else:
-        assert_refused(lambda: env.reset(options={"starts": np.arange(n)}), "starts, which this env cannot take,")
+        assert_refused(
+            lambda: env.reset(options={"starts": np.arange(n)}), "starts, which this env cannot take,"
+        )
     if not p.seed_lists:
         assert_refused(lambda: env.reset(seed=list(range(n))), "a list of seeds, which this env cannot take,")
     after = run_steps(env, acts)
@@ -232,7 +280,9 @@ def _seeds(p: EnvProbe) -> None:
     if not p.seed_lists:
         return
     one = run_episode(p.one, acts[:, :1], seed=7)
-    assert_same(p, one, a, "the same seed must give env 0 the same episode for any number of envs", rows_b=slice(0, 1))
+    assert_same(
+        p, one, a, "the same seed must give env 0 the same episode for any number of envs", rows_b=slice(0, 1)
+    )
     _permuted(p, acts, lambda ids: {"seed": [11 + int(i) for i in ids]}, "seed")
 
 
@@ -244,8 +294,13 @@ def _permuted(p: EnvProbe, acts: np.ndarray, reset: Callable, what: str) -> dict
     assert_same(p, b, a, f"the same {what} must give the same episode at any env index", rows_b=order)
     i = p.n - 1
     one = run_episode(p.one, acts[:, i : i + 1], **reset(np.array([i])))
-    assert_same(p, one, a, f"the same {what} must give the same episode for any number of envs",
-                 rows_b=slice(i, i + 1))
+    assert_same(
+        p,
+        one,
+        a,
+        f"the same {what} must give the same episode for any number of envs",
+        rows_b=slice(i, i + 1),
+    )
     return a
 
 
@@ -273,25 +328,39 @@ def _reset_mask(p: EnvProbe) -> None:
     mask[1] = True
     options = {"reset_mask": mask.copy()}
     obs = reset_env(env, options=options)
-    assert [*options] == ["reset_mask"] and np.array_equal(options["reset_mask"], mask), \
+    assert [*options] == ["reset_mask"] and np.array_equal(options["reset_mask"], mask), (
         "reset must not change the options it is given"
+    )
     rest = ~mask
     for key, x in held.items():
-        assert equal(p, obs[key][rest], x[0, rest]), f"reset_mask must leave obs[{key!r}] of the other envs as it was"
+        assert equal(p, obs[key][rest], x[0, rest]), (
+            f"reset_mask must leave obs[{key!r}] of the other envs as it was"
+        )
     after = run_steps(env, acts[k : p.span])
     tail = {key: plain[key][k:] for key in after}
-    assert_same(p, after, tail, "reset_mask must leave the episodes of the other envs as they were",
-                 rows_a=rest, rows_b=rest)
+    assert_same(
+        p,
+        after,
+        tail,
+        "reset_mask must leave the episodes of the other envs as they were",
+        rows_a=rest,
+        rows_b=rest,
+    )
     if p.random_starts and k:
         assert differ({"state": after["state"][:, 1]}, {"state": tail["state"][:, 1]}), (
-            "reset_mask must reset the env it names")
+            "reset_mask must reset the env it names"
+        )
     if p.starts:  # a start under a mask is the start without it
         full = run_episode(env, acts[: p.span], options={"starts": 5 + np.arange(n)})
         reset_env(env, seed=4)
         run_steps(env, acts[:k])
         got = reset_env(env, options={"starts": 5 + np.arange(n), "reset_mask": mask.copy()})
-        assert equal(p, got["state"][1], full["first/state"][0, 1]), "a start under a reset_mask must be that start"
-        assert equal(p, got["state"][rest], held["state"][0, rest]), "starts must be ignored outside the reset_mask"
+        assert equal(p, got["state"][1], full["first/state"][0, 1]), (
+            "a start under a reset_mask must be that start"
+        )
+        assert equal(p, got["state"][rest], held["state"][0, rest]), (
+            "starts must be ignored outside the reset_mask"
+        )
 
 
 def _frozen(p: EnvProbe) -> None:
@@ -314,7 +383,9 @@ def _frozen(p: EnvProbe) -> None:
     assert over.all(), f"every episode must end within spec.max_steps={limit} steps"
     mask = np.arange(n) == n - 1
     obs = reset_env(env, options={"reset_mask": mask})
-    assert equal(p, obs["state"][~mask], last["state"][~mask]), "a masked reset must leave frozen envs as they were"
+    assert equal(p, obs["state"][~mask], last["state"][~mask]), (
+        "a masked reset must leave frozen envs as they were"
+    )
     now = step_env(env, acts[0])
     _check_frozen(p, last, now, over & ~mask)
     if limit > 1 and now["truncated"][-1]:
@@ -326,7 +397,8 @@ def _check_flags(now: dict, age: np.ndarray, limit: int, over: np.ndarray, cuts:
     assert not both.any(), f"terminated and truncated must not both be true (env {both.argmax()})"
     early = now["truncated"] & ~over & (age < limit)
     assert cuts or not early.any(), (
-        f"env {early.argmax()} was truncated after {age[early.argmax()]} steps, but spec.max_steps is {limit}")
+        f"env {early.argmax()} was truncated after {age[early.argmax()]} steps, but spec.max_steps is {limit}"
+    )
     late = ~(now["terminated"] | now["truncated"]) & (age >= limit)
     assert not late.any(), f"env {late.argmax()} must be over after spec.max_steps={limit} steps"
 
@@ -335,7 +407,9 @@ def _check_frozen(p: EnvProbe, last: dict, now: dict, over: np.ndarray) -> None:
     for i in np.flatnonzero(over):
         for k in ("terminated", "truncated", "success"):
             assert now[k][i] == last[k][i], f"an env that is over must keep {k} until it is reset (env {i})"
-        assert now["reward"][i] == 0, f"an env that is over must give reward 0, got {now['reward'][i]} (env {i})"
+        assert now["reward"][i] == 0, (
+            f"an env that is over must give reward 0, got {now['reward'][i]} (env {i})"
+        )
         for k in now:
             if k in ("state", "task") or k.startswith("image/"):
                 assert equal(p, now[k][i], last[k][i]), f"an env that is over must keep obs[{k!r}] (env {i})"
@@ -362,15 +436,22 @@ def _snapshot(p: EnvProbe) -> bool | None:
     following = run_episode(env, acts[: p.span])
     for name, x in state.items():
         assert np.array_equal(as_numpy(x), saved[name], equal_nan=saved[name].dtype.kind == "f"), (
-            f"get_state()[{name!r}] must be a copy that later steps leave alone")
+            f"get_state()[{name!r}] must be a copy that later steps leave alone"
+        )
     env.set_state(state)
     nothing = reset_env(env, options={"reset_mask": np.zeros(n, bool)})
     assert equal(p, nothing["state"], at), "a reset of no env must give the observation of the present states"
     assert_same(p, run_steps(env, acts[k:]), tail, "after set_state the episode must go on exactly as before")
-    assert_same(p, run_episode(env, acts[: p.span]), following, "after set_state the next episode must be as before")
+    assert_same(
+        p, run_episode(env, acts[: p.span]), following, "after set_state the next episode must be as before"
+    )
     env.set_state(over)
-    assert_same(p, run_steps(env, acts[:1]), {x: v[-1:] for x, v in tail.items()},
-                 "an env that was over must be over after set_state")
+    assert_same(
+        p,
+        run_steps(env, acts[:1]),
+        {x: v[-1:] for x, v in tail.items()},
+        "an env that was over must be over after set_state",
+    )
 
     env.set_state(state)  # all but env 1 go back one step: env 1 is one step ahead of the others
     step_env(env, acts[k])
@@ -379,20 +460,43 @@ def _snapshot(p: EnvProbe) -> bool | None:
     ahead[:, 1] = acts[k + 1 :, 1]
     got = run_steps(env, ahead)
     rest = np.flatnonzero(np.arange(n) != 1)
-    assert_same(p, got, {x: v[:-1] for x, v in tail.items()}, "set_state must restore the envs of its mask",
-                 rows_a=rest, rows_b=rest)
-    assert_same(p, got, {x: v[1:] for x, v in tail.items()}, "set_state must leave the envs outside its mask",
-                 rows_a=[1], rows_b=[1])
+    assert_same(
+        p,
+        got,
+        {x: v[:-1] for x, v in tail.items()},
+        "set_state must restore the envs of its mask",
+        rows_a=rest,
+        rows_b=rest,
+    )
+    assert_same(
+        p,
+        got,
+        {x: v[1:] for x, v in tail.items()},
+        "set_state must leave the envs outside its mask",
+        rows_a=[1],
+        rows_b=[1],
+    )
 
     env.set_state({name: x[[0] * n] for name, x in state.items()})
     forked = run_steps(env, np.repeat(acts[k:, :1], n, axis=1))
     for i in range(n):
-        assert_same(p, forked, tail, "a state forked to every env must give each the same episode",
-                     rows_a=[i], rows_b=[0])
+        assert_same(
+            p,
+            forked,
+            tail,
+            "a state forked to every env must give each the same episode",
+            rows_a=[i],
+            rows_b=[0],
+        )
     one.reset(seed=0)
     one.set_state({name: x[1:2] for name, x in state.items()})
-    assert_same(p, run_steps(p.one, acts[k:, 1:2]), tail, "a state must go on the same in another env object",
-                 rows_b=[1])
+    assert_same(
+        p,
+        run_steps(p.one, acts[k:, 1:2]),
+        tail,
+        "a state must go on the same in another env object",
+        rows_b=[1],
+    )
     return None
 
 
@@ -408,12 +512,17 @@ def _expert(p: EnvProbe) -> bool | None:
         x = env.expert_action()
         e = as_numpy(x)
         assert e.shape == a.shape and e.dtype == np.float32, (
-            f"expert_action must be float32 of shape {a.shape}, got {e.dtype} of shape {e.shape}")
+            f"expert_action must be float32 of shape {a.shape}, got {e.dtype} of shape {e.shape}"
+        )
         assert np.isfinite(e).all() and (np.abs(e) <= 1).all(), "expert_action must be finite and in [-1, 1]"
-        assert equal(p, e, as_numpy(env.expert_action())), "expert_action must depend on the present states only"
+        assert equal(p, e, as_numpy(env.expert_action())), (
+            "expert_action must depend on the present states only"
+        )
         if hasattr(env, "subtask"):
             done = as_numpy(env.subtask())
-            assert done.shape == (len(a),) and done.dtype == np.int64, f"subtask must be int64 of shape ({len(a)},)"
+            assert done.shape == (len(a),) and done.dtype == np.int64, (
+                f"subtask must be int64 of shape ({len(a)},)"
+            )
         rows.append(step_env(env, a))
     got = {k: np.stack([r[k] for r in rows]) for k in rows[0]}
     assert_same(p, got, {k: plain[k] for k in got}, "expert_action must not disturb the episode")
@@ -427,8 +536,9 @@ def _render(p: EnvProbe) -> bool | None:
     plain = run_episode(p.env, acts, seed=10)
     reset_env(p.env, seed=10)
     frames = np.asarray(p.env.render())
-    assert frames.ndim == 4 and frames.shape[0] == p.n and frames.shape[3] == 3 and frames.dtype == np.uint8, (
-        f"render must return uint8 [{p.n}, h, w, 3], got {frames.dtype} of shape {frames.shape}")
+    assert (
+        frames.ndim == 4 and frames.shape[0] == p.n and frames.shape[3] == 3 and frames.dtype == np.uint8
+    ), f"render must return uint8 [{p.n}, h, w, 3], got {frames.dtype} of shape {frames.shape}"
     got = run_steps(p.env, acts)
     assert_same(p, got, {k: plain[k] for k in got}, "render must not disturb the episode")
     return None

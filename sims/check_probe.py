@@ -1,4 +1,5 @@
-"""What the contract suite (`sims.check`) does with an env: reset, step and run it with arrays as NumPy, and compare."""
+"""What the contract suite (`sims.check`) does with an env: reset, step and run it with arrays as NumPy, and
+compare."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ def reset_env(env: ControlEnv, **kw) -> dict[str, np.ndarray]:
 def step_env(env: ControlEnv, actions: np.ndarray) -> dict[str, np.ndarray]:
     """One step as flat arrays: the observation's, and reward, terminated, truncated, success."""
     out = env.step(like_env(env, actions))
-    assert isinstance(out, tuple) and len(out) == 5, "step must return (obs, rewards, terminated, truncated, info)"
+    assert isinstance(out, tuple) and len(out) == 5, (
+        "step must return (obs, rewards, terminated, truncated, info)"
+    )
     obs, reward, terminated, truncated, info = out
     assert "success" in info, "info of every step must have 'success'"
     rest = {"reward": reward, "terminated": terminated, "truncated": truncated, "success": info["success"]}
@@ -71,6 +74,7 @@ def like_env(env: ControlEnv, actions: np.ndarray):
     if device is None:
         return actions
     import torch
+
     return torch.as_tensor(actions, device=device)
 
 
@@ -96,8 +100,9 @@ def equal(p: EnvProbe, a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
-def assert_same(p: EnvProbe, a: dict, b: dict, sentence: str, rows_a: Any = slice(None),
-                rows_b: Any = slice(None)) -> None:
+def assert_same(
+    p: EnvProbe, a: dict, b: dict, sentence: str, rows_a: Any = slice(None), rows_b: Any = slice(None)
+) -> None:
     """Every array [T, N, ...] of `a` at env rows_a equals that of `b` at rows_b."""
     for k in a:
         assert equal(p, a[k][:, rows_a], b[k][:, rows_b]), f"{sentence} ({k} differs)"

@@ -1,13 +1,13 @@
 """Any envpool id with continuous actions as a contract env: `sims.make("envpool:MetaWorld/Reach-v3", ...)`.
 
 envpool steps its envs on C++ threads; state observations only (its renderer needs a display and can end the
-process without one). It resets by itself on the step after an end, so an env that is over gets no more actions,
-and `reset(env_id)` starts it again. Its seeds are fixed when a pool is made, so a reset by seed or start makes a
-new pool for the envs it names (milliseconds to a tenth of a second for each env, by task), exact and independent of
-index and batch size; a plain reset goes on in the envs' own random streams. Success is true from the step on which the
-env reports it until the reset; with reward "sparse" that step pays 1, all others 0, and it ends the episode. A goal that
-an id hides from the observation unless asked (Meta-World) is shown. envpool does not report its control period;
-`spec.period` says 1 s.
+process without one). It resets by itself on the step after an end, so an env that is over gets no more
+actions, and `reset(env_id)` starts it again. Its seeds are fixed when a pool is made, so a reset by seed or
+start makes a new pool for the envs it names (milliseconds to a tenth of a second for each env, by task),
+exact and independent of index and batch size; a plain reset goes on in the envs' own random streams. Success
+is true from the step on which the env reports it until the reset; with reward "sparse" that step pays 1, all
+others 0, and it ends the episode. A goal that an id hides from the observation unless asked (Meta-World) is
+shown. envpool does not report its control period; `spec.period` says 1 s.
 """
 
 import ctypes
@@ -29,7 +29,8 @@ from sims.gym import NO_SPARSE, own_actions, own_only
 
 MAX_STEPS = 1000  # where the env has no limit of its own
 SUCCESS = ("info:success", "info:is_success")  # how ids name it
-SHOWN = {"partially_observable": False}  # options of ids that hide the goal of the episode: no policy finds what it cannot see
+# options of ids that hide the goal of the episode: no policy finds what it cannot see
+SHOWN = {"partially_observable": False}
 
 
 def make_envpool(
@@ -86,7 +87,10 @@ class EnvpoolEnv(ControlEnv):
         self._options = {k: v for k, v in ({"max_episode_steps": limit} | SHOWN).items() if k in has}
         if reward == "dense" and "reward_type" in has:  # of ids whose own is sparse
             self._options["reward_type"] = "dense"
-        self.reports_success, self._sparse = any(k in spec.state_array_spec for k in SUCCESS), reward == "sparse"
+        self.reports_success, self._sparse = (
+            any(k in spec.state_array_spec for k in SUCCESS),
+            reward == "sparse",
+        )
         if self._sparse and not self.reports_success:
             raise UserError(NO_SPARSE.format(f"envpool:{id} says nothing of success"))
         self._id, self._threads = id, threads or len(os.sched_getaffinity(0))
@@ -96,8 +100,10 @@ class EnvpoolEnv(ControlEnv):
         self.num_envs, self.render_mode = n, None
         self.single_observation_space, self.observation_space = observation_spaces(size, n)
         self.single_action_space, self.action_space = action_spaces(len(self._low), n)
-        axes = tuple(ActionAxis(f"action{i}", "1", float(lo), float(hi), "absolute")
-                     for i, (lo, hi) in enumerate(zip(self._low, self._high, strict=True)))
+        axes = tuple(
+            ActionAxis(f"action{i}", "1", float(lo), float(hi), "absolute")
+            for i, (lo, hi) in enumerate(zip(self._low, self._high, strict=True))
+        )
         self.spec = ControlSpec("envpool", id, axes, 1.0, limit)
         self._task = np.full(n, id)
         self._stream = StartStream(n)
@@ -136,7 +142,8 @@ class EnvpoolEnv(ControlEnv):
         self._steps += live
         for key, ids in self._by_pool(live):
             obs, r, terminated, truncated, info = self._pools[key].step(
-                a[ids].reshape(-1, *self._action_shape), self._local[ids])
+                a[ids].reshape(-1, *self._action_shape), self._local[ids]
+            )
             ids = self._members[key][info["env_id"]]
             self._state[ids], reward[ids] = self._flat(obs), r
             self._terminated[ids], self._truncated[ids] = terminated, truncated  # never both
@@ -148,17 +155,29 @@ class EnvpoolEnv(ControlEnv):
             self._terminated |= self._success
             self._truncated &= ~self._terminated
         self._truncated |= live & ~self._terminated & (self._steps >= self.spec.max_steps)
-        return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),
-                {"success": self._success.copy()})
+        return (
+            self._obs(),
+            reward,
+            self._terminated.copy(),
+            self._truncated.copy(),
+            {"success": self._success.copy()},
+        )
 
     def _make(self, ids: np.ndarray, seeds: np.ndarray) -> None:
-        """Move the envs `ids` to a new pool, seeded one by one; pools nobody lives in are dropped before, and their memory given back."""
+        """Move the envs `ids` to a new pool, seeded one by one; pools nobody lives in are dropped before, and
+        their memory given back."""
         self._pool[ids] = -1
         for key in set(self._pools) - set(self._pool.tolist()):
             del self._pools[key], self._members[key]
         trim()
-        pool = library().make(self._id, "gymnasium", num_envs=len(ids), env_seed=seeds.tolist(),
-                              num_threads=min(self._threads, len(ids)), **self._options)
+        pool = library().make(
+            self._id,
+            "gymnasium",
+            num_envs=len(ids),
+            env_seed=seeds.tolist(),
+            num_threads=min(self._threads, len(ids)),
+            **self._options,
+        )
         self._made += 1
         self._pools[self._made], self._members[self._made] = pool, ids
         self._pool[ids], self._local[ids] = self._made, np.arange(len(ids))
@@ -183,7 +202,8 @@ class EnvpoolEnv(ControlEnv):
 
 
 def trim() -> None:
-    """Have the C library give freed memory back to the system: of pools made again and again it keeps as much as two of them held."""
+    """Have the C library give freed memory back to the system: of pools made again and again it keeps as much
+    as two of them held."""
     if (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc
         give_back(0)
 
@@ -196,7 +216,11 @@ def _seed(starts: np.ndarray) -> np.ndarray:
 def _leaves(space) -> list[spaces.Space]:
     """The Boxes of a (nested) Dict space in order; Discrete leaves have shape ()."""
     if isinstance(space, (spaces.Dict, dict)):
-        return [leaf for s in (space.spaces if isinstance(space, spaces.Dict) else space).values() for leaf in _leaves(s)]
+        return [
+            leaf
+            for s in (space.spaces if isinstance(space, spaces.Dict) else space).values()
+            for leaf in _leaves(s)
+        ]
     return [space]
 
 

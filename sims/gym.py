@@ -1,11 +1,11 @@
 """Any Gymnasium id with continuous actions as a contract env: `sims.make("gym:Pendulum-v1", ...)`.
 
-One Gymnasium env per row, stepped one after the other. A start is the seed of Gymnasium's own `reset(seed=...)`,
-so it is as exact as the env's own seeding. Observations are flattened (a Dict in the order of its keys), actions
-in [-1, 1] are stretched to the env's Box, and success is `info["is_success"]` or `info["success"]` where the env
-reports it, from that step until the reset. The reward is the env's own; with reward "sparse" the step that first reports
-success pays 1, all others 0, and it ends the episode. There is no `get_state`: Gymnasium has no
-common way to take one.
+One Gymnasium env per row, stepped one after the other. A start is the seed of Gymnasium's own
+`reset(seed=...)`, so it is as exact as the env's own seeding. Observations are flattened (a Dict in the order
+of its keys), actions in [-1, 1] are stretched to the env's Box, and success is `info["is_success"]` or
+`info["success"]` where the env reports it, from that step until the reset. The reward is the env's own; with
+reward "sparse" the step that first reports success pays 1, all others 0, and it ends the episode. There is no
+`get_state`: Gymnasium has no common way to take one.
 """
 
 import contextlib
@@ -26,7 +26,10 @@ from robo_rl.plugins import load_module
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 
-NO_SPARSE = "{}, so it has no sparse reward: leave reward out; what a policy does there is recorded by robo_rl collect --policy RUN"
+NO_SPARSE = (
+    "{}, so it has no sparse reward: leave reward out; what a policy does there is recorded by "
+    "robo_rl collect --policy RUN"
+)
 MAX_STEPS = 1000  # where the env has no limit of its own
 
 
@@ -56,41 +59,59 @@ def make_gym(
             load_module(module, f"gym:{id}", "--sim")
         limit = max_steps or gym.spec(id.split(":")[-1]).max_episode_steps or MAX_STEPS
     except ModuleNotFoundError as e:
-        raise UserError(f"gym:{id} needs the module {e.name!r}, which is not installed; install it with pip") from None
+        raise UserError(
+            f"gym:{id} needs the module {e.name!r}, which is not installed; install it with pip"
+        ) from None
     except gym.error.Error:
         near = difflib.get_close_matches(id, gym.registry, n=5, cutoff=0.3)
-        own = "" if colon else "; an env of your own is named gym:MODULE:ID, after the module that registers it"
+        own = (
+            "" if colon else "; an env of your own is named gym:MODULE:ID, after the module that registers it"
+        )
         raise UserError(f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}{own}") from None
     if render and "rgb_array" not in render_modes(id):
-        raise UserError(f"gym:{id} draws no pictures: 'rgb_array' is not among the render_modes of its metadata")
+        raise UserError(
+            f"gym:{id} draws no pictures: 'rgb_array' is not among the render_modes of its metadata"
+        )
     envs = []
     try:
-        pictures = {"render_mode": "rgb_array"} if render else {}  # an env of one's own need not know the word
+        # an env of one's own need not know the word
+        pictures = {"render_mode": "rgb_array"} if render else {}
         with said(f"gym:{id} cannot be made"):
-            envs.extend(gym.make(id, max_episode_steps=limit, disable_env_checker=True, **pictures) for _ in range(num_envs))
+            envs.extend(
+                gym.make(id, max_episode_steps=limit, disable_env_checker=True, **pictures)
+                for _ in range(num_envs)
+            )
     except gym.error.DependencyNotInstalled as e:
         raise MissingDependency(f"gym:{id}: {e}") from None
     return GymEnv(id, envs, limit, reward)
 
 
 def render_modes(id: str) -> list[str]:
-    """What the class of a registered id says that it can draw; of a function that makes envs nothing is known: rgb_array."""
+    """What the class of a registered id says that it can draw; of a function that makes envs nothing is
+    known: rgb_array."""
     with said(f"gym:{id} cannot be made"):
         made_by = gym.spec(id.split(":")[-1]).entry_point
         made_by = load_env_creator(made_by) if isinstance(made_by, str) else made_by
-    return getattr(made_by, "metadata", {}).get("render_modes", []) if isinstance(made_by, type) else ["rgb_array"]
+    return (
+        getattr(made_by, "metadata", {}).get("render_modes", [])
+        if isinstance(made_by, type)
+        else ["rgb_array"]
+    )
 
 
 @contextlib.contextmanager
 def said(what: str) -> Iterator[None]:
-    """Say what the code of an env raises as one UserError: `what`, the exception, and the line of the env that raised it."""
+    """Say what the code of an env raises as one UserError: `what`, the exception, and the line of the env
+    that raised it."""
     try:
         yield
     except (UserError, MissingDependency, gym.error.DependencyNotInstalled):
         raise
     except Exception as e:
         at = traceback.extract_tb(e.__traceback__)[-1]
-        raise UserError(f"{what}: {type(e).__name__}: {' '.join(str(e).split())[:300]} ({at.filename}, line {at.lineno})") from e
+        raise UserError(
+            f"{what}: {type(e).__name__}: {' '.join(str(e).split())[:300]} ({at.filename}, line {at.lineno})"
+        ) from e
 
 
 def own_only(name: str, obs: str, control: str, randomise: str, device: str) -> None:
@@ -108,10 +129,14 @@ def own_only(name: str, obs: str, control: str, randomise: str, device: str) -> 
 def own_actions(name: str, space: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
     """(low, high) float64 [A] of a bounded Box of any shape, flattened; UserError for anything else."""
     if not isinstance(space, spaces.Box):
-        raise UserError(f"{name} has {type(space).__name__} actions; only continuous (Box) actions are supported")
+        raise UserError(
+            f"{name} has {type(space).__name__} actions; only continuous (Box) actions are supported"
+        )
     low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise UserError(f"{name} has unbounded actions ({space}); only actions with finite limits are supported")
+        raise UserError(
+            f"{name} has unbounded actions ({space}); only actions with finite limits are supported"
+        )
     return low, high
 
 
@@ -133,8 +158,10 @@ class GymEnv(ControlEnv):
         n, size = self.num_envs, spaces.flatdim(space)
         self.single_observation_space, self.observation_space = observation_spaces(size, n)
         self.single_action_space, self.action_space = action_spaces(len(self._low), n)
-        axes = tuple(ActionAxis(f"action{i}", "1", float(lo), float(hi), "absolute")
-                     for i, (lo, hi) in enumerate(zip(self._low, self._high, strict=True)))
+        axes = tuple(
+            ActionAxis(f"action{i}", "1", float(lo), float(hi), "absolute")
+            for i, (lo, hi) in enumerate(zip(self._low, self._high, strict=True))
+        )
         self.spec = ControlSpec("gym", id, axes, _period(first), max_steps, _names(space, size))
         self._task = np.full(n, id)
         self._stream = StartStream(n)
@@ -169,27 +196,42 @@ class GymEnv(ControlEnv):
             self.reports_success |= "is_success" in info or "success" in info
             if self._sparse:
                 if not self.reports_success and (terminated or truncated):  # some say it at the end alone
-                    raise UserError(NO_SPARSE.format(f"{self._name} says nothing of success (is_success or success in the info of every "
-                                                     "step, or of the last)"))
+                    raise UserError(
+                        NO_SPARSE.format(
+                            f"{self._name} says nothing of success (is_success or success in the info of "
+                            "every step, or of the last)"
+                        )
+                    )
                 reward[i] = self._success[i]
                 self._terminated[i] |= self._success[i]
                 self._truncated[i] &= not self._terminated[i]
-        return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),
-                {"success": self._success.copy()})
+        return (
+            self._obs(),
+            reward,
+            self._terminated.copy(),
+            self._truncated.copy(),
+            {"success": self._success.copy()},
+        )
 
     def _flat(self, x, i: int, over: bool = False) -> np.ndarray:
-        """The observation `x` of env i as float32 [S]; UserError where it is not of the observation space, or, in an episode that goes
-        on, not finite."""
-        with said(f"{self._name}: the observation of env {i} does not fit its observation_space {self._space}"):
+        """The observation `x` of env i as float32 [S]; UserError where it is not of the observation space,
+        or, in an episode that goes on, not finite."""
+        with said(
+            f"{self._name}: the observation of env {i} does not fit its observation_space {self._space}"
+        ):
             row = np.asarray(spaces.flatten(self._space, x)).astype(np.float32)
         if row.shape != self._state[i].shape:
-            raise UserError(f"{self._name}: the observation of env {i} has {row.size} numbers, its observation_space {self._space} has "
-                            f"{self._state.shape[1]}; correct the env")
+            raise UserError(
+                f"{self._name}: the observation of env {i} has {row.size} numbers, its observation_space "
+                f"{self._space} has {self._state.shape[1]}; correct the env"
+            )
         if not over and not np.isfinite(row).all():
             k = int(np.flatnonzero(~np.isfinite(row))[0])
             name = self.spec.state_names[k] if self.spec.state_names else f"number {k}"
-            raise UserError(f"{self._name}: the observation of env {i} is not finite ({name} is {row[k]}); correct the env, or end "
-                            "the episode")
+            raise UserError(
+                f"{self._name}: the observation of env {i} is not finite ({name} is {row[k]}); correct the "
+                "env, or end the episode"
+            )
         return row
 
     def _obs(self) -> dict[str, np.ndarray]:

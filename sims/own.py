@@ -1,7 +1,9 @@
-"""A user's own simulator: `sims.make("my_pkg.sims:make_pour", ...)` calls `make_pour(task, num_envs, **options)`.
+"""A user's own simulator: `sims.make("my_pkg.sims:make_pour", ...)` calls `make_pour(task, num_envs,
+**options)`.
 
-It gives a `gymnasium.vector.VectorEnv` of the contract, which is looked at once per process (`sims.check.check_quickly`).
-It is told the options that its signature takes; one that was asked for and that it does not take is refused.
+It gives a `gymnasium.vector.VectorEnv` of the contract, which is looked at once per process
+(`sims.check.check_quickly`). It is told the options that its signature takes; one that was asked for and that
+it does not take is refused.
 """
 
 import inspect
@@ -10,8 +12,17 @@ from robo_rl.errors import UserError
 from robo_rl.plugins import check_call, load_object
 
 WHAT = "--sim"
-DEFAULTS = {"task": "", "obs": "state", "reward": "", "control": "", "image_size": 64, "max_steps": 0, "randomise": "", "render": False,
-            "device": "cpu"}  # what nobody asked for
+DEFAULTS = {
+    "task": "",
+    "obs": "state",
+    "reward": "",
+    "control": "",
+    "image_size": 64,
+    "max_steps": 0,
+    "randomise": "",
+    "render": False,
+    "device": "cpu",
+}  # what nobody asked for
 HINTS = ("threads", "image_size")  # of use to who takes them
 
 
@@ -45,8 +56,10 @@ def taken(name: str, make, options: dict) -> dict:
         return options
     refused = [k for k, v in options.items() if k not in parameters and k not in HINTS and v != DEFAULTS[k]]
     if refused:
-        raise UserError(f"{WHAT} {name} takes no {refused[0]} (got {options[refused[0]]!r}); it takes "
-                        f"{', '.join(p for p in parameters)}")
+        raise UserError(
+            f"{WHAT} {name} takes no {refused[0]} (got {options[refused[0]]!r}); it takes "
+            f"{', '.join(p for p in parameters)}"
+        )
     return {k: v for k, v in options.items() if k in parameters}
 
 
@@ -57,6 +70,7 @@ def _look(key: tuple, env) -> None:
     if key in _seen:
         return
     from sims.check import check_quickly
+
     try:
         check_quickly(env)
     except AssertionError as e:

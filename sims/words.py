@@ -1,15 +1,19 @@
-"""A household told in words: sentences that hold, commands of a verb and a noun, exact rules. `--sim sims.words:make`.
+"""A household told in words: sentences that hold, commands of a verb and a noun, exact rules. `--sim
+sims.words:make`.
 
-    the robot is at the shelf . the hand is empty . the drawer is closed . the cup is on the shelf . the cup is dirty .
-    wanted is the cup . wanted at the drawer . wanted clean .                 go to sink / take cup / wash cup / open drawer / put cup
+    the robot is at the shelf . the hand is empty . the drawer is closed . the cup is on the shelf . the cup
+    is dirty .
+    wanted is the cup . wanted at the drawer . wanted clean .                 go to sink / take cup / wash cup
+                                                            / open drawer / put cup
 
-A robot of commands in words stands for the upper half of a hierarchy, whose lower half executes "take cup". The text is the observation:
-`spec.state_names` are the S sentences, and a state is 1 where its sentence holds and 0 elsewhere. An action has a score for every word of
-`spec.action_names`: what is said is the verb and the noun with the greatest scores. A command that cannot be done changes nothing.
+A robot of commands in words stands for the upper half of a hierarchy, whose lower half executes "take cup".
+The text is the observation: `spec.state_names` are the S sentences, and a state is 1 where its sentence holds
+and 0 elsewhere. An action has a score for every word of `spec.action_names`: what is said is the verb and the
+noun with the greatest scores. A command that cannot be done changes nothing.
 
-Rules. Take, put and wash need the object at hand (wash: at the sink); what is in a closed drawer or cabinet cannot be reached; the hand
-holds one thing; the drawer opens at once, the cabinet with the key in the hand. Success, which ends an episode: the wanted object lies at
-the wanted place, and is clean where that is wanted.
+Rules. Take, put and wash need the object at hand (wash: at the sink); what is in a closed drawer or cabinet
+cannot be reached; the hand holds one thing; the drawer opens at once, the cabinet with the key in the hand.
+Success, which ends an episode: the wanted object lies at the wanted place, and is clean where that is wanted.
 """
 
 import numpy as np
@@ -26,27 +30,38 @@ THINGS = ("key", "cup", "apple", "plate", "sponge")
 SINK, DRAWER, CABINET, KEY = 2, 3, 4, 0
 HAND = len(PLACES)  # where a thing is that the hand holds
 WHERE = {p: f"{'in' if p in ('sink', 'drawer', 'cabinet') else 'on'} the {p}" for p in PLACES}
-SENTENCES = (*(f"the robot is at the {p}" for p in PLACES),
-             "the hand is empty", *(f"the hand holds the {t}" for t in THINGS),
-             "the drawer is closed", "the drawer is open", "the cabinet is locked", "the cabinet is open",
-             *(f"the {t} is {WHERE[p]}" for t in THINGS for p in PLACES),
-             *(f"the {t} is {how}" for t in THINGS[1:] for how in ("dirty", "clean")),
-             *(f"wanted is the {t}" for t in THINGS[1:]), *(f"wanted at the {p}" for p in PLACES), "wanted clean")
+SENTENCES = (
+    *(f"the robot is at the {p}" for p in PLACES),
+    "the hand is empty",
+    *(f"the hand holds the {t}" for t in THINGS),
+    "the drawer is closed",
+    "the drawer is open",
+    "the cabinet is locked",
+    "the cabinet is open",
+    *(f"the {t} is {WHERE[p]}" for t in THINGS for p in PLACES),
+    *(f"the {t} is {how}" for t in THINGS[1:] for how in ("dirty", "clean")),
+    *(f"wanted is the {t}" for t in THINGS[1:]),
+    *(f"wanted at the {p}" for p in PLACES),
+    "wanted clean",
+)
 AT = {s: i for i, s in enumerate(SENTENCES)}
 TASK = "do what is wanted"
 LIMIT = 20  # commands
 
 
 class Household(ControlEnv):
-    """N rooms; the start alone decides what is where and what is wanted. Rows of `world` int64 [N,W]: robot, drawer open, cabinet open,
-    where each thing is, which are clean, wanted thing, place and cleanness."""
+    """N rooms; the start alone decides what is where and what is wanted. Rows of `world` int64 [N,W]: robot,
+    drawer open, cabinet open, where each thing is, which are clean, wanted thing, place and cleanness."""
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}
 
     def __init__(self, num_envs: int, max_steps: int = LIMIT):
         self.num_envs = num_envs
-        axes = tuple(ActionAxis(w, "1", -1.0, 1.0, "absolute", kind) for kind, words in (("verb", VERBS), ("noun", (*PLACES, *THINGS)))
-                     for w in words)
+        axes = tuple(
+            ActionAxis(w, "1", -1.0, 1.0, "absolute", kind)
+            for kind, words in (("verb", VERBS), ("noun", (*PLACES, *THINGS)))
+            for w in words
+        )
         self.spec = ControlSpec("words", "household", axes, 1.0, max_steps, SENTENCES)
         self.single_observation_space, self.observation_space = observation_spaces(len(SENTENCES), num_envs)
         self.single_action_space, self.action_space = action_spaces(len(axes), num_envs)
@@ -54,7 +69,13 @@ class Household(ControlEnv):
         t = len(THINGS)
         self.world = np.zeros((num_envs, 3 + 2 * t + 3), np.int64)
         w = self.world
-        self.robot, self.open, self.place, self.clean, self.wanted = w[:, 0], w[:, 1:3], w[:, 3:3 + t], w[:, 3 + t:3 + 2 * t], w[:, -3:]
+        self.robot, self.open, self.place, self.clean, self.wanted = (
+            w[:, 0],
+            w[:, 1:3],
+            w[:, 3 : 3 + t],
+            w[:, 3 + t : 3 + 2 * t],
+            w[:, -3:],
+        )
         self.steps = np.zeros(num_envs, np.int64)
         self.terminated, self.truncated, self.ready = (np.zeros(num_envs, bool) for _ in range(3))
 
@@ -70,11 +91,13 @@ class Household(ControlEnv):
     def _begin(self, ids: np.ndarray, u: np.ndarray) -> None:
         def pick(column: int, of: int) -> np.ndarray:
             return (u[:, column] * of).astype(np.int64)
+
         n, t = len(ids), len(THINGS)
         self.robot[ids] = pick(0, 3)
         self.open[ids] = u[:, 1:3] < np.array([0.3, 0.5])
-        self.place[ids] = np.stack([pick(3 + i, len(PLACES) - (i == KEY)) for i in range(t)], 1)  # the key is not locked in
-        self.clean[ids] = (u[:, 8:8 + t] < 0.5) | (np.arange(t) == KEY)
+        # the key is not locked in
+        self.place[ids] = np.stack([pick(3 + i, len(PLACES) - (i == KEY)) for i in range(t)], 1)
+        self.clean[ids] = (u[:, 8 : 8 + t] < 0.5) | (np.arange(t) == KEY)
         thing, clean = 1 + pick(13, t - 1), u[:, 14] < 0.4
         had = self.place[ids][np.arange(n), thing]
         other = (had + 1 + pick(15, len(PLACES) - 1)) % len(PLACES)
@@ -91,8 +114,13 @@ class Household(ControlEnv):
         self.steps += alive
         self.terminated |= alive & self._done()
         self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
-        return (self._obs(), (alive & self.terminated).astype(np.float32), self.terminated.copy(), self.truncated.copy(),
-                {"success": self.terminated.copy()})
+        return (
+            self._obs(),
+            (alive & self.terminated).astype(np.float32),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            {"success": self.terminated.copy()},
+        )
 
     def _obey(self, i: int, verb: int, noun: int) -> None:
         here, thing = self.robot[i], noun - len(PLACES)
@@ -118,7 +146,7 @@ class Household(ControlEnv):
         state, rows = np.zeros((n, len(SENTENCES)), np.float32), np.arange(n)
         state[rows, self.robot] = 1
         held = self.place == HAND
-        state[:, 5], state[:, 6:6 + t] = ~held.any(1), held
+        state[:, 5], state[:, 6 : 6 + t] = ~held.any(1), held
         for k in range(2):
             state[rows, 11 + 2 * k + self.open[:, k]] = 1
         for i in range(t):
@@ -141,17 +169,27 @@ class Household(ControlEnv):
     def set_state(self, state: dict[str, np.ndarray], mask: "np.ndarray | None" = None) -> None:
         mask = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask)
         if mask.shape != (self.num_envs,) or mask.dtype != bool:
-            raise UserError(f"mask must be bool of shape ({self.num_envs},), got {mask.dtype} of shape {mask.shape}")
+            raise UserError(
+                f"mask must be bool of shape ({self.num_envs},), got {mask.dtype} of shape {mask.shape}"
+            )
         for name, row in self._rows().items():
             if name not in state or np.shape(state[name]) != row.shape:
-                raise UserError(f"set_state needs {name!r} of shape {row.shape}: pass what get_state() returned")
+                raise UserError(
+                    f"set_state needs {name!r} of shape {row.shape}: pass what get_state() returned"
+                )
         for name, row in self._rows().items():
             row[mask] = state[name][mask]
         self.ready |= mask
 
     def _rows(self) -> dict[str, np.ndarray]:
-        return {"world": self.world, "steps": self.steps, "terminated": self.terminated, "truncated": self.truncated,
-                "seeds": self.stream.seeds, "episodes": self.stream.episodes}
+        return {
+            "world": self.world,
+            "steps": self.steps,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "seeds": self.stream.seeds,
+            "episodes": self.stream.episodes,
+        }
 
     def expert_action(self) -> np.ndarray:
         """float32[N,A]: the words of the next command of a shortest way, or one nearly so."""
@@ -172,21 +210,29 @@ class Household(ControlEnv):
             if held >= 0 and held != x:
                 return reach(0 if here == CABINET and locked else here, ("put", THINGS[held]))
             return reach(int(place[x]), ("take", THINGS[x]))
+
         if locked and CABINET in (goal, place[thing]):
             return reach(CABINET, ("open", PLACES[CABINET])) if held == KEY else fetch(KEY)
         if held != thing:
             return fetch(thing)
-        return reach(SINK, ("wash", THINGS[thing])) if clean and not self.clean[i, thing] else reach(goal, ("put", THINGS[thing]))
+        return (
+            reach(SINK, ("wash", THINGS[thing]))
+            if clean and not self.clean[i, thing]
+            else reach(goal, ("put", THINGS[thing]))
+        )
 
 
 def spoken(actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(verb, noun) int64[N] of scores [N,A]: indices into VERBS and into PLACES + THINGS."""
-    return actions[:, :len(VERBS)].argmax(1), actions[:, len(VERBS):].argmax(1)
+    return actions[:, : len(VERBS)].argmax(1), actions[:, len(VERBS) :].argmax(1)
 
 
 def said(commands: list[tuple[str, str]]) -> np.ndarray:
     """float32[n,A]: the scores of commands (verb, noun), 1 for their words and -1 for the others."""
-    out, nouns = -np.ones((len(commands), len(VERBS) + len(PLACES) + len(THINGS)), np.float32), (*PLACES, *THINGS)
+    out, nouns = (
+        -np.ones((len(commands), len(VERBS) + len(PLACES) + len(THINGS)), np.float32),
+        (*PLACES, *THINGS),
+    )
     for row, (verb, noun) in zip(out, commands, strict=True):
         row[VERBS.index(verb)] = row[len(VERBS) + nouns.index(noun)] = 1
     return out

@@ -50,7 +50,10 @@ class NumpyArmEnv(MujocoArmEnv):
         self.joints, self.grip = joints, grip
         if self.control == "ee_delta":
             if over is not None:
-                target, attitude = np.where(over, self.target, target), np.where(over, self.attitude, attitude)
+                target, attitude = (
+                    np.where(over, self.target, target),
+                    np.where(over, self.attitude, attitude),
+                )
             self.target, self.attitude = target, attitude
         self._ctrl[:, :7] = joints.T
         self._ctrl[:, 7:] = (grip * F(m.FINGER_OPEN / 2) + F(m.FINGER_OPEN / 2))[:, None]
@@ -74,12 +77,12 @@ class NumpyArmEnv(MujocoArmEnv):
         rows[28:30] = s.frame[2, :2]
         i = 30
         for k in range(len(s.pos)):
-            np.subtract(s.pos[k], s.tcp, out=rows[i:i + 3])
+            np.subtract(s.pos[k], s.tcp, out=rows[i : i + 3])
             rows[i + 3] = s.pos[k][2]
-            _four_yaw(s.quat[k], s.frame, rows[i + 4:i + 6])
+            _four_yaw(s.quat[k], s.frame, rows[i + 4 : i + 6])
             i += 6
         if self.task.uses_goal:
-            np.subtract(s.goal, s.pos[0] if s.pos else s.tcp, out=rows[i:i + 3])
+            np.subtract(s.goal, s.pos[0] if s.pos else s.tcp, out=rows[i : i + 3])
             i += 3
         if self.task.uses_slide:
             rows[i - 3] -= s.slide  # the handle moves with the drawer
@@ -95,7 +98,8 @@ def _limit(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
 
 
 def _four_yaw(quat: np.ndarray, frame: np.ndarray, out: np.ndarray) -> None:
-    """out [2, N]: cos and sin of four times the yaw of a box relative to the hand (a square has four fronts)."""
+    """out [2, N]: cos and sin of four times the yaw of a box relative to the hand (a square has four
+    fronts)."""
     w, x, y, z = quat
     cx, cy = F(1) - F(2) * (y * y + z * z), F(2) * (x * y + w * z)
     hx, hy = frame[0, 0], frame[0, 1]

@@ -1,8 +1,9 @@
-"""An accelerator that is not there: tensors that say they are on the device `meta`, compute on the CPU, and that NumPy cannot read.
+"""An accelerator that is not there: tensors that say they are on the device `meta`, compute on the CPU, and
+that NumPy cannot read.
 
-As on a real one, an operation on a tensor from there and one from here is refused (but for numbers, index tensors and copies), what
-reads a value waits for the device, and that is counted. `with Away() as device:`; what is made on torch.device("meta") or moved
-there meanwhile is such a tensor.
+As on a real one, an operation on a tensor from there and one from here is refused (but for numbers, index
+tensors and copies), what reads a value waits for the device, and that is counted. `with Away() as device:`;
+what is made on torch.device("meta") or moved there meanwhile is such a tensor.
 """
 
 import torch
@@ -21,8 +22,15 @@ class AwayTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, here: torch.Tensor):
-        return torch.Tensor._make_wrapper_subclass(cls, here.shape, strides=here.stride(), storage_offset=here.storage_offset(),
-                                                   dtype=here.dtype, device=AWAY, requires_grad=False)
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            here.shape,
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=AWAY,
+            requires_grad=False,
+        )
 
     def __init__(self, here: torch.Tensor):
         self.here = here
@@ -68,7 +76,9 @@ def dispatch(func, args, kwargs):
         return kwargs["out"]
     away = torch.device(device).type == "meta" if device is not None else bool(there)
     known = {id(x.here): x for x in there}
-    return tree_map(lambda x: known.get(id(x)) or AwayTensor(x) if away and isinstance(x, torch.Tensor) else x, out)
+    return tree_map(
+        lambda x: known.get(id(x)) or AwayTensor(x) if away and isinstance(x, torch.Tensor) else x, out
+    )
 
 
 class Away(TorchDispatchMode):
@@ -80,7 +90,8 @@ class Away(TorchDispatchMode):
         kwargs = kwargs or {}
         device = kwargs.get("device")
         if (device is not None and torch.device(device).type == "meta") or any(
-                isinstance(x, AwayTensor) for x in tree_flatten((args, kwargs))[0]):
+            isinstance(x, AwayTensor) for x in tree_flatten((args, kwargs))[0]
+        ):
             return dispatch(func, args, kwargs)
         return func(*args, **kwargs)
 

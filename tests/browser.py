@@ -18,23 +18,45 @@ class Browser:
     def __init__(self, folder: Path, size: tuple[int, int] = (1280, 800), dark: bool = False):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--mute-audio", "--no-first-run", "--disable-extensions",
-                 "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                 "--disable-background-timer-throttling", "--disable-renderer-backgrounding", "--hide-scrollbars",
-                 "--remote-debugging-port=0", f"--window-size={size[0]},{size[1]}", f"--user-data-dir={folder}"]
-        self.process = subprocess.Popen([BINARY, *flags, *(["--force-dark-mode"] if dark else []), "about:blank"],
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--mute-audio",
+            "--no-first-run",
+            "--disable-extensions",
+            "--disable-quic",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-background-timer-throttling",
+            "--disable-renderer-backgrounding",
+            "--hide-scrollbars",
+            "--remote-debugging-port=0",
+            f"--window-size={size[0]},{size[1]}",
+            f"--user-data-dir={folder}",
+        ]
+        self.process = subprocess.Popen(
+            [BINARY, *flags, *(["--force-dark-mode"] if dark else []), "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         self.number = 0
 
     def __enter__(self):
         from websockets.sync.client import connect
+
         end, port = time.monotonic() + 60, self.folder / "DevToolsActivePort"
         while not (port.exists() and port.read_text().count("\n")):
             assert self.process.poll() is None and time.monotonic() < end, "chromium did not start"
             time.sleep(0.05)
         base = f"http://127.0.0.1:{port.read_text().splitlines()[0]}"
         pages = json.load(urllib.request.urlopen(f"{base}/json", timeout=30))
-        self.ws = connect(next(p for p in pages if p["type"] == "page")["webSocketDebuggerUrl"], max_size=None, open_timeout=60)
+        self.ws = connect(
+            next(p for p in pages if p["type"] == "page")["webSocketDebuggerUrl"],
+            max_size=None,
+            open_timeout=60,
+        )
         return self
 
     def __exit__(self, *error):
@@ -68,7 +90,9 @@ class Browser:
             value = self.js(expression)
             if value:
                 return value
-            assert time.monotonic() < end, f"{expression} did not become true: {self.js('document.body.innerText')[:600]}"
+            assert time.monotonic() < end, (
+                f"{expression} did not become true: {self.js('document.body.innerText')[:600]}"
+            )
             time.sleep(0.02)
 
     def key(self, key: str, down: bool = True, up: bool = True) -> None:
@@ -82,8 +106,10 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=code)
 
     def click(self, selector: str) -> None:
-        x, y = self.js(f"(()=>{{const r=document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
-                       "return [r.x+r.width/2,r.y+r.height/2]})()")
+        x, y = self.js(
+            f"(()=>{{const r=document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            "return [r.x+r.width/2,r.y+r.height/2]})()"
+        )
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

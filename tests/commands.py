@@ -14,14 +14,74 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-TINY = ("--task", "reach", "--envs", "16", "--steps", "2500", "--rl.decisions", "4", "--rl.minibatch", "64",
-        "--rl.epochs", "2", "--rl.critic-warmup", "1", "--policy.hidden", "32", "--bc.updates", "30", "--bc.batch", "32",
-        "--eval-episodes", "8", "--eval-every", "700", "--demos", "2", "--threads", "1", "--workers", "0", "--no-video")
+TINY = (
+    "--task",
+    "reach",
+    "--envs",
+    "16",
+    "--steps",
+    "2500",
+    "--rl.decisions",
+    "4",
+    "--rl.minibatch",
+    "64",
+    "--rl.epochs",
+    "2",
+    "--rl.critic-warmup",
+    "1",
+    "--policy.hidden",
+    "32",
+    "--bc.updates",
+    "30",
+    "--bc.batch",
+    "32",
+    "--eval-episodes",
+    "8",
+    "--eval-every",
+    "700",
+    "--demos",
+    "2",
+    "--threads",
+    "1",
+    "--workers",
+    "0",
+    "--no-video",
+)
 
 
-TINY_REPLAY = ("--task", "reach", "--envs", "4", "--steps", "512", "--rl.batch", "16", "--rl.warmup", "128", "--rl.pretrain",
-               "10", "--rl.utd", "0.5", "--policy.hidden", "16", "--bc.updates", "20", "--bc.batch", "32", "--eval-episodes",
-               "4", "--eval-every", "256", "--demos", "2", "--threads", "1", "--workers", "0", "--no-video")
+TINY_REPLAY = (
+    "--task",
+    "reach",
+    "--envs",
+    "4",
+    "--steps",
+    "512",
+    "--rl.batch",
+    "16",
+    "--rl.warmup",
+    "128",
+    "--rl.pretrain",
+    "10",
+    "--rl.utd",
+    "0.5",
+    "--policy.hidden",
+    "16",
+    "--bc.updates",
+    "20",
+    "--bc.batch",
+    "32",
+    "--eval-episodes",
+    "4",
+    "--eval-every",
+    "256",
+    "--demos",
+    "2",
+    "--threads",
+    "1",
+    "--workers",
+    "0",
+    "--no-video",
+)
 
 
 @functools.cache
@@ -54,15 +114,25 @@ class Result:
 
 
 class Command:
-    """A command that runs; `wait` for it, or kill it. `guarded`: as from a shell, `train` in a process of its own below this one."""
+    """A command that runs; `wait` for it, or kill it. `guarded`: as from a shell, `train` in a process of its
+    own below this one."""
 
-    def __init__(self, cwd: Path, argv: Sequence[str], absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
-                 first: "Callable[[], None] | None" = None, guarded: bool = False):
+    def __init__(
+        self,
+        cwd: Path,
+        argv: Sequence[str],
+        absent: Sequence[str] = (),
+        env: "dict[str, str] | None" = None,
+        first: "Callable[[], None] | None" = None,
+        guarded: bool = False,
+    ):
         self.out, self.err = (cwd / f".{kind}{time.monotonic_ns()}" for kind in ("out", "err"))
         for path in (self.out, self.err):
             path.touch()  # a command may be killed before it opens them
-        self.process = _context().Process(target=_child, args=(
-            cwd, [str(a) for a in argv], tuple(absent), env or {}, first, guarded, self.out, self.err))
+        self.process = _context().Process(
+            target=_child,
+            args=(cwd, [str(a) for a in argv], tuple(absent), env or {}, first, guarded, self.out, self.err),
+        )
         self.process.start()
 
     def wait(self, timeout: float = 120) -> Result:
@@ -98,9 +168,16 @@ def launch_script(name: str):
     return module
 
 
-def robo_rl(cwd: Path, *argv: object, absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
-            first: "Callable[[], None] | None" = None, timeout: float = 120) -> Result:
-    """Run `robo_rl *argv` in the folder `cwd`, as if the packages `absent` were not installed; `first()` runs before."""
+def robo_rl(
+    cwd: Path,
+    *argv: object,
+    absent: Sequence[str] = (),
+    env: "dict[str, str] | None" = None,
+    first: "Callable[[], None] | None" = None,
+    timeout: float = 120,
+) -> Result:
+    """Run `robo_rl *argv` in the folder `cwd`, as if the packages `absent` were not installed; `first()` runs
+    before."""
     return Command(cwd, argv, absent, env, first).wait(timeout)
 
 
@@ -133,6 +210,7 @@ def _child(cwd, argv, absent, env, first, guarded, out, err) -> None:
         if first is not None:
             first()
         from robo_rl.cli import main
+
         sys.argv = ["robo_rl", *argv]
         main(None if guarded else argv)
     except SystemExit as e:

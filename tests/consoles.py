@@ -20,7 +20,11 @@ def trained(factory) -> Path:
     """A folder with a run `run`; trained once, and then copied."""
     if not RUNS:
         folder = factory.mktemp("run")
-        tiny = [a for i, a in enumerate(TINY) if not any(str(x).startswith("--rl.") for x in TINY[max(0, i - 1):i + 1])]
+        tiny = [
+            a
+            for i, a in enumerate(TINY)
+            if not any(str(x).startswith("--rl.") for x in TINY[max(0, i - 1) : i + 1])
+        ]
         done = robo_rl(folder, "train", "--algo", "bc", *tiny, "--out", "run")
         assert done.code == 0, done.err
         RUNS.append(folder)
@@ -33,9 +37,24 @@ def trained(factory) -> Path:
 def console(folder, *argv, first=None):
     """A console that runs -> (its command, {operator: address})."""
     pytest.importorskip("websockets", reason="needs robo_rl[console]")
-    command = Command(folder, ["console", "run", "--port", "0", "--robots", "2", "--operators", "ann,bob",
-                               "--max-delay", "30", *argv],
-                      env={"PYTHONUNBUFFERED": "1"}, first=first)
+    command = Command(
+        folder,
+        [
+            "console",
+            "run",
+            "--port",
+            "0",
+            "--robots",
+            "2",
+            "--operators",
+            "ann,bob",
+            "--max-delay",
+            "30",
+            *argv,
+        ],
+        env={"PYTHONUNBUFFERED": "1"},
+        first=first,
+    )
     try:
         command.until(lambda: command.out.exists() and command.out.read_text().count("http://") == 2, 120)
         yield command, dict(re.findall(r"(\w+): (http\S+)", command.out.read_text()))
@@ -57,10 +76,10 @@ class Page:
             m = await asyncio.wait_for(self.ws.recv(), max(0.01, end - time.monotonic()))
             if isinstance(m, bytes):
                 length = int.from_bytes(m[:4], "little")
-                head = json.loads(m[4:4 + length])
+                head = json.loads(m[4 : 4 + length])
                 if head["pictures"]:
                     self.pictures += 1
-                    assert m[4 + length:6 + length] == b"\xff\xd8"
+                    assert m[4 + length : 6 + length] == b"\xff\xd8"
                     assert len(m) == 4 + length + sum(p["bytes"] for p in head["pictures"])
                 await self.ws.send(json.dumps({"t": "seen", "frame": head["frame"]}))
             elif (m := json.loads(m))["t"] == "state":
@@ -81,6 +100,7 @@ SESSIONS: dict[str, tuple] = {}  # an address works once; what it was exchanged 
 
 def connect(address):
     from websockets.asyncio.client import connect
+
     if address not in SESSIONS:
         SESSIONS[address] = exchange_address(address)
     at, headers = SESSIONS[address]
@@ -90,5 +110,9 @@ def connect(address):
 async def drive(page, number, steps=20, action=None, **more):
     a = action if action is not None else [0.2] * len(page.state["axes"])
     for _ in range(steps):
-        await page.ws.send(json.dumps({"t": "drive", "robot": 0, "number": number, "action": a, "phase": "correction", **more}))
+        await page.ws.send(
+            json.dumps(
+                {"t": "drive", "robot": 0, "number": number, "action": a, "phase": "correction", **more}
+            )
+        )
         await asyncio.sleep(0.02)

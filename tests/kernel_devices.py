@@ -1,4 +1,5 @@
-"""Input devices that the kernel makes of what a test writes: by uinput an event device, by uhid a HID device with its hidraw file."""
+"""Input devices that the kernel makes of what a test writes: by uinput an event device, by uhid a HID device
+with its hidraw file."""
 
 import fcntl
 import os
@@ -28,7 +29,8 @@ class UinputDevice:
 
     def __init__(self, name, keys=(), axes=None, repeats=False):
         self.fd = os.open("/dev/uinput", os.O_WRONLY | os.O_NONBLOCK)
-        for kind in {1 for _ in keys} | {3 for _ in axes or ()} | ({0x14} if repeats else set()):  # EV_KEY, EV_ABS, EV_REP
+        # EV_KEY, EV_ABS, EV_REP
+        for kind in {1 for _ in keys} | {3 for _ in axes or ()} | ({0x14} if repeats else set()):
             fcntl.ioctl(self.fd, UI_BITS[0], kind)
         for code in keys:
             fcntl.ioctl(self.fd, UI_BITS[1], code)
@@ -62,8 +64,23 @@ class UhidDevice:
     def __init__(self, name, vendor, product, descriptor):
         self.fd = os.open("/dev/uhid", os.O_RDWR)
         before = set(Path("/sys/class/hidraw").glob("*"))
-        os.write(self.fd, struct.pack("<I128s64s64sHHIIII4096s", UHID_CREATE2, name.encode(), b"", b"", len(descriptor), 3, vendor, product,
-                                      0, 0, descriptor))
+        os.write(
+            self.fd,
+            struct.pack(
+                "<I128s64s64sHHIIII4096s",
+                UHID_CREATE2,
+                name.encode(),
+                b"",
+                b"",
+                len(descriptor),
+                3,
+                vendor,
+                product,
+                0,
+                0,
+                descriptor,
+            ),
+        )
         made = wait_for(lambda: set(Path("/sys/class/hidraw").glob("*")) - before)
         self.path = f"/dev/{made.pop().name}"
         wait_for(lambda: os.access(self.path, os.R_OK))
@@ -82,10 +99,44 @@ class UhidDevice:
 
 def _axes(report, first):
     """A report of three axes from usage `first` on, signed 16 bit, +-350."""
-    return (bytes([0xA1, 0x00, 0x85, report, 0x16, 0xA2, 0xFE, 0x26, 0x5E, 0x01])
-            + b"".join(bytes([0x09, first + i]) for i in range(3)) + bytes([0x75, 16, 0x95, 3, 0x81, 0x06, 0xC0]))
+    return (
+        bytes([0xA1, 0x00, 0x85, report, 0x16, 0xA2, 0xFE, 0x26, 0x5E, 0x01])
+        + b"".join(bytes([0x09, first + i]) for i in range(3))
+        + bytes([0x75, 16, 0x95, 3, 0x81, 0x06, 0xC0])
+    )
 
 
-SPACE_MOUSE = (bytes([0x05, 0x01, 0x09, 0x08, 0xA1, 0x01]) + _axes(1, 0x30) + _axes(2, 0x33)  # multi-axis controller: X Y Z, RX RY RZ
-               + bytes([0xA1, 0x02, 0x85, 3, 0x05, 0x09, 0x19, 1, 0x29, 16, 0x15, 0, 0x25, 1, 0x75, 1, 0x95, 16, 0x81, 0x02, 0xC0, 0xC0]))
-"""A report descriptor of the shape that 3Dconnexion's devices have; written from their reports, not read off a device."""
+# multi-axis controller: X Y Z, RX RY RZ
+SPACE_MOUSE = (
+    bytes([0x05, 0x01, 0x09, 0x08, 0xA1, 0x01])
+    + _axes(1, 0x30)
+    + _axes(2, 0x33)
+    + bytes(
+        [
+            0xA1,
+            0x02,
+            0x85,
+            3,
+            0x05,
+            0x09,
+            0x19,
+            1,
+            0x29,
+            16,
+            0x15,
+            0,
+            0x25,
+            1,
+            0x75,
+            1,
+            0x95,
+            16,
+            0x81,
+            0x02,
+            0xC0,
+            0xC0,
+        ]
+    )
+)
+"""A report descriptor of the shape that 3Dconnexion's devices have; written from their reports, not read off
+a device."""

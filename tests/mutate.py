@@ -1,14 +1,16 @@
 """Mutation run over the core files: does some test fail when a line is wrong?
 
-Each mutant is one small fault (an operator, a constant, a condition, a dropped statement) in one file of a copy
-of the tree. The tests named for that file run in a process forked from one that has already imported torch. A
+Each mutant is one small fault (an operator, a constant, a condition, a dropped statement) in one file of a
+copy of the tree. The tests named for that file run in a process forked from one that has already imported
+torch. A
 mutant that no test notices survives; survivors are printed as `file:line  before -> after`.
 
     python tests/mutate.py                                  # a random sample of each file
     python tests/mutate.py --files robo_rl/losses.py --per-file 0     # every mutant of one file
 
-Exit code 1 if fewer than `--least` of all mutants are killed. Faults that change nothing that can be observed are
-listed with the reason in `tests/mutants_equivalent.tsv`: file, line as it is, line with the fault, reason, tab-separated.
+Exit code 1 if fewer than `--least` of all mutants are killed. Faults that change nothing that can be observed
+are listed with the reason in `tests/mutants_equivalent.tsv`: file, line as it is, line with the fault,
+reason, tab-separated.
 """
 
 import argparse
@@ -34,15 +36,37 @@ EQUIVALENT = Path(__file__).with_name("mutants_equivalent.tsv")
 # file -> the tests that must notice a fault in it, the quickest first
 TARGETS: dict[str, tuple[str, ...]] = {
     "robo_rl/sampling.py": ("test_definitions", "test_sampling", "test_trust"),
-    "robo_rl/losses.py": ("test_definitions", "test_credit", "test_ragged_groups", "test_rollout_control_estimators"),
-    "robo_rl/advantages.py": ("test_definitions", "test_credit", "test_ragged_groups", "test_rollout_control_estimators"),
+    "robo_rl/losses.py": (
+        "test_definitions",
+        "test_credit",
+        "test_ragged_groups",
+        "test_rollout_control_estimators",
+    ),
+    "robo_rl/advantages.py": (
+        "test_definitions",
+        "test_credit",
+        "test_ragged_groups",
+        "test_rollout_control_estimators",
+    ),
     "robo_rl/corrections.py": ("test_definitions", "test_corrections_functions"),
     "robo_rl/runtime/ledger.py": ("test_ledger",),
     "robo_rl/replay.py": ("test_replay_plain", "test_replay"),
-    "controllers/contracts.py": ("test_controllers_governor_limits", "test_controllers_governor", "test_controllers_compliance"),
+    "controllers/contracts.py": (
+        "test_controllers_governor_limits",
+        "test_controllers_governor",
+        "test_controllers_compliance",
+    ),
     "controllers/limits.py": ("test_controllers_governor_limits", "test_controllers_governor"),
-    "controllers/governor.py": ("test_controllers_compliance", "test_controllers_governor_limits", "test_controllers_governor"),
-    "controllers/setpoint.py": ("test_controllers_governor_limits", "test_controllers_servo", "test_controllers_governor"),
+    "controllers/governor.py": (
+        "test_controllers_compliance",
+        "test_controllers_governor_limits",
+        "test_controllers_governor",
+    ),
+    "controllers/setpoint.py": (
+        "test_controllers_governor_limits",
+        "test_controllers_servo",
+        "test_controllers_governor",
+    ),
     "controllers/compliance.py": ("test_controllers_compliance",),
     "controllers/law.py": ("test_controllers_options", "test_controllers_tick", "test_controllers_law"),
     "controllers/tick.py": ("test_controllers_tick", "test_controllers_options"),
@@ -58,17 +82,45 @@ TARGETS: dict[str, tuple[str, ...]] = {
 # Run as plain Python: compiling takes longer than all of their tests.
 UNCOMPILED = ("controllers/tick.py", "controllers/linear.py")
 COMPARE = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
 }
 ARITHMETIC = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.MatMult: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-    ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.MatMult: ast.Add,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitOr,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
 }
 NAMES = {
-    "min": "max", "max": "min", "any": "all", "all": "any", "minimum": "maximum", "maximum": "minimum",
-    "argmin": "argmax", "argmax": "argmin", "floor": "ceil", "ceil": "floor", "amin": "amax", "amax": "amin",
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "argmin": "argmax",
+    "argmax": "argmin",
+    "floor": "ceil",
+    "ceil": "floor",
+    "amin": "amax",
+    "amax": "amin",
 }
 
 
@@ -96,11 +148,13 @@ class Mutant:
 
 def changes(node: ast.AST) -> list[ast.AST]:
     """The faulty versions of one node."""
+
     def with_(**fields) -> ast.AST:
         new = copy.deepcopy(node)
         for name, value in fields.items():
             setattr(new, name, value)
         return new
+
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARE:
         return [with_(ops=[COMPARE[type(node.ops[0])](), *node.ops[1:]])]
     if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
@@ -132,7 +186,8 @@ def changes(node: ast.AST) -> list[ast.AST]:
 
 
 def mutants_of(file: str, source: bytes) -> list[Mutant]:
-    """All mutants of a source. Texts, annotations, decorators, defaults of `raise` and docstrings are left alone."""
+    """All mutants of a source. Texts, annotations, decorators, defaults of `raise` and docstrings are left
+    alone."""
     tree = ast.parse(source)
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -140,6 +195,7 @@ def mutants_of(file: str, source: bytes) -> list[Mutant]:
 
     def offset(line: int, column: int) -> int:
         return starts[line - 1] + column
+
     out = []
 
     def visit(node: ast.AST) -> None:
@@ -162,6 +218,7 @@ def mutants_of(file: str, source: bytes) -> list[Mutant]:
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     visit(child)
+
     visit(tree)
     return out
 
@@ -188,10 +245,21 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit: float, compiled: bool =
         if not compiled:
             os.environ["NUMBA_DISABLE_JIT"] = "1"
         import pytest
+
         code = 1
         try:
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "--rootdir", str(tree),
-                                *(f"tests/{name}.py" for name in tests)])
+            code = pytest.main(
+                [
+                    "-x",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    "--assert=plain",
+                    "--rootdir",
+                    str(tree),
+                    *(f"tests/{name}.py" for name in tests),
+                ]
+            )
         finally:
             os._exit(int(code))
     end = time.monotonic() + limit
@@ -216,9 +284,14 @@ def work(tree: Path, mutants: list[Mutant], limits: dict[str, float], pipe) -> N
     for mutant in mutants:
         path = tree / mutant.file
         source = path.read_bytes()
-        path.write_bytes(source[:mutant.begin] + mutant.after.encode() + source[mutant.end:])
+        path.write_bytes(source[: mutant.begin] + mutant.after.encode() + source[mutant.end :])
         try:
-            pipe.send((mutant, run_tests(tree, TARGETS[mutant.file], limits[mutant.file], mutant.file not in UNCOMPILED)))
+            pipe.send(
+                (
+                    mutant,
+                    run_tests(tree, TARGETS[mutant.file], limits[mutant.file], mutant.file not in UNCOMPILED),
+                )
+            )
         finally:
             path.write_bytes(source)
     pipe.send(None)
@@ -226,7 +299,9 @@ def work(tree: Path, mutants: list[Mutant], limits: dict[str, float], pipe) -> N
 
 def copy_tree(to: Path) -> Path:
     """The tracked files, without byte code (two mutants of one size within a second would share it)."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+    ).stdout.decode()
     for name in filter(None, names.split("\0")):
         if (ROOT / name).exists():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +314,11 @@ def sample(files: list[str], per_file: int, seed: int) -> list[Mutant]:
     for file in files:
         found = [m for m in mutants_of(file, (ROOT / file).read_bytes()) if m.key not in known]
         rng = random.Random(f"{seed} {file}")
-        out += found if per_file == 0 else sorted(rng.sample(found, min(per_file, len(found))), key=lambda m: m.begin)
+        out += (
+            found
+            if per_file == 0
+            else sorted(rng.sample(found, min(per_file, len(found))), key=lambda m: m.begin)
+        )
     return out
 
 
@@ -252,6 +331,7 @@ def preload() -> None:
     import pyarrow.parquet  # noqa: F401
     import pytest  # noqa: F401
     import torch
+
     torch.set_num_threads(1)
 
 
@@ -290,8 +370,19 @@ def main() -> int:
     share = 1 - len(survivors) / max(1, len(mutants))
     print(f"killed {len(mutants) - len(survivors)} of {len(mutants)} ({share:.1%}), wanted {args.least:.0%}")
     if args.out:
-        args.out.write_text(json.dumps({"share": share, "seed": args.seed, "per_file": args.per_file, "files": rows,
-                                        "survivors": [asdict(m) for m in survivors]}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps(
+                {
+                    "share": share,
+                    "seed": args.seed,
+                    "per_file": args.per_file,
+                    "files": rows,
+                    "survivors": [asdict(m) for m in survivors],
+                },
+                indent=1,
+            )
+            + "\n"
+        )
     return int(share < args.least)
 
 
@@ -302,7 +393,7 @@ def try_all(mutants: list[Mutant], trees: list[Path], limits: dict[str, float], 
         ours, theirs = multiprocessing.Pipe(False)
         if os.fork() == 0:
             try:
-                work(tree, mutants[i::len(trees)], limits, theirs)
+                work(tree, mutants[i :: len(trees)], limits, theirs)
             finally:
                 os._exit(0)
         theirs.close()

@@ -1,4 +1,5 @@
-"""Files of two arms for tests: two simulated arms, and two with the joints of an ALOHA's (six and a gripper each)."""
+"""Files of two arms for tests: two simulated arms, and two with the joints of an ALOHA's (six and a gripper
+each)."""
 
 import json
 from pathlib import Path
@@ -7,8 +8,14 @@ import numpy as np
 
 from controllers.robot import PRESETS
 
-ALOHA = {"joint1": "waist", "joint2": "shoulder", "joint4": "elbow", "joint5": "forearm_roll", "joint6": "wrist_angle",
-         "joint7": "wrist_rotate"}
+ALOHA = {
+    "joint1": "waist",
+    "joint2": "shoulder",
+    "joint4": "elbow",
+    "joint5": "forearm_roll",
+    "joint6": "wrist_angle",
+    "joint7": "wrist_rotate",
+}
 BASES = {"left": {"pos": [0, 0.4, 0]}, "right": {"pos": [0, -0.4, 0]}}
 
 
@@ -25,13 +32,20 @@ def near(folder: Path) -> str:
     raw = json.loads((PRESETS / "sim.json").read_text())
     raw["cell"]["low"][2] = 0.15
     (folder / "high.json").write_text(json.dumps(raw | {"model": str(PRESETS / raw["model"])}))
-    return pair(folder, "high.json", "near", bases={"left": {"pos": [0, 0.35, 0]}, "right": {"pos": [0, -0.35, 0]}})
+    return pair(
+        folder, "high.json", "near", bases={"left": {"pos": [0, 0.35, 0]}, "right": {"pos": [0, -0.35, 0]}}
+    )
 
 
 def aloha_arm(folder: Path) -> str:
-    """The file of one arm of six joints: the simulated one without its third joint, under an ALOHA's names."""
+    """The file of one arm of six joints: the simulated one without its third joint, under an ALOHA's
+    names."""
     text = (PRESETS / "panda_like.xml").read_text()
-    text = "\n".join(line for line in text.splitlines() if 'joint="joint3"' not in line and '<joint name="joint3"' not in line)
+    text = "\n".join(
+        line
+        for line in text.splitlines()
+        if 'joint="joint3"' not in line and '<joint name="joint3"' not in line
+    )
     for old, new in ALOHA.items():
         text = text.replace(f'"{old}"', f'"{new}"')
     (folder / "aloha.xml").write_text(text)
@@ -39,7 +53,9 @@ def aloha_arm(folder: Path) -> str:
     keep = [raw["joints"].index(j) for j in ALOHA]
     for key in ("lower", "upper", "velocity", "torque", "home"):
         raw[key] = [raw[key][k] for k in keep]
-    (folder / "aloha_arm.json").write_text(json.dumps(raw | {"model": "aloha.xml", "joints": list(ALOHA.values())}))
+    (folder / "aloha_arm.json").write_text(
+        json.dumps(raw | {"model": "aloha.xml", "joints": list(ALOHA.values())})
+    )
     return "aloha_arm.json"
 
 
@@ -48,10 +64,12 @@ def aloha(folder: Path, **changed) -> str:
 
 
 def waving(home: np.ndarray, size: float = 0.05):
-    """A policy for PairInterface rows: chunks [8, A] of joints that wave about `home` by `size` [rad], and grippers that open and close."""
+    """A policy for PairInterface rows: chunks [8, A] of joints that wave about `home` by `size` [rad], and
+    grippers that open and close."""
     count = iter(range(10**6))
 
     def act(obs, prefix=None):
         t = (8 * next(count) + np.arange(8))[:, None] / 50
         return home + size * np.sin(3 * t + np.arange(len(home)))
+
     return act

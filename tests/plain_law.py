@@ -1,4 +1,5 @@
-"""The control law once more, in plain NumPy from the equations in its docstring: what the compiled one is held against."""
+"""The control law once more, in plain NumPy from the equations in its docstring: what the compiled one is
+held against."""
 
 import math
 
@@ -16,7 +17,9 @@ class PlainLaw:
         self.kn = np.broadcast_to(np.asarray(options.posture_stiffness, float), n)
         given = options.posture_damping
         self.dn = 2 * np.sqrt(self.kn) if given is None else np.broadcast_to(np.asarray(given, float), n)
-        self.rate = robot.torque_rate if options.torque_rate is None else min(options.torque_rate, robot.torque_rate)
+        self.rate = (
+            robot.torque_rate if options.torque_rate is None else min(options.torque_rate, robot.torque_rate)
+        )
         self.most = options.torque_fraction * np.array(robot.torque)
         self.home = np.array(options.stiffness)
 
@@ -60,7 +63,9 @@ class PlainLaw:
         """The reference goes on: limited in speed, then filtered, on the geodesic."""
         keep = math.exp(-dt / self.lag) if self.lag else 0.0
         way = self.target_pos - self.limited_pos
-        self.limited_pos = self.limited_pos + way * min(1.0, self.o.target_speed * dt / max(np.linalg.norm(way), 1e-300))
+        self.limited_pos = self.limited_pos + way * min(
+            1.0, self.o.target_speed * dt / max(np.linalg.norm(way), 1e-300)
+        )
         turn = g.log(g.multiply(self.target_quat, g.conjugate(self.limited_quat)))
         part = min(1.0, self.o.target_turn * dt / max(np.linalg.norm(turn), 1e-300))
         self.limited_quat = g.multiply(g.exp(part * turn), self.limited_quat)
@@ -70,7 +75,8 @@ class PlainLaw:
         self.acceleration = (step / dt - self.velocity) / dt
         self.velocity = step / dt
         if np.linalg.norm(error) < 1e-10 and np.linalg.norm(self.velocity[:3]) * dt < 1e-10:
-            self.velocity, self.acceleration = np.zeros(6), np.zeros(6)  # arrived: what is left of the motion is dropped
+            # arrived: what is left of the motion is dropped
+            self.velocity, self.acceleration = np.zeros(6), np.zeros(6)
 
     def age(self, dt):
         """Commands expire, stiffness and posture gain ramp."""
@@ -104,7 +110,11 @@ class PlainLaw:
         if o.damping is not None:
             d = np.array(o.damping)
         else:
-            d = 2 * o.damping_ratio * np.sqrt(self.k if o.task == "operational_space" else self.k * self.masses)
+            d = (
+                2
+                * o.damping_ratio
+                * np.sqrt(self.k if o.task == "operational_space" else self.k * self.masses)
+            )
         error = axes.T @ g.pose_error(self.pos, self.quat, np.array(model.pos), np.array(model.quat))
         slip = axes.T @ (self.velocity - jac @ model.dq)
         if o.error_clip is not None:
@@ -121,7 +131,13 @@ class PlainLaw:
             if o.task == "operational_space":
                 arm = np.diag([1.0] * 3 + [0.2] * 3)
                 size, axes_of = np.linalg.eigh(arm @ (a + o.regularisation * eye) @ arm)
-                w = arm @ axes_of @ np.diag(1 / np.maximum(size, max(1 / o.mass_limit, self.k.max() / 20_000))) @ axes_of.T @ arm
+                w = (
+                    arm
+                    @ axes_of
+                    @ np.diag(1 / np.maximum(size, max(1 / o.mass_limit, self.k.max() / 20_000)))
+                    @ axes_of.T
+                    @ arm
+                )
             ad = np.clip(self.acceleration, -most, most)
             f = f + w @ ad if o.task == "impedance" else w @ (f + ad)
             if o.nullspace == "dynamic":
@@ -134,9 +150,13 @@ class PlainLaw:
         brake = 2 * math.sqrt(o.limit_torque / margin)
         for side, inside in ((-1, model.q - low), (1, high - model.q)):
             depth = np.clip(1 - inside / margin, 0, 1)
-            t = t - side * depth * (np.maximum(side * (jac.T @ f), 0) + brake * np.maximum(side * model.dq, 0))
-        t = t + o.limit_torque * (np.clip((low + margin - model.q) / margin, 0, 1)
-                                  - np.clip((model.q - high + margin) / margin, 0, 1))
+            t = t - side * depth * (
+                np.maximum(side * (jac.T @ f), 0) + brake * np.maximum(side * model.dq, 0)
+            )
+        t = t + o.limit_torque * (
+            np.clip((low + margin - model.q) / margin, 0, 1)
+            - np.clip((model.q - high + margin) / margin, 0, 1)
+        )
         if o.friction:
             p1, p2, p3 = (np.array(self.robot.friction[f"phi{i}"]) for i in (1, 2, 3))
             t = t + p1 / (1 + np.exp(-p2 * (model.dq + p3))) - p1 / (1 + np.exp(-p2 * p3))

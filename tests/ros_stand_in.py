@@ -1,7 +1,9 @@
-"""rclpy and message packages as far as controllers/ros.py uses them: they check every call and carry messages in memory.
+"""rclpy and message packages as far as controllers/ros.py uses them: they check every call and carry messages
+in memory.
 
-Names, arguments and types are those of rclpy in ROS 2 Jazzy; a call with anything else fails. Message classes come from
-rosbags' definitions and take what rclpy's generated classes take: keyword arguments of the right Python types alone.
+Names, arguments and types are those of rclpy in ROS 2 Jazzy; a call with anything else fails. Message classes
+come from rosbags' definitions and take what rclpy's generated classes take: keyword arguments of the right
+Python types alone.
 """
 
 import array
@@ -24,9 +26,16 @@ from controllers.services import MESSAGES, SERVICES, fields
 STORE = get_typestore(Stores.ROS2_JAZZY)
 PYTHON = {"string": str, "bool": bool, "byte": bytes, "float64": float, "float32": float}
 IMPL = {"SendGoal": "SendGoalService", "GetResult": "GetResultService", "FeedbackMessage": "FeedbackMessage"}
-CODES = {"float64": "d", "float32": "f", "uint8": "B", "char": "B", "int64": "q", "uint64": "Q", "int32": "i", "uint32": "I"}
-
-
+CODES = {
+    "float64": "d",
+    "float32": "f",
+    "uint8": "B",
+    "char": "B",
+    "int64": "q",
+    "uint64": "Q",
+    "int32": "i",
+    "uint32": "I",
+}
 
 
 Reliability = Enum("ReliabilityPolicy", "RELIABLE BEST_EFFORT")
@@ -63,7 +72,9 @@ def described(name: str) -> list[tuple[str, str, bool]]:
 def check(name: str, field: str, kind: str, many: bool, value) -> None:
     where = f"{name}.{field}"
     if many:
-        assert many < 0 or (isinstance(value, list) and len(value) == many), f"{where} has {many} values in a list, got {value!r}"
+        assert many < 0 or (isinstance(value, list) and len(value) == many), (
+            f"{where} has {many} values in a list, got {value!r}"
+        )
         if kind in CODES and isinstance(value, array.array):
             assert value.typecode == CODES[kind], f"{where}: typecode {value.typecode}"
             return
@@ -80,13 +91,21 @@ def message_class(name: str, rows: list[tuple[str, str, bool]]) -> type:
     def build(self, **given):
         assert not set(given) - {r[0] for r in rows}, f"{name} has no {set(given) - {r[0] for r in rows}}"
         for field, kind, many in rows:
-            zero = [0] * many if many > 0 else (array.array(CODES[kind]) if kind in CODES else []) if many else \
-                CLASSES[kind]() if "/" in kind else PYTHON.get(kind, int)()
+            zero = (
+                [0] * many
+                if many > 0
+                else (array.array(CODES[kind]) if kind in CODES else [])
+                if many
+                else CLASSES[kind]()
+                if "/" in kind
+                else PYTHON.get(kind, int)()
+            )
             value = given.get(field, zero)
             check(name, field, kind, many, value)
             if many < 0 and kind in CODES and not isinstance(value, array.array):
                 value = array.array(CODES[kind], value)  # as rclpy's setters do
             setattr(self, field, value)
+
     return type(name.split("/")[-1], (), {"__init__": build, "ros": name})
 
 
@@ -108,11 +127,15 @@ def packages() -> dict[str, types.ModuleType]:
             setattr(action.Impl if part in IMPL else action, IMPL.get(part, part), made)
         else:
             setattr(module, short, made)
+
     for name in {**STORE.types, **MESSAGES}:
         CLASSES[name] = message_class(name, described(name))
         put(name, CLASSES[name])
     for name, texts in SERVICES.items():
-        parts = {p: message_class(f"{name}_{p}", fields(text)) for p, text in zip(("Request", "Response"), texts, strict=True)}
+        parts = {
+            p: message_class(f"{name}_{p}", fields(text))
+            for p, text in zip(("Request", "Response"), texts, strict=True)
+        }
         put(name, type(name.split("/")[-1], (), parts | {"ros": name}))
     return out
 
@@ -137,7 +160,9 @@ class Publisher:
         self.gid = node.number << 32 | next(self.number)  # of the participant, then of the endpoint
 
     def publish(self, message):
-        assert type(message) is self.kind, f"{self.topic}: {type(message).__name__} is no {self.kind.__name__}"
+        assert type(message) is self.kind, (
+            f"{self.topic}: {type(message).__name__} is no {self.kind.__name__}"
+        )
         self.last = message
         for s in GRAPH.subscriptions[self.topic]:
             s.offer(message, self)
@@ -151,7 +176,10 @@ class Subscription:
                 self.offer(p.last, p)
 
     def offer(self, message, publisher):
-        strict = self.qos.reliability is Reliability.RELIABLE and publisher.qos.reliability is Reliability.BEST_EFFORT
+        strict = (
+            self.qos.reliability is Reliability.RELIABLE
+            and publisher.qos.reliability is Reliability.BEST_EFFORT
+        )
         if publisher.kind is self.kind and not strict:
             self.node.work.put((self.callback, message))
 
@@ -194,6 +222,7 @@ class Client:
             future.value = service.callback(request, self.kind.Response())
             assert type(future.value) is self.kind.Response
             future.over.set()
+
         service.node.work.put((answer, None))
         return future
 
@@ -309,10 +338,16 @@ def install(modules=sys.modules) -> None:
     """Be rclpy and the message packages for this process."""
     rclpy = types.ModuleType("rclpy")
     rclpy.Context, rclpy.init, rclpy.create_node, rclpy.shutdown = Context, init, create_node, shutdown
-    parts = {"rclpy.qos": {"QoSProfile": Qos, "ReliabilityPolicy": Reliability, "DurabilityPolicy": Durability,
-                           "HistoryPolicy": History},
-             "rclpy.executors": {"MultiThreadedExecutor": Executor},
-             "rclpy.callback_groups": {"ReentrantCallbackGroup": Group}}
+    parts = {
+        "rclpy.qos": {
+            "QoSProfile": Qos,
+            "ReliabilityPolicy": Reliability,
+            "DurabilityPolicy": Durability,
+            "HistoryPolicy": History,
+        },
+        "rclpy.executors": {"MultiThreadedExecutor": Executor},
+        "rclpy.callback_groups": {"ReentrantCallbackGroup": Group},
+    }
     modules["rclpy"] = rclpy
     for name, members in parts.items():
         modules[name] = types.ModuleType(name)

@@ -1,4 +1,5 @@
-"""Feetech servos as far as their wire goes: memory, packets and what can go wrong, behind a port in memory or a pty."""
+"""Feetech servos as far as their wire goes: memory, packets and what can go wrong, behind a port in memory or
+a pty."""
 
 import os
 import random
@@ -21,7 +22,7 @@ class Servo:
         self.memory[62], self.memory[63] = 74, 31
 
     def number(self, address, size=2):
-        return int.from_bytes(self.memory[address:address + size], "little")
+        return int.from_bytes(self.memory[address : address + size], "little")
 
     def turn(self, seconds):
         """Towards the goal, where torque is on."""
@@ -32,7 +33,8 @@ class Servo:
 
 
 class ServoLine:
-    """The servos of one line. answer(bytes) -> bytes. broken(packet) -> what comes of an answer instead; silent: ids that say nothing;
+    """The servos of one line. answer(bytes) -> bytes. broken(packet) -> what comes of an answer instead;
+    silent: ids that say nothing;
     delay [s]: of every answer on a pty."""
 
     def __init__(self, servos, seed=0):
@@ -56,20 +58,26 @@ class ServoLine:
             address, size = rows[:2]
             for k in range(2, len(rows), size + 1):
                 if rows[k] in self.servos:
-                    self.put(rows[k], address, rows[k + 1:k + 1 + size])
+                    self.put(rows[k], address, rows[k + 1 : k + 1 + size])
             return b""
         if instruction == SYNC_READ:
             assert id == BROADCAST
-            return b"".join(self.said(k, bytes(self.servos[k].memory[rows[0]:rows[0] + rows[1]])) for k in rows[2:] if k in self.servos)
+            return b"".join(
+                self.said(k, bytes(self.servos[k].memory[rows[0] : rows[0] + rows[1]]))
+                for k in rows[2:]
+                if k in self.servos
+            )
         if id not in self.servos:
             return b""
         if instruction == WRITE:
             self.put(id, rows[0], rows[1:])
         assert instruction in (PING, READ, WRITE)
-        return self.said(id, bytes(self.servos[id].memory[rows[0]:rows[0] + rows[1]]) if instruction == READ else b"")
+        return self.said(
+            id, bytes(self.servos[id].memory[rows[0] : rows[0] + rows[1]]) if instruction == READ else b""
+        )
 
     def put(self, id, address, data):
-        self.servos[id].memory[address:address + len(data)] = data
+        self.servos[id].memory[address : address + len(data)] = data
         self.written.append((id, address, bytes(data)))
 
     def said(self, id, data):
@@ -81,7 +89,8 @@ class ServoLine:
 
 
 class MemoryPort:
-    """A port whose line answers at once, in pieces of random sizes; `now` [s] passes where it is waited for nothing."""
+    """A port whose line answers at once, in pieces of random sizes; `now` [s] passes where it is waited for
+    nothing."""
 
     def __init__(self, line):
         self.line, self.coming, self.now = line, b"", 0.0

@@ -1,4 +1,5 @@
-"""Streams of input events for tests: a file that stands for a device, filled before it is read, one step's events after the other's."""
+"""Streams of input events for tests: a file that stands for a device, filled before it is read, one step's
+events after the other's."""
 
 import fcntl
 import os

@@ -1,4 +1,5 @@
-"""The actor of methods of replay as a process beside the learner: nothing lost, bounded lead, dead and hung ones replaced."""
+"""The actor of methods of replay as a process beside the learner: nothing lost, bounded lead, dead and hung
+ones replaced."""
 
 import json
 import os
@@ -63,10 +64,23 @@ def stuck(mark) -> Stage:
 
 def beside(tmp_path, build=reach, **more) -> tuple[SeparateProcessActor, Replay, Replay]:
     policy = make_policy(OPTIONS, SPEC, 0).eval()
-    online, corrections = (Replay(ROWS, 2, E, 0.9, 5000, N, Journal(tmp_path / "replay" / n, 5000)) for n in
-                           ("online", "corrections"))
+    online, corrections = (
+        Replay(ROWS, 2, E, 0.9, 5000, N, Journal(tmp_path / "replay" / n, 5000))
+        for n in ("online", "corrections")
+    )
     kept = online.restore()
-    job = ActorJob(build, OPTIONS, SPEC, ROWS, 7, 5000, tmp_path / "replay", tmp_path / "flight", kept, incarnation=int(kept > 0))
+    job = ActorJob(
+        build,
+        OPTIONS,
+        SPEC,
+        ROWS,
+        7,
+        5000,
+        tmp_path / "replay",
+        tmp_path / "flight",
+        kept,
+        incarnation=int(kept > 0),
+    )
     actor = SeparateProcessActor(job, policy, (online, corrections), 4 * N, back_off=(0.0,), **more)
     actor.policy = policy
     return actor, online, corrections
@@ -100,7 +114,12 @@ def holds_what_is_written(tmp_path, actor: SeparateProcessActor, online: Replay)
 def test_a_reader_that_follows_a_journal_holds_what_the_writer_would(tmp_path):
     whole = Replay(ROWS, 2, E, 0.9, 200, N)
     tape = ReplayWriter(ROWS, Journal(tmp_path, 200, limit=2000))
-    reader, journal, rng, seen = Replay(ROWS, 2, E, 0.9, 200, N), Journal(tmp_path, 200), np.random.default_rng(0), 0
+    reader, journal, rng, seen = (
+        Replay(ROWS, 2, E, 0.9, 200, N),
+        Journal(tmp_path, 200),
+        np.random.default_rng(0),
+        0,
+    )
     for t in range(120):
         obs, action = {"state": rng.normal(size=(N, 4)).astype(F)}, rng.normal(size=(N, 2)).astype(F)
         done = rng.random(N) < 0.1
@@ -118,7 +137,10 @@ def test_a_reader_that_follows_a_journal_holds_what_the_writer_would(tmp_path):
 
 def test_a_call_that_is_half_written_comes_when_it_is_whole_and_never_if_its_writer_died(tmp_path):
     writer, reader = ReplayWriter(ROWS, Journal(tmp_path, 200)), Replay(ROWS, 2, E, 0.9, 200, N)
-    journal, step = Journal(tmp_path, 200), ({"state": np.ones((N, 4), F)}, np.zeros((N, 2), F), np.zeros(N, F), np.zeros(N, bool))
+    journal, step = (
+        Journal(tmp_path, 200),
+        ({"state": np.ones((N, 4), F)}, np.zeros((N, 2), F), np.zeros(N, F), np.zeros(N, bool)),
+    )
     writer.add(np.arange(N), *step)
     path = writer.journal.path(0)
     whole = path.read_bytes()
@@ -142,7 +164,7 @@ def test_it_acts_with_the_learners_weights_and_never_further_ahead_than_its_lead
         with torch.no_grad():  # a policy that pushes to the upper right, whatever it sees
             for p in actor.policy.actor.parameters():
                 p.zero_()
-            actor.policy.actor.net[-1].bias[:E * 2] = 4.0
+            actor.policy.actor.net[-1].bias[: E * 2] = 4.0
         rounds(actor, 2 * LEAD)
         before = online.total
         rounds(actor, 3)
@@ -187,7 +209,8 @@ def test_a_learner_that_died_finds_everything_and_its_actor_is_gone(tmp_path):
 
 
 def test_an_actor_that_hangs_is_asked_for_its_stack_and_replaced(tmp_path):
-    actor, *_ = beside(tmp_path, partial(stuck, tmp_path / "mark"), hang=4.0)  # s, far above a pause of a busy machine
+    # s, far above a pause of a busy machine
+    actor, *_ = beside(tmp_path, partial(stuck, tmp_path / "mark"), hang=4.0)
     last, kill = [], actor._kill
     actor._kill = lambda why: (kill(why), last.append(actor.last))
     try:
@@ -209,8 +232,23 @@ def test_a_mistake_of_the_users_is_told_as_one_and_a_broken_actor_has_last_words
 
 
 def test_train_with_an_actor_beside_it_survives_the_death_of_either(tmp_path):
-    argv = ["train", *TINY_REPLAY[:-3], "--no-video", "--algo", "hil_serl", "--workers", "1", "--steps", "3000", "--eval-every", "1500",
-            "--rl.operator", "scripted", "--out", "run"]
+    argv = [
+        "train",
+        *TINY_REPLAY[:-3],
+        "--no-video",
+        "--algo",
+        "hil_serl",
+        "--workers",
+        "1",
+        "--steps",
+        "3000",
+        "--eval-every",
+        "1500",
+        "--rl.operator",
+        "scripted",
+        "--out",
+        "run",
+    ]
     command = Command(tmp_path, argv)
     online = tmp_path / "run" / "replay" / "online"
     command.until(lambda: online.exists() and sum(p.stat().st_size for p in online.glob("*")) > 20_000, 120)

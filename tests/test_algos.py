@@ -30,18 +30,35 @@ from robo_rl.policies.context import Context
 from robo_rl.rollout import Collector
 
 SMALL = {"hidden": 64, "layers": 2, "horizon": 4, "execute": 4}
-COMMON = {"decisions": 12, "epochs": 4, "minibatch": 256, "lr": 1e-3, "critic_lr": 3e-3, "critic_warmup": 1, "gamma": 0.95}
+COMMON = {
+    "decisions": 12,
+    "epochs": 4,
+    "minibatch": 256,
+    "lr": 1e-3,
+    "critic_lr": 3e-3,
+    "critic_warmup": 1,
+    "gamma": 0.95,
+}
 METHODS = {
     "ppo": (PolicyOptions(kind="gaussian", **SMALL), PpoOptions(**COMMON)),
     "pi_rl sde": (PolicyOptions(**SMALL), PiRlOptions(**COMMON)),
     "pi_rl sde grpo": (PolicyOptions(**SMALL), PiRlOptions(**COMMON | {"advantage": "grpo"})),
-    "pi_rl noise": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
-                    PiRlOptions(**COMMON | {"entropy_coef": 0.005})),
-    "pi_rl noise grpo": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
-                         PiRlOptions(**COMMON | {"advantage": "grpo"})),
-    "dppo": (PolicyOptions(kind="diffusion", denoise_steps=5, finetune_steps=5, logp_reduction="mean", **SMALL),
-             DppoOptions(**COMMON | {"clip_base": 0.05, "clip_coef": 0.2, "epochs": 8})),
-    "reinflow": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL), ReinFlowOptions(**COMMON)),
+    "pi_rl noise": (
+        PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
+        PiRlOptions(**COMMON | {"entropy_coef": 0.005}),
+    ),
+    "pi_rl noise grpo": (
+        PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
+        PiRlOptions(**COMMON | {"advantage": "grpo"}),
+    ),
+    "dppo": (
+        PolicyOptions(kind="diffusion", denoise_steps=5, finetune_steps=5, logp_reduction="mean", **SMALL),
+        DppoOptions(**COMMON | {"clip_base": 0.05, "clip_coef": 0.2, "epochs": 8}),
+    ),
+    "reinflow": (
+        PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
+        ReinFlowOptions(**COMMON),
+    ),
     "nft": (PolicyOptions(**SMALL), NftOptions(**COMMON | {"lr": 2e-4, "epochs": 2, "adv_max": 3.0})),
 }
 
@@ -92,6 +109,7 @@ def test_a_learner_restored_from_a_checkpoint_makes_the_identical_next_updates(n
                 assert meta["step"] == 2
             step(env, learner, collector, options, rng)
         return learner
+
     whole, resumed = run(None), run(tmp_path)
     for a, b in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -115,11 +133,14 @@ def test_a_frozen_trunk_stays_and_encoding_pictures_once_changes_nothing(name, m
     def run(once):
         if not once:
             for module in ("onpolicy", "nft"):
-                monkeypatch.setattr(f"robo_rl.algos.{module}.encoded_pictures", lambda policy, rollout: rollout)
+                monkeypatch.setattr(
+                    f"robo_rl.algos.{module}.encoded_pictures", lambda policy, rollout: rollout
+                )
                 monkeypatch.setattr(f"robo_rl.algos.{module}.encoded_once", lambda policy, obs: obs)
         policy_options, options = METHODS[name]
         options = replace(options, freeze_trunk=True, normalise_obs=False)
-        env = Seen(16, limit=12, radius=0.3)  # near enough that every draw of noise has successes and failures
+        # near enough that every draw of noise has successes and failures
+        env = Seen(16, limit=12, radius=0.3)
         spec = ObsSpec(state=4, action=2, views=("front",), image_size=16, language=True)
         policy = make_policy(replace(policy_options, width=32, depth=1), spec, 0)
         learner = importlib.import_module(f"robo_rl.algos.{name.split()[0]}").make(policy, options, 0)
@@ -128,12 +149,14 @@ def test_a_frozen_trunk_stays_and_encoding_pictures_once_changes_nothing(name, m
         r = None
         for i in range(3):
             r = step(env, learner, collector, options, rng)[1] if i < 2 else r
-            ratio = learner.update(r, 0.5, version=i).get("first_log_ratio", 0.0)  # once more, and staler every time
+            # once more, and staler every time
+            ratio = learner.update(r, 0.5, version=i).get("first_log_ratio", 0.0)
             assert np.isfinite(ratio)
         after = policy.state_dict()
         assert all(torch.equal(before[k], after[k]) for k in before if k.startswith("trunk."))
         assert any(not torch.equal(before[k], after[k]) for k in before)
         return list(policy.parameters()) + list(learner.credit.critic.parameters())
+
     for a, b in zip(run(True), run(False), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 
@@ -206,6 +229,7 @@ def test_the_actors_learning_rate_grows_over_its_first_steps_and_goes_on_growing
             learner.actor_opt = opt
             assert opt.param_groups[0]["lr"] == o.lr
         return rates
+
     rates = run(False)
     assert rates[:7] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1]) and rates[-1] == 1
     assert run(True)[:8] == pytest.approx(run(False)[:8])
@@ -255,7 +279,11 @@ def test_one_bad_ratio_among_pieces_refuses_the_step_that_adds_them_up():
 
 def test_a_critic_that_promises_more_than_success_does_not_raise_returns_above_it():
     env, learner, collector, options = setup("ppo", n=8)
-    r, credit, limited = collector.collect(learner.sampler, 12), learner.credit, replace(options, max_return=1.0)
+    r, credit, limited = (
+        collector.collect(learner.sampler, 12),
+        learner.credit,
+        replace(options, max_return=1.0),
+    )
     credit.critic.forward = lambda context: torch.full((len(context),), 3.0)  # as where nothing was learnt
     assert credit.assign(r, learner.policy)[1].max() > 2
     credit.options = limited
@@ -312,12 +340,20 @@ def test_nft_samples_with_its_slow_copy_and_moves_it():
 def test_methods_refuse_policies_they_cannot_train():
     gaussian = make_policy(METHODS["ppo"][0], ObsSpec(state=4, action=2), 0)
     flow = make_policy(METHODS["pi_rl sde"][0], ObsSpec(state=4, action=2), 0)
-    for name, policy, word in (("pi_rl", gaussian, "flow"), ("ppo", flow, "gaussian"), ("dppo", flow, "diffusion"),
-                               ("nft", gaussian, "flow"), ("reinflow", flow, "learned")):
+    for name, policy, word in (
+        ("pi_rl", gaussian, "flow"),
+        ("ppo", flow, "gaussian"),
+        ("dppo", flow, "diffusion"),
+        ("nft", gaussian, "flow"),
+        ("reinflow", flow, "learned"),
+    ):
         with pytest.raises(UserError, match=word):
             importlib.import_module(f"robo_rl.algos.{name}").make(policy, METHODS["ppo"][1], 0)
     for noise in ("sde", "cps"):  # one step of either is deterministic, and so are all without noise
-        for kw, word in (({"denoise_steps": 1}, "denoise_steps >= 2.*learned"), ({"noise_level": 0.0}, "noise_level")):
+        for kw, word in (
+            ({"denoise_steps": 1}, "denoise_steps >= 2.*learned"),
+            ({"noise_level": 0.0}, "noise_level"),
+        ):
             policy = make_policy(PolicyOptions(noise=noise, **SMALL, **kw), ObsSpec(state=4, action=2), 0)
             with pytest.raises(UserError, match=word):
                 importlib.import_module("robo_rl.algos.pi_rl").make(policy, PiRlOptions(), 0)
@@ -336,7 +372,13 @@ def test_behaviour_cloning_of_the_expert_reaches_the_goal(tmp_path):
     policy = make_policy(METHODS["pi_rl sde"][0], ObsSpec(state=4, action=2), 0)
     fit_normalisers(policy, data)
     losses = []
-    bc.train(policy, demo_sampler(data, policy.spec, 4), BcOptions(updates=400), 0, lambda u, loss: losses.append(loss))
+    bc.train(
+        policy,
+        demo_sampler(data, policy.spec, 4),
+        BcOptions(updates=400),
+        0,
+        lambda u, loss: losses.append(loss),
+    )
     result = evaluate(PointReach(50), policy, eval_starts(50))
     assert losses[-1] < 0.6 * losses[0] and sum(result["success"]) >= 40
 
@@ -354,7 +396,9 @@ def test_demonstrations_that_do_not_fit_the_env_are_refused_by_name(tmp_path):
 @pytest.mark.learning
 @pytest.mark.timeout(1800)  # a busy machine
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_from_demonstrations_that_go_two_ways_a_flow_succeeds_where_a_gaussian_of_the_same_size_runs_into_the_post(seed, tmp_path):
+def test_from_demonstrations_that_go_two_ways_a_flow_succeeds_where_a_gaussian_runs_into_the_post(
+    seed, tmp_path
+):
     config = robo_rl.recipe(task="reach_around", algo="bc", threads=1)
     env = make_env(config, 100)
     with Writer(tmp_path / "demos", spec=env.spec) as w:
@@ -365,7 +409,9 @@ def test_from_demonstrations_that_go_two_ways_a_flow_succeeds_where_a_gaussian_o
         data = load(tmp_path / "demos")
         policy = make_policy(options, obs_spec(env, False), seed)
         fit_normalisers(policy, data)
-        bc.train(policy, demo_sampler(data, policy.spec, options.horizon), replace(config.bc, updates=1800), seed)
+        bc.train(
+            policy, demo_sampler(data, policy.spec, options.horizon), replace(config.bc, updates=1800), seed
+        )
         success[kind] = np.mean(evaluate(env, policy, eval_starts(200))["success"])
     print(f"\nseed {seed}: {success}")
     assert success["flow"] >= 0.6 and success["gaussian"] < 0.3, success

@@ -16,9 +16,20 @@ from robo_rl.errors import UserError
 from robo_rl.experiment import config_file, recipes
 from robo_rl.options import ALGOS
 
-SMALL = {"task": "reach", "preset": "quick", "workers": 0, "envs": 8, "demos": "4", "steps": 256, "eval_episodes": 8,
-         "eval_every": 128, "video": False,
-             "policy": {"hidden": 16}, "bc": {"updates": 20, "batch": 16}, "rl": {"decisions": 4, "minibatch": 16, "critic_warmup": 0}}
+SMALL = {
+    "task": "reach",
+    "preset": "quick",
+    "workers": 0,
+    "envs": 8,
+    "demos": "4",
+    "steps": 256,
+    "eval_episodes": 8,
+    "eval_every": 128,
+    "video": False,
+    "policy": {"hidden": 16},
+    "bc": {"updates": 20, "batch": 16},
+    "rl": {"decisions": 4, "minibatch": 16, "critic_warmup": 0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +53,17 @@ def test_a_run_is_trained_and_its_events_are_those_of_the_log(trained, capsys):
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     told = [e for e in events if e.kind == "metrics"]
     assert [(e.step, e.stage) for e in told] == [(r["step"], r["stage"]) for r in rows]
-    assert [e.metrics["train/kl"] for e in told if "train/kl" in e.metrics] == [r["train/kl"] for r in rows if "train/kl" in r]
-    assert {"stage", "progress", "metrics", "evaluation", "message", "checkpoint", "finished"} <= {e.kind for e in events}
-    assert events[-1].kind == "finished" and [e.stage for e in events if e.kind == "stage"] == ["demo", "sft", "rl"]
+    assert [e.metrics["train/kl"] for e in told if "train/kl" in e.metrics] == [
+        r["train/kl"] for r in rows if "train/kl" in r
+    ]
+    assert {"stage", "progress", "metrics", "evaluation", "message", "checkpoint", "finished"} <= {
+        e.kind for e in events
+    }
+    assert events[-1].kind == "finished" and [e.stage for e in events if e.kind == "stage"] == [
+        "demo",
+        "sft",
+        "rl",
+    ]
 
 
 def test_what_the_callback_raises_ends_the_run_and_it_resumes(tmp_path):
@@ -54,6 +73,7 @@ def test_what_the_callback_raises_ends_the_run_and_it_resumes(tmp_path):
     def stop(event):
         if event.kind == "checkpoint" and event.step:
             raise Enough
+
     config = robo_rl.recipe(**SMALL, out=str(tmp_path / "run"))
     with pytest.raises(Enough):
         robo_rl.train(config, stop, quiet=True)
@@ -62,6 +82,7 @@ def test_what_the_callback_raises_ends_the_run_and_it_resumes(tmp_path):
 
 def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path):
     from robo_rl.experiment.train import unused
+
     names = []
     for _ in range(3):
         names.append(unused(tmp_path / "run").name)
@@ -73,13 +94,44 @@ def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path):
 def test_python_and_the_command_line_make_the_same_run(trained, tmp_path):
     result, _ = trained
     robo_rl.train(robo_rl.recipe(**SMALL, out=str(tmp_path / "again")), quiet=True)
-    listed = ["--task", "reach", "--preset", "quick", "--workers", "0", "--envs", "8", "--demos", "4", "--steps",
-              "256", "--eval-episodes", "8",
-              "--eval-every", "128", "--no-video", "--policy.hidden", "16", "--bc.updates", "20", "--bc.batch", "16",
-              "--rl.decisions", "4", "--rl.minibatch", "16", "--rl.critic-warmup", "0"]
+    listed = [
+        "--task",
+        "reach",
+        "--preset",
+        "quick",
+        "--workers",
+        "0",
+        "--envs",
+        "8",
+        "--demos",
+        "4",
+        "--steps",
+        "256",
+        "--eval-episodes",
+        "8",
+        "--eval-every",
+        "128",
+        "--no-video",
+        "--policy.hidden",
+        "16",
+        "--bc.updates",
+        "20",
+        "--bc.batch",
+        "16",
+        "--rl.decisions",
+        "4",
+        "--rl.minibatch",
+        "16",
+        "--rl.critic-warmup",
+        "0",
+    ]
     assert command(tmp_path, "train", *listed, "--out", "typed").code == 0
-    weights = [next(p for p in sorted((run / "checkpoints").iterdir(), reverse=True)).joinpath("policy.safetensors").read_bytes()
-               for run in (result.folder, tmp_path / "again", tmp_path / "typed")]
+    weights = [
+        next(p for p in sorted((run / "checkpoints").iterdir(), reverse=True))
+        .joinpath("policy.safetensors")
+        .read_bytes()
+        for run in (result.folder, tmp_path / "again", tmp_path / "typed")
+    ]
     assert weights[0] == weights[1] == weights[2]
 
 
@@ -88,7 +140,10 @@ def test_a_policy_acts_and_is_evaluated_beside_a_plain_function(trained):
     env = robo_rl.make_env(task="reach", num_envs=4)
     obs, _ = env.reset(seed=0)
     actions = policy(obs)
-    assert actions.shape == (4, policy.config.policy.execute, env.single_action_space.shape[0]) and actions.dtype == np.float32
+    assert (
+        actions.shape == (4, policy.config.policy.execute, env.single_action_space.shape[0])
+        and actions.dtype == np.float32
+    )
     mine = robo_rl.evaluate(policy, episodes=8)
     still = robo_rl.evaluate(lambda obs: np.zeros((len(obs["state"]), 7)), env, episodes=8)
     assert mine.n == 8 and "interval" in str(mine) and 0 <= mine.low <= mine.success_rate <= mine.high <= 1
@@ -107,22 +162,29 @@ def test_episodes_are_recorded_and_read(tmp_path):
 
 def test_a_trained_policy_demonstrates_and_its_successes_alone_are_kept(tmp_path):
     from robo_rl.demos import PolicyExpert, record
+
     env, seen, kept = robo_rl.make_env(task="reach", num_envs=4), [], []
 
     def act(obs):  # the scripted expert of the first step of a chunk, for all three of its steps
         seen.append(obs["state"].copy())
         return np.repeat(np.asarray(env.expert_action())[:, None], 3, 1)
+
     tried = record(PolicyExpert(env, act), 4, 0, kept.append)
     assert tried >= len(kept) == 4 and all(e.success and e.source == "teacher" for e in kept)
     decisions = -(-max(len(e) for e in kept) // 3)
-    assert len(seen) >= decisions and all((e.action[0] == e.action[1]).all() and (e.action[1] == e.action[2]).all() for e in kept)
+    assert len(seen) >= decisions and all(
+        (e.action[0] == e.action[1]).all() and (e.action[1] == e.action[2]).all() for e in kept
+    )
     assert not all((e.action[2] == e.action[3]).all() for e in kept)
 
 
 def test_demonstrations_where_nobody_says_what_succeeds_are_refused_with_a_way_out():
     from robo_rl.demos import PolicyExpert, record
+
     env = robo_rl.make_env("gym:Pendulum-v1", num_envs=2, max_steps=3)
-    with pytest.raises(UserError, match="says nothing of success, so record every episode: robo_rl collect --policy RUN"):
+    with pytest.raises(
+        UserError, match="says nothing of success, so record every episode: robo_rl collect --policy RUN"
+    ):
         record(PolicyExpert(env, lambda obs: np.zeros((2, 1, 1))), 1, 0, lambda episode: None)
 
 
@@ -136,7 +198,8 @@ def test_the_policy_of_a_run_is_named_as_who_demonstrates(trained, tmp_path):
 
 
 class Drift(gym.Env):
-    """Moves on by 0.1 to 0.3 a step, whatever it is told; says from 1 on that it succeeded, and goes on to its time limit."""
+    """Moves on by 0.1 to 0.3 a step, whatever it is told; says from 1 on that it succeeded, and goes on to
+    its time limit."""
 
     observation_space, action_space = gym.spaces.Box(-9, 9, (1,)), gym.spaces.Box(-1, 1, (1,))
 
@@ -155,15 +218,23 @@ gym.register("RoboRlDrift-v0", Drift, max_episode_steps=12)
 
 def test_from_an_env_without_an_expert_to_a_flow_policy(tmp_path):
     sim, small = "gym:RoboRlDrift-v0", {**SMALL, "steps": 128, "eval_every": 128, "task": ""}
-    teacher = robo_rl.recipe(sim, algo="ppo", **small | {"demos": "0", "policy": {"hidden": 16}}, out=str(tmp_path / "teacher"))
+    teacher = robo_rl.recipe(
+        sim, algo="ppo", **small | {"demos": "0", "policy": {"hidden": 16}}, out=str(tmp_path / "teacher")
+    )
     assert teacher.reward == "dense"
     robo_rl.train(teacher, quiet=True)
     got = robo_rl.collect(tmp_path / "demos", sim=sim, operator=str(tmp_path / "teacher"), episodes=4)
     data = robo_rl.load_dataset(tmp_path / "demos")
-    assert got.episodes == len(data) == 4 and data.success.all() and data.terminated.all() and (data.state[:, 0] <= 1).all()
+    assert (
+        got.episodes == len(data) == 4
+        and data.success.all()
+        and data.terminated.all()
+        and (data.state[:, 0] <= 1).all()
+    )
     taught = small | {"demos": str(tmp_path / "demos"), "rl": {"decisions": 4, "minibatch": 8}}
     flow = robo_rl.recipe(sim, **taught, out=str(tmp_path / "flow"))
-    assert flow.reward == "sparse" and flow.policy.kind == "flow" and flow.max_steps == 12  # its own limit: 3 times a demonstration is more
+    # its own limit: 3 times a demonstration is more
+    assert flow.reward == "sparse" and flow.policy.kind == "flow" and flow.max_steps == 12
     assert robo_rl.train(flow, quiet=True).success == 1
 
 
@@ -171,33 +242,59 @@ def test_from_an_env_without_an_expert_to_a_flow_policy(tmp_path):
 
 
 def test_what_print_config_prints_is_taken_back_value_for_value():
-    for argv in ([], ["--algo", "rlpd"], ["--task", "reach", "--preset", "quick", "--rl.lr", "1e-4", "--steps", "5000"]):
+    for argv in (
+        [],
+        ["--algo", "rlpd"],
+        ["--task", "reach", "--preset", "quick", "--rl.lr", "1e-4", "--steps", "5000"],
+    ):
         config = parse(argv)
         document = tomllib.loads(config_file.as_toml(config, config_file.origins([("recipe", config)])))
-        assert config_file.merged(robo_rl.TrainConfig(algo=config.algo, rl=type(config.rl)()), document) == config
+        assert (
+            config_file.merged(robo_rl.TrainConfig(algo=config.algo, rl=type(config.rl)()), document)
+            == config
+        )
 
 
 def test_the_origin_of_every_value_is_told(tmp_path):
     (tmp_path / "c.toml").write_text('task = "reach"\nseed = 4\n[rl]\nlr = 2e-4\n')
-    result = command(tmp_path, "train", "--config", "c.toml", "--preset", "quick", "--rl.gamma", "0.9", "--print-config")
+    result = command(
+        tmp_path, "train", "--config", "c.toml", "--preset", "quick", "--rl.gamma", "0.9", "--print-config"
+    )
     lines = {line.split(" = ")[0]: line for line in result.out.splitlines() if " = " in line}
     assert result.code == 0 and lines["seed"] == "seed = 4  # file" and lines["lr"].endswith("# file")
     assert lines["gamma"] == "gamma = 0.9  # command line" and lines["hang"].endswith("# default")
-    assert lines["task"] == 'task = "reach"  # chosen' and lines["preset"].endswith("# chosen") and lines["algo"].endswith("# default")
+    assert (
+        lines["task"] == 'task = "reach"  # chosen'
+        and lines["preset"].endswith("# chosen")
+        and lines["algo"].endswith("# default")
+    )
     assert lines["steps"].endswith("# recipe manipulation/on_policy/quick")
-    assert result.out.startswith("# recipe manipulation/on_policy: ") and "\n# recipe manipulation/on_policy/quick: minutes\n" in result.out
+    assert (
+        result.out.startswith("# recipe manipulation/on_policy: ")
+        and "\n# recipe manipulation/on_policy/quick: minutes\n" in result.out
+    )
     assert "rgb" not in result.out.partition("\n\n")[0]  # reasons of this run alone
 
 
 # ---- recipes
 
-SIMS = (("mujoco", "reach"), ("mujoco", "reach,pick_cube"), ("maniskill", "PickCube-v1"), ("gym:HalfCheetah-v5", ""), ("pour:make", ""),
-        ("arm", ""), ("dds", ""))
+SIMS = (
+    ("mujoco", "reach"),
+    ("mujoco", "reach,pick_cube"),
+    ("maniskill", "PickCube-v1"),
+    ("gym:HalfCheetah-v5", ""),
+    ("pour:make", ""),
+    ("arm", ""),
+    ("dds", ""),
+)
 
 
 def every_recipe():
-    """(words that choose one, the configurations it is made of) of all kinds of simulators, methods, observations, presets and policies."""
-    for (sim, task), algo, obs, preset, reward in itertools.product(SIMS, ALGOS, ("state", "rgb"), recipes.PRESETS, ("", "dense")):
+    """(words that choose one, the configurations it is made of) of all kinds of simulators, methods,
+    observations, presets and policies."""
+    for (sim, task), algo, obs, preset, reward in itertools.product(
+        SIMS, ALGOS, ("state", "rgb"), recipes.PRESETS, ("", "dense")
+    ):
         for model in ("", recipes.model_words("pi05")) if obs == "rgb" else ("",):
             if preset != "paper" or algo in recipes.PAPERS:
                 chosen = (sim, task, algo, obs, preset, reward)
@@ -205,7 +302,9 @@ def every_recipe():
 
 
 def test_every_number_of_a_recipe_that_is_not_the_default_has_a_row_with_a_reason():
-    assert len({row.name for row in recipes.ROWS}) == len(recipes.ROWS) and all(row.why for row in recipes.ROWS)
+    assert len({row.name for row in recipes.ROWS}) == len(recipes.ROWS) and all(
+        row.why for row in recipes.ROWS
+    )
     for chosen, made in every_recipe():
         reasons = {f"recipe {row.name}" for row in recipes.rows(*chosen)}
         plain, base = (config_file.flat(asdict(config)) for _, config in made)
@@ -217,39 +316,76 @@ def paid_data(folder, paid=1.0):
     """A data set of two episodes, of which the first succeeds and is paid for it."""
     from robo_rl.data.episode import Episode
     from robo_rl.data.writer import Writer
+
     env = robo_rl.make_env("gym:Pendulum-v1")
     with Writer(folder, spec=env.spec) as writer:
         for success in (True, False):
-            writer.add(Episode(state=np.zeros((3, 3), np.float32), action=np.zeros((3, 1), np.float32), success=success, task="t",
-                               reward=np.array([0, 0, paid * success], np.float32), terminated=success))
+            writer.add(
+                Episode(
+                    state=np.zeros((3, 3), np.float32),
+                    action=np.zeros((3, 1), np.float32),
+                    success=success,
+                    task="t",
+                    reward=np.array([0, 0, paid * success], np.float32),
+                    terminated=success,
+                )
+            )
     return str(folder)
 
 
-def test_demonstrations_that_are_paid_for_success_alone_turn_an_env_taken_as_it_is_into_one_to_learn_from_them(tmp_path):
+def test_demonstrations_paid_for_success_alone_turn_an_env_taken_as_it_is_into_one_to_learn_from_them(
+    tmp_path,
+):
     taken = robo_rl.recipe("gym:Pendulum-v1", demos=paid_data(tmp_path / "paid"))
     same = robo_rl.recipe(task="pick_cube")
-    assert taken.max_steps == 64 and robo_rl.recipe("gym:Pendulum-v1", demos=str(tmp_path / "paid"), max_steps=50).max_steps == 50
-    assert taken.reward == "sparse" and taken.policy == same.policy and taken.rl == replace(same.rl, max_return=1.0) and taken.bc == same.bc
+    assert (
+        taken.max_steps == 64
+        and robo_rl.recipe("gym:Pendulum-v1", demos=str(tmp_path / "paid"), max_steps=50).max_steps == 50
+    )
+    assert (
+        taken.reward == "sparse"
+        and taken.policy == same.policy
+        and taken.rl == replace(same.rl, max_return=1.0)
+        and taken.bc == same.bc
+    )
     assert parse(["--sim", "gym:Pendulum-v1", "--demos", str(tmp_path / "paid")]) == taken
     dense = robo_rl.recipe("gym:Pendulum-v1", demos=paid_data(tmp_path / "dense", paid=9.0))
     assert dense.reward == "dense" and dense.rl == robo_rl.recipe("gym:Pendulum-v1").rl
     assert robo_rl.recipe("pour:make", demos=str(tmp_path / "paid")).reward == ""
-    assert robo_rl.recipe("gym:Pendulum-v1", algo="rlpd", demos=str(tmp_path / "paid")).rl == robo_rl.recipe(algo="rlpd").rl
+    assert (
+        robo_rl.recipe("gym:Pendulum-v1", algo="rlpd", demos=str(tmp_path / "paid")).rl
+        == robo_rl.recipe(algo="rlpd").rl
+    )
 
 
 def test_no_row_is_left_over_and_each_sets_what_the_options_know():
     used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(*chosen)}
-    own = {"own_method/on_policy", "data", "taken", "taken/on_policy", "taken/own_sim", "taken/on_policy/ours",
-           "taken/on_policy/ours/dense"}  # these need a method, or data, of the user's own
+    own = {
+        "own_method/on_policy",
+        "data",
+        "taken",
+        "taken/on_policy",
+        "taken/own_sim",
+        "taken/on_policy/ours",
+        "taken/on_policy/ours/dense",
+    }  # these need a method, or data, of the user's own
     assert {row.name for row in recipes.ROWS} - used == own
 
 
 def test_of_two_rows_the_later_counts_and_a_paper_has_its_numbers_on_any_simulator():
     rgb = recipes.preset("maniskill", "PickCube-v1", "reinflow", "rgb", "full")
-    assert (rgb.rl.decisions, rgb.rl.gamma, rgb.policy.horizon, rgb.demos, rgb.envs) == (16, 0.99, 4, "300", 64)
+    assert (rgb.rl.decisions, rgb.rl.gamma, rgb.policy.horizon, rgb.demos, rgb.envs) == (
+        16,
+        0.99,
+        4,
+        "300",
+        64,
+    )
     state = recipes.preset("maniskill", "PickCube-v1", "reinflow", "state", "full")
     assert (state.rl.decisions, state.rl.gamma, state.rl.minibatch, state.demos) == (13, 0.98, 208, "160")
-    papers = [recipes.preset(sim, task, "dppo", obs, "paper") for sim, task in SIMS[:4] for obs in ("state", "rgb")]
+    papers = [
+        recipes.preset(sim, task, "dppo", obs, "paper") for sim, task in SIMS[:4] for obs in ("state", "rgb")
+    ]
     assert len({(p.rl, p.policy, p.envs, p.steps) for p in papers}) == 1 and papers[0].rl.clip_base == 0.001
     assert recipes.preset("arm", "", "dppo", "state", "paper").envs == 8
 
@@ -266,7 +402,9 @@ def test_a_vision_language_action_model_has_rows_of_its_own_and_fresh_weights_mo
     small, fresh = parse(asked[:4]), parse(asked)
     assert (fresh.bc.lr, small.bc.lr) == (3e-3, 1e-3) and fresh.rl.trust_kl > 0 == small.rl.trust_kl
     assert robo_rl.recipe(task="pick_cube", obs="rgb", policy={"kind": "smolvla"}) == fresh
-    public = recipes.preset("mujoco", "pick_cube", "pi_rl", "rgb", "full", model=recipes.model_words("smolvla", str(tmp_path)))
+    public = recipes.preset(
+        "mujoco", "pick_cube", "pi_rl", "rgb", "full", model=recipes.model_words("smolvla", str(tmp_path))
+    )
     assert public.rl == fresh.rl and public.bc == small.bc
 
 
@@ -275,9 +413,17 @@ def test_a_run_s_own_configuration_starts_another(trained, tmp_path):
     assert (again.task, again.seed, again.steps, again.rl.minibatch, again.out) == ("reach", 1, 256, 16, "")
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("tsak = 'reach'", "no option tsak; did you mean task"), ("[rl]\nlr = 'big'", "rl.lr must be float, got 'big'"),
-    ("rl = 3", "rl is a table of options"), ("seed = 1.5", "seed must be int, got 1.5"), ("seed = -1", "--seed"), ("seed =", "is no TOML")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tsak = 'reach'", "no option tsak; did you mean task"),
+        ("[rl]\nlr = 'big'", "rl.lr must be float, got 'big'"),
+        ("rl = 3", "rl is a table of options"),
+        ("seed = 1.5", "seed must be int, got 1.5"),
+        ("seed = -1", "--seed"),
+        ("seed =", "is no TOML"),
+    ],
+)
 def test_a_mistake_in_a_file_is_one_line(text, said, tmp_path):
     (tmp_path / "c.toml").write_text(text)
     result = command(tmp_path, "train", "--config", "c.toml")

@@ -1,4 +1,5 @@
-"""Every listener under attack: whatever comes, however slowly and from however many, an honest client is still served.
+"""Every listener under attack: whatever comes, however slowly and from however many, an honest client is
+still served.
 
 Loopback only, bounded in number and time. (The console's page: test_console.py.)
 """
@@ -85,7 +86,8 @@ NONSENSE = {
 }
 
 
-# ---- serve -------------------------------------------------------------------------------------------------------
+# ---- serve -------------------------------------------------------------------------------------------------
+
 
 class Served:
     """A policy server in a thread; its policy doubles the state."""
@@ -94,7 +96,9 @@ class Served:
         self.said: list[str] = []
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.where = f"127.0.0.1:{self.socket.getsockname()[1]}"
-        self.server = PolicyServer(self.socket, lambda obs: 2 * obs["state"][None], SPEC, TOKEN, say=self.said.append, **options)
+        self.server = PolicyServer(
+            self.socket, lambda obs: 2 * obs["state"][None], SPEC, TOKEN, say=self.said.append, **options
+        )
         self.over, self.thread = threading.Event(), threading.Thread(target=self.work)
 
     def work(self):
@@ -121,7 +125,7 @@ class Served:
         wire = self.wire()
         greeting = exactly(wire, len(MAGIC) + NONCE)
         nonce = bytes(NONCE)
-        wire.sendall(nonce + proof(TOKEN, b"client", greeting[len(MAGIC):], nonce))
+        wire.sendall(nonce + proof(TOKEN, b"client", greeting[len(MAGIC) :], nonce))
         assert any(exactly(wire, PROOF))
         return wire
 
@@ -169,12 +173,17 @@ def test_nonsense_ends_the_client_that_sends_it_alone_before_the_token_and_after
         ask(RemotePolicyClient(served.where, TOKEN, patience=10), 0.5)
         ask(honest, -1.0)
         assert len(served.server.visitors) <= 2
-        assert all(len(line) < 400 and "\n" not in line for line in served.said) and len(served.said) > len(NONSENSE)
+        assert all(len(line) < 400 and "\n" not in line for line in served.said) and len(served.said) > len(
+            NONSENSE
+        )
 
 
 def test_who_holds_seats_and_says_nothing_loses_them_and_others_are_served_meanwhile():
     with Served(hello=0.3, message=0.3, idle=1.0, clients=4) as served:
-        honest, silent = RemotePolicyClient(served.where, TOKEN, patience=10), [served.wire() for _ in range(3)]
+        honest, silent = (
+            RemotePolicyClient(served.where, TOKEN, patience=10),
+            [served.wire() for _ in range(3)],
+        )
         slow, idle = [served.known(), served.known()], served.known()
         for wire in slow:
             wire.sendall(b"\x10\x00")  # begins a message that never ends
@@ -194,19 +203,27 @@ def test_who_holds_seats_and_says_nothing_loses_them_and_others_are_served_meanw
 
 def test_bytes_that_drip_in_do_not_hold_up_others_and_a_reader_who_does_not_read_is_closed():
     with Served(message=0.5) as served:
-        served.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # connections inherit it: full after a few answers
-        honest, drip, deaf = RemotePolicyClient(served.where, TOKEN, patience=10), served.known(), served.known()
+        # connections inherit it: full after a few answers
+        served.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        honest, drip, deaf = (
+            RemotePolicyClient(served.where, TOKEN, patience=10),
+            served.known(),
+            served.known(),
+        )
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         deaf.setblocking(False)
         question = pack(OBS, t0=1.0)
         drops = iter(question)
+
         def push() -> int:
-            """A byte of one, fifty questions of the other, a question of an honest one -> how many were closed."""
+            """A byte of one, fifty questions of the other, a question of an honest one -> how many were
+            closed."""
             for wire, data in ((drip, bytes([next(drops)])), (deaf, 50 * question)):
                 with contextlib.suppress(OSError):
                     wire.send(data)
             ask(honest, 2.0)
             return sum("too slow" in s for s in served.said)
+
         served.until(lambda: push() == 2)
         ask(honest, 3.0)
 
@@ -233,6 +250,7 @@ def test_questions_that_wait_at_the_same_time_are_answered_by_one_call_and_one_t
         if any(obs["state"][0] == 3 for obs in batch):
             raise ValueError("three")
         return [2 * obs["state"][None] for obs in batch]
+
     served = Served(many=many, most=4)
     served.thread.start()
     wires = [served.known() for _ in range(6)]
@@ -247,7 +265,8 @@ def test_questions_that_wait_at_the_same_time_are_answered_by_one_call_and_one_t
     for wire, parser in zip(wires, answers, strict=True):
         parser.feed(wire.recv(1 << 16))
     said = [parser.take() for parser in answers]
-    assert calls[0] == 4 and calls.count(1) == 2  # of six, four and two, and the half with a 3 in it one by one
+    # of six, four and two, and the half with a 3 in it one by one
+    assert calls[0] == 4 and calls.count(1) == 2
     for k, (head, arrays) in enumerate(said):
         assert "three" in head["error"] if k == 3 else (arrays["rows"] == 2 * k).all()
     served.server.close()
@@ -259,7 +278,7 @@ def test_a_proof_cannot_be_guessed_nor_said_again():
         with pytest.raises(UserError, match="has another token"):
             RemotePolicyClient(served.where, TOKEN[:-1] + b"x")
         heard, nonce = served.wire(), bytes(NONCE)
-        said = nonce + proof(TOKEN, b"client", exactly(heard, len(MAGIC) + NONCE)[len(MAGIC):], nonce)
+        said = nonce + proof(TOKEN, b"client", exactly(heard, len(MAGIC) + NONCE)[len(MAGIC) :], nonce)
         heard.sendall(said)
         assert any(exactly(heard, PROOF))
         again = served.wire()
@@ -278,29 +297,42 @@ def damaged(rng: random.Random, question: bytes) -> bytes:
         elif kind == 1:
             data[at:at] = rng.randbytes(rng.randrange(1, 8))
         elif kind == 2:
-            del data[at:at + rng.randrange(1, 8)]
+            del data[at : at + rng.randrange(1, 8)]
         else:
-            data[at:at] = rng.choice([b"[", b"{", b'"', b"\\", b"1e999", b"-", b"null", b"\xff"]) * rng.randrange(1, 200)
+            data[at:at] = rng.choice(
+                [b"[", b"{", b'"', b"\\", b"1e999", b"-", b"null", b"\xff"]
+            ) * rng.randrange(1, 200)
     return bytes(data)
 
 
 def fuzz_messages(count: int, seed: int) -> Counter:
-    """How `count` messages of one who knows the token ended: a chunk, a line, or bytes that say nothing yet."""
+    """How `count` messages of one who knows the token ended: a chunk, a line, or bytes that say nothing
+    yet."""
     rng, told, server = random.Random(seed), Counter(), None
     own, other = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener, own, other:
         server = PolicyServer(listener, lambda obs, prefix=None: 2 * obs["state"][None], SPEC, TOKEN)
         for _ in range(count):
             state = np.full(rng.choice([4, 4, 3, 0]) or 1, rng.choice([1.0, np.nan, np.inf]), np.float32)
-            question = pack(OBS | ({"state": state} if rng.random() < 0.3 else {}) | (
-                {"prefix": np.ones((rng.randrange(1, 4), 2), np.float32)} if rng.random() < 0.3 else {}),
-                t0=rng.choice([1.0, 1, True, "x", None]), delay=rng.choice([1, -1, 1.5]), end=rng.choice([2, 2**63]))
+            question = pack(
+                OBS
+                | ({"state": state} if rng.random() < 0.3 else {})
+                | ({"prefix": np.ones((rng.randrange(1, 4), 2), np.float32)} if rng.random() < 0.3 else {}),
+                t0=rng.choice([1.0, 1, True, "x", None]),
+                delay=rng.choice([1, -1, 1.5]),
+                end=rng.choice([2, 2**63]),
+            )
             visitor = ClientConnection(own, "somebody", server.limit, 0.0)
             visitor.known = True
             visitor.out.clear()  # it has been greeted
             server.visitors = {visitor}
-            visitor.incoming.feed(rng.randbytes(rng.randrange(90)) if rng.random() < 0.1 else question if rng.random() < 0.3 else
-                                  damaged(rng, question))
+            visitor.incoming.feed(
+                rng.randbytes(rng.randrange(90))
+                if rng.random() < 0.1
+                else question
+                if rng.random() < 0.3
+                else damaged(rng, question)
+            )
             server._answer(0.0)
             assert len(visitor.closing) <= 300 and len(visitor.out) < 2000
             told["chunk" if visitor.count else "line" if visitor.out else "nothing yet"] += 1
@@ -349,10 +381,12 @@ def test_ten_thousand_questions_with_random_damage_end_no_more_than_their_client
         fuzz(200, seed + 1)
 
 
-# ---- deploy's side -----------------------------------------------------------------------------------------------
+# ---- deploy's side -----------------------------------------------------------------------------------------
+
 
 class Hostile:
-    """Accepts one client, proves the token unless `greet` does something else, then sends `data` and stays there."""
+    """Accepts one client, proves the token unless `greet` does something else, then sends `data` and stays
+    there."""
 
     def __init__(self, data: bytes = b"", greet=None):
         self.data, self.greet = data, greet
@@ -431,9 +465,14 @@ def test_a_server_that_does_not_prove_the_token_is_told_nothing():
         for _ in range(100):
             wire.sendall(b"r")
             time.sleep(0.1)
-    for greet, says in ((wrong, "does not know the token"), (lambda wire: wire.sendall(b"HTTP/1.1 400 Bad Request" * 4),
-                         "speaks no robo_rl of this version"), (lambda wire: wire.close(), "it closed the connection"),
-                        (lambda wire: time.sleep(1), "no policy answers"), (drips, "no policy answers")):
+
+    for greet, says in (
+        (wrong, "does not know the token"),
+        (lambda wire: wire.sendall(b"HTTP/1.1 400 Bad Request" * 4), "speaks no robo_rl of this version"),
+        (lambda wire: wire.close(), "it closed the connection"),
+        (lambda wire: time.sleep(1), "no policy answers"),
+        (drips, "no policy answers"),
+    ):
         with Hostile(greet=greet) as server:
             began = time.monotonic()
             with pytest.raises(UserError, match=says):
@@ -459,7 +498,7 @@ def test_incoming_takes_any_cut_of_any_message_the_same():
         incoming, got, at = MessageParser(), [], 0
         while at < len(raw):
             n = rng.choice((1, 2, 7, 100, 4000))
-            incoming.feed(raw[at:at + n])
+            incoming.feed(raw[at : at + n])
             at += n
             while (m := incoming.take()) is not None:
                 got.append(m)
@@ -467,7 +506,8 @@ def test_incoming_takes_any_cut_of_any_message_the_same():
         assert all(np.array_equal(a[k], OBS[k]) for _, a in got for k in OBS)
 
 
-# ---- the policy server of a run's workers ------------------------------------------------------------------------
+# ---- the policy server of a run's workers ------------------------------------------------------------------
+
 
 class Asked:
     """The socket of `--server` in a thread; the version that it answers is the row asked for."""
@@ -475,8 +515,12 @@ class Asked:
     def __init__(self, folder: Path, **options):
         folder.mkdir(exist_ok=True)
         self.folder, self.ends = folder, socket.socketpair()
-        self.requests = Requests(folder, self.ends[0], lambda slot, worker, row: 0 <= slot < 4 and 0 <= worker < 4 and
-                                 0 <= row < 1 << 40, **options)
+        self.requests = Requests(
+            folder,
+            self.ends[0],
+            lambda slot, worker, row: 0 <= slot < 4 and 0 <= worker < 4 and 0 <= row < 1 << 40,
+            **options,
+        )
         self.thread = threading.Thread(target=self.work)
 
     def work(self):
@@ -506,9 +550,14 @@ def test_the_socket_of_the_policy_server_takes_frames_of_one_size_and_nothing_el
     with Asked(tmp_path / "flight") as asked:
         honest = worker_of(asked.folder)
         good = REQUEST.pack(1, 2, 3, 4)
-        bad = {"a pickle": pickle.dumps(Bomb(tmp_path / "owned")) * 10, "no slot": REQUEST.pack(9, 0, 0, 0),
-               "a negative worker": REQUEST.pack(0, -1, 0, 0), "random": os.urandom(1 << 16),
-               "half a question": good[:7], "nothing": b""}
+        bad = {
+            "a pickle": pickle.dumps(Bomb(tmp_path / "owned")) * 10,
+            "no slot": REQUEST.pack(9, 0, 0, 0),
+            "a negative worker": REQUEST.pack(0, -1, 0, 0),
+            "random": os.urandom(1 << 16),
+            "half a question": good[:7],
+            "nothing": b"",
+        }
         wires = {}
         for name, data in bad.items():
             wires[name] = connect(asked.folder, 5)
@@ -544,7 +593,8 @@ def test_the_socket_lies_in_a_folder_of_its_user_however_long_its_path_and_goes_
             assert folder.stat().st_mode & 0o777 == 0o700 and (folder / NAME).stat().st_mode & 0o777 == 0o600
             assert honest.ask(0, 0, k, 0) == k
             with open("/proc/net/unix") as f:
-                assert not [line for line in f if "@" in line and str(tmp_path) in line]  # no name that all may reach
+                # no name that all may reach
+                assert not [line for line in f if "@" in line and str(tmp_path) in line]
             assert asked.thread.is_alive()
 
 
@@ -564,8 +614,12 @@ try:
 except ConnectionError:
     print("answered b''")
 """
+
         def other(how: str):
-            return subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, timeout=60, check=False)
+            return subprocess.run(
+                [sys.executable, "-c", code, how], capture_output=True, text=True, timeout=60, check=False
+            )
+
         assert "PermissionError" in other("closed").stderr
         for path in (asked.folder, *asked.folder.parents):
             if path.owner() == "root" and str(path).startswith(str(tmp_path.parent.parent.parent)):
@@ -576,10 +630,11 @@ except ConnectionError:
         assert worker_of(asked.folder).ask(0, 0, 3, 0) == 3
 
 
-# ---- the sources -------------------------------------------------------------------------------------------------
+# ---- the sources -------------------------------------------------------------------------------------------
 
 SERVER = "robo_rl/runtime/server.py"
-PIPES = {"robo_rl/runtime/process_pool.py", "robo_rl/runtime/sharded.py"}  # between parent and child, without a name
+# between parent and child, without a name
+PIPES = {"robo_rl/runtime/process_pool.py", "robo_rl/runtime/sharded.py"}
 
 
 @pytest.fixture(scope="module")
@@ -588,32 +643,57 @@ def sources() -> list[tuple[str, str, ast.Call]]:
     out = []
     for package in ("robo_rl", "sims", "controllers", "world_models", "launch"):
         for path in (ROOT / package).rglob("*.py"):
-            out += [(str(path.relative_to(ROOT)), name, node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-                    if isinstance(node, ast.Call) and (name := dotted(node.func))]
+            out += [
+                (str(path.relative_to(ROOT)), name, node)
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                if isinstance(node, ast.Call) and (name := dotted(node.func))
+            ]
     return out
 
 
 def dotted(node) -> str:
-    return node.id if isinstance(node, ast.Name) else f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+    return (
+        node.id
+        if isinstance(node, ast.Name)
+        else f"{dotted(node.value)}.{node.attr}"
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
 
 
 def test_nothing_runs_or_unpickles_what_a_file_or_a_socket_says(sources):
-    """No pickle but over inherited pipes, no yaml, no eval or exec, no array file or checkpoint with objects in it."""
+    """No pickle but over inherited pipes, no yaml, no eval or exec, no array file or checkpoint with objects
+    in it."""
     for where, name, node in sources:
-        keywords = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg in ("allow_pickle", "weights_only")}
+        keywords = {
+            k.arg: ast.unparse(k.value) for k in node.keywords if k.arg in ("allow_pickle", "weights_only")
+        }
         assert name not in ("eval", "exec", "marshal.loads", "shelve.open", "yaml.load"), where
         assert not name.startswith(("pickle.", "cloudpickle.")) or where in PIPES, where
-        assert name not in ("mpc.Listener", "mpc.Client", "connection.Listener", "connection.Client"), f"{where}: {name}"
+        assert name not in ("mpc.Listener", "mpc.Client", "connection.Listener", "connection.Client"), (
+            f"{where}: {name}"
+        )
         assert keywords.get("allow_pickle", "False") == "False", where
         assert name != "torch.load" or keywords.get("weights_only") == "True", where
-        assert name not in ("json.load", "json.loads") or where == "robo_rl/files.py", f"{where}: use files.parse_json"
+        assert name not in ("json.load", "json.loads") or where == "robo_rl/files.py", (
+            f"{where}: use files.parse_json"
+        )
 
 
-LISTENERS = {"robo_rl/experiment/policy_server.py", SERVER, "robo_rl/human/console/server.py",
-             "robo_rl/experiment/openpi.py"}  # the last in test_openpi
+LISTENERS = {
+    "robo_rl/experiment/policy_server.py",
+    SERVER,
+    "robo_rl/human/console/server.py",
+    "robo_rl/experiment/openpi.py",
+}  # the last in test_openpi
 
 
 def test_every_listener_is_attacked_here_or_beside_the_console(sources):
-    found = {where for where, name, _ in sources
-             if name.endswith((".listen", "create_server", "start_server")) or name == "serve" or name == "wire.bind"}
+    found = {
+        where
+        for where, name, _ in sources
+        if name.endswith((".listen", "create_server", "start_server"))
+        or name == "serve"
+        or name == "wire.bind"
+    }
     assert found == LISTENERS, found

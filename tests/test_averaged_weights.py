@@ -1,4 +1,5 @@
-"""The average of a policy's weights over its updates: its equation, its exchange with what learns, its weight, what a run keeps."""
+"""The average of a policy's weights over its updates: its equation, its exchange with what learns, its
+weight, what a run keeps."""
 
 import json
 from pathlib import Path
@@ -66,7 +67,9 @@ def test_an_average_goes_on_from_a_checkpoint_that_holds_it_as_the_policy():
 def test_the_newest_update_weighs_less_the_fewer_episodes_fail_and_never_less_than_asked_for():
     assert newest_weight(0.05, {}) == newest_weight(0.05, {"episodes": 0.0, "success": 0.0}) == 1
     assert newest_weight(0.05, {"episodes": 50.0, "success": 0.5}) == 1
-    assert newest_weight(0.05, {"episodes": 98.0, "success": 0.8}) == pytest.approx(near_success(0.8 * 98, 98) ** 2)
+    assert newest_weight(0.05, {"episodes": 98.0, "success": 0.8}) == pytest.approx(
+        near_success(0.8 * 98, 98) ** 2
+    )
     assert newest_weight(0.05, {"episodes": 998.0, "success": 1.0}) == 0.05
 
 
@@ -76,8 +79,28 @@ def weights(policy: Policy) -> list[torch.Tensor]:
 
 
 def test_a_run_keeps_the_average_as_its_policy_and_beside_it_what_learns(tmp_path: Path):
-    argv = ("--task", "reach", "--demos", 20, "--bc.updates", 500, "--policy.hidden", 64, "--bc.batch", 256, "--bc.lr", 0.001,
-            "--rl.average", 0.3, "--rl.explore", 0.6, "--eval-episodes", 40, "--target", 0)
+    argv = (
+        "--task",
+        "reach",
+        "--demos",
+        20,
+        "--bc.updates",
+        500,
+        "--policy.hidden",
+        64,
+        "--bc.batch",
+        256,
+        "--bc.lr",
+        0.001,
+        "--rl.average",
+        0.3,
+        "--rl.explore",
+        0.6,
+        "--eval-episodes",
+        40,
+        "--target",
+        0,
+    )
     assert (end := robo_rl(tmp_path, "train", *TINY, *argv, "--out", "run")).code == 0, end
     told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     used = [row["train/average_weight"] for row in told if "train/average_weight" in row]

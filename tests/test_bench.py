@@ -74,7 +74,7 @@ def check(doc):
     return doc
 
 
-# ---- measuring ---------------------------------------------------------------------------------------------------
+# ---- measuring ---------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -90,6 +90,7 @@ class Clock:
         def call():
             self.log.append(name)
             self.now += seconds
+
         return call
 
 
@@ -121,8 +122,13 @@ def test_a_ratio_is_one_at_the_limit_and_above_one_over_a_slower_peer():
 
 
 def test_the_fastest_limit_and_the_fastest_peer_are_the_rows_and_the_rest_stay_beside_them():
-    times = {"ours": np.array([2.0, 3.0]), "far": np.array([0.5, 0.5]), "near": np.array([1.0, 1.0]),
-             "slow": np.array([9.0, 9.0]), "quick": np.array([4.0, 4.0])}
+    times = {
+        "ours": np.array([2.0, 3.0]),
+        "far": np.array([0.5, 0.5]),
+        "near": np.array([1.0, 1.0]),
+        "slow": np.array([9.0, 9.0]),
+        "quick": np.array([4.0, 4.0]),
+    }
     row = bench_rows.make_row(
         "x",
         "s",
@@ -162,7 +168,7 @@ def test_what_libraries_print_leaves_standard_output_clean(capfd):
     assert out == "the document\n" and all(s in err for s in ("from python", "from C", "from a child"))
 
 
-# ---- the peer and the floors do the same job ---------------------------------------------------------------------
+# ---- the peer and the floors do the same job ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
@@ -222,7 +228,7 @@ def test_the_floors_count_the_products_of_the_job_and_no_more():
     assert products(lambda: policy.act(obs, g, True)) == n * (state * hidden + k * per_step) + extra
 
 
-# ---- whole runs --------------------------------------------------------------------------------------------------
+# ---- whole runs --------------------------------------------------------------------------------------------
 
 
 def test_bench_policy_compares_each_method_with_the_same_work(capfd):
@@ -231,7 +237,7 @@ def test_bench_policy_compares_each_method_with_the_same_work(capfd):
     assert len(rows) == 8 and all(r["peer"] for r in rows.values())
     assert doc["bench"] == "policy" and doc["machine"]["cores"] >= 1
     for method, steps in (("pi_rl", "1 step"), ("reinflow", "4 steps"), ("dppo", "5 steps")):
-        update, = (r for name, r in rows.items() if name.startswith(f"PPO update, {method}"))
+        (update,) = (r for name, r in rows.items() if name.startswith(f"PPO update, {method}"))
         assert update["work"].startswith(steps)
     robot = next(r for name, r in rows.items() if "NumPy alone" in name)
     beside = [robot["peer_is"]] + [o["name"] for o in robot["others"]]
@@ -268,7 +274,7 @@ def test_bench_sim_measures_the_arm_at_every_number_of_envs(capfd):
 
 
 def test_bench_sim_measures_a_walker_beside_gymnasium_and_envpool(capfd):
-    row, = check(document(capfd, what="sim", task="Hopper-v5"))["rows"]
+    (row,) = check(document(capfd, what="sim", task="Hopper-v5"))["rows"]
     beside = " ".join([row["limit_is"], row["peer_is"], *(o["name"] for o in row["others"])])
     assert all(
         name in beside for name in ("SyncVectorEnv", "AsyncVectorEnv", "envpool", "Batch alone", "mj_step")
@@ -279,6 +285,7 @@ def test_bench_sim_measures_a_walker_beside_gymnasium_and_envpool(capfd):
 @pytest.mark.parametrize("task", ["reach", "Hopper-v5"])
 def test_the_bare_simulator_ends_in_the_states_of_the_env(task):
     import sims
+
     env = sims.make("mujoco", task, 3, threads=1)
     from sims.mujoco.model import SUBSTEPS
 
@@ -316,7 +323,7 @@ def test_bench_train_takes_as_many_gradient_steps_as_its_peers(capfd):
 
 
 def test_bench_train_holds_ppo_against_the_best_that_is_installed(capfd):
-    row, = check(document(capfd, what="train", task="HalfCheetah-v5", envs=2))["rows"]
+    (row,) = check(document(capfd, what="train", task="HalfCheetah-v5", envs=2))["rows"]
     beside = " ".join([row["peer_is"], *(o["name"] for o in row["others"])])
     assert all(name in beside for name in ("a plain script", "aselines3", "sample-factory"))
 
@@ -326,6 +333,7 @@ def test_the_plain_script_learns_what_it_is_rewarded_for(algo):
     from robo_rl.bench.script import Script
     from robo_rl.bench.train import Loop
     from robo_rl.experiment.recipes import preset
+
     t = preset("mujoco", "Hopper-v5", algo, "state", "full")
     t = replace(t, envs=4, threads=1, torch_threads=1, rl=replace(t.rl, decisions=8, minibatch=16, epochs=2))
     script = Script(t, Loop(t).policy, 1, 1)
@@ -343,7 +351,7 @@ def test_the_plain_script_learns_what_it_is_rewarded_for(algo):
 
 
 def test_bench_wm_measures_the_model_against_its_simulator(capfd):
-    row, = check(document(capfd, what="wm", task="reach"))["rows"]
+    (row,) = check(document(capfd, what="wm", task="reach"))["rows"]
     beside = " ".join([row["peer_is"], *(o["name"] for o in row["others"])])
     assert "states" in beside and "matrix products" in row["limit_is"]
 
@@ -368,6 +376,7 @@ def test_bench_bridge_measures_messages_and_joins(capfd):
 def test_the_rows_of_gymnasiums_subprocesses_are_the_envs_own():
     import sims
     from robo_rl.bench.peers import Subprocesses
+
     env = sims.make("mujoco", "reach", 4, threads=1)
     many = Subprocesses([partial(sims.make, "mujoco", "reach", 2, threads=1)] * 2)
     starts, actions = np.arange(40, 44), np.random.default_rng(0).uniform(-1, 1, (3, 4, 7)).astype(np.float32)
@@ -417,9 +426,10 @@ def test_a_task_without_a_row_is_told(capfd):
 @pytest.mark.slow
 def test_stable_baselines3_does_the_same_job_where_it_is_installed(capfd):
     pytest.importorskip("stable_baselines3")
-    row, = check(document(capfd, what="train", task="HalfCheetah-v5"))["rows"]
+    (row,) = check(document(capfd, what="train", task="HalfCheetah-v5"))["rows"]
     peers = [row["peer_is"], *(o["name"] for o in row["others"] if o["role"] == "peer")]
-    assert any(name.startswith("stable_baselines3 ") for name in peers) and row["peer"] > 0  # with its version: it was measured
+    # with its version: it was measured
+    assert any(name.startswith("stable_baselines3 ") for name in peers) and row["peer"] > 0
 
 
 @pytest.mark.maniskill
@@ -443,14 +453,26 @@ def test_out_of_range_seconds_are_refused():
 def test_the_gpu_bench_runs_as_its_twin_and_keeps_each_row_as_soon_as_it_is_known(tmp_path):
     kept, out = [], tmp_path / "gpu.json"
     options = BenchOptions(what="gpu", twin=True, out=str(out), minutes=1.0)
-    doc = bench_run.run_bench(options, lambda text: kept.append(json.loads(out.read_text()) if out.exists() else {}))
+    doc = bench_run.run_bench(
+        options, lambda text: kept.append(json.loads(out.read_text()) if out.exists() else {})
+    )
     assert [len(d.get("rows", [])) for d in kept[1:]] == [1, 2, 3, 4, 5, 6, 6, 6, 6]
     assert json.loads(out.read_text()) == json.loads(json.dumps(doc))
     names = [row["what"] for row in doc["rows"]]
-    for part in ("load", "1 observation of 2 cameras, K = 10", "4 observations of 2 cameras, K = 4", "expert alone", "full fine", "memory"):
+    for part in (
+        "load",
+        "1 observation of 2 cameras, K = 10",
+        "4 observations of 2 cameras, K = 4",
+        "expert alone",
+        "full fine",
+        "memory",
+    ):
         assert any(part in name for name in names), part
     assert all(row["ours"] > 0 and row["of_limit"] > 0 and not row["bars"] for row in doc["rows"])
-    assert [skip["what"] for skip in doc["skipped"]] == ["ManiSkill on the device", "MuJoCo Warp on the device"]
+    assert [skip["what"] for skip in doc["skipped"]] == [
+        "ManiSkill on the device",
+        "MuJoCo Warp on the device",
+    ]
 
 
 def test_a_part_of_the_gpu_bench_that_fails_or_has_no_time_left_leaves_the_others():
@@ -461,11 +483,14 @@ def test_a_part_of_the_gpu_bench_that_fails_or_has_no_time_left_leaves_the_other
 
     def counts(bench):
         ran.append(bench.scale.size)
+
     ran: list[str] = []
     parts = {"a": fails, "b": counts}
     report = bench_rows.Report(lambda text: None)
     gpu.run_parts(parts, gpu.Bench(gpu.TWIN, report, 0.1), math.inf)
-    assert ran == ["tiny"] and report.skipped == [{"what": "a", "why": "it failed: RuntimeError: out of memory"}]
+    assert ran == ["tiny"] and report.skipped == [
+        {"what": "a", "why": "it failed: RuntimeError: out of memory"}
+    ]
     gpu.run_parts(parts, gpu.Bench(gpu.TWIN, report, 0.1), 0.0)
     assert ran == ["tiny"] and report.skipped[-1] == {"what": "b", "why": "the time is over"}
 
@@ -482,7 +507,11 @@ def test_the_full_size_of_the_gpu_bench_needs_a_gpu():
 def test_the_server_bench_measures_clients_at_once_against_one_after_the_other(capfd):
     pytest.importorskip("websockets", reason="needs robo_rl[console]")
     rows = document(capfd, what="serve", seconds=0.5, envs=3)["rows"]
-    assert "3 clients at once" in rows[0]["what"] and rows[0]["peer_is"].startswith("one after the other") and rows[0]["over_peer"] > 0
+    assert (
+        "3 clients at once" in rows[0]["what"]
+        and rows[0]["peer_is"].startswith("one after the other")
+        and rows[0]["over_peer"] > 0
+    )
     assert "deadline" in rows[1]["what"] and rows[1]["limit_is"] == "the deadline"
 
 
@@ -490,7 +519,9 @@ def test_the_vla_bench_measures_stored_prefixes_against_computing_them_again(cap
     done = document(capfd, what="vla")
     check(done)
     assert [r["what"].split(", ")[2] for r in done["rows"]] == ["pi05 tiny", "smolvla tiny"]
-    assert all(r["peer_is"].startswith("the prefix computed again") and r["over_peer"] > 0 for r in done["rows"])
+    assert all(
+        r["peer_is"].startswith("the prefix computed again") and r["over_peer"] > 0 for r in done["rows"]
+    )
 
 
 def test_a_bench_is_a_function_and_its_document_is_saved_whole(tmp_path):
@@ -502,13 +533,18 @@ def test_a_bench_is_a_function_and_its_document_is_saved_whole(tmp_path):
     assert path.name == "bench-sync.json" and [*path.parent.iterdir()] == [path]
     assert kept["command"] == "robo_rl bench sync --seconds 0.05 --envs 4 --quick --no-peers"
     assert {"commit", "date", "machine", "options", "skipped"} <= {*kept} and kept["seeds"] == [0]
-    assert [r["what"] for r in kept["rows"]] == [r["what"] for r in doc["rows"]] and len(said) == len(doc["rows"]) + 2
+    assert [r["what"] for r in kept["rows"]] == [r["what"] for r in doc["rows"]] and len(said) == len(
+        doc["rows"]
+    ) + 2
     for r in kept["rows"]:
         assert {"what", "value", "unit", "n", "interval", "clock"} <= {*r} and r["peer"] is None
         assert r["interval"][0] <= r["value"] <= r["interval"][1] and 0 < r["limit"]["ratio"] < math.inf
     rows = results.read(path).rows
     assert [row.what for row in rows] == [r["what"] for r in kept["rows"]]
-    assert all(row.command == kept["command"] and row.interval_is == "quartiles" and "of the limit" in row.note for row in rows)
+    assert all(
+        row.command == kept["command"] and row.interval_is == "quartiles" and "of the limit" in row.note
+        for row in rows
+    )
     root = Path(__file__).parent.parent
     assert all((root / f).exists() for row in rows for f in row.files)
 
@@ -530,5 +566,6 @@ def test_save_writes_below_the_current_folder_and_only_when_asked(capfd, tmp_pat
 
 def test_the_command_of_a_bench_gives_its_options_again():
     from robo_rl.cli import parse_options
+
     options = BenchOptions(what="wm", task="reach", envs=7, peers=False, save=True, seconds=2.5)
     assert parse_options(BenchOptions, "bench", bench_run.command_of(options).split()[2:]) == options

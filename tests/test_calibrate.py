@@ -19,8 +19,12 @@ TARGET = np.array([0.6, 0.1, 0.05]), exp(np.array([0.1, 0.2, 1.0]))
 
 
 def poses(n, rng, in_hand=True, mm=0.0, degrees=0.0, turn=0.6):
-    """(tool, target) of n poses within 0.2 m and about `turn` rad, what the camera saw with errors of this standard deviation."""
-    tool = (np.array([0.5, 0, 0.4]) + rng.uniform(-0.2, 0.2, (n, 3)), exp(rng.normal(0, turn, (n, 3)) + np.array([math.pi, 0, 0])))
+    """(tool, target) of n poses within 0.2 m and about `turn` rad, what the camera saw with errors of this
+    standard deviation."""
+    tool = (
+        np.array([0.5, 0, 0.4]) + rng.uniform(-0.2, 0.2, (n, 3)),
+        exp(rng.normal(0, turn, (n, 3)) + np.array([math.pi, 0, 0])),
+    )
     moved = tool if in_hand else inverse(tool)
     x, y = (tuple(np.broadcast_to(p, (n, len(p))) for p in pose) for pose in (MOUNTED, TARGET))
     seen = compose(inverse(compose(moved, x)), y)
@@ -43,11 +47,13 @@ def test_with_noise_the_error_is_small_and_the_stated_bound_holds(in_hand):
         bounds.append((got.pos_bound, got.angle_bound))
     errors, bounds = np.array(errors), np.array(bounds)
     assert np.median(errors[:, 0]) < 0.0025 and np.median(errors[:, 1]) < math.radians(0.3)
-    assert (errors < bounds).mean(0).min() >= 0.75 and np.median(bounds[:, 0]) < 0.006  # 95 % are stated; 12 trials
+    # 95 % are stated; 12 trials
+    assert (errors < bounds).mean(0).min() >= 0.75 and np.median(bounds[:, 0]) < 0.006
 
 
 def test_refining_on_all_poses_is_better_than_the_closed_form():
     from controllers.hand_eye import closed_form
+
     rng, better = np.random.default_rng(2), 0
     for _ in range(6):
         tool, target = poses(12, rng, mm=3.0, degrees=0.5)
@@ -62,14 +68,19 @@ def test_poses_that_cannot_tell_are_refused():
         solve_hand_eye(*poses(3, rng))
     tool, _ = poses(8, rng)
     turned = tool[0], exp(np.outer(rng.normal(0, 0.6, 8), [0, 0, 1.0]))
-    seen = compose(inverse(compose(turned, tuple(np.broadcast_to(p, (8, len(p))) for p in MOUNTED))),
-                   tuple(np.broadcast_to(p, (8, len(p))) for p in TARGET))
+    seen = compose(
+        inverse(compose(turned, tuple(np.broadcast_to(p, (8, len(p))) for p in MOUNTED))),
+        tuple(np.broadcast_to(p, (8, len(p))) for p in TARGET),
+    )
     with pytest.raises(UserError, match="about one axis alone"):
         solve_hand_eye(turned, seen)
 
 
 def write(folder, tool, target):
-    rows = [{"tool": [*a, *b], "target": [*c, *d]} for a, b, c, d in zip(*(x.tolist() for x in (*tool, *target)), strict=True)]
+    rows = [
+        {"tool": [*a, *b], "target": [*c, *d]}
+        for a, b, c, d in zip(*(x.tolist() for x in (*tool, *target)), strict=True)
+    ]
     (folder / "poses.json").write_text(json.dumps({"poses": rows}))
     shutil.copy(PRESETS / "fr3.json", folder / "arm.json")
     return str(folder / "arm.json"), str(folder / "poses.json")
@@ -92,7 +103,9 @@ def test_a_calibration_that_is_not_good_enough_or_a_file_that_is_wrong_changes_n
     before = (tmp_path / "arm.json").read_text()
     with pytest.raises(UserError, match="which is not enough"):
         calibrate(CalibrateOptions(file=arm, poses=found))
-    (tmp_path / "poses.json").write_text('{"poses": [{"tool": [0, 0, 0, 1, 0, 0, 0], "target": [0, 0, 0, 2, 0, 0, 0]}]}')
+    (tmp_path / "poses.json").write_text(
+        '{"poses": [{"tool": [0, 0, 0, 1, 0, 0, 0], "target": [0, 0, 0, 2, 0, 0, 0]}]}'
+    )
     with pytest.raises(UserError, match="pose 0: target: the quaternion"):
         calibrate(CalibrateOptions(file=arm, poses=found))
     with pytest.raises(UserError, match="is a preset"):

@@ -9,7 +9,13 @@ from PIL import Image
 
 from controllers.transport import Bus, CompressedImage, LoopbackTransport
 from robo_rl.errors import UserError
-from robo_rl.experiment.camera_sources import DeviceSource, FolderSource, SourceCameras, VideoSource, open_source
+from robo_rl.experiment.camera_sources import (
+    DeviceSource,
+    FolderSource,
+    SourceCameras,
+    VideoSource,
+    open_source,
+)
 from robo_rl.experiment.cameras import CameraOptions
 
 
@@ -20,6 +26,7 @@ def grey(value, h=48, w=64):
 def film(path, values, rate=10):
     """A video whose frames are grey."""
     import av
+
     with av.open(str(path), "w") as out:
         stream = out.add_stream("mpeg4", rate=rate)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
@@ -37,7 +44,16 @@ def level(picture):
 
 def test_a_video_plays_at_its_own_pace_and_again_and_no_frame_comes_twice(tmp_path):
     source = VideoSource(film(tmp_path / "a.mp4", [0, 100, 200]))
-    assert [level(source.read(t)) for t in (0.0, 0.05, 0.1, 0.29, 0.3, 0.31, 0.4, 0.7)] == [0, None, 100, 200, 0, None, 100, 100]
+    assert [level(source.read(t)) for t in (0.0, 0.05, 0.1, 0.29, 0.3, 0.31, 0.4, 0.7)] == [
+        0,
+        None,
+        100,
+        200,
+        0,
+        None,
+        100,
+        100,
+    ]
     source.close()
 
 
@@ -55,20 +71,29 @@ def test_sources_are_published_square_on_their_views_topics(tmp_path):
     sides = np.concatenate([grey(250, 48, 8), grey(40, 48, 48), grey(250, 48, 8)], 1)
     (tmp_path / "p").mkdir()
     Image.fromarray(sides).save(tmp_path / "p/0.png")
-    sources = dict([open_source(f"front={tmp_path / 'p'}", 5), open_source(f"side={film(tmp_path / 'a.mp4', [0, 100])}", 5)])
+    sources = dict(
+        [
+            open_source(f"front={tmp_path / 'p'}", 5),
+            open_source(f"side={film(tmp_path / 'a.mp4', [0, 100])}", 5),
+        ]
+    )
     cameras = SourceCameras(a, sources, 32, form="png", robot="sim")
     boxes = {v: b.subscription(f"{v}/image_raw/compressed", CompressedImage, depth=9) for v in sources}
     assert cameras.publish() and not cameras.publish()
     at[0] = 0.1
     assert cameras.publish()
-    got = {v: [np.asarray(Image.open(io.BytesIO(m.message.data))) for m in box.take()] for v, box in boxes.items()}
+    got = {
+        v: [np.asarray(Image.open(io.BytesIO(m.message.data))) for m in box.take()]
+        for v, box in boxes.items()
+    }
     assert [p.shape for p in got["front"]] == [(32, 32, 3)] and got["front"][0].max() <= 45
     assert [level(p) for p in got["side"]] == [0, 100]
     cameras.close()
 
 
 def test_a_camera_that_ends_or_falls_silent_is_lost_and_no_old_picture_comes_for_a_new_one(tmp_path):
-    ended = DeviceSource(film(tmp_path / "a.mp4", [0, 100, 200]), 30, form="")  # a device that is unplugged after three frames
+    # a device that is unplugged after three frames
+    ended = DeviceSource(film(tmp_path / "a.mp4", [0, 100, 200]), 30, form="")
     ended.thread.join(10)
     assert level(ended.read(0)) == 200  # the newest
     with pytest.raises(UserError, match=r"camera .*a.mp4 is lost: it ended"):
@@ -79,6 +104,7 @@ def test_a_camera_that_ends_or_falls_silent_is_lost_and_no_old_picture_comes_for
     class Silent(DeviceSource):
         def _follow(self):
             hold.wait()
+
     silent = Silent(tmp_path / "a.mp4", 30, form="", clock=lambda: now[0])
     now[0] = 0.9
     assert silent.read(0) is None
@@ -89,9 +115,18 @@ def test_a_camera_that_ends_or_falls_silent_is_lost_and_no_old_picture_comes_for
     silent.close()
 
 
-@pytest.mark.parametrize(("text", "words"), [("front", "is not VIEW=PATH"), ("front=", "is not VIEW=PATH"), ("a/b=x", "is not VIEW=PATH"),
-                                             ("front=nowhere.mp4", "there is no nowhere.mp4"), ("front=/dev/null", "as a V4L2 device"),
-                                             ("front={}/bad.mp4", "as a video"), ("front={}", "has no pictures")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("front", "is not VIEW=PATH"),
+        ("front=", "is not VIEW=PATH"),
+        ("a/b=x", "is not VIEW=PATH"),
+        ("front=nowhere.mp4", "there is no nowhere.mp4"),
+        ("front=/dev/null", "as a V4L2 device"),
+        ("front={}/bad.mp4", "as a video"),
+        ("front={}", "has no pictures"),
+    ],
+)
 def test_a_source_that_is_none_is_one_line(tmp_path, text, words):
     (tmp_path / "bad.mp4").write_bytes(b"no video")
     with pytest.raises(UserError, match=words) as e:

@@ -22,16 +22,35 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
 from robo_rl.selection import Look
 
-KINDS = {"flow": {}, "flow with learned noise": {"noise": "learned", "noise_steps": "all"}, "gaussian": {"kind": "gaussian"},
-         "diffusion with a frozen base": {"kind": "diffusion", "denoise_steps": 5, "train_steps": 20, "finetune_steps": 2}}
+KINDS = {
+    "flow": {},
+    "flow with learned noise": {"noise": "learned", "noise_steps": "all"},
+    "gaussian": {"kind": "gaussian"},
+    "diffusion with a frozen base": {
+        "kind": "diffusion",
+        "denoise_steps": 5,
+        "train_steps": 20,
+        "finetune_steps": 2,
+    },
+}
 
 
 def build(seed: int = 0, views: tuple = (), **options):
     """A small policy whose weights, statistics and base are all different from a fresh one's."""
-    policy = make_policy(PolicyOptions(**{"horizon": 4, "execute": 2, "hidden": 16, "layers": 2, "width": 16, "depth": 1}
-                                       | options),
-                         ObsSpec(state=5, action=3, action_names=("x", "y", "grip"), views=views,
-                                 image_size=32 if views else 0, language=bool(views)), seed)
+    policy = make_policy(
+        PolicyOptions(
+            **{"horizon": 4, "execute": 2, "hidden": 16, "layers": 2, "width": 16, "depth": 1} | options
+        ),
+        ObsSpec(
+            state=5,
+            action=3,
+            action_names=("x", "y", "grip"),
+            views=views,
+            image_size=32 if views else 0,
+            language=bool(views),
+        ),
+        seed,
+    )
     g = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for p in policy.parameters():
@@ -44,15 +63,28 @@ def build(seed: int = 0, views: tuple = (), **options):
 def same(a, b) -> bool:
     """Equal trees: types (tuples count as lists), dtypes, shapes, bits."""
     if isinstance(a, torch.Tensor):
-        return (isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
-                and a.numpy().tobytes() == b.numpy().tobytes())
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.numpy().tobytes() == b.numpy().tobytes()
+        )
     if isinstance(a, np.ndarray):
         if a.dtype.kind == "U":
             return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and (a == b).all()
-        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return (
+            isinstance(b, np.ndarray)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.tobytes() == b.tobytes()
+        )
     if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and [type(k) for k in a] == [type(k) for k in b] and all(
-            same(a[k], b[k]) for k in a)
+        return (
+            isinstance(b, dict)
+            and list(a) == list(b)
+            and [type(k) for k in a] == [type(k) for k in b]
+            and all(same(a[k], b[k]) for k in a)
+        )
     if isinstance(a, (list, tuple)):
         return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float) and math.isnan(a):
@@ -67,21 +99,42 @@ def through_files(tree, folder) -> object:
 
 
 DTYPES = [np.float64, np.float32, np.int64, np.int32, np.uint8, np.bool_]
-ARRAYS = st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 LEAVES = st.one_of(
-    st.none(), st.booleans(), st.integers(-2**70, 2**70), st.floats(), TEXT, ARRAYS,
-    ARRAYS.map(lambda a: torch.from_numpy(np.array(a))), ARRAYS.filter(lambda a: a.ndim >= 2).map(lambda a: a.T),
-    hnp.arrays("U5", hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3), elements=TEXT.map(lambda s: s[:5])))
-KEYS = st.one_of(st.integers(0, 5), TEXT, st.sampled_from(["0", "1", "0/0", "__tensor__", "__dict__", "__list__", "a/b"]))
-TREES = st.recursive(LEAVES, lambda inner: st.one_of(st.lists(inner, max_size=4), st.tuples(inner, inner),
-                                                     st.dictionaries(KEYS, inner, max_size=4)), max_leaves=12)
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    TEXT,
+    ARRAYS,
+    ARRAYS.map(lambda a: torch.from_numpy(np.array(a))),
+    ARRAYS.filter(lambda a: a.ndim >= 2).map(lambda a: a.T),
+    hnp.arrays(
+        "U5",
+        hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3),
+        elements=TEXT.map(lambda s: s[:5]),
+    ),
+)
+KEYS = st.one_of(
+    st.integers(0, 5), TEXT, st.sampled_from(["0", "1", "0/0", "__tensor__", "__dict__", "__list__", "a/b"])
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.tuples(inner, inner), st.dictionaries(KEYS, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES)
 def test_any_tree_comes_back_from_json_and_safetensors(tree):
     from safetensors.torch import load, save
+
     tensors = {}
     packed = checkpoint.pack(tree, tensors)
     again = checkpoint.unpack(json.loads(json.dumps(packed, allow_nan=False)), load(save(tensors)))
@@ -89,7 +142,12 @@ def test_any_tree_comes_back_from_json_and_safetensors(tree):
 
 
 def test_keys_that_print_alike_stay_apart(tmp_path):
-    tree = {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}, 1: torch.full((1,), 2.0), "1": torch.full((1,), 3.0)}
+    tree = {
+        "a/b": torch.zeros(1),
+        "a": {"b": torch.ones(1)},
+        1: torch.full((1,), 2.0),
+        "1": torch.full((1,), 3.0),
+    }
     assert same(tree, through_files(tree, tmp_path))
 
 
@@ -116,8 +174,14 @@ def test_optimizers_and_generators_go_on_where_they_were(tmp_path):
         p.grad = torch.randn(4, generator=g) + float(rng.normal())
         opt.step()
         return p.detach().clone()
+
     step(p, opt, g, rng)
-    tree = {"p": p.detach(), "opt": opt.state_dict(), "g": g.get_state(), "rng": json.dumps(rng.bit_generator.state)}
+    tree = {
+        "p": p.detach(),
+        "opt": opt.state_dict(),
+        "g": g.get_state(),
+        "rng": json.dumps(rng.bit_generator.state),
+    }
     back = through_files(tree, tmp_path)
     g2, p2, rng2 = torch.Generator(), torch.nn.Parameter(back["p"].clone()), np.random.default_rng()
     opt2 = torch.optim.AdamW([p2], lr=0.5)
@@ -149,9 +213,12 @@ def test_the_frozen_base_of_a_diffusion_policy_comes_back_frozen_and_apart(tmp_p
     again, _ = checkpoint.load_policy(tmp_path / "step_1")
     weights = {n: p for n, p in again.named_parameters() if n.startswith("base.")}
     assert weights and not any(p.requires_grad for p in weights.values())
-    assert any(not torch.equal(p, again.state_dict()[n.replace("base.", "head.")]) for n, p in weights.items())
+    assert any(
+        not torch.equal(p, again.state_dict()[n.replace("base.", "head.")]) for n, p in weights.items()
+    )
     from robo_rl.algos import dppo
     from robo_rl.options import DppoOptions
+
     before = {n: p.clone() for n, p in weights.items()}
     learner = dppo.make(again, DppoOptions(), 0)  # as a resumed run makes it
     assert all(torch.equal(before[n], p) for n, p in weights.items())
@@ -168,6 +235,7 @@ def test_a_policy_that_sees_and_reads_comes_back(tmp_path):
 
 def test_the_files_hold_tensors_and_json_and_no_pickle(tmp_path):
     from safetensors.torch import load
+
     tree = {"opt": {"state": {0: torch.ones(2)}}, "task": np.array(["reach"])}
     checkpoint.save_checkpoint(tmp_path / "step_1", build(), tree, {"step": 1})
     files = {p.name: p.read_bytes() for p in (tmp_path / "step_1").iterdir()}
@@ -183,7 +251,9 @@ def test_the_files_hold_tensors_and_json_and_no_pickle(tmp_path):
 
 def saved_run(folder, plan: list[tuple[int, float]]) -> list[str]:
     """Save a checkpoint per (step, success) as the trainer does -> names that are left."""
-    run = Run(TrainConfig(video=False), folder, None, SimpleNamespace(lines=0, tell=lambda *args, **more: None))
+    run = Run(
+        TrainConfig(video=False), folder, None, SimpleNamespace(lines=0, tell=lambda *args, **more: None)
+    )
     run.policy = build()
     for step, success in plan:
         run.step = step
@@ -201,7 +271,9 @@ def test_the_last_two_the_best_and_the_supervised_one_are_kept(tmp_path):
 
 
 def test_the_best_checkpoint_is_the_last_where_none_was_evaluated(tmp_path):
-    assert saved_run(tmp_path, [(0, -1.0), (10, -1.0)]) and checkpoint.best(tmp_path).name == checkpoint.name(10)
+    assert saved_run(tmp_path, [(0, -1.0), (10, -1.0)]) and checkpoint.best(tmp_path).name == checkpoint.name(
+        10
+    )
 
 
 def test_saving_again_at_one_step_replaces(tmp_path):
@@ -215,8 +287,12 @@ def test_saving_again_at_one_step_replaces(tmp_path):
 
 @pytest.fixture
 def sound(tmp_path):
-    checkpoint.save_checkpoint(tmp_path / "checkpoints" / "step_000000000007", build(), {"a": torch.ones(3)},
-                               {"step": 7, "best": {"step": -1}})
+    checkpoint.save_checkpoint(
+        tmp_path / "checkpoints" / "step_000000000007",
+        build(),
+        {"a": torch.ones(3)},
+        {"step": 7, "best": {"step": -1}},
+    )
     return tmp_path / "checkpoints" / "step_000000000007"
 
 
@@ -231,7 +307,8 @@ def test_every_flipped_byte_and_every_cut_names_the_file_and_the_remedy(name, so
     whole = (sound / name).read_bytes()
     rng = np.random.default_rng(0)
     damaged = [whole[:n] for n in (0, 1, len(whole) // 2, len(whole) - 1)]
-    for at in [*rng.integers(0, len(whole) - 1, 60), 0, 8, len(whole) - 2]:  # the last byte of meta.json is a newline
+    # the last byte of meta.json is a newline
+    for at in [*rng.integers(0, len(whole) - 1, 60), 0, 8, len(whole) - 2]:
         flipped = bytearray(whole)
         flipped[at] ^= 1 << int(rng.integers(8))
         damaged.append(bytes(flipped))
@@ -271,10 +348,14 @@ def test_a_policy_for_another_env_is_refused_with_what_differs():
     good = policy.spec
     checkpoint.check_fits(policy, good, "here")
     from dataclasses import replace
-    for change, text in (({"state": 6}, "state size is 5, the env's 6"), ({"action": 4}, "action size is 3, the env's 4"),
-                         ({"action_names": ("x", "y", "z")}, "action axes are x, y, grip, the env's x, y, z"),
-                         ({"views": ("front",)}, "camera views are none, the env's front"),
-                         ({"image_size": 64}, "image size is 0, the env's 64")):
+
+    for change, text in (
+        ({"state": 6}, "state size is 5, the env's 6"),
+        ({"action": 4}, "action size is 3, the env's 4"),
+        ({"action_names": ("x", "y", "z")}, "action axes are x, y, grip, the env's x, y, z"),
+        ({"views": ("front",)}, "camera views are none, the env's front"),
+        ({"image_size": 64}, "image size is 0, the env's 64"),
+    ):
         with pytest.raises(UserError, match=f"here: the policy's {text}.*trained with"):
             checkpoint.check_fits(policy, replace(good, **change), "here")
 
@@ -305,7 +386,8 @@ def test_recover_puts_back_what_was_moved_aside_and_sweeps_the_rest(sound):
     checkpoint.recover(run)
     assert [p.name for p in root.iterdir()] == [sound.name]
     read(sound)
-    checkpoint.save_checkpoint(root / ".step_000000000007.old99", build(), {}, {"step": 7})  # killed after both
+    # killed after both
+    checkpoint.save_checkpoint(root / ".step_000000000007.old99", build(), {}, {"step": 7})
     checkpoint.recover(run)
     assert [p.name for p in root.iterdir()] == [sound.name]
     assert checkpoint.load_train(sound)[0], "the newer one stays"

@@ -12,7 +12,9 @@ def start(code):
 
 
 def test_the_line_that_was_waited_for_is_returned_and_a_child_that_talks_on_is_never_blocked_by_its_pipe():
-    child = start("print('loading')\nprint('serves on 127.0.0.1:1')\nfor i in range(20000): print('chatter ' * 4)")
+    child = start(
+        "print('loading')\nprint('serves on 127.0.0.1:1')\nfor i in range(20000): print('chatter ' * 4)"
+    )
     assert line_with(child, " on ", 60) == "serves on 127.0.0.1:1\n"
     assert child.wait(60) == 0
 
@@ -28,6 +30,8 @@ def test_a_child_that_ends_or_says_nothing_in_time_gives_no_line():
 
 
 def test_a_child_that_ignores_sigterm_is_killed():
-    child = start("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(1000)")
+    child = start(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(1000)"
+    )
     assert line_with(child, "ready", 60)
     assert end(child, 0.1) == -9

@@ -1,4 +1,5 @@
-"""The command line: a mistake is one line that helps and leaves nothing behind; the happy paths end to end."""
+"""The command line: a mistake is one line that helps and leaves nothing behind; the happy paths end to
+end."""
 
 import dataclasses
 import importlib.util
@@ -22,8 +23,21 @@ from robo_rl.experiment.recipes import preset
 from robo_rl.options import ALGOS, OFF_POLICY, RL_OPTIONS, BcOptions, PolicyOptions
 from robo_rl.plugins import OWN
 
-CUT = (*TINY, "--demos", "20", "--bc.updates", "300", "--bc.batch", "128", "--policy.hidden", "64", "--eval-episodes", "24",
-       "--steps", "1500")  # reaches now and then
+CUT = (
+    *TINY,
+    "--demos",
+    "20",
+    "--bc.updates",
+    "300",
+    "--bc.batch",
+    "128",
+    "--policy.hidden",
+    "64",
+    "--eval-episodes",
+    "24",
+    "--steps",
+    "1500",
+)  # reaches now and then
 
 
 @pytest.fixture
@@ -38,68 +52,104 @@ def mistake(capsys, *argv: str) -> str:
         main(list(argv))
     said = capsys.readouterr()
     assert e.value.code == 2 and not said.out, (e.value.code, said)
-    assert said.err.startswith("robo_rl: ") and said.err.count("\n") == 1 and said.err.endswith("\n"), said.err
+    assert said.err.startswith("robo_rl: ") and said.err.count("\n") == 1 and said.err.endswith("\n"), (
+        said.err
+    )
     return said.err
 
 
 # ---- names: the valid ones, nearest first
 
 
-@pytest.mark.parametrize(("argv", "says"), [
-    ("trian", "unknown command 'trian'; did you mean 'train'? Allowed: train,"),
-    ("--sim mujoco", "unknown command '--sim'. Allowed: "),
-    ("train --sim mujco", "unknown sim 'mujco'; did you mean 'mujoco'? Allowed: mujoco,"),
-    ("collect --sim mujco", "unknown sim 'mujco'; did you mean 'mujoco'? Allowed: mujoco,"),
-    ("train --task pickcube", "unknown mujoco task 'pickcube'; did you mean 'pick_cube'? Allowed: pick_cube,"),
-    ("collect --task rech", "unknown mujoco task 'rech'; did you mean 'reach'? Allowed: reach,"),
-    ("train --sim gym:Pendulm-v1", "unknown gym id 'Pendulm-v1'. Nearest: Pendulum-v1,"),
-    ("train --sim gym:", "gym: needs an id after the colon, for example gym:Pendulum-v1"),
-    ("train --sim gym:CartPole-v1", "gym:CartPole-v1 has Discrete actions; only continuous"),
-    ("train --max-staleness -1", "--max-staleness must be "),
-    ("train --workers 9 --envs 8", "--workers 9 need at least 9 --envs, got 8"),
-    ("train --backend rai", "unknown backend 'rai'; did you mean 'ray'?"),
-    ("train --backend ray --workers 0", "--backend ray needs "),
-    ("train --algo pirl", "unknown algo 'pirl'; did you mean 'pi_rl'? Allowed: pi_rl,"),
-    ("train --algo=dpo", "unknown algo 'dpo'; did you mean 'dppo'? Allowed: dppo,"),
-    ("train --obs rbg", "unknown obs 'rbg'; did you mean 'rgb'? Allowed: rgb, state"),
-    ("collect --obs rbg", "unknown obs 'rbg'; did you mean 'rgb'? Allowed: rgb, state"),
-    ("train --preset quik", "unknown preset 'quik'; did you mean 'quick'? Allowed: quick, full, paper"),
-    ("train --preset paper --algo nft", "--preset paper is there for dppo, reinflow, rlpd, got --algo nft; use quick or full"),
-    ("train --control ee_delt", "unknown control 'ee_delt'; did you mean 'ee_delta'? Allowed: ee_delta, joint_delta"),
-    ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),
-    ("train --randomise mas", "unknown randomise 'mas'; did you mean 'mass'? Allowed: mass,"),
-    ("train --randomise latency", "randomise latency needs a number of control steps"),
-    ("train --policy.kind flw", "unknown policy.kind 'flw'; did you mean 'flow'? Allowed: flow,"),
-    ("train --rl.epoch 3", "Unrecognized options: --rl.epoch, 3; did you mean --rl.epochs? (robo_rl train --help lists"),
-    ("train --algo ppo --rl.beta 2", "Unrecognized options: --rl.beta, 2; did you mean --rl.istar-beta? (robo_rl train --help lists"),
-    ("train stray", "Unrecognized options: stray"),
-    ("train --envs", "Missing value for argument '--envs'"),
-    ("train --envs many", "--envs: invalid literal for int"),
-    ("eval", "Missing from robo_rl eval: STR Run folder"),
-    ("doctor --jsn", "Unrecognized options: --jsn; did you mean --json?"),
-    ("report", "Missing from robo_rl report"),
-    ("train --task Hopper-v5 --demos 5", "has no scripted expert; record demonstrations (robo_rl collect --operator RUN"),
-    ("collect --task Hopper-v5", "mujoco:Hopper-v5 has no scripted expert"),
-    ("train --task reach --demos 0 --rl.bc-coef 1", "--rl.bc-coef holds the policy near demonstrations: --demos N or"),
-    ("train --algo bc --demos 0", "--algo bc needs demonstrations: --demos N or --demos PATH"),
-    ("train --algo nft --policy.kind gaussian", "nft needs --policy.kind flow, got gaussian"),
-    ("train --algo ppo --policy.kind flow", "ppo needs --policy.kind gaussian, pi0_fast, openvla_oft, got flow"),
-    ("train --rl.advantage grpo --rl.group 7 --envs 16", "--envs must be a multiple of the group size 7"),
-    ("train --over-provision 2", "--over-provision above 1 needs a group advantage"),
-    ("train --rl.advantage grpo --workers 2 --max-staleness 1 --over-provision 3", "at most --max-staleness + 1 = 2"),
-    ("train --periodic 2", "--periodic takes one step per batch of fresh groups"),
-    ("train --learners 2 --algo nft", "--learners above 1 goes with pi_rl, ppo, dppo"),
-    ("train --learners 2 --rl.minibatch 63", "multiple of --learners 2"),
-    ("workers nowhere 3", "nowhere is no run folder"),
-    ("train --demos nowhere", "--demos must be a number or the folder of a data set, got 'nowhere'"),
-    ("train --demos -3", "--demos must be a number or the folder of a data set, got '-3'"),
-    ("train --demos .", "no data set at .: meta/info.json is missing. Record one: robo_rl collect --out ."),
-    ("train --resume nowhere", "--resume: nowhere has no run.json; give a run folder or auto"),
-    ("train --resume auto", "no run to resume below runs/; start one with: robo_rl train"),
-    ("eval nowhere", "nowhere does not exist; no runs nearby: make one with robo_rl train"),
-    ("report nowhere", "nowhere does not exist; no runs nearby"),
-    ("collect --repair nowhere", "no data set at nowhere"),
-], ids=lambda v: v.replace(" ", "_") if " " in v or v == "trian" else "")
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("trian", "unknown command 'trian'; did you mean 'train'? Allowed: train,"),
+        ("--sim mujoco", "unknown command '--sim'. Allowed: "),
+        ("train --sim mujco", "unknown sim 'mujco'; did you mean 'mujoco'? Allowed: mujoco,"),
+        ("collect --sim mujco", "unknown sim 'mujco'; did you mean 'mujoco'? Allowed: mujoco,"),
+        (
+            "train --task pickcube",
+            "unknown mujoco task 'pickcube'; did you mean 'pick_cube'? Allowed: pick_cube,",
+        ),
+        ("collect --task rech", "unknown mujoco task 'rech'; did you mean 'reach'? Allowed: reach,"),
+        ("train --sim gym:Pendulm-v1", "unknown gym id 'Pendulm-v1'. Nearest: Pendulum-v1,"),
+        ("train --sim gym:", "gym: needs an id after the colon, for example gym:Pendulum-v1"),
+        ("train --sim gym:CartPole-v1", "gym:CartPole-v1 has Discrete actions; only continuous"),
+        ("train --max-staleness -1", "--max-staleness must be "),
+        ("train --workers 9 --envs 8", "--workers 9 need at least 9 --envs, got 8"),
+        ("train --backend rai", "unknown backend 'rai'; did you mean 'ray'?"),
+        ("train --backend ray --workers 0", "--backend ray needs "),
+        ("train --algo pirl", "unknown algo 'pirl'; did you mean 'pi_rl'? Allowed: pi_rl,"),
+        ("train --algo=dpo", "unknown algo 'dpo'; did you mean 'dppo'? Allowed: dppo,"),
+        ("train --obs rbg", "unknown obs 'rbg'; did you mean 'rgb'? Allowed: rgb, state"),
+        ("collect --obs rbg", "unknown obs 'rbg'; did you mean 'rgb'? Allowed: rgb, state"),
+        ("train --preset quik", "unknown preset 'quik'; did you mean 'quick'? Allowed: quick, full, paper"),
+        (
+            "train --preset paper --algo nft",
+            "--preset paper is there for dppo, reinflow, rlpd, got --algo nft; use quick or full",
+        ),
+        (
+            "train --control ee_delt",
+            "unknown control 'ee_delt'; did you mean 'ee_delta'? Allowed: ee_delta, joint_delta",
+        ),
+        ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),
+        ("train --randomise mas", "unknown randomise 'mas'; did you mean 'mass'? Allowed: mass,"),
+        ("train --randomise latency", "randomise latency needs a number of control steps"),
+        ("train --policy.kind flw", "unknown policy.kind 'flw'; did you mean 'flow'? Allowed: flow,"),
+        (
+            "train --rl.epoch 3",
+            "Unrecognized options: --rl.epoch, 3; did you mean --rl.epochs? (robo_rl train --help lists",
+        ),
+        (
+            "train --algo ppo --rl.beta 2",
+            "Unrecognized options: --rl.beta, 2; did you mean --rl.istar-beta? (robo_rl train --help lists",
+        ),
+        ("train stray", "Unrecognized options: stray"),
+        ("train --envs", "Missing value for argument '--envs'"),
+        ("train --envs many", "--envs: invalid literal for int"),
+        ("eval", "Missing from robo_rl eval: STR Run folder"),
+        ("doctor --jsn", "Unrecognized options: --jsn; did you mean --json?"),
+        ("report", "Missing from robo_rl report"),
+        (
+            "train --task Hopper-v5 --demos 5",
+            "has no scripted expert; record demonstrations (robo_rl collect --operator RUN",
+        ),
+        ("collect --task Hopper-v5", "mujoco:Hopper-v5 has no scripted expert"),
+        (
+            "train --task reach --demos 0 --rl.bc-coef 1",
+            "--rl.bc-coef holds the policy near demonstrations: --demos N or",
+        ),
+        ("train --algo bc --demos 0", "--algo bc needs demonstrations: --demos N or --demos PATH"),
+        ("train --algo nft --policy.kind gaussian", "nft needs --policy.kind flow, got gaussian"),
+        (
+            "train --algo ppo --policy.kind flow",
+            "ppo needs --policy.kind gaussian, pi0_fast, openvla_oft, got flow",
+        ),
+        ("train --rl.advantage grpo --rl.group 7 --envs 16", "--envs must be a multiple of the group size 7"),
+        ("train --over-provision 2", "--over-provision above 1 needs a group advantage"),
+        (
+            "train --rl.advantage grpo --workers 2 --max-staleness 1 --over-provision 3",
+            "at most --max-staleness + 1 = 2",
+        ),
+        ("train --periodic 2", "--periodic takes one step per batch of fresh groups"),
+        ("train --learners 2 --algo nft", "--learners above 1 goes with pi_rl, ppo, dppo"),
+        ("train --learners 2 --rl.minibatch 63", "multiple of --learners 2"),
+        ("workers nowhere 3", "nowhere is no run folder"),
+        ("train --demos nowhere", "--demos must be a number or the folder of a data set, got 'nowhere'"),
+        ("train --demos -3", "--demos must be a number or the folder of a data set, got '-3'"),
+        (
+            "train --demos .",
+            "no data set at .: meta/info.json is missing. Record one: robo_rl collect --out .",
+        ),
+        ("train --resume nowhere", "--resume: nowhere has no run.json; give a run folder or auto"),
+        ("train --resume auto", "no run to resume below runs/; start one with: robo_rl train"),
+        ("eval nowhere", "nowhere does not exist; no runs nearby: make one with robo_rl train"),
+        ("report nowhere", "nowhere does not exist; no runs nearby"),
+        ("collect --repair nowhere", "no data set at nowhere"),
+    ],
+    ids=lambda v: v.replace(" ", "_") if " " in v or v == "trian" else "",
+)
 def test_a_mistake_is_one_line_with_what_is_allowed_and_leaves_no_file(argv, says, here, capsys):
     assert says in mistake(capsys, *argv.split())
     assert not list(here.iterdir())
@@ -108,44 +158,61 @@ def test_a_mistake_is_one_line_with_what_is_allowed_and_leaves_no_file(argv, say
 def test_the_lists_of_valid_names_are_complete(here, capsys):
     from sims import PREFIXES, SIMS
     from sims.mujoco import TASKS
-    for argv, names in ((["x"], COMMANDS), (["train", "--sim", "x"], (*SIMS, *PREFIXES, OWN)), (["train", "--task", "x"], (*TASKS, OWN)),
-                        (["train", "--algo", "x"], (*ALGOS, OWN)), (["train", "--preset", "x"], ("quick", "full", "paper"))):
+
+    for argv, names in (
+        (["x"], COMMANDS),
+        (["train", "--sim", "x"], (*SIMS, *PREFIXES, OWN)),
+        (["train", "--task", "x"], (*TASKS, OWN)),
+        (["train", "--algo", "x"], (*ALGOS, OWN)),
+        (["train", "--preset", "x"], ("quick", "full", "paper")),
+    ):
         said = mistake(capsys, *argv)
         assert sorted(said.split("Allowed: ")[1].strip().split(", ")) == sorted(names)
 
 
-@pytest.mark.parametrize(("argv", "says"), [
-    ("train --envs 0", "--envs must be in [1, 1e+06], got 0"),
-    ("train --envs -5", "--envs must be in [1, 1e+06], got -5"),
-    ("train --steps -1", "--steps must be in [0, 1e+12], got -1"),
-    ("train --seed -1", "--seed must be in [0, "),
-    ("train --target nan", "--target must be in [0, 1], got nan"),
-    ("train --target 1.5", "--target must be in [0, 1], got 1.5"),
-    ("train --image-size 5", "--image-size must be in [16, 1024], got 5"),
-    ("train --threads 5000", "--threads must be in [0, 4096], got 5000"),
-    ("train --rl.lr 7", "rl.lr must be in (0, 1], got 7.0"),
-    ("train --rl.lr nan", "rl.lr must be in (0, 1], got nan"),
-    ("train --rl.gamma inf", "rl.gamma must be in (0, 1], got inf"),
-    ("train --rl.decisions 0", "rl.decisions must be in [1, 1e+06], got 0"),
-    ("train --algo nft --rl.old-decay 1", "rl.old_decay must be in [0, 1), got 1.0"),
-    ("train --policy.execute 99", "policy.execute (E <= H) must be in [1, 8], got 99"),
-    ("train --policy.noise-min 0.5", "policy.noise_min (<= noise_max) must be in (0, 0.3], got 0.5"),
-    ("train --algo dppo --policy.denoise-steps 7", "policy.denoise_steps must divide train_steps=20, got 7"),
-    ("train --bc.batch 0", "bc.batch must be in [1, 1e+06], got 0"),
-    ("eval run --episodes 0", "--episodes must be in [1, 1e+06], got 0"),
-    ("eval run --seed 9999", "--seed must be in [0, 2000], got 9999"),
-    ("collect --episodes 0", "--episodes must be in [1, 1e+07], got 0"),
-    ("collect --noise nan", "--noise must be in [0, 1], got nan"),
-], ids=lambda v: v.replace(" ", "_") if v.split()[0] in COMMANDS else "")
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("train --envs 0", "--envs must be in [1, 1e+06], got 0"),
+        ("train --envs -5", "--envs must be in [1, 1e+06], got -5"),
+        ("train --steps -1", "--steps must be in [0, 1e+12], got -1"),
+        ("train --seed -1", "--seed must be in [0, "),
+        ("train --target nan", "--target must be in [0, 1], got nan"),
+        ("train --target 1.5", "--target must be in [0, 1], got 1.5"),
+        ("train --image-size 5", "--image-size must be in [16, 1024], got 5"),
+        ("train --threads 5000", "--threads must be in [0, 4096], got 5000"),
+        ("train --rl.lr 7", "rl.lr must be in (0, 1], got 7.0"),
+        ("train --rl.lr nan", "rl.lr must be in (0, 1], got nan"),
+        ("train --rl.gamma inf", "rl.gamma must be in (0, 1], got inf"),
+        ("train --rl.decisions 0", "rl.decisions must be in [1, 1e+06], got 0"),
+        ("train --algo nft --rl.old-decay 1", "rl.old_decay must be in [0, 1), got 1.0"),
+        ("train --policy.execute 99", "policy.execute (E <= H) must be in [1, 8], got 99"),
+        ("train --policy.noise-min 0.5", "policy.noise_min (<= noise_max) must be in (0, 0.3], got 0.5"),
+        (
+            "train --algo dppo --policy.denoise-steps 7",
+            "policy.denoise_steps must divide train_steps=20, got 7",
+        ),
+        ("train --bc.batch 0", "bc.batch must be in [1, 1e+06], got 0"),
+        ("eval run --episodes 0", "--episodes must be in [1, 1e+06], got 0"),
+        ("eval run --seed 9999", "--seed must be in [0, 2000], got 9999"),
+        ("collect --episodes 0", "--episodes must be in [1, 1e+07], got 0"),
+        ("collect --noise nan", "--noise must be in [0, 1], got nan"),
+    ],
+    ids=lambda v: v.replace(" ", "_") if v.split()[0] in COMMANDS else "",
+)
 def test_a_number_out_of_range_is_one_line_with_the_range(argv, says, here, capsys):
     assert says in mistake(capsys, *argv.split())
     assert not list(here.iterdir())
 
 
-@pytest.mark.parametrize("cls", [PolicyOptions, BcOptions, *RL_OPTIONS.values(), TrainConfig, Eval, CollectOptions],
-                         ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "cls",
+    [PolicyOptions, BcOptions, *RL_OPTIONS.values(), TrainConfig, Eval, CollectOptions],
+    ids=lambda c: c.__name__,
+)
 def test_every_number_among_the_options_has_a_range(cls):
-    """No field takes NaN, infinity, -1 (-2 where -1 is the default) or a number without end; the message names the field."""
+    """No field takes NaN, infinity, -1 (-2 where -1 is the default) or a number without end; the message
+    names the field."""
     default = cls(run="x") if cls is Eval else cls()
     for field in dataclasses.fields(cls):
         now = getattr(default, field.name)
@@ -164,8 +231,14 @@ def test_every_preset_can_be_trained_by_its_method(algo):
     import importlib
 
     from robo_rl.policies import ObsSpec, make_policy
-    for sim, task in (("mujoco", ""), ("mujoco", "Hopper-v5"), ("maniskill", ""), ("gym:Pendulum-v1", ""),
-                      ("envpool:MetaWorld/Reach-v3", "")):
+
+    for sim, task in (
+        ("mujoco", ""),
+        ("mujoco", "Hopper-v5"),
+        ("maniskill", ""),
+        ("gym:Pendulum-v1", ""),
+        ("envpool:MetaWorld/Reach-v3", ""),
+    ):
         for obs in ("state", "rgb"):
             for name in ("quick", "full"):
                 t = preset(sim, task, algo, obs, name)
@@ -175,12 +248,19 @@ def test_every_preset_can_be_trained_by_its_method(algo):
                     importlib.import_module(f"robo_rl.algos.{algo}").make(policy, t.rl, 0)
 
 
-@pytest.mark.parametrize("algo", [a for a in ALGOS if a in OFF_POLICY and a != "rlpd"])  # the paper's method has no clamp
+# the paper's method has no clamp
+@pytest.mark.parametrize("algo", [a for a in ALGOS if a in OFF_POLICY and a != "rlpd"])
 def test_targets_are_clamped_only_where_returns_lie_in_a_known_range(algo):
     def most(*argv):
         return parse(["--algo", algo, *argv]).rl.max_target
+
     assert most() == most("--sim", "maniskill") == most("--reward", "sparse") == most("--preset=quick") == 1
-    assert most("--reward", "dense") == most("--reward=dense") == most("--sim", "maniskill", "--reward", "dense") == 0
+    assert (
+        most("--reward", "dense")
+        == most("--reward=dense")
+        == most("--sim", "maniskill", "--reward", "dense")
+        == 0
+    )
     assert most("--task", "HalfCheetah-v5") == most("--sim", "gym:Pendulum-v1") == 0
     assert most("--sim", "maniskill", "--task", "MS-HopperStand-v1") == 0  # knows its dense reward alone
     assert most("--reward", "dense", "--rl.max-target", "5") == 5
@@ -189,23 +269,45 @@ def test_targets_are_clamped_only_where_returns_lie_in_a_known_range(algo):
 def test_the_papers_numbers_have_their_own_preset_and_ours_another():
     t, ours = (preset("mujoco", "pick_cube", "reinflow", "state", name) for name in ("paper", "full"))
     assert (t.rl.entropy_coef, t.rl.clip_low, t.rl.clip_high) == (0.03, 0.01, 0.01)
-    assert (t.policy.noise_min, t.policy.noise_max, t.policy.noise, t.policy.noise_steps) == (0.10, 0.24, "learned", "all")
-    assert (t.rl.lr, t.rl.critic_lr, t.rl.epochs, t.rl.target_kl, t.rl.noise_hold, t.rl.noise_end) == (4.5e-5, 6.5e-4, 5, 1, 0.35, 0.7)
+    assert (t.policy.noise_min, t.policy.noise_max, t.policy.noise, t.policy.noise_steps) == (
+        0.10,
+        0.24,
+        "learned",
+        "all",
+    )
+    assert (t.rl.lr, t.rl.critic_lr, t.rl.epochs, t.rl.target_kl, t.rl.noise_hold, t.rl.noise_end) == (
+        4.5e-5,
+        6.5e-4,
+        5,
+        1,
+        0.35,
+        0.7,
+    )
     assert (t.envs, t.rl.decisions, t.rl.minibatch, t.rl.gamma, t.rl.lam) == (40, 500, 50_000, 0.99, 0.95)
     assert ours.rl != t.rl and ours.policy.logp_reduction == "sum"
     d = preset("mujoco", "pick_cube", "dppo", "state", "paper")
-    assert (d.policy.denoise_steps, d.policy.finetune_steps, d.policy.execute, d.rl.clip_base, d.rl.clip_coef) == (20, 10, 4, 0.001, 0.01)
+    assert (
+        d.policy.denoise_steps,
+        d.policy.finetune_steps,
+        d.policy.execute,
+        d.rl.clip_base,
+        d.rl.clip_coef,
+    ) == (20, 10, 4, 0.001, 0.01)
     ours = preset("mujoco", "pick_cube", "dppo", "state", "full")
     assert (d.policy.std_scale, d.policy.std_floor, ours.policy.std_scale) == (1.0, 0.1, 0.0)
     for paper in (t, d):
         import importlib
 
         from robo_rl.policies import ObsSpec, make_policy
-        importlib.import_module(f"robo_rl.algos.{paper.algo}").make(make_policy(paper.policy, ObsSpec(state=4, action=3), 0), paper.rl, 0)
+
+        importlib.import_module(f"robo_rl.algos.{paper.algo}").make(
+            make_policy(paper.policy, ObsSpec(state=4, action=3), 0), paper.rl, 0
+        )
 
 
 def best_eval(run: Path) -> dict:
-    """The report of the first of a run's checkpoints with the most success, then return, on the starts that choose."""
+    """The report of the first of a run's checkpoints with the most success, then return, on the starts that
+    choose."""
     evals = sorted((json.loads(p.read_text()) for p in (run / "evals").iterdir()), key=lambda e: e["step"])
     chosen = [e for e in evals if e["list"] == 0]
     assert len(chosen) >= 3
@@ -216,16 +318,28 @@ def best_eval(run: Path) -> dict:
 # ---- what is not installed, cannot draw, cannot be written
 
 
-@pytest.mark.parametrize(("argv", "absent", "says"), [
-    ("train --sim maniskill", "mani_skill", "the maniskill sim needs ManiSkill 3: pip install 'robo_rl[maniskill]'"),
-    ("collect --sim maniskill", "mani_skill", "pip install 'robo_rl[maniskill]'"),
-    ("train --sim envpool:MetaWorld/Reach-v3", "envpool", "pip install 'robo_rl[envpool]'"),
-    ("train --backend ray --workers 1", "ray", "--backend ray needs Ray: pip install 'robo_rl[ray]'"),
-    ("train --wandb project", "wandb", "--wandb needs wandb: pip install 'robo_rl[wandb]'"),
-    ("train --sim isaaclab --task Isaac-Cartpole-Direct-v0", "isaaclab", "pip install 'isaaclab"),
-    ("train --sim isaacgym --task Cartpole", "isaacgym", "use isaaclab or mujoco instead"),
-    ("train --sim gym:nowhere:Env-v0", "nowhere", "--sim gym:nowhere:Env-v0: there is no module 'nowhere'"),
-], ids=lambda v: v.split()[2] if v.startswith(("train", "collect")) else "")
+@pytest.mark.parametrize(
+    ("argv", "absent", "says"),
+    [
+        (
+            "train --sim maniskill",
+            "mani_skill",
+            "the maniskill sim needs ManiSkill 3: pip install 'robo_rl[maniskill]'",
+        ),
+        ("collect --sim maniskill", "mani_skill", "pip install 'robo_rl[maniskill]'"),
+        ("train --sim envpool:MetaWorld/Reach-v3", "envpool", "pip install 'robo_rl[envpool]'"),
+        ("train --backend ray --workers 1", "ray", "--backend ray needs Ray: pip install 'robo_rl[ray]'"),
+        ("train --wandb project", "wandb", "--wandb needs wandb: pip install 'robo_rl[wandb]'"),
+        ("train --sim isaaclab --task Isaac-Cartpole-Direct-v0", "isaaclab", "pip install 'isaaclab"),
+        ("train --sim isaacgym --task Cartpole", "isaacgym", "use isaaclab or mujoco instead"),
+        (
+            "train --sim gym:nowhere:Env-v0",
+            "nowhere",
+            "--sim gym:nowhere:Env-v0: there is no module 'nowhere'",
+        ),
+    ],
+    ids=lambda v: v.split()[2] if v.startswith(("train", "collect")) else "",
+)
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(argv, absent, says, tmp_path):
     assert says in robo_rl(tmp_path, *argv.split(), absent=[absent]).mistake
     assert not list(tmp_path.iterdir())
@@ -253,12 +367,35 @@ def test_training_on_state_needs_no_opengl_not_even_for_its_video(tmp_path):
     result = robo_rl(tmp_path, "train", *TINY, "--video", "--steps", 0, "--out", "run", env=NO_GL)
     assert result.code == 0 and "no video: rgb needs an off-screen OpenGL" in result.err, result
     result = robo_rl(tmp_path, "eval", "run", "--episodes", 2, "--video", "x.mp4", env=NO_GL)
-    assert result.code == 2 and "robo_rl: rgb needs" in result.err and list((tmp_path / "run").glob("eval-*.json"))
+    assert (
+        result.code == 2
+        and "robo_rl: rgb needs" in result.err
+        and list((tmp_path / "run").glob("eval-*.json"))
+    )
 
 
 def test_a_gym_env_that_cannot_draw_trains_without_a_video_and_its_best_is_by_return(tmp_path):
-    result = robo_rl(tmp_path, "train", "--sim", "gym:Pendulum-v1", "--algo", "ppo", "--envs", 4, "--steps", 600, "--out",
-                     "run", "--rl.decisions", 32, "--eval-every", 128, "--eval-episodes", 2, absent=["pygame"])
+    result = robo_rl(
+        tmp_path,
+        "train",
+        "--sim",
+        "gym:Pendulum-v1",
+        "--algo",
+        "ppo",
+        "--envs",
+        4,
+        "--steps",
+        600,
+        "--out",
+        "run",
+        "--rl.decisions",
+        32,
+        "--eval-every",
+        128,
+        "--eval-episodes",
+        2,
+        absent=["pygame"],
+    )
     assert result.code == 0 and "no video: gym:Pendulum-v1 cannot draw" in result.err, result
     best = best_eval(tmp_path / "run")
     document = json.loads(robo_rl(tmp_path, "eval", "run", "--episodes", 2, "--json").out)
@@ -268,15 +405,36 @@ def test_a_gym_env_that_cannot_draw_trains_without_a_video_and_its_best_is_by_re
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs robo_rl[envpool]")
 def test_envpool_trains_and_is_evaluated(tmp_path):
-    result = robo_rl(tmp_path, "train", "--sim", "envpool:MetaWorld/Reach-v3", "--algo", "ppo", "--envs", 2, "--steps", 20,
-                     "--rl.decisions", 10, "--max-steps", 10, "--eval-episodes", 2, "--out", "run")
+    result = robo_rl(
+        tmp_path,
+        "train",
+        "--sim",
+        "envpool:MetaWorld/Reach-v3",
+        "--algo",
+        "ppo",
+        "--envs",
+        2,
+        "--steps",
+        20,
+        "--rl.decisions",
+        10,
+        "--max-steps",
+        10,
+        "--eval-episodes",
+        2,
+        "--out",
+        "run",
+    )
     assert result.code == 0 and "no video" in result.err, result
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     assert "file" in robo_rl(tmp_path, "train", *TINY, "--out", "file").mistake
-    assert "file is a file; a data set is a folder" in robo_rl(tmp_path, "collect", "--task", "reach", "--out", "file").mistake
+    assert (
+        "file is a file; a data set is a folder"
+        in robo_rl(tmp_path, "collect", "--task", "reach", "--out", "file").mistake
+    )
 
 
 # ---- data sets
@@ -288,7 +446,9 @@ def demos(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("demos")
     first = robo_rl(folder, "collect", "--task", "reach", "--episodes", 3, "--out", "d", "--threads", 1)
     assert first.code == 0 and "3 episodes added (expert succeeded in 3 of 3), 3 in all" in first.out, first
-    again = robo_rl(folder, "collect", "--task", "reach", "--episodes", 2, "--out", "d", "--seed", 1, "--threads", 1)
+    again = robo_rl(
+        folder, "collect", "--task", "reach", "--episodes", 2, "--out", "d", "--seed", 1, "--threads", 1
+    )
     assert again.code == 0 and "2 episodes added (expert succeeded in 2 of 2), 5 in all" in again.out, again
     assert (folder / "d").stat().st_mode & 0o777 == 0o700
     return folder / "d"
@@ -296,14 +456,17 @@ def demos(tmp_path_factory) -> Path:
 
 def test_collect_extends_and_never_repeats_a_start(demos):
     from robo_rl.data.reader import load
+
     d = load(demos)
     assert len(d) == 5 and len(set(d.start)) == 5 and d.success.all()
 
 
 def test_collect_extends_only_what_fits(demos, here, capsys):
     shutil.copytree(demos, "d")
-    for argv, says in (("--task reach --control joint_delta", "actions have 8 numbers here, 7 there"),
-                       ("--task pick_cube", "was made otherwise")):
+    for argv, says in (
+        ("--task reach --control joint_delta", "actions have 8 numbers here, 7 there"),
+        ("--task pick_cube", "was made otherwise"),
+    ):
         with pytest.raises(SystemExit) as e:
             main(["collect", *argv.split(), "--episodes", "1", "--out", "d", "--envs", "1"])
         said = capsys.readouterr().err
@@ -311,14 +474,22 @@ def test_collect_extends_only_what_fits(demos, here, capsys):
         assert says in said or "does not fit the data set" in said
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    (["--control", "joint_delta"], "33 state and 7 action numbers, the env has 33 and 8; record it with the same"),
-    (["--task", "pick_cube"], "33 state and 7 action numbers, the env has 36 and 7"),
-    (["--obs", "rgb"], "lacks the camera front, wrist (it has none); record it with --obs rgb"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--control", "joint_delta"],
+            "33 state and 7 action numbers, the env has 33 and 8; record it with the same",
+        ),
+        (["--task", "pick_cube"], "33 state and 7 action numbers, the env has 36 and 7"),
+        (["--obs", "rgb"], "lacks the camera front, wrist (it has none); record it with --obs rgb"),
+    ],
+    ids=str,
+)
 def test_demonstrations_of_another_env_are_refused(options, says, demos, here, capsys):
     if "rgb" in options:
         from sims.mujoco.render import gl_backend
+
         if gl_backend() is None:
             pytest.skip("needs an off-screen OpenGL")
     assert says in mistake(capsys, "train", *TINY, "--demos", str(demos), *options)
@@ -345,18 +516,40 @@ def test_repair_of_a_sound_data_set_keeps_it(demos, here, capsys):
 @pytest.mark.gl
 def test_a_truncated_video_of_demonstrations_is_named_and_so_is_another_image_size(here, capsys):
     from sims.mujoco.render import gl_backend
+
     if gl_backend() is None:
         pytest.skip("needs an off-screen OpenGL")
     with pytest.raises(SystemExit) as e:
-        main(["collect", "--task", "reach", "--obs", "rgb", "--image-size", "32", "--episodes", "2", "--envs", "2", "--threads",
-              "1", "--out", "d"])
+        main(
+            [
+                "collect",
+                "--task",
+                "reach",
+                "--obs",
+                "rgb",
+                "--image-size",
+                "32",
+                "--episodes",
+                "2",
+                "--envs",
+                "2",
+                "--threads",
+                "1",
+                "--out",
+                "d",
+            ]
+        )
     assert e.value.code == 0, capsys.readouterr()
     capsys.readouterr()
-    said = mistake(capsys, "train", *TINY, "--obs", "rgb", "--demos", "d", "--envs", "2", "--image-size", "64")
+    said = mistake(
+        capsys, "train", *TINY, "--obs", "rgb", "--demos", "d", "--envs", "2", "--image-size", "64"
+    )
     assert "camera front is 32 x 32, the env's is 64 x 64; set --image-size" in said
     video = min(Path("d/videos").rglob("*.mp4"))
     os.truncate(video, video.stat().st_size // 2)
-    said = mistake(capsys, "train", *TINY, "--obs", "rgb", "--image-size", "32", "--demos", "d", "--envs", "2")
+    said = mistake(
+        capsys, "train", *TINY, "--obs", "rgb", "--image-size", "32", "--demos", "d", "--envs", "2"
+    )
     assert str(video) in said and "the file is cut short" in said and not Path("runs").exists()
 
 
@@ -368,20 +561,38 @@ def runs(tmp_path_factory) -> Path:
     """A folder with the finished run `runs/a`."""
     folder = tmp_path_factory.mktemp("cli")
     result = robo_rl(folder, "train", *CUT, "--out", "runs/a")
-    assert result.code == 0 and result.err.splitlines()[-1].endswith("Look at it: robo_rl report runs/a"), result
+    assert result.code == 0 and result.err.splitlines()[-1].endswith("Look at it: robo_rl report runs/a"), (
+        result
+    )
     return folder
 
 
 def content(folder: Path) -> dict:
-    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"}
+    return {
+        p.relative_to(folder): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != ".lock"
+    }
 
 
 def test_a_run_leaves_what_it_promises(runs):
     run = runs / "runs" / "a"
     assert run.stat().st_mode & 0o777 == 0o700  # nobody else's business
     info = json.loads((run / "run.json").read_text())
-    assert info["seed"] == 0 and info["config"]["task"] == "reach" and info["versions"]["torch"] and "git" in info
-    assert {p.name for p in run.iterdir()} >= {"run.json", "metrics.jsonl", "checkpoints", "evals", "demos", "tensorboard"}
+    assert (
+        info["seed"] == 0
+        and info["config"]["task"] == "reach"
+        and info["versions"]["torch"]
+        and "git" in info
+    )
+    assert {p.name for p in run.iterdir()} >= {
+        "run.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "evals",
+        "demos",
+        "tensorboard",
+    }
     assert {"sft.json", "final.json"} <= {p.name for p in (run / "evals").iterdir()}
     assert len(list((run / "tensorboard").glob("events.*"))) == 1
 
@@ -393,7 +604,10 @@ def test_a_finished_run_says_so_and_stays_as_it_is(runs):
         assert result.code == 0 and "this run is finished; nothing to resume" in result.err
     assert content(runs / "runs" / "a") == before
     said = robo_rl(runs, "train", *TINY, "--out", "runs/a").mistake
-    assert "runs/a already holds a run; go on with it: robo_rl train --resume runs/a, or choose another --out" in said
+    assert (
+        "runs/a already holds a run; go on with it: robo_rl train --resume runs/a, or choose another --out"
+        in said
+    )
     assert content(runs / "runs" / "a") == before
 
 
@@ -413,6 +627,7 @@ def test_an_evaluation_twice_gives_the_same_bytes_and_pure_json(runs):
         result = robo_rl(runs, "eval", "runs/a", "--episodes", 12, "--seed", 3, "--json")
         document = json.loads(result.out)
         return (runs / document["file"]).read_bytes(), document
+
     (first, document), (second, _) = once(), once()
     assert first == second
     assert document["n"] == 12 and document["low"] <= document["success_rate"] <= document["high"]
@@ -436,7 +651,8 @@ def test_a_checkpoint_that_is_not_there_lists_those_that_are(runs):
     said = robo_rl(runs, "eval", "runs/a", "--checkpoint", "step_1").mistake
     assert "has no checkpoint 'step_1'. Allowed: best, last, sft, step_000000000000" in said
     assert "Runs nearby, newest first: runs/a" in robo_rl(runs, "eval", "runs/b").mistake
-    assert "nowhere does not exist" in robo_rl(runs, "eval", "runs/a", "--against", "nowhere").mistake  # before any work
+    # before any work
+    assert "nowhere does not exist" in robo_rl(runs, "eval", "runs/a", "--against", "nowhere").mistake
 
 
 def test_a_run_without_a_checkpoint_says_so(runs, tmp_path):
@@ -444,12 +660,19 @@ def test_a_run_without_a_checkpoint_says_so(runs, tmp_path):
     assert "a has no checkpoint yet" in robo_rl(tmp_path, "eval", "a").mistake
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"control": "joint_delta"}, "the policy's action size is 7, the env's 8. Use the sim, task, control and obs"),
-    ({"task": "pick_cube"}, "the policy's state size is 33, the env's 36"),
-    ({"obs": "rgb"}, "the policy's camera views are none, the env's front, wrist"),
-    ({"sim": "gym:Pendulum-v1", "task": ""}, "the policy's state size is 33, the env's 3"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"control": "joint_delta"},
+            "the policy's action size is 7, the env's 8. Use the sim, task, control and obs",
+        ),
+        ({"task": "pick_cube"}, "the policy's state size is 33, the env's 36"),
+        ({"obs": "rgb"}, "the policy's camera views are none, the env's front, wrist"),
+        ({"sim": "gym:Pendulum-v1", "task": ""}, "the policy's state size is 33, the env's 3"),
+    ],
+    ids=str,
+)
 def test_a_checkpoint_of_another_env_is_refused_with_what_differs(change, says, runs, tmp_path):
     shutil.copytree(runs / "runs" / "a", tmp_path / "a")
     info = json.loads((tmp_path / "a" / "run.json").read_text())
@@ -457,7 +680,9 @@ def test_a_checkpoint_of_another_env_is_refused_with_what_differs(change, says, 
     (tmp_path / "a" / "run.json").write_text(json.dumps(info))
     for argv in (("eval", "a", "--episodes", 2), ("train", "--resume", "a")):
         result = robo_rl(tmp_path, *argv)
-        assert result.code == 2 and "Traceback" not in result.err and says in result.err.splitlines()[-1], result
+        assert result.code == 2 and "Traceback" not in result.err and says in result.err.splitlines()[-1], (
+            result
+        )
     if "sim" in change:
         said = robo_rl(tmp_path, "eval", runs / "runs" / "a", "--episodes", 2, "--against", "a")
         assert said.code == 2 and "Traceback" not in said.err
@@ -479,48 +704,120 @@ def test_demonstrations_from_a_folder_train_too(demos, tmp_path):
 
 def test_a_run_begins_with_another_runs_policy_whatever_teaches_it_on(runs, demos, tmp_path):
     from robo_rl import checkpoint
-    parent, few = runs / "runs" / "a", ("--task", "reach", "--envs", 8, "--threads", 1, "--eval-episodes", 24, "--no-video")
+
+    parent, few = (
+        runs / "runs" / "a",
+        ("--task", "reach", "--envs", 8, "--threads", 1, "--eval-episodes", 24, "--no-video"),
+    )
     assert robo_rl(tmp_path, "train", *few, "--init", parent, "--steps", 0, "--out", "same").code == 0
     best = checkpoint.best(parent)
-    old, new = (checkpoint.load_policy(p)[0].state_dict() for p in (best, tmp_path / "same" / "checkpoints" / checkpoint.name(0)))
+    old, new = (
+        checkpoint.load_policy(p)[0].state_dict()
+        for p in (best, tmp_path / "same" / "checkpoints" / checkpoint.name(0))
+    )
     own = "noise.high"  # how much it explored belongs to the run before
     assert old.keys() == new.keys() and all(torch.equal(old[k], new[k]) for k in old if k != own)
     assert not (tmp_path / "same" / "demos").exists()
     there = json.loads(robo_rl(tmp_path, "eval", best, "--episodes", 24, "--json").out)["file"]
-    assert json.loads((tmp_path / "same" / "evals" / "sft.json").read_text())["success"] == json.loads(
-        (tmp_path / there).read_text())["success"]
+    assert (
+        json.loads((tmp_path / "same" / "evals" / "sft.json").read_text())["success"]
+        == json.loads((tmp_path / there).read_text())["success"]
+    )
     # learnt sizes, the method's own exploration: a learned std is a new part of the network
-    assert robo_rl(tmp_path, "train", *few, "--algo", "reinflow", "--init", parent, "--steps", 0, "--out", "noisy").code == 0
-    assert robo_rl(tmp_path, "train", *few, "--algo", "bc", "--init", best, "--demos", demos, "--bc.updates", 3, "--out", "more").code == 0
+    assert (
+        robo_rl(
+            tmp_path, "train", *few, "--algo", "reinflow", "--init", parent, "--steps", 0, "--out", "noisy"
+        ).code
+        == 0
+    )
+    assert (
+        robo_rl(
+            tmp_path,
+            "train",
+            *few,
+            "--algo",
+            "bc",
+            "--init",
+            best,
+            "--demos",
+            demos,
+            "--bc.updates",
+            3,
+            "--out",
+            "more",
+        ).code
+        == 0
+    )
     taught = checkpoint.load_policy(tmp_path / "more" / "checkpoints" / checkpoint.name(0))[0].state_dict()
     assert not torch.equal(old["head.out.weight"], taught["head.out.weight"])
     assert torch.equal(old["obs_norm.mean"], taught["obs_norm.mean"])  # weights were learnt in these units
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    (("--init", "nowhere"), "nowhere does not exist"),
-    (("--policy.hidden", 24), "its weights do not fit these --policy options (size mismatch"),
-    (("--bc.updates", 5), "--bc.updates needs demonstrations to teach from"),
-    (("--task", "pick_cube"), "the policy's state size is 33, the env's 36"),
-    (("--algo", "expo"), "expo needs --policy.kind guided, got flow"),
-    (("--algo", "ppo"), "ppo needs --policy.kind gaussian, pi0_fast, openvla_oft, got flow"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--init", "nowhere"), "nowhere does not exist"),
+        (("--policy.hidden", 24), "its weights do not fit these --policy options (size mismatch"),
+        (("--bc.updates", 5), "--bc.updates needs demonstrations to teach from"),
+        (("--task", "pick_cube"), "the policy's state size is 33, the env's 36"),
+        (("--algo", "expo"), "expo needs --policy.kind guided, got flow"),
+        (("--algo", "ppo"), "ppo needs --policy.kind gaussian, pi0_fast, openvla_oft, got flow"),
+    ],
+    ids=str,
+)
 def test_a_policy_that_does_not_fit_is_refused(options, says, runs, here, capsys):
-    said = mistake(capsys, *map(str, ("train", "--task", "reach", "--envs", 8, "--threads", 1, "--init", runs / "runs" / "a",
-                                      *options)))
+    said = mistake(
+        capsys,
+        *map(
+            str,
+            (
+                "train",
+                "--task",
+                "reach",
+                "--envs",
+                8,
+                "--threads",
+                1,
+                "--init",
+                runs / "runs" / "a",
+                *options,
+            ),
+        ),
+    )
     assert says in said and not Path("runs").exists()
 
 
 def test_a_run_without_a_name_is_named_after_what_it_does(tmp_path):
-    result = robo_rl(tmp_path, "train", "--task", "Hopper-v5", "--algo", "ppo", "--steps", 0, "--envs", 2, "--threads", 1,
-                     "--seed", 7)
-    assert result.code == 0 and next((tmp_path / "runs").iterdir()).name.startswith("mujoco-Hopper-v5-ppo-s7-"), result
+    result = robo_rl(
+        tmp_path,
+        "train",
+        "--task",
+        "Hopper-v5",
+        "--algo",
+        "ppo",
+        "--steps",
+        0,
+        "--envs",
+        2,
+        "--threads",
+        1,
+        "--seed",
+        7,
+    )
+    assert result.code == 0 and next((tmp_path / "runs").iterdir()).name.startswith(
+        "mujoco-Hopper-v5-ppo-s7-"
+    ), result
 
 
 def test_version_and_help_go_to_standard_output(capsys):
     from robo_rl import __version__
-    for argv, says in ((["--version"], __version__), ([], "usage: robo_rl COMMAND"), (["--help"], "train"),
-                       (["train", "--help"], "--rl.lr")):
+
+    for argv, says in (
+        (["--version"], __version__),
+        ([], "usage: robo_rl COMMAND"),
+        (["--help"], "train"),
+        (["train", "--help"], "--rl.lr"),
+    ):
         with pytest.raises(SystemExit) as e:
             main(argv)
         said = capsys.readouterr()
@@ -535,11 +832,17 @@ def every_options_class() -> list[type]:
 
     from robo_rl.cli import results, vla
     from robo_rl.cli.wm import KINDS, SUBCOMMANDS
-    own = [getattr(importlib.import_module(f"robo_rl.cli.{c.replace('-', '_')}"), name) for c, (name, _) in COMMANDS.items()]
+
+    own = [
+        getattr(importlib.import_module(f"robo_rl.cli.{c.replace('-', '_')}"), name)
+        for c, (name, _) in COMMANDS.items()
+    ]
     grouped = (k for subs in (SUBCOMMANDS, results.SUBCOMMANDS, vla.SUBCOMMANDS) for k, _ in subs.values())
     found = list(dict.fromkeys([*own, *grouped, *KINDS.values(), *RL_OPTIONS.values()]))
     for cls in found:  # it grows: options within options
-        found += [k for f in dataclasses.fields(cls) if dataclasses.is_dataclass(k := nested(f)) and k not in found]
+        found += [
+            k for f in dataclasses.fields(cls) if dataclasses.is_dataclass(k := nested(f)) and k not in found
+        ]
     return found
 
 
@@ -551,13 +854,34 @@ def nested(field: dataclasses.Field) -> type | None:
 @pytest.mark.parametrize("cls", every_options_class(), ids=lambda c: c.__name__)
 def test_every_option_says_what_it_means(cls):
     from robo_rl.cli.help import docs
+
     texts = docs(cls)
-    silent = [f.name for f in dataclasses.fields(cls) if not texts.get(f.name) and not dataclasses.is_dataclass(nested(f))]
+    silent = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if not texts.get(f.name) and not dataclasses.is_dataclass(nested(f))
+    ]
     assert not silent, f"{cls.__name__}: no text below {', '.join(silent)}"
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "collect", "correct", "deploy", "console", "serve", "sim-arm", "wm train",
-                                     "wm train --kind video", "wm eval", "wm judge", "wm tune"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train",
+        "eval",
+        "collect",
+        "correct",
+        "deploy",
+        "console",
+        "serve",
+        "sim-arm",
+        "wm train",
+        "wm train --kind video",
+        "wm eval",
+        "wm judge",
+        "wm tune",
+    ],
+)
 def test_a_command_of_many_options_groups_all_of_them(command, capsys):
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
@@ -566,7 +890,9 @@ def test_a_command_of_many_options_groups_all_of_them(command, capsys):
     assert len([line for line in lines if line and line[0].isupper()]) >= 3
 
 
-@pytest.mark.parametrize("cls", [c for c in every_options_class() if hasattr(c, "GROUPS")], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "cls", [c for c in every_options_class() if hasattr(c, "GROUPS")], ids=lambda c: c.__name__
+)
 def test_an_option_stands_in_one_group(cls):
     named = [name for names in cls.GROUPS.values() for name in names]
     assert len(named) == len({*named})
@@ -579,10 +905,16 @@ def test_help_shows_group_text_range_and_default_of_an_option(capsys):
         main(["train", "--task", "reach", "--preset", "quick", "--help"])
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("  --patience"))
-    text = " ".join(line.strip() for line in lines[at:at + 4])
+    text = " ".join(line.strip() for line in lines[at : at + 4])
     assert "[0, 1e+06]; default 2)" in text and "Evaluations that must follow" in text
-    assert lines.index("What is learnt") < lines.index("Evaluation, and when to stop") < at < lines.index("Processes")
+    assert (
+        lines.index("What is learnt")
+        < lines.index("Evaluation, and when to stop")
+        < at
+        < lines.index("Processes")
+    )
     steps = next(line for line in lines if line.startswith("  --steps"))
-    assert "default 400000" in " ".join(lines[lines.index(steps):lines.index(steps) + 2])  # the recipe's, for what was said before
+    # the recipe's, for what was said before
+    assert "default 400000" in " ".join(lines[lines.index(steps) : lines.index(steps) + 2])
     assert max(map(len, lines)) <= 120
     assert "Other options" not in lines  # every option of training belongs to a group

@@ -1,4 +1,5 @@
-"""World models as a user runs them: collect, wm train, train in the model, check in the simulator, train with a share."""
+"""World models as a user runs them: collect, wm train, train in the model, check in the simulator, train with
+a share."""
 
 import json
 import os
@@ -7,7 +8,12 @@ import pytest
 from commands import TINY, Command, robo_rl
 
 LEARN = ("--fit.updates", "60", "--fit.batch", "32", "--net.hidden", "32", "--net.members", "2")
-SMALL = tuple(w for pair in zip(TINY[::2], TINY[1::2], strict=False) if pair[0] not in ("--task", "--demos") for w in pair)
+SMALL = tuple(
+    w
+    for pair in zip(TINY[::2], TINY[1::2], strict=False)
+    if pair[0] not in ("--task", "--demos")
+    for w in pair
+)
 
 
 def ok(cwd, *argv, timeout=240):
@@ -20,9 +26,38 @@ def ok(cwd, *argv, timeout=240):
 def place(tmp_path_factory):
     """Demonstrations, recordings of all sorts, and a model of them."""
     folder = tmp_path_factory.mktemp("wm")
-    ok(folder, "collect", "--task", "reach", "--episodes", "4", "--envs", "4", "--out", "demos", "--threads", "1")
-    ok(folder, "collect", "--task", "reach", "--policy", "expert,random", "--noise", "0.5", "--episodes", "40", "--envs", "20",
-       "--out", "plays", "--threads", "1")
+    ok(
+        folder,
+        "collect",
+        "--task",
+        "reach",
+        "--episodes",
+        "4",
+        "--envs",
+        "4",
+        "--out",
+        "demos",
+        "--threads",
+        "1",
+    )
+    ok(
+        folder,
+        "collect",
+        "--task",
+        "reach",
+        "--policy",
+        "expert,random",
+        "--noise",
+        "0.5",
+        "--episodes",
+        "40",
+        "--envs",
+        "20",
+        "--out",
+        "plays",
+        "--threads",
+        "1",
+    )
     ok(folder, "wm", "train", "plays", "--out", "wm", *LEARN)
     return folder
 
@@ -43,29 +78,96 @@ def test_a_policy_is_trained_in_the_model_and_checked_in_the_simulator(place):
     assert saved["sim"] == "wm:wm" and saved["task"] == "reach"
     ok(place, "eval", "inside", "--episodes", "8")
     ok(place, "eval", "inside", "--sim", "mujoco", "--episodes", "8")
-    there = json.loads((place / "inside" / next(p for p in os.listdir(place / "inside") if "mujoco" in p)).read_text())
+    there = json.loads(
+        (place / "inside" / next(p for p in os.listdir(place / "inside") if "mujoco" in p)).read_text()
+    )
     assert there["sim"] == "mujoco:reach" and there["n"] == 8
-    ok(place, "collect", "--sim", "wm:wm", "--policy", "inside,random", "--episodes", "6", "--envs", "3", "--out", "dreamt")
+    ok(
+        place,
+        "collect",
+        "--sim",
+        "wm:wm",
+        "--policy",
+        "inside,random",
+        "--episodes",
+        "6",
+        "--envs",
+        "3",
+        "--out",
+        "dreamt",
+    )
     ok(place, "report", "inside", "--json")
 
 
 def test_workers_play_in_the_model_too(place):
-    ok(place, "train", "--sim", "wm:wm", "--demos", "demos", "--out", "crew", *SMALL, "--workers", "2", "--steps", "1500")
+    ok(
+        place,
+        "train",
+        "--sim",
+        "wm:wm",
+        "--demos",
+        "demos",
+        "--out",
+        "crew",
+        *SMALL,
+        "--workers",
+        "2",
+        "--steps",
+        "1500",
+    )
 
 
 def test_a_share_of_each_batch_is_dreamt_once_there_is_a_model(place):
-    ok(place, "train", "--task", "reach", "--demos", "demos", "--dream", "0.5", "--dream-model", "wm", "--dream-refit", "1000",
-       "--dream-updates", "5", "--out", "half", *SMALL)
+    ok(
+        place,
+        "train",
+        "--task",
+        "reach",
+        "--demos",
+        "demos",
+        "--dream",
+        "0.5",
+        "--dream-model",
+        "wm",
+        "--dream-refit",
+        "1000",
+        "--dream-updates",
+        "5",
+        "--out",
+        "half",
+        *SMALL,
+    )
     rows = [json.loads(line) for line in (place / "half" / "metrics.jsonl").read_text().splitlines()]
     shares = [r["dream/share"] for r in rows if "dream/share" in r]
-    assert shares and all(abs(s - 0.5) < 1e-6 for s in shares)  # a poor model may be dropped at a refit, not shared less
+    # a poor model may be dropped at a refit, not shared less
+    assert shares and all(abs(s - 0.5) < 1e-6 for s in shares)
     assert (place / "half" / "dream" / "data" / "meta" / "info.json").exists()
 
 
 @pytest.mark.slow
 def test_a_run_with_a_dreamt_share_goes_on_after_a_stop_and_learns_its_model_from_nothing(place):
-    argv = ["train", "--task", "reach", "--demos", "demos", "--dream", "0.5", "--dream-refit", "3000", "--dream-updates", "20",
-            "--out", "stopped", *SMALL, "--steps", "30000", "--envs", "64", "--workers", "1"]
+    argv = [
+        "train",
+        "--task",
+        "reach",
+        "--demos",
+        "demos",
+        "--dream",
+        "0.5",
+        "--dream-refit",
+        "3000",
+        "--dream-updates",
+        "20",
+        "--out",
+        "stopped",
+        *SMALL,
+        "--steps",
+        "30000",
+        "--envs",
+        "64",
+        "--workers",
+        "1",
+    ]
     command = Command(place, argv)
     metrics = place / "stopped" / "metrics.jsonl"
     command.until(lambda: metrics.exists() and "dream/within" in metrics.read_text(), 200)
@@ -78,21 +180,44 @@ def test_a_classifier_is_trained_and_judges(place):
     ok(place, "wm", "judge", "plays", "--out", "judge", "--updates", "50")
     result = ok(place, "wm", "judge", "plays", "--check", "judge", "--json")
     assert 0 <= json.loads(result.out)["disagreement"] <= 1
-    ok(place, "train", "--sim", "wm:wm", "--judge", "judge", "--demos", "demos", "--out", "judged", *SMALL, "--steps", "600")
+    ok(
+        place,
+        "train",
+        "--sim",
+        "wm:wm",
+        "--judge",
+        "judge",
+        "--demos",
+        "demos",
+        "--out",
+        "judged",
+        *SMALL,
+        "--steps",
+        "600",
+    )
 
 
-@pytest.mark.parametrize(("argv", "words"), [
-    (["wm", "train"], "name a data set"), (["wm", "train", "nowhere"], "no data set at nowhere"),
-    (["wm", "train", "demos"], "4 episodes"), (["wm", "fly"], "unknown wm command 'fly'"),
-    (["wm", "tune", "wm", "plays"], "wm is a latent model; EVA tunes"), (["wm", "tune", "nowhere", "plays"], "nowhere holds no"),
-    (["wm", "tune", "wm", "plays", "--fit.weight", "-1"], "fit.weight must be in"),
-    (["wm", "tune", "wm", "plays", "--windows", "2"], "--windows must be in"),
-    (["train", "--sim", "wm:nowhere"], "nowhere holds no world model"),
-    (["train", "--sim", "wm:wm"], "no scripted expert"), (["train", "--sim", "wm:wm", "--task", "pick_cube"], "Allowed: reach"),
-    (["train", "--sim", "wm:wm", "--obs", "rgb"], "predicts state observations"),
-    (["train", "--sim", "wm:wm", "--max-steps", "900"], "at most"), (["train", "--judge", "head"], "--judge is for a world model"),
-    (["train", "--sim", "wm:wm", "--judge", "nobody", "--demos", "demos"], "neither head"),
-    (["train", "--sim", "wm:wm", "--randomise", "mass"], "leave out --randomise"),
-    (["collect", "--task", "reach", "--policy", "nobody", "--out", "x"], "neither expert nor random")])
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["wm", "train"], "name a data set"),
+        (["wm", "train", "nowhere"], "no data set at nowhere"),
+        (["wm", "train", "demos"], "4 episodes"),
+        (["wm", "fly"], "unknown wm command 'fly'"),
+        (["wm", "tune", "wm", "plays"], "wm is a latent model; EVA tunes"),
+        (["wm", "tune", "nowhere", "plays"], "nowhere holds no"),
+        (["wm", "tune", "wm", "plays", "--fit.weight", "-1"], "fit.weight must be in"),
+        (["wm", "tune", "wm", "plays", "--windows", "2"], "--windows must be in"),
+        (["train", "--sim", "wm:nowhere"], "nowhere holds no world model"),
+        (["train", "--sim", "wm:wm"], "no scripted expert"),
+        (["train", "--sim", "wm:wm", "--task", "pick_cube"], "Allowed: reach"),
+        (["train", "--sim", "wm:wm", "--obs", "rgb"], "predicts state observations"),
+        (["train", "--sim", "wm:wm", "--max-steps", "900"], "at most"),
+        (["train", "--judge", "head"], "--judge is for a world model"),
+        (["train", "--sim", "wm:wm", "--judge", "nobody", "--demos", "demos"], "neither head"),
+        (["train", "--sim", "wm:wm", "--randomise", "mass"], "leave out --randomise"),
+        (["collect", "--task", "reach", "--policy", "nobody", "--out", "x"], "neither expert nor random"),
+    ],
+)
 def test_a_mistake_is_one_line(place, argv, words):
     assert words in robo_rl(place, *argv).mistake

@@ -1,4 +1,5 @@
-"""The console: its state machine and journal alone, then the whole command, driven by WebSockets and by a browser."""
+"""The console: its state machine and journal alone, then the whole command, driven by WebSockets and by a
+browser."""
 
 import asyncio
 import contextlib
@@ -42,7 +43,9 @@ def make_state(n=3):
 
 
 def look(n=3):
-    return OperatorView(np.zeros((n, 2), np.float32), np.zeros((n, 2), np.float32), np.zeros(n, bool), np.ones(n, np.int64))
+    return OperatorView(
+        np.zeros((n, 2), np.float32), np.zeros((n, 2), np.float32), np.zeros(n, bool), np.ones(n, np.int64)
+    )
 
 
 def phases(d):
@@ -86,7 +89,13 @@ def test_a_command_given_to_an_old_picture_holds_the_robot_still():
     d = ConsoleState(1, 2, clock=clock, max_delay=1.0)
     d.begin(np.ones(1, bool), {})
     hold = d.take("ann", 0)
-    for delay, phase in ((0.02, CORRECTION), (0.99, CORRECTION), (1.01, PAUSE), (7.8, PAUSE), (0.5, CORRECTION)):
+    for delay, phase in (
+        (0.02, CORRECTION),
+        (0.99, CORRECTION),
+        (1.01, PAUSE),
+        (7.8, PAUSE),
+        (0.5, CORRECTION),
+    ):
         d.drive("ann", 0, hold, [1, 1], "correction", delay)
         assert phases(d) == [phase]
     assert d.holds[0] is not None
@@ -165,7 +174,9 @@ def test_anybody_may_pause_and_a_paused_robot_waits():
 
 def frames(j, name, count, source=1, phase=3):
     for k in range(count):
-        j.frame(name, 7, "pick", np.full(3, k, np.float32), np.full(2, k / 10, np.float32), 0.0, source, phase, {})
+        j.frame(
+            name, 7, "pick", np.full(3, k, np.float32), np.full(2, k / 10, np.float32), 0.0, source, phase, {}
+        )
 
 
 def test_corrections_survive_any_kill_after_their_commit(tmp_path):
@@ -253,13 +264,21 @@ def test_people_take_over_teach_and_hand_back_and_a_kill_loses_nothing(run):
             await bob.hear(lambda p: p.state)
             hold = await ann.ask(t="take", robot=0)
             assert "held by ann" in (await bob.ask(t="take", robot=0))["text"]
-            assert (await bob.ask(t="nonsense"))["t"] == "error" and (await bob.ask(nothing=1))["t"] == "error"
-            assert "finite numbers" in (await ann.ask(t="drive", robot=0, number=hold["number"], action=[1], phase="correction"))["text"]
+            assert (await bob.ask(t="nonsense"))["t"] == "error" and (await bob.ask(nothing=1))[
+                "t"
+            ] == "error"
+            assert (
+                "finite numbers"
+                in (await ann.ask(t="drive", robot=0, number=hold["number"], action=[1], phase="correction"))[
+                    "text"
+                ]
+            )
             while not (ann.state["robots"][0]["phase"] == "correction" and ann.state["account"]["human"] > 0):
                 await drive(ann, hold["number"])
                 ann.state = None
                 await ann.hear(lambda p: p.state)
             return ann.state["account"]["human_steps"]
+
     with console(run, "--speed", "0.5") as (command, addresses):
         counted = asyncio.run(teach(addresses))
         command.signal(signal.SIGKILL)  # in the middle of the correction
@@ -268,8 +287,14 @@ def test_people_take_over_teach_and_hand_back_and_a_kill_loses_nothing(run):
         command.signal(signal.SIGINT)
         assert command.wait().code == 0
     data = load(run / "run" / "corrections")
-    assert len(data) >= 1 and (data.phase == CORRECTION).sum() >= counted > 0 and "human" in data.episode(0).source
-    done = robo_rl(run, "correct", "run", "--operator", "console", "--bc.updates", 5, "--eval-episodes", 4, "--json")
+    assert (
+        len(data) >= 1
+        and (data.phase == CORRECTION).sum() >= counted > 0
+        and "human" in data.episode(0).source
+    )
+    done = robo_rl(
+        run, "correct", "run", "--operator", "console", "--bc.updates", 5, "--eval-episodes", 4, "--json"
+    )
     assert done.code == 0 and json.loads(done.out)[1]["human_share"] > 0, done.err
 
 
@@ -295,9 +320,13 @@ def test_a_lost_connection_holds_the_robot_and_a_second_tab_replaces_the_first(r
             assert first.close_code == 4001
             ann = Page(second)
             await ann.hear(lambda p: p.state)
-            assert "hold of robot 0 is over" in (await ann.ask(t="drive", robot=0, number=999, action=[0] * 7, phase="pause"))["text"]
+            assert (
+                "hold of robot 0 is over"
+                in (await ann.ask(t="drive", robot=0, number=999, action=[0] * 7, phase="pause"))["text"]
+            )
             assert (await ann.ask(t="take", robot=0))["t"] == "hold"
             return stopped
+
     with console(run, "--speed", "0.5") as (_, addresses):
         assert asyncio.run(lose(addresses)) < 3  # 0.2 s on an idle machine
 
@@ -309,11 +338,14 @@ def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
         session.device = LeaderArm(lambda: here, (0.02, 0.1))
         session.state.take("bob", 1)
         session.read_device()
-        assert session.page_state("ann")["robots"][1]["task"] == "reach the green mark"  # the second operator's is nobody's to lead
+        # the second operator's is nobody's to lead
+        assert session.page_state("ann")["robots"][1]["task"] == "reach the green mark"
         session.state.take("ann", 0)
         session.read_device()
-        assert re.fullmatch(r"bring the leader arm to the robot's tool: \d+ cm and \d+ degrees away",
-                            session.page_state("ann")["robots"][0]["task"])
+        assert re.fullmatch(
+            r"bring the leader arm to the robot's tool: \d+ cm and \d+ degrees away",
+            session.page_state("ann")["robots"][0]["task"],
+        )
         assert session.state.holds[0].phase == PAUSE
         here[0], here[1] = tool_of(session.fleet.obs["state"][0], session.spec.state_names)
         session.read_device()
@@ -321,7 +353,10 @@ def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
         session.read_device()
         hold = session.state.holds[0]
         assert hold.phase == CORRECTION and np.allclose(hold.action, [0.5, 0, 0, 0, 0, 0, -1], atol=1e-5)
-        assert session.page_state("ann")["robots"][0]["task"] == "reach the green mark" and session.state.holds[1].phase == PAUSE
+        assert (
+            session.page_state("ann")["robots"][0]["task"] == "reach the green mark"
+            and session.state.holds[1].phase == PAUSE
+        )
         session.device.pose = lambda: None
         session.read_device()
         assert session.page_state("ann")["robots"][0]["task"] == "the leader arm is silent"
@@ -329,10 +364,16 @@ def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
         session.close()
 
 
-@pytest.mark.parametrize("argv, words", [
-    (["--operators", "ann,ann"], "must be different names"), (["--speed", "0"], "--speed must be in (0, 10]"),
-    (["--url", "lab"], "--url must be a scheme and a name"),
-    (["--robots", "0"], "--robots must be in [1, 64]"), (["--checkpoint", "x"], "has no checkpoint 'x'")])
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--operators", "ann,ann"], "must be different names"),
+        (["--speed", "0"], "--speed must be in (0, 10]"),
+        (["--url", "lab"], "--url must be a scheme and a name"),
+        (["--robots", "0"], "--robots must be in [1, 64]"),
+        (["--checkpoint", "x"], "has no checkpoint 'x'"),
+    ],
+)
 def test_mistakes_of_the_console_are_one_line(run, argv, words):
     assert words in robo_rl(run, "console", "run", *argv).mistake
 
@@ -360,13 +401,18 @@ def test_random_kills_of_the_console_lose_no_correction_that_was_counted(run):
     def frames():
         path = run / "run" / "corrections"
         return int((load(path).phase > PAUSE).sum()) if (path / "meta" / "info.json").exists() else 0
+
     rng, wanted = np.random.default_rng(0), frames()
     for _ in range(KILLS):
         with console(run) as (command, addresses):
             told = asyncio.run(teach(addresses, rng.uniform(0, 2)))
             command.signal(signal.SIGKILL)
             command.process.join()
-        written = [r for r in journal.scan(run / "run" / "console.journal")[0] if r["kind"] == journal.FRAME and r["source"]]
+        written = [
+            r
+            for r in journal.scan(run / "run" / "console.journal")[0]
+            if r["kind"] == journal.FRAME and r["source"]
+        ]
         assert len(written) >= told  # what was counted is on the disk, blends with it
         wanted += sum(r["phase"] > PAUSE for r in written)
     with console(run) as (command, _):

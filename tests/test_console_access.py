@@ -52,6 +52,7 @@ class Clock:
 
 # ------------------------------------------------------------ who may talk
 
+
 def test_an_address_works_once_and_gives_a_session_of_its_operator():
     clock = Clock()
     access = Access(["ann", "bob"], clock=clock)
@@ -77,16 +78,39 @@ def test_new_addresses_end_the_old_ones_and_every_session():
 
 def test_names_that_strangers_point_at_this_machine_are_refused():
     access = Access(["ann"], "https://console.lab.example")
-    ours = ["127.0.0.1:8765", "localhost:9000", "[::1]:8765", "192.168.1.7", "LOCALHOST", "console.lab.example"]
-    theirs = ["evil.example", "127.0.0.1.evil.example:8765", "a@localhost", "", "localhost:x", "localhost/..", "[::1", "1.2.3"]
+    ours = [
+        "127.0.0.1:8765",
+        "localhost:9000",
+        "[::1]:8765",
+        "192.168.1.7",
+        "LOCALHOST",
+        "console.lab.example",
+    ]
+    theirs = [
+        "evil.example",
+        "127.0.0.1.evil.example:8765",
+        "a@localhost",
+        "",
+        "localhost:x",
+        "localhost/..",
+        "[::1",
+        "1.2.3",
+    ]
     assert all(map(access.host_is_ours, ours)) and not any(map(access.host_is_ours, theirs))
 
 
 def test_only_pages_of_the_same_origin_open_a_web_socket():
     access = Access(["ann"], "https://console.lab.example/")
     assert access.origin_is_ours("http://localhost:9000", "localhost:9000")
-    assert access.origin_is_ours("https://console.lab.example", "127.0.0.1:8765")  # a proxy that keeps no Host
-    for origin in ("", "null", "http://evil.example", "http://localhost:9001", "http://localhost:9000.evil.example"):
+    # a proxy that keeps no Host
+    assert access.origin_is_ours("https://console.lab.example", "127.0.0.1:8765")
+    for origin in (
+        "",
+        "null",
+        "http://evil.example",
+        "http://localhost:9001",
+        "http://localhost:9000.evil.example",
+    ):
         assert not access.origin_is_ours(origin, "localhost:9000")
 
 
@@ -119,6 +143,7 @@ def test_frames_on_their_way_are_bounded_and_fewer_on_a_slow_link():
 
 # ------------------------------------------------------------ connections
 
+
 @contextlib.contextmanager
 def listener(most):
     made = BoundedListener()
@@ -130,6 +155,7 @@ def listener(most):
     def come(source="127.0.0.1"):
         clients.append(socket.create_connection(made.getsockname(), timeout=10, source_address=(source, 0)))
         return made.accept()[0]
+
     try:
         yield made, come
     finally:
@@ -146,11 +172,11 @@ def test_silent_connections_of_an_address_make_room_for_the_newest():
     with listener(96) as (made, come):
         conns = [come() for _ in range(3 * PER_ADDRESS)]
         assert made.counts()[0] == PER_ADDRESS and made.refused == 2 * PER_ADDRESS
-        assert all(map(closed, conns[:2 * PER_ADDRESS]))  # shut down, oldest first
+        assert all(map(closed, conns[: 2 * PER_ADDRESS]))  # shut down, oldest first
         conns[-1].settimeout(0.01)
         with pytest.raises(TimeoutError):
             conns[-1].recv(1)
-        for c in conns[:2 * PER_ADDRESS]:
+        for c in conns[: 2 * PER_ADDRESS]:
             c.close()
         assert made.counts() == (PER_ADDRESS, PER_ADDRESS)
         for c in conns:
@@ -215,6 +241,7 @@ def test_reserved_descriptors_are_free_while_something_is_saved():
 
 # ------------------------------------------------------------ what cannot be saved
 
+
 def make_session(run, **more):
     return open_session(ConsoleOptions(run=str(run / "run"), robots=2, operators="ann,bob", **more))[0]
 
@@ -254,7 +281,10 @@ def test_an_episode_that_cannot_be_saved_is_told_kept_and_saved_later(run):
         session.recorder.writer = Full(good)
         correct(session)
         state = session.page_state("ann")
-        assert state["trouble"].startswith("corrections are not saved yet") and "No space left" in state["trouble"]
+        assert (
+            state["trouble"].startswith("corrections are not saved yet")
+            and "No space left" in state["trouble"]
+        )
         assert state["account"]["unsaved"] == 1 and good.episodes == before
         for _ in range(3):
             session.tick()  # the robots go on
@@ -312,13 +342,16 @@ def test_an_intervention_is_counted_once_however_often_the_person_pauses(run):
 
 def test_every_camera_of_the_robot_that_is_looked_at_is_filmed_whole(run):
     from PIL import Image
+
     session = make_session(run, size=240)
     try:
         session.connect("ann")
         session.watched["ann"] = 1
         session.draw()
         frame = session.frame
-        assert session.cameras.views == ["front", "wrist"] and list(frame.large) == [1] and len(frame.small) == 2
+        assert (
+            session.cameras.views == ["front", "wrist"] and list(frame.large) == [1] and len(frame.small) == 2
+        )
         assert [view for view, _, _ in frame.large[1]] == ["front", "wrist"]
         assert all(Image.open(io.BytesIO(data)).size == (240, 240) for _, data, _ in frame.large[1])
         (u, v), *along = frame.large[1][0][2]
@@ -329,6 +362,7 @@ def test_every_camera_of_the_robot_that_is_looked_at_is_filmed_whole(run):
 
 
 # ------------------------------------------------------------ the attack
+
 
 def ask(at, lines, timeout=20):
     """Raw bytes to the listener -> what it answers until it closes."""
@@ -371,17 +405,31 @@ def test_the_address_leaves_a_cookie_and_every_answer_says_what_a_browser_may_do
             assert status(answer.encode()) == 200 and all(f"{k}: {v}\r\n" in answer for k, v in HEADERS)
             assert token not in answer and given[2] not in answer
             if path == "/":
-                assert "<style" not in answer and not re.search(r"<script(?![^>]*\bsrc=)|\bon\w+=|\bstyle=|https?://", answer)
+                assert "<style" not in answer and not re.search(
+                    r"<script(?![^>]*\bsrc=)|\bon\w+=|\bstyle=|https?://", answer
+                )
         assert "script-src 'self'" in answer and "frame-ancestors 'none'" in answer and "no-store" in answer
-        assert [status(get(at, p)) for p in ("/", "/console.js", "/ws", "/?token=", "/nothing", "/../etc/passwd")] == [
-            403, 403, 403, 403, 404, 404]
+        assert [
+            status(get(at, p)) for p in ("/", "/console.js", "/ws", "/?token=", "/nothing", "/../etc/passwd")
+        ] == [403, 403, 403, 403, 404, 404]
         assert status(get(at, "/", host="evil.example", headers=session)) == 421
         assert status(ask(at, f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n{session}\r\n".encode())) in (0, 405)
-        ws = f"{session}Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
-        for origin in ("", "Origin: http://evil.example\r\n", "Origin: null\r\n", f"Origin: http://127.0.0.1:{at[1] + 1}\r\n"):
+        ws = (
+            f"{session}Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: "
+            f"13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
+        )
+        for origin in (
+            "",
+            "Origin: http://evil.example\r\n",
+            "Origin: null\r\n",
+            f"Origin: http://127.0.0.1:{at[1] + 1}\r\n",
+        ):
             assert status(get(at, "/ws", headers=ws + origin)) == 403
         with socket.create_connection(at, timeout=20) as s:
-            s.sendall(f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1:{at[1]}\r\n{ws}Origin: http://127.0.0.1:{at[1]}\r\n\r\n".encode())
+            s.sendall(
+                f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1:{at[1]}\r\n{ws}Origin: "
+                f"http://127.0.0.1:{at[1]}\r\n\r\n".encode()
+            )
             assert s.recv(4096).startswith(b"HTTP/1.1 101")
             out = command.out.read_text()
             command.signal(signal.SIGUSR1)  # new addresses: this session ends
@@ -389,23 +437,38 @@ def test_the_address_leaves_a_cookie_and_every_answer_says_what_a_browser_may_do
             with contextlib.suppress(OSError):
                 while s.recv(65536):
                     pass
-        new = dict(re.findall(r"(\w+): (http\S+)", command.out.read_text()[len(out):]))
+        new = dict(re.findall(r"(\w+): (http\S+)", command.out.read_text()[len(out) :]))
         assert status(get(at, "/", headers=session)) == 403 and new["bob"] != addresses["bob"]
         with pytest.raises(UserError, match="wrong"):
             exchange_address(addresses["bob"])
         assert exchange_address(new["bob"])[1]["Cookie"].startswith("robo_rl_console_")
 
 
-BAD = ["[" * 4000, "{\"t\":" * 600 + "1" + "}" * 600, "null", "[]", "\"drive\"", "{}", "{\"t\": []}", "nonsense", "{\"t\": \"drive\"",
-       "{\"t\": \"rewind\", \"robot\": 0, \"seconds\": 1e999}", "{\"t\": \"look\", \"robot\": " + "9" * 400 + "}",
-       "{\"t\": \"mark\", \"robot\": 0, \"episode\": {}, \"success\": true}", "{\"t\": \"take\", \"robot\": true}",
-       "{\"t\": \"drive\", \"robot\": 0, \"number\": 1, \"action\": [[[]]], \"phase\": []}", "\u0000", "{\"t\": \"\\ud800\"}"]
+BAD = [
+    "[" * 4000,
+    '{"t":' * 600 + "1" + "}" * 600,
+    "null",
+    "[]",
+    '"drive"',
+    "{}",
+    '{"t": []}',
+    "nonsense",
+    '{"t": "drive"',
+    '{"t": "rewind", "robot": 0, "seconds": 1e999}',
+    '{"t": "look", "robot": ' + "9" * 400 + "}",
+    '{"t": "mark", "robot": 0, "episode": {}, "success": true}',
+    '{"t": "take", "robot": true}',
+    '{"t": "drive", "robot": 0, "number": 1, "action": [[[]]], "phase": []}',
+    "\u0000",
+    '{"t": "\\ud800"}',
+]
 
 
 def test_attackers_stop_neither_the_robots_nor_an_operator_nor_what_is_saved(run):
     """300 half-open connections on 256 descriptors, guesses, garbage, slow and silent pages, floods; ann
     works on.
     """
+
     async def teach(addresses):
         async with connect(addresses["ann"]) as a:
             ann = Page(a)
@@ -428,11 +491,15 @@ def test_attackers_stop_neither_the_robots_nor_an_operator_nor_what_is_saved(run
                 before = len(bob.said)
                 await b.send(text)
                 await bob.hear(lambda p, before=before: len(p.said) > before)
-                assert bob.said[-1]["t"] == "error" and "\n" not in bob.said[-1]["text"] and len(bob.said[-1]["text"]) < 300, text
+                assert (
+                    bob.said[-1]["t"] == "error"
+                    and "\n" not in bob.said[-1]["text"]
+                    and len(bob.said[-1]["text"]) < 300
+                ), text
             await b.send(bytes(1000))
             await bob.hear(lambda p: p.said[-1]["text"] == "messages are text")
             for _ in range(1500):
-                await b.send("{\"t\": \"ping\", \"sent\": 1}")
+                await b.send('{"t": "ping", "sent": 1}')
             await bob.hear(lambda p: any("too many messages" in m.get("text", "") for m in p.said))
             await b.send("x" * 20_000)  # too large: this page is cut off, and no other
             with contextlib.suppress(Exception):
@@ -448,14 +515,17 @@ def test_attackers_stop_neither_the_robots_nor_an_operator_nor_what_is_saved(run
             for k in range(320):
                 with contextlib.suppress(OSError):
                     half.append(socket.create_connection(at, timeout=10))
-                    half[-1].sendall((b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", bytes(range(256)))[k % 4])
+                    half[-1].sendall(
+                        (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", bytes(range(256)))[k % 4]
+                    )
             assert len(half) > 250 and len(os.listdir(open_files)) < 200
             kept = asyncio.run(teach(addresses))
             assert kept == 1
             guesses = [status(get(at, f"/?token={k:032d}")) for k in range(4)]
             assert set(guesses) == {403}
             asyncio.run(bad_page(addresses))
-            slow = socket.create_connection(at, timeout=60)  # a byte now and then: the deadline is for the whole request
+            # a byte now and then: the deadline is for the whole request
+            slow = socket.create_connection(at, timeout=60)
             began = time.monotonic()
             with contextlib.suppress(OSError):
                 while time.monotonic() - began < 60:
@@ -489,6 +559,7 @@ def test_a_listener_that_fails_is_opened_anew_while_the_robots_go_on(run):
         def broken():
             server.report_refused = real
             raise RuntimeError("a fault of ours")
+
         server.report_refused = broken
         old = server.listener
         server.loop.call_soon_threadsafe(server.wake.set)

@@ -14,8 +14,21 @@ from robo_rl.human.console.access import exchange_address
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs chromium")
 SIZES = [(1280, 800), pytest.param((1920, 1080), marks=pytest.mark.slow)]
 CONTROLS = ["#take", "#pause", "#rewind", "#recovery", "#correction", "#good", "#bad", "#speed"]
-IMPORTANT = [*CONTROLS, "#holds", "#does", "#delay", "#detail", "#title", "#task", "#keys tr:last-child", "#account tr:last-child",
-             "#who", *(f".robot:nth-child({k})" for k in (1, 2, 3)), "figure:nth-child(1) img", "figure:nth-child(2) img"]
+IMPORTANT = [
+    *CONTROLS,
+    "#holds",
+    "#does",
+    "#delay",
+    "#detail",
+    "#title",
+    "#task",
+    "#keys tr:last-child",
+    "#account tr:last-child",
+    "#who",
+    *(f".robot:nth-child({k})" for k in (1, 2, 3)),
+    "figure:nth-child(1) img",
+    "figure:nth-child(2) img",
+]
 CONTRAST = """(() => {
   const channel = c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
   const light = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
@@ -31,20 +44,34 @@ CONTRAST = """(() => {
     if (ratio < 4.5) low.push(`${e.tagName} ${e.id} ${e.textContent.slice(0, 20)} ${ratio.toFixed(2)}`);
   }
   return low;
-})()"""
+})()"""  # noqa: E501
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
 def page(request, tmp_path_factory):
     """(browser with ann's page, bob's address)"""
     run = trained(tmp_path_factory)
-    with console(run, "--robots", "3", "--speed", "0.3", "--max-delay", "4", "--patience", "600") as (_, addresses), \
-            Browser(tmp_path_factory.mktemp("profile") / "p", request.param) as b:
-        b.call("Emulation.setDeviceMetricsOverride", width=request.param[0], height=request.param[1], deviceScaleFactor=1, mobile=False)
+    with (
+        console(run, "--robots", "3", "--speed", "0.3", "--max-delay", "4", "--patience", "600") as (
+            _,
+            addresses,
+        ),
+        Browser(tmp_path_factory.mktemp("profile") / "p", request.param) as b,
+    ):
+        b.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=request.param[0],
+            height=request.param[1],
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         b.call("Emulation.setFocusEmulationEnabled", enabled=True)
         b.open(addresses["ann"])
-        b.until("window.__console && __console.state() && __console.counts()[2] > 2 && "
-                "[...document.querySelectorAll('figure img')].every(i => i.naturalWidth)", 120)
+        b.until(
+            "window.__console && __console.state() && __console.counts()[2] > 2 && "
+            "[...document.querySelectorAll('figure img')].every(i => i.naturalWidth)",
+            120,
+        )
         yield b, addresses["bob"]
 
 
@@ -74,8 +101,10 @@ def drive(b, key="w"):
 
 def place(b, selector):
     """[x, y, right, bottom] of an element."""
-    return b.js(f"(()=>{{const r=document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
-                "return [r.left,r.top,r.right,r.bottom]})()")
+    return b.js(
+        f"(()=>{{const r=document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+        "return [r.left,r.top,r.right,r.bottom]})()"
+    )
 
 
 def text(b, selector):
@@ -89,13 +118,19 @@ def test_everything_that_matters_is_in_view_without_scrolling(b):
         width, height = b.js("[innerWidth, innerHeight]")
         for selector in IMPORTANT:
             x, y, right, bottom = place(b, selector)
-            assert x >= 0 and y >= 0 and right <= width and bottom <= height and right > x and bottom > y, selector
-            covered = b.js(f"(()=>{{const e=document.querySelector({json.dumps(selector)}), "
-                           f"h=document.elementFromPoint({(x + right) / 2},{(y + bottom) / 2});"
-                           "return !(e.contains(h) || h.contains(e) || h.parentNode.contains(e))})()")
+            assert x >= 0 and y >= 0 and right <= width and bottom <= height and right > x and bottom > y, (
+                selector
+            )
+            covered = b.js(
+                f"(()=>{{const e=document.querySelector({json.dumps(selector)}), "
+                f"h=document.elementFromPoint({(x + right) / 2},{(y + bottom) / 2});"
+                "return !(e.contains(h) || h.contains(e) || h.parentNode.contains(e))})()"
+            )
             assert not covered, selector
-        assert b.js("['html', 'aside', '#robots'].every(s => { const e = document.querySelector(s);"
-                    " return e.scrollHeight <= e.clientHeight + 1 && e.scrollWidth <= e.clientWidth + 1; })")
+        assert b.js(
+            "['html', 'aside', '#robots'].every(s => { const e = document.querySelector(s);"
+            " return e.scrollHeight <= e.clientHeight + 1 && e.scrollWidth <= e.clientWidth + 1; })"
+        )
 
 
 def test_the_cameras_show_the_whole_picture_large_with_the_axes_on_it(b):
@@ -104,10 +139,15 @@ def test_the_cameras_show_the_whole_picture_large_with_the_axes_on_it(b):
         x, y, right, bottom = place(b, f"figure:nth-child({k}) img")
         assert right - x >= least and right - x == pytest.approx(bottom - y, rel=0.01)
         assert text(b, f"figure:nth-child({k}) figcaption") == view
-        assert b.js(f"getComputedStyle(document.querySelector('figure:nth-child({k}) img')).objectFit") == "contain"
+        assert (
+            b.js(f"getComputedStyle(document.querySelector('figure:nth-child({k}) img')).objectFit")
+            == "contain"
+        )
         b.until(f"document.querySelector('figure:nth-child({k}) img').naturalWidth === 480")
-    b.until("['W forward', 'S back', 'A left', 'D right', 'Q up', 'E down'].every(w => "
-            "document.querySelector('figure svg').textContent.includes(w))")
+    b.until(
+        "['W forward', 'S back', 'A left', 'D right', 'Q up', 'E down'].every(w => "
+        "document.querySelector('figure svg').textContent.includes(w))"
+    )
     assert b.js("getComputedStyle(document.querySelector('.robot img')).objectFit") == "contain"
 
 
@@ -136,7 +176,9 @@ def test_while_a_robot_is_held_no_other_is_looked_at_and_tab_leads_to_its_contro
 def test_digits_choose_robots_by_the_number_that_is_shown(b):
     for k in (1, 2, 0):
         b.key(str(k))
-        assert text(b, "#title") == f"Robot {k}" and b.js("document.activeElement.innerText").startswith(f"Robot {k}")
+        assert text(b, "#title") == f"Robot {k}" and b.js("document.activeElement.innerText").startswith(
+            f"Robot {k}"
+        )
     b.key("7")
     assert text(b, "#alert") == "There is no robot 7: they are 0 to 2."
 
@@ -172,14 +214,23 @@ def test_a_keyboard_that_is_not_active_is_said_large_and_the_robot_stands_still(
     b.js("window.dispatchEvent(new Event('blur'))")
     b.until("__console.state().robots[0].phase === 'pause'")
     x, y, right, bottom = place(b, "#inactive")
-    assert right - x > 300 and bottom - y > 50 and float(b.js("getComputedStyle(document.querySelector('#inactive')).fontSize")[:-2]) >= 24
-    assert text(b, "#inactive") == "Keyboard not active: click here" and "Keyboard not active" in text(b, "#does")
+    assert (
+        right - x > 300
+        and bottom - y > 50
+        and float(b.js("getComputedStyle(document.querySelector('#inactive')).fontSize")[:-2]) >= 24
+    )
+    assert text(b, "#inactive") == "Keyboard not active: click here" and "Keyboard not active" in text(
+        b, "#does"
+    )
     b.click("#inactive")
-    b.until("document.querySelector('#inactive').hidden && document.activeElement.classList.contains('robot')")
+    b.until(
+        "document.querySelector('#inactive').hidden && document.activeElement.classList.contains('robot')"
+    )
 
 
 def test_refusals_stand_in_the_status_bar(b, page):
     from websockets.sync.client import connect
+
     at, headers = exchange_address(page[1])
     b.key("b")
     assert text(b, "#alert") == "Take robot 0 over first (Enter)."
@@ -200,13 +251,17 @@ def test_the_delay_has_colours_and_holds_the_robot_when_it_is_too_great(b):
     seen = {b.js(colour)}
     take(b)
     drive(b)
-    b.js("(() => { const ws = __console.ws(), real = ws.send.bind(ws); window.__late = 0;"
-         " ws.send = m => __late ? setTimeout(() => real(m), __late) : real(m); window.__mend = () => { ws.send = real; }; })()")
+    b.js(
+        "(() => { const ws = __console.ws(), real = ws.send.bind(ws); window.__late = 0; ws.send = m => "
+        "__late ? setTimeout(() => real(m), __late) : real(m); window.__mend = () => { ws.send = real; }; "
+        "})()"
+    )
     for late, name in ((1700, ("warn", "bad")), (5500, ("held",))):
         b.js(f"window.__late = {late}")
         b.until(f"{json.dumps(name)}.includes(document.querySelector('#link').className)", 60)
         seen.add(b.js(colour))
-        assert b.js("parseFloat(document.querySelector('#delay').innerText)") >= 1  # seconds, not milliseconds
+        # seconds, not milliseconds
+        assert b.js("parseFloat(document.querySelector('#delay').innerText)") >= 1
     assert "too slow" in b.js("getComputedStyle(document.querySelector('#delay'), '::after').content")
     b.until("__console.state().robots[0].phase === 'pause'")
     b.js("window.__late = 0")
@@ -231,25 +286,43 @@ def test_interventions_are_counted_by_intervention(b):
     drive(b, "a")
     assert b.js("__console.state().account.interventions") == before + 1
     b.key("y")
-    b.until("document.querySelector('#message').innerText.includes('the episode is over (ann marked it a success)')")
+    b.until(
+        "document.querySelector('#message').innerText.includes('the episode is over (ann marked it a "
+        "success)')"
+    )
     b.until("__console.state().account.kept >= 1 && __console.held()[1] === 0")
 
 
 def test_the_page_has_no_secret_no_foreign_source_and_no_inline_script(b):
-    assert b.js("location.search + location.hash + document.cookie") == "" and b.js("location.pathname") == "/"
-    assert b.js("performance.getEntriesByType('resource').every(e => e.name.startsWith(location.origin) || e.name.startsWith('blob:'))")
-    b.js("(() => { const s = document.createElement('script'); s.textContent = 'window.__inline = 1'; document.body.append(s);"
-         " const i = document.createElement('img'); i.setAttribute('onerror', 'window.__inline = 2'); i.src = 'x:';"
-         " document.body.append(i); i.remove(); })()")
+    assert (
+        b.js("location.search + location.hash + document.cookie") == "" and b.js("location.pathname") == "/"
+    )
+    assert b.js(
+        "performance.getEntriesByType('resource').every(e => e.name.startsWith(location.origin) || "
+        "e.name.startsWith('blob:'))"
+    )
+    b.js(
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.__inline = 1'; "
+        "document.body.append(s); const i = document.createElement('img'); i.setAttribute('onerror', "
+        "'window.__inline = 2'); i.src = 'x:'; document.body.append(i); i.remove(); })()"
+    )
     time.sleep(0.2)
     assert b.js("window.__inline === undefined")
 
 
 def test_every_control_has_a_name_and_news_are_announced(b):
     nodes = b.call("Accessibility.getFullAXTree")["nodes"]
-    named = [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n.get("ignored") and "role" in n]
-    assert all(name for role, name in named if role in ("button", "slider", "image", "navigation", "complementary"))
-    assert {"button", "slider", "status", "alert", "navigation", "complementary", "table"} <= {role for role, _ in named}
+    named = [
+        (n["role"]["value"], n.get("name", {}).get("value", ""))
+        for n in nodes
+        if not n.get("ignored") and "role" in n
+    ]
+    assert all(
+        name for role, name in named if role in ("button", "slider", "image", "navigation", "complementary")
+    )
+    assert {"button", "slider", "status", "alert", "navigation", "complementary", "table"} <= {
+        role for role, _ in named
+    }
     assert sum(name.startswith("Robot ") for role, name in named if role == "button") == 3
 
 
@@ -270,10 +343,16 @@ def test_text_can_be_read(b, theme):
 
 def test_a_lost_connection_is_said_and_mended(b):
     take(b)
-    b.js("window.__bar = ''; new MutationObserver(() => { __bar += document.querySelector('#hold').innerText; })"
-         ".observe(document.querySelector('#hold'), {childList: true, subtree: true, characterData: true}); __console.ws().close()")
+    b.js(
+        "window.__bar = ''; new MutationObserver(() => { __bar += document.querySelector('#hold').innerText; "
+        "}).observe(document.querySelector('#hold'), {childList: true, subtree: true, characterData: true}); "
+        "__console.ws().close()"
+    )
     b.until("__bar.includes('No connection') && __bar.includes('Robot 0 stands still')")
-    b.until("__console.ws().readyState === 1 && document.querySelector('#holds').innerText.startsWith('You hold nothing')")
+    b.until(
+        "__console.ws().readyState === 1 && document.querySelector('#holds').innerText.startsWith('You hold "
+        "nothing')"
+    )
     assert "yours from another page" in text(b, "#does") or b.js("__console.state().robots[0].holder") == ""
     b.key("Enter")
     b.until("__console.held()[1] > 0")

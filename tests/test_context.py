@@ -10,9 +10,14 @@ from robo_rl.policies.context import Context
 
 def context(rows: int = 3, length: int = 4, seed: int = 0) -> Context:
     g = torch.Generator().manual_seed(seed)
-    kv = tuple((torch.randn(rows, length, 1, 2, generator=g), torch.randn(rows, length, 1, 2, generator=g)) for _ in range(2))
+    kv = tuple(
+        (torch.randn(rows, length, 1, 2, generator=g), torch.randn(rows, length, 1, 2, generator=g))
+        for _ in range(2)
+    )
     mask = torch.arange(length)[None] < torch.tensor([length, *[2] * (rows - 1)])[:, None]
-    return Context(torch.randn(rows, 5, generator=g), kv, mask, mask.sum(1), torch.randn(rows, 6, generator=g))
+    return Context(
+        torch.randn(rows, 5, generator=g), kv, mask, mask.sum(1), torch.randn(rows, 6, generator=g)
+    )
 
 
 def same(a: Context, b: Context) -> None:
@@ -49,13 +54,17 @@ def test_contexts_of_different_policies_are_not_joined():
     with pytest.raises(ValueError, match="same fields and layers"):
         Context.cat([context(), Context(pooled=torch.ones(1, 5))])
     with pytest.raises(ValueError, match="same fields and layers"):
-        Context.cat([context(), Context(**{f.name: getattr(context(), f.name) for f in fields(Context)} | {"kv": ()})])
+        Context.cat(
+            [context(), Context(**{f.name: getattr(context(), f.name) for f in fields(Context)} | {"kv": ()})]
+        )
 
 
 def test_a_context_comes_back_from_its_columns_among_others():
     c = context()
     same(Context.of({"state": torch.ones(3, 2)} | c.columns()), c)
-    assert Context(pooled=c.pooled).columns() == {"context": c.pooled}, "a small policy's context is one column"
+    assert Context(pooled=c.pooled).columns() == {"context": c.pooled}, (
+        "a small policy's context is one column"
+    )
 
 
 def test_another_precision_is_for_numbers_that_are_not_counts():

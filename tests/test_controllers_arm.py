@@ -55,7 +55,7 @@ class Clock:
         self.now += seconds
 
 
-# ---- real time -------------------------------------------------------------------------------------------------------
+# ---- real time ---------------------------------------------------------------------------------------------
 
 
 def test_the_clock_does_not_drift_when_ticks_take_time():
@@ -64,6 +64,7 @@ def test_the_clock_does_not_drift_when_ticks_take_time():
     def tick():
         at.append(clock.now)
         clock.now += 0.0004
+
     timing = real_time(tick, 0.001, 1.0, clock=clock, sleep=clock.sleep, cpu=clock)
     assert timing.ticks == 1000 and timing.late == timing.skipped == 0
     assert np.allclose(at, 10 + 0.001 * np.arange(1000), atol=1e-9)
@@ -76,6 +77,7 @@ def test_a_late_tick_is_caught_up_and_counted_but_a_long_gap_is_skipped():
     def tick():
         at.append(clock.now)
         clock.now += {5: 0.0035, 50: 0.05}.get(len(at), 0.0)
+
     timing = real_time(tick, 0.001, 0.2, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
     assert timing.late == 2 and 47 <= timing.skipped <= 50 and timing.ticks + timing.skipped == 200
     assert timing.period_max == pytest.approx(0.05)
@@ -85,12 +87,18 @@ def test_a_late_tick_is_caught_up_and_counted_but_a_long_gap_is_skipped():
 
 def test_the_loop_ends_when_it_is_told_to():
     clock, left = Clock(), iter([True] * 7 + [False])
-    assert real_time(lambda: None, 0.001, math.inf, clock=clock, sleep=clock.sleep, going=lambda: next(left)).ticks == 7
+    assert (
+        real_time(
+            lambda: None, 0.001, math.inf, clock=clock, sleep=clock.sleep, going=lambda: next(left)
+        ).ticks
+        == 7
+    )
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_loop_keeps_cores_awake_where_the_system_permits(tmp_path, monkeypatch, there):
     from controllers import loop
+
     monkeypatch.setattr(loop, "AWAKE", str(tmp_path / "latency"))
     if there:
         (tmp_path / "latency").write_bytes(b"")
@@ -130,7 +138,7 @@ def test_an_arm_that_is_placed_follows_at_once_like_one_that_has_stood_there():
     assert np.allclose(*ways, atol=1e-4) and ways[0][1] > 0.03
 
 
-# ---- transports: one contract ----------------------------------------------------------------------------------------
+# ---- transports: one contract ------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -150,6 +158,7 @@ def dds_pair(kind=None):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     from controllers.dds import DdsTransport
+
     try:
         nodes = DdsTransport("a", domain=DOMAIN), (kind() if kind else DdsTransport)("b", domain=DOMAIN)
     except UserError as e:
@@ -166,9 +175,11 @@ def ros_pair():
     """The same through rclpy's stand-in."""
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     import ros_stand_in
+
     if "rclpy" not in sys.modules:
         ros_stand_in.install()
     from controllers.ros import RosTransport
+
     nodes = RosTransport("a", domain=DOMAIN), RosTransport("b", domain=DOMAIN)
     yield *nodes, lambda: time.sleep(0.1)
     for node in nodes:
@@ -176,14 +187,25 @@ def ros_pair():
             node.close()
 
 
-TRANSPORTS = [pytest.param(loop_pair, id="in-process"), pytest.param(dds_pair, id="dds"),
-              pytest.param(ros_pair, id="rclpy stand-in")]
+TRANSPORTS = [
+    pytest.param(loop_pair, id="in-process"),
+    pytest.param(dds_pair, id="dds"),
+    pytest.param(ros_pair, id="rclpy stand-in"),
+]
 POSE = PoseStamped(1.5, "base", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0))
-MESSAGES = [POSE, JointState(1.0, ("a", "b"), (1.0, 2.0), (), (0.5, 0.25)), WrenchStamped(0.0, "base", (1.0,) * 6),
-            Numbers((1.0, 2.0)), Flag(True), Text("hello"), CompressedImage(2.0, "front", "jpeg", bytes(range(256))),
-            ClockMessage(12.5), JointTrajectory(0.0, ("a", "b"), ((0.5, (1.0, 2.0)),)),
-            Transforms(1.25, (("base", "tool", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0)),)),
-            Diagnostics(1.5, ((2, "governor", "STOPPED", (("lease", "alice"),)),))]
+MESSAGES = [
+    POSE,
+    JointState(1.0, ("a", "b"), (1.0, 2.0), (), (0.5, 0.25)),
+    WrenchStamped(0.0, "base", (1.0,) * 6),
+    Numbers((1.0, 2.0)),
+    Flag(True),
+    Text("hello"),
+    CompressedImage(2.0, "front", "jpeg", bytes(range(256))),
+    ClockMessage(12.5),
+    JointTrajectory(0.0, ("a", "b"), ((0.5, (1.0, 2.0)),)),
+    Transforms(1.25, (("base", "tool", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0)),)),
+    Diagnostics(1.5, ((2, "governor", "STOPPED", (("lease", "alice"),)),)),
+]
 SET_BOOL, ADD = "std_srvs/srv/SetBool", "example_interfaces/srv/AddTwoInts"
 
 
@@ -211,7 +233,11 @@ def test_a_message_arrives_as_it_was_sent_with_time_and_source(pair, message):
 @pytest.mark.parametrize("pair", TRANSPORTS)
 def test_a_subscription_keeps_the_newest_or_as_many_as_asked_for(pair):
     with pair() as (a, b, wait):
-        one, three, sender = b.subscription("x", Flag), b.subscription("x", Flag, depth=3), a.publisher("x", Flag)
+        one, three, sender = (
+            b.subscription("x", Flag),
+            b.subscription("x", Flag, depth=3),
+            a.publisher("x", Flag),
+        )
         wait()
         for k in range(5):
             sender.publish(Flag(k == 4))
@@ -241,7 +267,8 @@ def test_publishers_are_counted_and_told_apart_and_leave_on_close(pair):
         for s in senders:
             s.publish(Flag(True))
         wait()
-        assert len({g.source for g in box.take()}) == (1 if pair is ros_pair else 2)  # rclpy names all of them in one
+        # rclpy names all of them in one
+        assert len({g.source for g in box.take()}) == (1 if pair is ros_pair else 2)
         a.close()
         wait()
         assert b.publishers("x") == 1
@@ -271,12 +298,17 @@ class Answering:
 def test_a_service_answers_or_the_caller_is_told(pair):
     with pair() as (a, b, wait):
         asked = []
-        a.service("motor/enable", SET_BOOL, lambda r: asked.append(r["data"]) or {"success": True, "message": "on"})
+        a.service(
+            "motor/enable", SET_BOOL, lambda r: asked.append(r["data"]) or {"success": True, "message": "on"}
+        )
         a.service("motor/stop", "std_srvs/srv/Trigger", lambda r: {"success": not r, "message": "off"})
         wait()
         with Answering(a):
             assert b.call("motor/enable", SET_BOOL, {"data": True}) == {"success": True, "message": "on"}
-            assert b.call("motor/enable", SET_BOOL, {}) == {"success": True, "message": "on"} and asked == [True, False]
+            assert b.call("motor/enable", SET_BOOL, {}) == {"success": True, "message": "on"} and asked == [
+                True,
+                False,
+            ]
             assert b.call("motor/stop", "std_srvs/srv/Trigger", {})["message"] == "off"
             with pytest.raises(UserError, match="no field dato in this message; it has data"):
                 b.call("motor/enable", SET_BOOL, {"dato": True})
@@ -301,22 +333,29 @@ def test_parameters_of_every_kind_survive_a_call(pair):
         def handler(request):
             got.extend((p["name"], value_of(p["value"])) for p in request["parameters"])
             return {"results": [{"successful": True, "reason": p["name"]} for p in request["parameters"]]}
+
         a.service("node/set_parameters", "rcl_interfaces/srv/SetParameters", handler)
         wait()
         with Answering(a):
-            reply = b.call("node/set_parameters", "rcl_interfaces/srv/SetParameters", {
-                "parameters": [{"name": f"p{k}", "value": parameter(v)} for k, v in enumerate(values)]})
+            reply = b.call(
+                "node/set_parameters",
+                "rcl_interfaces/srv/SetParameters",
+                {"parameters": [{"name": f"p{k}", "value": parameter(v)} for k, v in enumerate(values)]},
+            )
         assert got == [(f"p{k}", v) for k, v in enumerate(values)]
         assert [r["reason"] for r in reply["results"]] == ["p0", "p1", "p2", "p3"]
 
 
 @pytest.mark.parametrize("pair", TRANSPORTS)
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda a, b: (a.publisher("x", Flag), a.subscription("x", Text)), "carries Flag, not Text"),
-    (lambda a, b: a.publisher("x", Flag).publish(Text("no")), "carries Flag, not Text"),
-    (lambda a, b: a.publisher("x", Flag, "best"), "unknown quality of service 'best'"),
-    (lambda a, b: a.publisher("x", dict), "dict is no message"),
-])
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda a, b: (a.publisher("x", Flag), a.subscription("x", Text)), "carries Flag, not Text"),
+        (lambda a, b: a.publisher("x", Flag).publish(Text("no")), "carries Flag, not Text"),
+        (lambda a, b: a.publisher("x", Flag, "best"), "unknown quality of service 'best'"),
+        (lambda a, b: a.publisher("x", dict), "dict is no message"),
+    ],
+)
 def test_wrong_use_is_one_clear_line(pair, call, says):
     with pair() as (a, b, _), pytest.raises(UserError, match=says):
         call(a, b)
@@ -326,23 +365,31 @@ def test_weather_delays_drops_repeats_and_reorders():
     def through(**kw):
         clock = Clock()
         bus = Bus(clock, NetworkConditions(seed=1, **kw))
-        box, sender = LoopbackTransport(bus, "b").subscription("x", Numbers, depth=1000), LoopbackTransport(bus,
-                                                                                                            "a").publisher("x", Numbers)
+        box, sender = (
+            LoopbackTransport(bus, "b").subscription("x", Numbers, depth=1000),
+            LoopbackTransport(bus, "a").publisher("x", Numbers),
+        )
         for k in range(200):
             sender.publish(Numbers((k, clock.now)))
             clock.sleep(0.01)
         clock.sleep(10)
         got = box.take()
         return [g.message.data[0] for g in got], [g.at - g.message.data[1] for g in got]
+
     assert through()[0] == list(range(200))
     assert through(delay=0.25)[1] == pytest.approx([0.25] * 200)
     assert 60 < len(through(drop=0.5)[0]) < 140
     assert 240 < len(through(repeat=0.5)[0]) < 360
     order, delays = through(jitter=0.1)
-    assert order != sorted(order) and sorted(order) == list(range(200)) and min(delays) >= 0 and max(delays) <= 0.1
+    assert (
+        order != sorted(order)
+        and sorted(order) == list(range(200))
+        and min(delays) >= 0
+        and max(delays) <= 0.1
+    )
 
 
-# ---- DDS -----------------------------------------------------------------------------------------------------------------
+# ---- DDS ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -350,12 +397,14 @@ def dds():
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     import controllers.dds
+
     return controllers.dds
 
 
 @pytest.fixture
 def dds_types(dds):
     import controllers.dds_types
+
     return controllers.dds_types
 
 
@@ -369,17 +418,26 @@ def test_a_quaternion_is_x_first_on_the_wire_and_the_bytes_are_ros_cdr(dds):
     types = dds.Types()
     ros = types.codec.to_ros(PoseStamped(2.25, "base", (1.0, 2.0, 3.0), (0.5, 0.1, 0.2, 0.3)))
     q = ros.pose.orientation
-    assert (q.w, q.x, q.y, q.z) == (0.5, 0.1, 0.2, 0.3) and (ros.header.stamp.sec, ros.header.stamp.nanosec) == (2, 250000000)
+    assert (q.w, q.x, q.y, q.z) == (0.5, 0.1, 0.2, 0.3) and (
+        ros.header.stamp.sec,
+        ros.header.stamp.nanosec,
+    ) == (2, 250000000)
     raw = types.wire("geometry_msgs/msg/PoseStamped")(ros).serialize()
     assert raw[:4] == bytes([0, 1, 0, 0])  # CDR, little endian
-    assert raw[4:20] == (2).to_bytes(4, "little") + (250000000).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"base"
+    assert (
+        raw[4:20]
+        == (2).to_bytes(4, "little") + (250000000).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"base"
+    )
     assert np.frombuffer(raw[-56:]).tolist() == [1, 2, 3, 0.1, 0.2, 0.3, 0.5]
 
 
 def test_type_hashes_and_names_are_ros(dds):
     types = dds.Types()
     assert types.hash("sensor_msgs/msg/JointState").startswith("RIHS01_a13ee3a3")
-    assert types.struct("sensor_msgs/msg/JointState").__idl__.idl_transformed_typename == "sensor_msgs::msg::dds_::JointState_"
+    assert (
+        types.struct("sensor_msgs/msg/JointState").__idl__.idl_transformed_typename
+        == "sensor_msgs::msg::dds_::JointState_"
+    )
 
 
 @pytest.mark.parametrize("names", [("a",), ("joint1", "j2", "elbow"), tuple(f"joint{i}" for i in range(7))])
@@ -391,17 +449,25 @@ def test_the_quick_joint_state_has_the_bytes_of_the_slow_one(dds, names):
         m = JointState(1.5 + k / 3, names, *(tuple(rng.normal(size=len(names)).tolist()) for _ in range(3)))
         form = form or dds.JointForm(m, types.codec, wire)
         assert form.fits(m) and form.filled(m).serialize() == wire(types.codec.to_ros(m)).serialize()
-    assert not form.fits(JointState(1.0, (*names, "more"))) and not form.fits(JointState(1.0, names, (0.0,) * len(names)))
+    assert not form.fits(JointState(1.0, (*names, "more"))) and not form.fits(
+        JointState(1.0, names, (0.0,) * len(names))
+    )
     shape, slow = dds.JointShape(), lambda m: wire(types.codec.to_ros(m)).serialize()
     assert shape.read(slow(m)) is None
     shape.learn(slow(m), types.codec.from_ros(JointState, types.codec.to_ros(m)))
     for other in (m, JointState(7.25, names, *[(-1.5,) * len(names)] * 3)):
         assert shape.read(slow(other)) == types.codec.from_ros(JointState, types.codec.to_ros(other))
-    for other in (JointState(1.0, (*names[:-1], "x" * len(names[-1])), *[(0.0,) * len(names)] * 3), JointState(1.0, names),
-                  JointState(1.0, (*names, "more"), *[(0.0,) * (len(names) + 1)] * 3)):
+    for other in (
+        JointState(1.0, (*names[:-1], "x" * len(names[-1])), *[(0.0,) * len(names)] * 3),
+        JointState(1.0, names),
+        JointState(1.0, (*names, "more"), *[(0.0,) * (len(names) + 1)] * 3),
+    ):
         assert shape.read(slow(other)) is None
     empty = JointState(1.0, names)
-    assert dds.JointForm(empty, types.codec, wire).filled(empty).serialize() == wire(types.codec.to_ros(empty)).serialize()
+    assert (
+        dds.JointForm(empty, types.codec, wire).filled(empty).serialize()
+        == wire(types.codec.to_ros(empty)).serialize()
+    )
 
 
 def test_the_hash_of_a_service_is_ros(dds, dds_types):
@@ -409,11 +475,16 @@ def test_the_hash_of_a_service_is_ros(dds, dds_types):
     types = dds.Types()
     types.add_service(SET_BOOL)
     defs = types.store.fielddefs
-    for _old, new, fields in ((SET_BOOL + "_Request", ADD + "_Request", ("a", "b")), (SET_BOOL + "_Response", ADD + "_Response", ("sum",))):
+    for _old, new, fields in (
+        (SET_BOOL + "_Request", ADD + "_Request", ("a", "b")),
+        (SET_BOOL + "_Response", ADD + "_Response", ("sum",)),
+    ):
         defs[new] = [], [(f, (dds_types.Nodetype.BASE, ("int64", 0))) for f in fields]
     for part in ("", "_Event"):
         text = repr(defs[SET_BOOL + part]).replace(SET_BOOL, ADD)
-        defs[ADD + part] = eval(re.sub(r"<Nodetype\.(\w+): \d>", r"Nodetype.\1", text), {"Nodetype": dds_types.Nodetype})
+        defs[ADD + part] = eval(
+            re.sub(r"<Nodetype\.(\w+): \d>", r"Nodetype.\1", text), {"Nodetype": dds_types.Nodetype}
+        )
     assert types.hash(ADD) == "RIHS01_e118de6bf5eeb66a2491b5bda11202e7b68f198d6f67922cf30364858239c81a"
 
 
@@ -421,17 +492,24 @@ def test_a_service_payload_is_rmw_cyclonedds(dds_types):
     """16 bytes {client, number} between CDR's header and the body, so that alignment stays."""
     cdr = bytes([0, 1, 0, 0]) + b"body"
     raw = dds_types.frame(cdr, 0x0102, -2)
-    assert raw[:4] == cdr[:4] and raw[4:12] == bytes([2, 1, 0, 0, 0, 0, 0, 0]) and raw[12:20] == bytes([0xfe] + [0xff] * 7)
+    assert (
+        raw[:4] == cdr[:4]
+        and raw[4:12] == bytes([2, 1, 0, 0, 0, 0, 0, 0])
+        and raw[12:20] == bytes([0xFE] + [0xFF] * 7)
+    )
     assert raw[20:] == b"body" and dds_types.unframe(raw) == (cdr, 0x0102, -2)
-    assert dds_types.unframe(raw[:19]) == (raw[:19], 0, 0)  # no service's: nobody asked number 0, and it cannot be decoded
+    # no service's: nobody asked number 0, and it cannot be decoded
+    assert dds_types.unframe(raw[:19]) == (raw[:19], 0, 0)
 
 
 def test_a_service_of_another_vendor_or_another_type_is_refused_with_the_reason(dds):
-    fast, cyclone = bytes([1, 0x0f]) + bytes(14), bytes([1, 0x10]) + bytes(14)
+    fast, cyclone = bytes([1, 0x0F]) + bytes(14), bytes([1, 0x10]) + bytes(14)
     assert not dds.service_fault("enable", SET_BOOL, cyclone, "RIHS01_a", "RIHS01_a")
     assert not dds.service_fault("enable", SET_BOOL, cyclone, "", "RIHS01_a")
     said = dds.service_fault("enable", SET_BOOL, fast, "RIHS01_a", "RIHS01_a")
-    assert "service enable is offered over Fast DDS" in said and "RMW_IMPLEMENTATION=rmw_cyclonedds_cpp" in said
+    assert (
+        "service enable is offered over Fast DDS" in said and "RMW_IMPLEMENTATION=rmw_cyclonedds_cpp" in said
+    )
     assert "type hash RIHS01_b" in dds.service_fault("enable", SET_BOOL, cyclone, "RIHS01_b", "RIHS01_a")
     assert "DDS vendor 0177" in dds.service_fault("enable", SET_BOOL, bytes([1, 0x77]), "", "")
 
@@ -446,7 +524,10 @@ def older(dds, node, topic, kind):
     """A writer of another ROS distribution beside a node: the same type name, another hash."""
     ros = dds.t.ROS_TYPES[kind]
     q = node._qos("command", ros)
-    other = dds.qos.Qos(*[p for p in q if not isinstance(p, dds.Policy.Userdata)], dds.Policy.Userdata(b"typehash=RIHS01_0dd;"))
+    other = dds.qos.Qos(
+        *[p for p in q if not isinstance(p, dds.Policy.Userdata)],
+        dds.Policy.Userdata(b"typehash=RIHS01_0dd;"),
+    )
     participant = dds.DomainParticipant(DOMAIN)
     writer = dds.DataWriter(participant, dds.Topic(participant, f"rt/{topic}", node.types.wire(ros)), other)
     yield dds.DdsPublisher(writer, kind, node.types.codec, topic)
@@ -463,7 +544,10 @@ def test_a_writer_of_another_type_hash_is_named_and_not_read(dds):
             wait()
             assert [g.message for g in box.take()] == [Flag(False)]
             [said] = b.complaints()
-            assert "topic target is std_msgs/msg/Bool with type hash RIHS01_0dd" in said and "another ROS distribution" in said
+            assert (
+                "topic target is std_msgs/msg/Bool with type hash RIHS01_0dd" in said
+                and "another ROS distribution" in said
+            )
 
 
 def test_a_topic_of_another_type_is_named(dds):
@@ -471,7 +555,10 @@ def test_a_topic_of_another_type_is_named(dds):
         a.publisher("target", Text, "command")
         b.subscription("target", Flag, "command")
         wait()
-        assert any("topic target is std_msgs::msg::dds_::String_ elsewhere, here std_msgs/msg/Bool" in c for c in b.complaints())
+        assert any(
+            "topic target is std_msgs::msg::dds_::String_ elsewhere, here std_msgs/msg/Bool" in c
+            for c in b.complaints()
+        )
 
 
 def test_the_node_and_its_endpoints_are_in_ros_discovery_info(dds):
@@ -480,7 +567,9 @@ def test_the_node_and_its_endpoints_are_in_ros_discovery_info(dds):
         a.service("enable", SET_BOOL, dict)
         a.publisher("state", Flag)
         wait()
-        reader = dds.DataReader(b.participant, b._topic("ros_discovery_info", dds.DISCOVERY), b._qos("latched", dds.DISCOVERY, 9))
+        reader = dds.DataReader(
+            b.participant, b._topic("ros_discovery_info", dds.DISCOVERY), b._qos("latched", dds.DISCOVERY, 9)
+        )
         wait()
         infos = {bytes(s.message.gid.data): s.message for s in reader.take(N=9) if s.sample_info.valid_data}
         info = infos[a.participant.guid.bytes]
@@ -488,16 +577,26 @@ def test_the_node_and_its_endpoints_are_in_ros_discovery_info(dds):
         assert (node.node_namespace, node.node_name) == ("/", "a")
         assert [bytes(g.data) for g in node.writer_gid_seq] == a.gids["writer"] and len(a.gids["writer"]) == 2
         assert [bytes(g.data) for g in node.reader_gid_seq] == a.gids["reader"] and len(a.gids["reader"]) == 1
-        ids = [dds.user_data(dds.userdata_of(e), "serviceid") for e in dds.BuiltinDataReader(
-            b.participant, dds.BuiltinTopicDcpsSubscription).take(N=100) if getattr(e, "topic_name", "") == "rq/enableRequest"]
+        ids = [
+            dds.user_data(dds.userdata_of(e), "serviceid")
+            for e in dds.BuiltinDataReader(b.participant, dds.BuiltinTopicDcpsSubscription).take(N=100)
+            if getattr(e, "topic_name", "") == "rq/enableRequest"
+        ]
         assert len(ids) == 1 and ids[0].count(".") == 15
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda d: d.DdsTransport("a", domain=500), "ROS domain must be"), (lambda d: d.Types("kinetic"), "unknown ROS distribution"),
-    (lambda d: d.configuration(0, "eth0\"/>"), "no name of a network interface"),
-    (lambda d: d.DdsTransport("a", domain=231, interface="nosuch0"), "cannot use the network interface nosuch0"),
-])
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda d: d.DdsTransport("a", domain=500), "ROS domain must be"),
+        (lambda d: d.Types("kinetic"), "unknown ROS distribution"),
+        (lambda d: d.configuration(0, 'eth0"/>'), "no name of a network interface"),
+        (
+            lambda d: d.DdsTransport("a", domain=231, interface="nosuch0"),
+            "cannot use the network interface nosuch0",
+        ),
+    ],
+)
 def test_wrong_dds_settings_are_one_clear_line(dds, call, says):
     with pytest.raises(UserError, match=says):
         call(dds)
@@ -505,22 +604,36 @@ def test_wrong_dds_settings_are_one_clear_line(dds, call, says):
 
 def test_without_the_extra_the_message_has_the_command_that_installs_it():
     code = "import sys; sys.modules['cyclonedds'] = None; import controllers.dds"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
-                          cwd=Path(__file__).parent.parent).stderr
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(__file__).parent.parent,
+    ).stderr
     assert "the DDS transport needs cyclonedds: pip install 'robo_rl[robot]'" in said
 
 
 def test_rclpy_is_asked_for_the_qualities_that_crisp_needs():
     with ros_pair() as (a, b, _):
         import ros_stand_in as ros
+
         ros.GRAPH.calls.clear()
         a.publisher("target_pose", PoseStamped, "command")
         b.subscription("joint_states", JointState, depth=3)
         b.subscription("estop", Flag, "latched")
         (_, _, command), (_, _, state), (_, _, latched) = ros.GRAPH.calls
-        assert (command.reliability, command.durability, command.depth) == (ros.Reliability.RELIABLE, ros.Durability.VOLATILE, 1)
+        assert (command.reliability, command.durability, command.depth) == (
+            ros.Reliability.RELIABLE,
+            ros.Durability.VOLATILE,
+            1,
+        )
         assert (state.reliability, state.depth) == (ros.Reliability.BEST_EFFORT, 3)
-        assert (latched.reliability, latched.durability) == (ros.Reliability.RELIABLE, ros.Durability.TRANSIENT_LOCAL)
+        assert (latched.reliability, latched.durability) == (
+            ros.Reliability.RELIABLE,
+            ros.Durability.TRANSIENT_LOCAL,
+        )
 
 
 def test_a_second_commander_changes_the_source_that_rclpy_gives():
@@ -542,18 +655,25 @@ def test_a_second_commander_changes_the_source_that_rclpy_gives():
 def test_a_message_package_that_the_workspace_lacks_is_named():
     with ros_pair():
         from controllers.ros import ros_class
+
         with pytest.raises(UserError, match="no nothing_msgs/msg/X: install ros-.ROS_DISTRO-nothing-msgs"):
             ros_class("nothing_msgs/msg/X")
 
 
 def test_without_a_workspace_the_ros_transport_says_what_to_source():
     code = "import sys; sys.modules['rclpy'] = None; import controllers.ros"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
-                          cwd=Path(__file__).parent.parent).stderr
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parent.parent,
+    ).stderr
     assert "source a ROS 2 workspace" in said
 
 
-# ---- the arm on the wire ---------------------------------------------------------------------------------------------
+# ---- the arm on the wire -----------------------------------------------------------------------------------
 
 
 def on_the_wire(options=None, conditions=None):
@@ -570,7 +690,10 @@ def run(node, seconds):
 @pytest.mark.parametrize("conditions", [None, NetworkConditions(delay=0.1, jitter=0.02, drop=0.3, seed=2)])
 def test_a_client_moves_the_arm_and_sees_it_move(conditions):
     _, node, client, _ = on_the_wire(conditions=conditions)
-    pose, joints = client.subscription("current_pose", PoseStamped), client.subscription("joint_states", JointState)
+    pose, joints = (
+        client.subscription("current_pose", PoseStamped),
+        client.subscription("joint_states", JointState),
+    )
     target = client.publisher("target_pose", PoseStamped, "command")
     run(node, 0.6)
     start = pose.latest().message
@@ -582,12 +705,15 @@ def test_a_client_moves_the_arm_and_sees_it_move(conditions):
     assert joints.latest().message.names == ROBOT.joints and not node.refused
 
 
-@pytest.mark.parametrize(("message", "says"), [
-    (PoseStamped(0.0, "camera", (0.5, 0, 0.3), (0, 1, 0, 0)), "frame must be 'base', got 'camera'"),
-    (PoseStamped(0.0, "base", (0.5, math.nan, 0.3), (0, 1, 0, 0)), "must be finite"),
-    (PoseStamped(0.0, "base", (0.5, 0.0, 0.3), (0, 3, 0, 0)), "length 1"),
-    (PoseStamped(0.0, "base", (0.5, 0.0), (0, 1, 0, 0)), "3 numbers"),
-])
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (PoseStamped(0.0, "camera", (0.5, 0, 0.3), (0, 1, 0, 0)), "frame must be 'base', got 'camera'"),
+        (PoseStamped(0.0, "base", (0.5, math.nan, 0.3), (0, 1, 0, 0)), "must be finite"),
+        (PoseStamped(0.0, "base", (0.5, 0.0, 0.3), (0, 3, 0, 0)), "length 1"),
+        (PoseStamped(0.0, "base", (0.5, 0.0), (0, 1, 0, 0)), "3 numbers"),
+    ],
+)
 def test_a_bad_command_is_counted_with_its_reason_and_changes_nothing(message, says):
     arm, node, client, _ = on_the_wire()
     client.publisher("target_pose", PoseStamped, "command").publish(message)
@@ -601,29 +727,42 @@ def test_two_clients_on_one_topic_move_nothing():
     arm, node, client, bus = on_the_wire()
     before = arm.law.reference.target_pos.copy()
     for loop in (client, LoopbackTransport(bus, "second")):
-        loop.publisher("target_pose", PoseStamped, "command").publish(PoseStamped(0.0, "base", (0.5, 0, 0.4), (0, 1, 0, 0)))
+        loop.publisher("target_pose", PoseStamped, "command").publish(
+            PoseStamped(0.0, "base", (0.5, 0, 0.4), (0, 1, 0, 0))
+        )
     run(node, 0.05)
-    assert np.array_equal(arm.law.reference.target_pos, before) and "more than one publisher" in next(iter(node.refused))
+    assert np.array_equal(arm.law.reference.target_pos, before) and "more than one publisher" in next(
+        iter(node.refused)
+    )
 
 
 def test_joint_targets_on_the_wire_go_by_name():
     from controllers.law import joint_impedance
+
     arm, node, client, _ = on_the_wire(joint_impedance(damping=25.0))
     goal = dict(zip(ROBOT.joints, np.array(ROBOT.home) + 0.1, strict=True))
     names = tuple(reversed(ROBOT.joints))
     client.publisher("target_joint", JointState, "command").publish(
-        JointState(0.0, names, tuple(float(goal[n]) for n in names)))
+        JointState(0.0, names, tuple(float(goal[n]) for n in names))
+    )
     run(node, 3.0)
     assert np.abs(arm.model.q - [goal[j] for j in ROBOT.joints]).max() < 5e-3
     client.publisher("target_joint", JointState, "command").publish(JointState(0.0, names[1:], (0.0,) * 6))
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda: SimArm(ROBOT, dt=1.0), "dt must be"), (lambda: SimArm(ROBOT, q=np.zeros(6)), "must have 7 numbers"),
-    (lambda: SimArm(ROBOT, path="<mujoco/>"), "no joints joint1"), (lambda: Disturbance(payload=-1.0), "payload"),
-    (lambda: NetworkConditions(drop=1.5), "drop"), (lambda: SimArm(ROBOT).push([1.0]), "push must have 6"),
-    (lambda: real_time(lambda: None, 0.0, 1.0), "dt must be"), (lambda: LawOptions(ramp=-1.0), "ramp"),
-])
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: SimArm(ROBOT, dt=1.0), "dt must be"),
+        (lambda: SimArm(ROBOT, q=np.zeros(6)), "must have 7 numbers"),
+        (lambda: SimArm(ROBOT, path="<mujoco/>"), "no joints joint1"),
+        (lambda: Disturbance(payload=-1.0), "payload"),
+        (lambda: NetworkConditions(drop=1.5), "drop"),
+        (lambda: SimArm(ROBOT).push([1.0]), "push must have 6"),
+        (lambda: real_time(lambda: None, 0.0, 1.0), "dt must be"),
+        (lambda: LawOptions(ramp=-1.0), "ramp"),
+    ],
+)
 def test_wrong_input_is_one_clear_line(call, says):
     with pytest.raises(UserError, match=says) as e:
         call()
@@ -633,6 +772,7 @@ def test_wrong_input_is_one_clear_line(call, says):
 def test_the_arm_works_in_the_simulators_scenes():
     """Position actuators give way to motors, the cube stays where it is."""
     from sims.mujoco.model import block_xml, scene_xml
+
     xml = scene_xml(block_xml("cube", (0.02, 0.02, 0.02), "red", 0.1))
     tool = load_robot("sim")
     arm = SimArm(replace(tool, site="link7"), path=xml)

@@ -1,4 +1,5 @@
-"""From a policy to the arm on one wire: observation, actions, schedule, governors, and what happens when things are lost."""
+"""From a policy to the arm on one wire: observation, actions, schedule, governors, and what happens when
+things are lost."""
 
 import math
 import os
@@ -31,8 +32,12 @@ from sims.mujoco.tasks import TASKS
 ROOT = Path(__file__).parent.parent
 ROBOT = load_robot("sim")
 PICK = TASKS["pick_cube"]
-TASK = PolicyInterface(state_names=state_names_of(PICK), action_names=AXES, scale=tuple(a.high for a in axes_of("ee_delta")[:6]),
-            period=0.02)
+TASK = PolicyInterface(
+    state_names=state_names_of(PICK),
+    action_names=AXES,
+    scale=tuple(a.high for a in axes_of("ee_delta")[:6]),
+    period=0.02,
+)
 STILL = np.array([[0, 0, 0, 0, 0, 0, 1.0]] * 8)
 
 
@@ -54,7 +59,7 @@ def drive(body, mind, seconds):
         body.tick(mind)
 
 
-# ---- observation and actions -------------------------------------------------------------------------------------------
+# ---- observation and actions -------------------------------------------------------------------------------
 
 
 class Config:
@@ -93,11 +98,16 @@ def test_the_arm_is_an_env_of_the_contract():
     check_env(lambda n: arm_env(n), num_envs=3)
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"state_names": ("joint1", "torque3")}, "does not fit the robot's topics: torque3"),
-    ({"state_names": ()}, "it is empty"), ({"scale": (0.1,) * 5}, "scale needs 6 numbers"),
-    ({"action_names": ("joint1",)}, "do not fit the robot, which is commanded by dx"), ({"period": 0.0}, "control period"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"state_names": ("joint1", "torque3")}, "does not fit the robot's topics: torque3"),
+        ({"state_names": ()}, "it is empty"),
+        ({"scale": (0.1,) * 5}, "scale needs 6 numbers"),
+        ({"action_names": ("joint1",)}, "do not fit the robot, which is commanded by dx"),
+        ({"period": 0.0}, "control period"),
+    ],
+)
 def test_a_run_that_does_not_fit_is_refused_in_one_line(change, says):
     with pytest.raises(UserError, match=says) as e:
         replace(TASK, **change)
@@ -108,7 +118,7 @@ def test_the_objects_of_a_state_are_known_by_name():
     assert objects_of(TASK.state_names) == ("cube",)
 
 
-# ---- schedule ----------------------------------------------------------------------------------------------------------
+# ---- schedule ----------------------------------------------------------------------------------------------
 
 
 def test_immediate_inference_is_the_same_as_acting_row_by_row():
@@ -121,7 +131,9 @@ def test_immediate_inference_is_the_same_as_acting_row_by_row():
 
 
 @pytest.mark.parametrize(("delay", "early"), [(None, False), (lambda k: 0.0, True)])
-def test_a_policy_the_loop_waits_for_is_asked_when_its_rows_are_used_up_however_long_it_once_took(delay, early):
+def test_a_policy_the_loop_waits_for_is_asked_when_its_rows_are_used_up_however_long_it_once_took(
+    delay, early
+):
     body = there()
     body.bridge.latency.add(0.05)  # its first answer
     drive(body, InProcessPolicy(moving(0.1), delay), 0.64)
@@ -137,10 +149,13 @@ def test_late_inference_loses_no_way_and_runs_no_row_twice(delay):
     drive(body, wait, 1.0)
     counts, steps = body.bridge.schedule.counts, math.ceil(delay / 0.02)
     assert counts["late"] >= steps and counts["executed"] <= 50
-    per_chunk = max(steps - (8 - steps), 0)  # one chunk at a time: what inference takes is more than its rows cover
-    assert counts["starved"] <= 2 * steps + 1 + per_chunk * 50 / steps  # before the first, once to learn the delay, then
+    # one chunk at a time: what inference takes is more than its rows cover
+    per_chunk = max(steps - (8 - steps), 0)
+    # before the first, once to learn the delay, then
+    assert counts["starved"] <= 2 * steps + 1 + per_chunk * 50 / steps
     gone = body.arm.pose()[0][1] - before
-    assert 0.006 * counts["executed"] - 0.02 < gone < 0.3  # rows are places in time: what was late is caught up, not lost
+    # rows are places in time: what was late is caught up, not lost
+    assert 0.006 * counts["executed"] - 0.02 < gone < 0.3
     assert body.bridge.governor.state == "ACTIVE" and not body.bridge.lost
 
 
@@ -154,7 +169,7 @@ def test_dry_run_commands_nothing_and_previews_everything():
     assert body.bridge.transport.publishers("target_pose") == 0
 
 
-# ---- what may be lost --------------------------------------------------------------------------------------------------
+# ---- what may be lost --------------------------------------------------------------------------------------
 
 
 def braked(body, seconds=0.5):
@@ -170,10 +185,14 @@ def test_a_dead_bridge_leaves_the_arm_braking_and_holding():
     drive(body, InProcessPolicy(moving(-1)), 0.7)
     assert np.linalg.norm(body.arm.twist()[:3]) > 0.2
     way, speed = braked(body)  # nobody commands any more
-    assert way < 0.07 and speed < 0.01 and body.governor.state == "HOLD" and "no command" in body.governor.reason
+    assert (
+        way < 0.07 and speed < 0.01 and body.governor.state == "HOLD" and "no command" in body.governor.reason
+    )
 
 
-@pytest.mark.parametrize(("controller", "speed"), [("joint", 1.5), ("joint", 0.25), ("cartesian", 1.0), ("cartesian", 0.25)])
+@pytest.mark.parametrize(
+    ("controller", "speed"), [("joint", 1.5), ("joint", 0.25), ("cartesian", 1.0), ("cartesian", 0.25)]
+)
 def test_holding_from_full_pace_does_not_swing(controller, speed):
     """Stiff joints with a real arm's torque rate would: they swing up to 9 rad/s."""
     body = there(speed, controller=controller)
@@ -189,7 +208,8 @@ def test_holding_from_full_pace_does_not_swing(controller, speed):
 
 @pytest.mark.parametrize(("speed", "slow"), [(1.5, 1), (1.0, 1), (0.5, 2), (0.25, 4), (0.3, 4), (0.05, 20)])
 def test_a_slow_arm_runs_the_policy_in_slow_motion(speed, slow):
-    """Every action is done whole, none is cut to the limit, and the policy sees the speed that it asked for."""
+    """Every action is done whole, none is cut to the limit, and the policy sees the speed that it asked
+    for."""
     body, seen = there(speed), []
     bridge = body.bridge
     assert bridge.slow == slowness(TASK, bridge.governor.limits) == slow
@@ -200,11 +220,16 @@ def test_a_slow_arm_runs_the_policy_in_slow_motion(speed, slow):
     def act(observation):
         seen.append((observation["state"][at], bridge.model.dq[0]))
         return rows
+
     began = bridge.gripper_command.pos.copy()
     drive(body, InProcessPolicy(act), 2 * len(rows) * slow * TASK.period)
     c = bridge.schedule.counts
-    assert (c["executed"], c["late"], c["cut"], c["superseded"]) == (2 * len(rows), 0, 0, 0) and len(seen) == 2
-    assert bridge.gripper_command.pos - began == pytest.approx([0, 2 * len(rows) * 0.5 * TASK.scale[1], 0], abs=1e-6)
+    assert (c["executed"], c["late"], c["cut"], c["superseded"]) == (2 * len(rows), 0, 0, 0) and len(
+        seen
+    ) == 2
+    assert bridge.gripper_command.pos - began == pytest.approx(
+        [0, 2 * len(rows) * 0.5 * TASK.scale[1], 0], abs=1e-6
+    )
     assert seen[1][0] == pytest.approx(slow * seen[1][1], rel=1e-5) and abs(seen[1][0]) > 0.4
     assert not bridge.governor.counts and body.governor.state == "ACTIVE"
 
@@ -267,7 +292,9 @@ def test_an_estop_reaches_both_governors(side):
 def test_a_second_commander_is_refused():
     body = there(0.25)
     body.bridge.transport.publisher("target_pose", PoseStamped, "command")
-    with pytest.raises(UserError, match="other publisher on target_pose or target_joint: one commander at a time"):
+    with pytest.raises(
+        UserError, match="other publisher on target_pose or target_joint: one commander at a time"
+    ):
         body.bridge.begin(body.arm.t)
 
 
@@ -277,15 +304,21 @@ def test_a_bad_wire_slows_the_arm_down_but_breaks_no_contract():
     assert body.governor.state in ("ACTIVE", "HOLD") and not body.governor.counts["workspace"]
 
 
-# ---- the arm's node ----------------------------------------------------------------------------------------------------
+# ---- the arm's node ----------------------------------------------------------------------------------------
 
 
 def test_orders_lead_through_the_governors_states_and_refusals_are_told():
     body = there(0.25)
     wire = body.bridge.transport
     said, order = wire.subscription(SAFETY_STATE, Text, "latched", depth=9), body.order
-    for word, now in (("stop", "STOPPED"), ("arm", "STOPPED: refused"), ("claim a 9", "STOPPED"), ("reset", "DISARMED"), ("arm", "ARMED"),
-                      ("disarm", "DISARMED")):
+    for word, now in (
+        ("stop", "STOPPED"),
+        ("arm", "STOPPED: refused"),
+        ("claim a 9", "STOPPED"),
+        ("reset", "DISARMED"),
+        ("arm", "ARMED"),
+        ("disarm", "DISARMED"),
+    ):
         order.publish(Text(word))
         body.run()
         assert said.latest().message.data.startswith(now), word
@@ -316,23 +349,42 @@ def test_the_scene_has_the_cube_and_the_tool_where_the_simulator_has_them():
         scene_xml(load_robot("fr3"), "pick_cube")
 
 
-# ---- commands ----------------------------------------------------------------------------------------------------------
+# ---- commands ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kw", "says"), [
-    ({"seconds": 0.0}, "--seconds"), ({"speed": 9.0}, "--speed"), ({"payload": -1.0}, "--payload"), ({"domain": 999}, "--domain"),
-    ({"lockstep": True}, "--lockstep needs --seconds"), ({"message_drop": 2.0}, "--message-drop"), ({"torque_delay": -1}, "--torque-delay"),
-    ({"push": math.nan}, "--push"), ({"start": -1}, "--start"), ({"message_delay": -1.0}, "--message-delay"),
-    ({"joint_friction": -1.0}, "--joint-friction"),
-])
+@pytest.mark.parametrize(
+    ("kw", "says"),
+    [
+        ({"seconds": 0.0}, "--seconds"),
+        ({"speed": 9.0}, "--speed"),
+        ({"payload": -1.0}, "--payload"),
+        ({"domain": 999}, "--domain"),
+        ({"lockstep": True}, "--lockstep needs --seconds"),
+        ({"message_drop": 2.0}, "--message-drop"),
+        ({"torque_delay": -1}, "--torque-delay"),
+        ({"push": math.nan}, "--push"),
+        ({"start": -1}, "--start"),
+        ({"message_delay": -1.0}, "--message-delay"),
+        ({"joint_friction": -1.0}, "--joint-friction"),
+    ],
+)
 def test_wrong_options_of_sim_arm_are_one_clear_line(kw, says):
     with pytest.raises(UserError, match=says):
         SimArmOptions(**kw)
 
 
 def test_sim_arm_under_disturbances_holds_its_place():
-    arm, node = make_sim_arm(SimArmOptions(lockstep=True, seconds=1, payload=1.0, joint_friction=0.5, torque_delay=2, message_drop=0.5,
-                             message_delay=0.05))
+    arm, node = make_sim_arm(
+        SimArmOptions(
+            lockstep=True,
+            seconds=1,
+            payload=1.0,
+            joint_friction=0.5,
+            torque_delay=2,
+            message_drop=0.5,
+            message_delay=0.05,
+        )
+    )
     before = arm.pose()[0]
     for _ in range(1500):
         node.tick()
@@ -341,16 +393,20 @@ def test_sim_arm_under_disturbances_holds_its_place():
 
 def test_the_pace_is_the_governors_own_at_a_quarter_metre_per_second():
     from controllers.limits import Limits
+
     assert limits_at(0.25) == Limits() and limits_at(0.1).speed == (0.1, 0.4)
     with pytest.raises(UserError, match="speed must be"):
         limits_at(2.0)
 
 
-# ---- the policy elsewhere ----------------------------------------------------------------------------------------------
+# ---- the policy elsewhere ----------------------------------------------------------------------------------
 
 
 def test_messages_survive_the_wire_in_pieces_and_nonsense_is_refused():
-    array, image = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    array, image = (
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(12, dtype=np.uint8).reshape(2, 2, 3),
+    )
     raw = pack({"state": array, "image/front": image}, t0=1.5) + pack({}, error="no")
     incoming, seen = MessageParser(), []
     for byte in raw:
@@ -358,8 +414,14 @@ def test_messages_survive_the_wire_in_pieces_and_nonsense_is_refused():
         if (message := incoming.take()) is not None:
             seen.append(message)
     (head, got), (error, none) = seen
-    assert head == {"t0": 1.5} and np.array_equal(got["state"], array) and np.array_equal(got["image/front"], image)
-    assert got["image/front"].dtype == np.uint8 and error == {"error": "no"} and not none and not incoming.data
+    assert (
+        head == {"t0": 1.5}
+        and np.array_equal(got["state"], array)
+        and np.array_equal(got["image/front"], image)
+    )
+    assert (
+        got["image/front"].dtype == np.uint8 and error == {"error": "no"} and not none and not incoming.data
+    )
     for bad in (b"GET / HTTP/1.1\r\n", b"\x02\x00\x00\x00{]", b"\x02\x00\x00\x00{}"):
         incoming = MessageParser()
         incoming.feed(bad)
@@ -375,7 +437,7 @@ def test_no_policy_at_an_address_says_how_to_start_one():
         RemotePolicyClient("127.0.0.1:9", b"x" * 32)
 
 
-# ---- two processes -----------------------------------------------------------------------------------------------------
+# ---- two processes -----------------------------------------------------------------------------------------
 
 
 def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_path):
@@ -383,6 +445,7 @@ def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_p
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     from controllers.loop import real_time, undisturbed
     from robo_rl.experiment.wire import connect
+
     domain = 101 + os.getpid() % 100
     try:
         wire = connect("arm", domain)
@@ -404,7 +467,7 @@ began = wire.now()
 while True:
     target.publish(PoseStamped(wire.now(), "base", (at.pos[0], at.pos[1] - 0.26 * (wire.now() - began), at.pos[2]), at.quat))
     time.sleep(0.015)
-"""
+"""  # noqa: E501
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     killed, at, speeds = [], [], []
 
@@ -417,6 +480,7 @@ while True:
         if not killed and speeds[-1] > 0.22 and node.governor.state == "ACTIVE":
             child.send_signal(signal.SIGKILL)
             killed.append(len(at))
+
     try:
         patience = time.monotonic() + 200  # on a busy machine the child begins late
         while not wire.publishers("target_pose"):
@@ -428,7 +492,10 @@ while True:
         child.kill()
         child.wait()
         wire.close()
-    assert killed, f"the commander never moved the arm: {node.governor.state} {node.governor.reason}, {max(speeds):.3f} m/s"
+    assert killed, (
+        f"the commander never moved the arm: {node.governor.state} {node.governor.reason}, {max(speeds):.3f} "
+        "m/s"
+    )
     assert child.returncode == -9 and node.governor.state in ("HOLD", "STOPPED")
     moving = np.flatnonzero(np.array(speeds) > 0.01)[-1] + 1 - killed[0]  # ticks of a millisecond
     way = float(np.linalg.norm(at[-1] - at[killed[0] - 1]))

@@ -1,4 +1,5 @@
-"""A wrench and a stiffness that a commander asks for, as the governor judges them: bounds, ramps, silence. No physics."""
+"""A wrench and a stiffness that a commander asks for, as the governor judges them: bounds, ramps, silence. No
+physics."""
 
 import contextlib
 import math
@@ -47,14 +48,18 @@ def streamed(it, *values, every=20, **kw):
     return lambda t: it.comply(wrench(t, *values, **kw), t) if round(t / DT) % every == 0 else None
 
 
-# ---- the wrench --------------------------------------------------------------------------------------------------------
+# ---- the wrench --------------------------------------------------------------------------------------------
 
 
 def test_a_wrench_goes_to_what_was_commanded_within_the_ramp_and_no_faster():
     it = active()
     goal = np.array([10.0, -5.0, 15.0, 1.0, 0.0, -2.0])
     out = np.array([c.wrench if c else NONE for c in ticks(it, 1.001, 0.3, every=streamed(it, *goal))])
-    assert np.array_equal(out[-1], goal) and it.compliance.now().stiffness is None and it.compliance.now().spring == pytest.approx(MOST)
+    assert (
+        np.array_equal(out[-1], goal)
+        and it.compliance.now().stiffness is None
+        and it.compliance.now().spring == pytest.approx(MOST)
+    )
     steps = np.diff(np.vstack([np.zeros(6), out]), axis=0)
     for part, most in ((steps[:, :3], MOST[0]), (steps[:, 3:], MOST[1])):
         sizes = np.linalg.norm(part, axis=1)
@@ -63,11 +68,15 @@ def test_a_wrench_goes_to_what_was_commanded_within_the_ramp_and_no_faster():
     assert reached * DT == pytest.approx(RAMP * np.linalg.norm(goal[:3]) / MOST[0], abs=0.02)
 
 
-@pytest.mark.parametrize(("asked", "allowed"), [
-    ((1e9, 0, 0, 0, 0, 0), (MOST[0], 0, 0, 0, 0, 0)),
-    ((0, -30.0, 40.0, 0, 0, 0), (0, -0.6 * MOST[0], 0.8 * MOST[0], 0, 0, 0)),
-    ((1.0, 2.0, 3.0, 0, 1e300, 0), (1.0, 2.0, 3.0, 0, MOST[1], 0)),
-    ((0, 0, 0, 12.0, 0, -16.0), (0, 0, 0, 0.6 * MOST[1], 0, -0.8 * MOST[1]))])
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ((1e9, 0, 0, 0, 0, 0), (MOST[0], 0, 0, 0, 0, 0)),
+        ((0, -30.0, 40.0, 0, 0, 0), (0, -0.6 * MOST[0], 0.8 * MOST[0], 0, 0, 0)),
+        ((1.0, 2.0, 3.0, 0, 1e300, 0), (1.0, 2.0, 3.0, 0, MOST[1], 0)),
+        ((0, 0, 0, 12.0, 0, -16.0), (0, 0, 0, 0.6 * MOST[1], 0, -0.8 * MOST[1])),
+    ],
+)
 def test_a_wrench_beyond_its_share_of_the_force_limit_keeps_its_direction_and_counts(asked, allowed):
     it = active()
     verdict = it.comply(wrench(1.001, *asked), 1.001)
@@ -91,17 +100,30 @@ def test_a_wrench_in_the_tools_axes_is_turned_to_the_bases():
     assert it.compliance.goal == pytest.approx((*(turn @ [1.0, 2.0, 3.0]), *(turn @ [0.1, 0.2, 0.3])))
 
 
-@pytest.mark.parametrize(("bad", "contract"), [
-    ({"values": (1.0,) * 5}, "dimensions"), ({"values": ()}, "dimensions"), ({"values": (1.0, math.nan, 0, 0, 0, 0)}, "finite"),
-    ({"values": (math.inf, 0, 0, 0, 0, 0)}, "finite"), ({"stamp": math.nan}, "finite"), ({"frame": "camera"}, "frame"),
-    ({"source": "stranger"}, "commander"), ({"stamp": 1.001}, "order"), ({"stamp": 500.0}, "future"), ({"now": 1.5}, "stale")])
+@pytest.mark.parametrize(
+    ("bad", "contract"),
+    [
+        ({"values": (1.0,) * 5}, "dimensions"),
+        ({"values": ()}, "dimensions"),
+        ({"values": (1.0, math.nan, 0, 0, 0, 0)}, "finite"),
+        ({"values": (math.inf, 0, 0, 0, 0, 0)}, "finite"),
+        ({"stamp": math.nan}, "finite"),
+        ({"frame": "camera"}, "frame"),
+        ({"source": "stranger"}, "commander"),
+        ({"stamp": 1.001}, "order"),
+        ({"stamp": 500.0}, "future"),
+        ({"now": 1.5}, "stale"),
+    ],
+)
 def test_a_wrench_that_makes_no_sense_is_blocked_counted_and_changes_nothing(bad, contract):
     it = active(Limits(command_timeout=1e3, state_timeout=1e3))
     it.comply(wrench(1.001, *[2.0] * 6), 1.001)
     before = it.compliance.goal
     made = {"source": "policy", "values": (1.0,) * 6, "frame": "base", "stamp": 1.002} | bad
     now = made.pop("now", 1.002)
-    verdict = it.comply(ComplianceCommand(made["source"], "wrench", made["values"], made["frame"], made["stamp"]), now)
+    verdict = it.comply(
+        ComplianceCommand(made["source"], "wrench", made["values"], made["frame"], made["stamp"]), now
+    )
     assert (verdict.action, verdict.contract) == ("block", contract) and it.counts[contract] == 1
     assert it.compliance.goal == before and it.commander == "policy"
     assert contract in CONTRACTS
@@ -148,8 +170,13 @@ def test_where_the_governor_brakes_wrench_and_stiffness_are_gone_in_the_same_tic
     ticks(it, 1.001, 0.4, every=streamed(it, 5.0, 0, 0, 0, 0, 0))
     assert it.compliance.now().wrench[0] == 5.0 and it.compliance.now().stiffness == STIFF
     t = 1.401
-    {"silence": lambda: None, "stop": lambda: it.stop(t), "disarm": lambda: it.disarm(t),
-     "lease": lambda: it.hold(t, "lease", "a test"), "push": lambda: it.measure(state(wrench=(0, 70.0, 0, 0, 0, 0)), t)}[ends]()
+    {
+        "silence": lambda: None,
+        "stop": lambda: it.stop(t),
+        "disarm": lambda: it.disarm(t),
+        "lease": lambda: it.hold(t, "lease", "a test"),
+        "push": lambda: it.measure(state(wrench=(0, 70.0, 0, 0, 0, 0)), t),
+    }[ends]()
     if ends == "silence":
         t += LIMITS.command_timeout
         it.measure(state(), t)
@@ -157,7 +184,10 @@ def test_where_the_governor_brakes_wrench_and_stiffness_are_gone_in_the_same_tic
     assert it.state == {"stop": STOPPED, "disarm": DISARMED}.get(ends, HOLD)
     if ends == "disarm":
         return
-    assert it.comply(wrench(t + DT, 5.0, 0, 0, 0, 0, 0), t + DT).contract == "state" and it.tick(t + DT, DT).compliance is None
+    assert (
+        it.comply(wrench(t + DT, 5.0, 0, 0, 0, 0, 0), t + DT).contract == "state"
+        and it.tick(t + DT, DT).compliance is None
+    )
 
 
 def test_when_the_commander_is_done_the_wrench_goes_down_the_ramp_and_the_next_one_finds_nothing_of_it():
@@ -166,14 +196,22 @@ def test_when_the_commander_is_done_the_wrench_goes_down_the_ramp_and_the_next_o
     ticks(it, 1.001, 0.4, every=streamed(it, MOST[0], 0, 0, 0, 0, 0))
     it.finish(1.401)
     out = ticks(it, 1.402, 0.3, poses=False)
-    assert it.state == ARMED and out[0].stiffness is None and out[0].wrench[0] == pytest.approx(MOST[0] * (1 - DT / RAMP))
+    assert (
+        it.state == ARMED
+        and out[0].stiffness is None
+        and out[0].wrench[0] == pytest.approx(MOST[0] * (1 - DT / RAMP))
+    )
     assert out[-1] is None
     assert it.command(command(1.702, source="next"), 1.702).action == "allow"
 
 
 def test_a_wrench_alone_is_a_command_it_wakes_the_armed_arm_and_keeps_it_from_silence():
     it = armed()
-    assert it.comply(wrench(1.0, 1.0, 0, 0, 0, 0, 0), 1.0).action == "allow" and it.state == ACTIVE and it.commander == "policy"
+    assert (
+        it.comply(wrench(1.0, 1.0, 0, 0, 0, 0, 0), 1.0).action == "allow"
+        and it.state == ACTIVE
+        and it.commander == "policy"
+    )
     assert it.command(command(1.001, source="other"), 1.001).contract == "commander"
     ticks(it, 1.001, 0.5, poses=False, every=streamed(it, 1.0, 0, 0, 0, 0, 0))
     assert it.state == ACTIVE and it.motion.pos == AT
@@ -187,11 +225,14 @@ def test_another_law_begins_without_the_wrench_of_the_one_before():
     ticks(it, 1.001, 0.4, every=streamed(it, MOST[0], 0, 0, 0, 0, 0))
     it.measure(state(twist=(0.01, 0, 0, 0, 0.02, 0)), 1.402)
     it.rebase(1.402)
-    assert it.motion.v == it.motion.w == (0.0, 0.0, 0.0) and it.motion.target == (it.motion.pos, it.motion.quat)
+    assert it.motion.v == it.motion.w == (0.0, 0.0, 0.0) and it.motion.target == (
+        it.motion.pos,
+        it.motion.quat,
+    )
     assert it.state == ARMED and it.tick(1.402, DT).compliance is None
 
 
-# ---- the stiffness -----------------------------------------------------------------------------------------------------
+# ---- the stiffness -----------------------------------------------------------------------------------------
 
 
 def test_a_stiffness_is_sent_once_and_holds_while_its_commander_goes_on():
@@ -205,31 +246,53 @@ def test_a_stiffness_is_sent_once_and_holds_while_its_commander_goes_on():
     assert it.state == HOLD and it.compliance.now() is None
 
 
-@pytest.mark.parametrize(("asked", "allowed"), [
-    ((1e9,) * 6, (3000.0,) * 3 + (300.0,) * 3), ((-5.0, 100.0, 0.0, 10.0, 400.0, 0.0), (0.0, 100.0, 0.0, 10.0, 300.0, 0.0))])
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ((1e9,) * 6, (3000.0,) * 3 + (300.0,) * 3),
+        ((-5.0, 100.0, 0.0, 10.0, 400.0, 0.0), (0.0, 100.0, 0.0, 10.0, 300.0, 0.0)),
+    ],
+)
 def test_a_stiffness_beyond_its_bounds_is_brought_into_them_and_counts(asked, allowed):
     it = active()
     verdict = it.comply(stiffness(*asked), 1.001)
-    assert (verdict.action, verdict.contract) == ("rewrite", "stiffness_range") and it.compliance.stiffness == allowed
+    assert (verdict.action, verdict.contract) == (
+        "rewrite",
+        "stiffness_range",
+    ) and it.compliance.stiffness == allowed
     assert "0 to 3000 N/m and 300 N m/rad" in verdict.text
     low = active(Limits(max_stiffness=(700.0, 40.0)))
     low.comply(stiffness(*[1000.0] * 6), 1.001)
     assert low.compliance.stiffness == (700.0,) * 3 + (40.0,) * 3
 
 
-@pytest.mark.parametrize(("bad", "contract"), [
-    (stiffness(*[1.0] * 36), "dimensions"), (stiffness(1, 1, 1, 1, 1, math.nan), "finite"), (stiffness(1, 1, math.inf, 1, 1, 1), "finite"),
-    (stiffness(*STIFF, source="stranger"), "commander")])
+@pytest.mark.parametrize(
+    ("bad", "contract"),
+    [
+        (stiffness(*[1.0] * 36), "dimensions"),
+        (stiffness(1, 1, 1, 1, 1, math.nan), "finite"),
+        (stiffness(1, 1, math.inf, 1, 1, 1), "finite"),
+        (stiffness(*STIFF, source="stranger"), "commander"),
+    ],
+)
 def test_a_stiffness_that_makes_no_sense_is_blocked_counted_and_changes_nothing(bad, contract):
     it = active()
     verdict = it.comply(bad, 1.001)
-    assert (verdict.action, verdict.contract) == ("block", contract) and it.counts[contract] == 1 and it.compliance.now() is None
+    assert (
+        (verdict.action, verdict.contract) == ("block", contract)
+        and it.counts[contract] == 1
+        and it.compliance.now() is None
+    )
 
 
 def test_a_stiffness_commands_no_motion_it_needs_who_commands_and_does_not_keep_that_one_from_silence():
     it = armed()
     verdict = it.comply(stiffness(*STIFF), 1.0)
-    assert (verdict.action, verdict.contract, verdict.text) == ("block", "state", "ARMED: nobody commands it yet")
+    assert (verdict.action, verdict.contract, verdict.text) == (
+        "block",
+        "state",
+        "ARMED: nobody commands it yet",
+    )
     assert it.state == ARMED and it.commander is None
     it = active()
     ticks(it, 1.001, 0.3, poses=False, every=lambda t: it.comply(stiffness(*STIFF), t))
@@ -257,15 +320,24 @@ def test_nearer_is_the_goal_or_a_step_on_the_way_to_it():
     assert nearer((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), 0.0) == (1.0, 1.0, 1.0)
 
 
-# ---- every input -------------------------------------------------------------------------------------------------------
+# ---- every input -------------------------------------------------------------------------------------------
 
 
-INPUTS = {"arm": lambda it, t: it.arm(t), "disarm": lambda it, t: it.disarm(t), "stop": lambda it, t: it.stop(t),
-          "let_go": lambda it, t: it.let_go(t, "a"), "hold": lambda it, t: it.hold(t, "lease", "a test"),
-          "finish": lambda it, t: it.finish(t),
-          "rebase": lambda it, t: it.rebase(t), "reset": lambda it, t: it.reset(t), "moved": lambda it, t: it.moved(t),
-          "state": lambda it, t: it.measure(state(), t), "command": lambda it, t: it.command(command(t), t),
-          "comply": lambda it, t: it.comply(stiffness(*STIFF), t), "tick": lambda it, t: it.tick(t, DT)}
+INPUTS = {
+    "arm": lambda it, t: it.arm(t),
+    "disarm": lambda it, t: it.disarm(t),
+    "stop": lambda it, t: it.stop(t),
+    "let_go": lambda it, t: it.let_go(t, "a"),
+    "hold": lambda it, t: it.hold(t, "lease", "a test"),
+    "finish": lambda it, t: it.finish(t),
+    "rebase": lambda it, t: it.rebase(t),
+    "reset": lambda it, t: it.reset(t),
+    "moved": lambda it, t: it.moved(t),
+    "state": lambda it, t: it.measure(state(), t),
+    "command": lambda it, t: it.command(command(t), t),
+    "comply": lambda it, t: it.comply(stiffness(*STIFF), t),
+    "tick": lambda it, t: it.tick(t, DT),
+}
 
 
 @pytest.mark.parametrize("kind", INPUTS)

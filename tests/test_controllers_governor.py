@@ -12,14 +12,7 @@ import pytest
 from controllers import limits as lim
 from controllers.arm import SimArm, follow, govern
 from controllers.contracts import CONTRACTS, Command, State, nearest_allowed
-from controllers.governor import (
-    ACTIVE,
-    ARMED,
-    DISARMED,
-    HOLD,
-    STOPPED,
-    Governor,
-)
+from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governor
 from controllers.limits import Limits
 from controllers.model import arm_model
 from controllers.robot import load_robot
@@ -63,12 +56,14 @@ def run(it, begin, seconds, measured=None, every=None):
         t = begin + k * DT
         if every:
             every(t)
-        it.measure(measured or state(pos=it.motion.pos, quat=it.motion.quat, twist=(*it.motion.v, *it.motion.w)), t)
+        it.measure(
+            measured or state(pos=it.motion.pos, quat=it.motion.quat, twist=(*it.motion.v, *it.motion.w)), t
+        )
         out.append(it.tick(t, DT))
     return out
 
 
-# ---- the state machine -----------------------------------------------------------------------------------------------
+# ---- the state machine -------------------------------------------------------------------------------------
 
 
 def test_nothing_moves_before_a_person_arms():
@@ -110,8 +105,10 @@ def test_a_hold_that_nobody_ends_becomes_a_stop():
     assert it.state == STOPPED and it.counts["command_age"] == 2
 
 
-@pytest.mark.parametrize(("kw", "says"), [({"twist": (0.1, 0, 0, 0, 0, 0)}, "the tool moves"),
-                                          ({"pos": (0.9, 0, 0.3)}, "outside the workspace")])
+@pytest.mark.parametrize(
+    ("kw", "says"),
+    [({"twist": (0.1, 0, 0, 0, 0, 0)}, "the tool moves"), ({"pos": (0.9, 0, 0.3)}, "outside the workspace")],
+)
 def test_arming_is_refused_with_the_reason(kw, says):
     it = Governor(LIMITS, ROBOT)
     it.measure(state(**kw), 1.0)
@@ -131,7 +128,11 @@ def test_a_lost_state_stops_even_while_commands_come():
         t = 1.0 + k * DT
         it.command(command(t), t)
         it.tick(t, DT)
-    assert it.state == STOPPED and it.violations.first[1].contract == "state_age" and it.violations.first[1].blame == "transport"
+    assert (
+        it.state == STOPPED
+        and it.violations.first[1].contract == "state_age"
+        and it.violations.first[1].blame == "transport"
+    )
 
 
 def test_time_running_backwards_stops():
@@ -141,24 +142,42 @@ def test_time_running_backwards_stops():
     assert it.state == STOPPED and it.counts["clock"] == 1
 
 
-# ---- contracts of a command ------------------------------------------------------------------------------------------
+# ---- contracts of a command --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("contract", "bad"), [
-    ("dimensions", {"pos": (0.5, 0.0)}), ("dimensions", {"quat": (1.0, 0.0, 0.0)}),
-    ("finite", {"pos": (0.5, math.nan, 0.3)}), ("finite", {"quat": (math.inf, 0, 0, 0)}), ("finite", {"stamp": math.nan}),
-    ("quaternion", {"quat": (0.0, 1.2, 0.0, 0.0)}), ("quaternion", {"quat": (0.0,) * 4}),
-    ("frame", {"frame": "camera"}), ("frame", {"frame": ""}),
-    ("commander", {"source": "someone else"}), ("order", {"stamp": 0.99}), ("order", {"stamp": 1.0}),
-    ("future", {"stamp": 3.0}),
-])
+@pytest.mark.parametrize(
+    ("contract", "bad"),
+    [
+        ("dimensions", {"pos": (0.5, 0.0)}),
+        ("dimensions", {"quat": (1.0, 0.0, 0.0)}),
+        ("finite", {"pos": (0.5, math.nan, 0.3)}),
+        ("finite", {"quat": (math.inf, 0, 0, 0)}),
+        ("finite", {"stamp": math.nan}),
+        ("quaternion", {"quat": (0.0, 1.2, 0.0, 0.0)}),
+        ("quaternion", {"quat": (0.0,) * 4}),
+        ("frame", {"frame": "camera"}),
+        ("frame", {"frame": ""}),
+        ("commander", {"source": "someone else"}),
+        ("order", {"stamp": 0.99}),
+        ("order", {"stamp": 1.0}),
+        ("future", {"stamp": 3.0}),
+    ],
+)
 def test_a_command_that_breaks_a_contract_is_blocked_with_its_name(contract, bad):
     it = active()
     it.measure(state(), 1.01)
     before = it.motion.target
     verdict = it.command(command(1.01, **{"pos": (0.51, 0, 0.3)} | bad), 1.01)
-    assert (verdict.action, verdict.contract) == ("block", contract) and verdict.text and "\n" not in verdict.text
-    assert it.motion.target == before and it.counts[contract] >= 1 and it.violations.first[1].contract == contract
+    assert (
+        (verdict.action, verdict.contract) == ("block", contract)
+        and verdict.text
+        and "\n" not in verdict.text
+    )
+    assert (
+        it.motion.target == before
+        and it.counts[contract] >= 1
+        and it.violations.first[1].contract == contract
+    )
 
 
 def test_a_late_command_is_stale_on_the_senders_own_clock():
@@ -177,7 +196,11 @@ def test_a_second_commander_is_refused_by_name_and_the_first_goes_on():
         said = it.command(command(1.0 + 0.001 * k, (0.51, 0.0, 0.3), source="intruder"), 1.0 + 0.001 * k)
         assert said.contract == "commander" and "'intruder' commands while 'policy' does" in said.text
     it.measure(state(), 1.1)
-    assert it.command(command(1.1), 1.1).action == "allow" and it.state == ACTIVE and it.counts["commander"] == 100
+    assert (
+        it.command(command(1.1), 1.1).action == "allow"
+        and it.state == ACTIVE
+        and it.counts["commander"] == 100
+    )
     assert it.motion.target[0] == AT
 
 
@@ -236,10 +259,18 @@ def test_defect_4_a_table_at_height_zero_is_a_limit():
     """`min_z or -inf` switches the limit off when it is 0.0."""
     it = active(replace(LIMITS, step=(1.0, 3.0)))
     verdict = it.command(command(1.01, (0.5, 0, -0.2)), 1.01)
-    assert (verdict.action, verdict.contract) == ("rewrite", "workspace") and it.motion.target[0] == (0.5, 0.0, 0.0)
+    assert (verdict.action, verdict.contract) == ("rewrite", "workspace") and it.motion.target[0] == (
+        0.5,
+        0.0,
+        0.0,
+    )
     assert lim.box((9.0, 9.0, -9.0), Limits(low=(None, None, None))) == (9.0, 9.0, -9.0)
     zero = (0.0, 0.0, 0.0)
-    assert lim.box((-1.0, -1.0, -1.0), Limits(low=zero)) == lim.box((1.0, 1.0, 1.0), Limits(low=(None,) * 3, high=zero)) == zero
+    assert (
+        lim.box((-1.0, -1.0, -1.0), Limits(low=zero))
+        == lim.box((1.0, 1.0, 1.0), Limits(low=(None,) * 3, high=zero))
+        == zero
+    )
     for i in range(3):
         low, high = [None] * 3, [None] * 3
         low[i] = high[i] = 0.0
@@ -277,7 +308,9 @@ def test_an_upside_down_tool_is_turned_back_to_the_cone():
 def test_a_tilt_a_little_too_large_is_reduced_to_the_cone():
     it = active(replace(LIMITS, step=(1.0, 3.0)))
     verdict = it.command(command(1.01, quat=g.multiply(g.exp(np.array([0.55, 0, 0])), np.array(DOWN))), 1.01)
-    assert (verdict.action, verdict.contract) == ("rewrite", "orientation") and tilt(it.motion.target[1]) == pytest.approx(0.5)
+    assert (verdict.action, verdict.contract) == ("rewrite", "orientation") and tilt(
+        it.motion.target[1]
+    ) == pytest.approx(0.5)
 
 
 def test_repeated_violations_hold():
@@ -294,19 +327,29 @@ def test_bad_commands_do_not_keep_the_watchdog_quiet():
     assert it.state == HOLD and it.counts["command_age"] == 1
 
 
-# ---- contracts of the state ------------------------------------------------------------------------------------------
+# ---- contracts of the state --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("contract", "kw"), [
-    ("joint_limit", {"q": [*ROBOT.home[:3], ROBOT.upper[3] - 0.01, *ROBOT.home[4:]], "dq": [0, 0, 0, 0.05, 0, 0, 0]}),
-    ("joint_limit", {"q": [*ROBOT.home[:3], ROBOT.upper[3] + 0.01, *ROBOT.home[4:]]}),
-    ("joint_speed", {"dq": [0, 0, 0, 0, 0, 0, 2.7]}), ("tool_speed", {"twist": (0, 0.6, 0, 0, 0, 0)}),
-    ("tool_place", {"pos": (0.5, 0, -0.04)}), ("wrench", {"wrench": (0, 0, -70.0, 0, 0, 0)}),
-])
+@pytest.mark.parametrize(
+    ("contract", "kw"),
+    [
+        (
+            "joint_limit",
+            {"q": [*ROBOT.home[:3], ROBOT.upper[3] - 0.01, *ROBOT.home[4:]], "dq": [0, 0, 0, 0.05, 0, 0, 0]},
+        ),
+        ("joint_limit", {"q": [*ROBOT.home[:3], ROBOT.upper[3] + 0.01, *ROBOT.home[4:]]}),
+        ("joint_speed", {"dq": [0, 0, 0, 0, 0, 0, 2.7]}),
+        ("tool_speed", {"twist": (0, 0.6, 0, 0, 0, 0)}),
+        ("tool_place", {"pos": (0.5, 0, -0.04)}),
+        ("wrench", {"wrench": (0, 0, -70.0, 0, 0, 0)}),
+    ],
+)
 def test_a_measured_state_beyond_a_limit_holds(contract, kw):
     it = active()
     assert it.measure(state(**kw), 1.01).contract == contract and it.state == HOLD
-    assert active().measure(state(q=kw.get("q", ROBOT.home)), 1.01).action == ("hold" if "dq" not in kw and "q" in kw else "allow")
+    assert active().measure(state(q=kw.get("q", ROBOT.home)), 1.01).action == (
+        "hold" if "dq" not in kw and "q" in kw else "allow"
+    )
 
 
 @pytest.mark.parametrize("bad", [state(q=(0.0,) * 6), state(pos=(math.nan, 0, 0)), state(quat=(0.0,) * 4)])
@@ -332,7 +375,11 @@ def test_a_stop_goes_on_from_the_measured_pose_only_while_that_is_fresh(late, fr
     t = 1.0 + LIMITS.state_timeout + late
     it.stop(t)
     out = it.tick(t, DT)
-    assert out.rebased == from_there and (out.pos == (0.51, 0.01, 0.29)) == from_there and (from_there or out.pos == AT)
+    assert (
+        out.rebased == from_there
+        and (out.pos == (0.51, 0.01, 0.29)) == from_there
+        and (from_there or out.pos == AT)
+    )
 
 
 def test_a_tool_that_does_not_follow_holds():
@@ -341,7 +388,7 @@ def test_a_tool_that_does_not_follow_holds():
     assert it.state == HOLD and it.counts["tracking"] == 1
 
 
-# ---- the setpoint ----------------------------------------------------------------------------------------------------
+# ---- the setpoint ------------------------------------------------------------------------------------------
 
 
 def test_the_setpoint_keeps_to_speed_acceleration_and_box_and_arrives():
@@ -356,7 +403,9 @@ def test_the_setpoint_keeps_to_speed_acceleration_and_box_and_arrives():
     assert (p >= np.array(limits.low) - 1e-12).all() and (p <= np.array(limits.high) + 1e-12).all()
     w = np.array([g.turn_between(b.quat, a.quat) for a, b in pairwise(points)]) / DT
     assert np.linalg.norm(w, axis=1).max() <= 1.0 + 1e-6
-    assert math.dist(p[-1], goal) < 1e-4 and g.angle_between(np.array(points[-1].quat), np.array(turned)) < 1e-3
+    assert (
+        math.dist(p[-1], goal) < 1e-4 and g.angle_between(np.array(points[-1].quat), np.array(turned)) < 1e-3
+    )
 
 
 def test_holding_brakes_from_the_measured_pose_not_from_the_command():
@@ -368,7 +417,10 @@ def test_holding_brakes_from_the_measured_pose_not_from_the_command():
     assert points[0].rebased and not points[1].rebased
     p = np.array([s.pos for s in points])
     assert math.dist(p[0], (0.45, 0.1, 0.3)) < 3e-4
-    assert p[-1][0] - 0.45 == pytest.approx(0.2**2 / 2 / 4.0 + 0.2 * 4.0 / 200.0 / 2, rel=0.03) and (p[-1] == p[-2]).all()
+    assert (
+        p[-1][0] - 0.45 == pytest.approx(0.2**2 / 2 / 4.0 + 0.2 * 4.0 / 200.0 / 2, rel=0.03)
+        and (p[-1] == p[-2]).all()
+    )
 
 
 def test_braking_ends_at_the_face_of_the_box():
@@ -385,7 +437,7 @@ def test_a_person_can_disarm_in_motion():
     assert it.state == DISARMED and it.tick(1.02, DT).state == DISARMED
 
 
-# ---- trace -----------------------------------------------------------------------------------------------------------
+# ---- trace -------------------------------------------------------------------------------------------------
 
 
 def traced(path=None):
@@ -395,8 +447,16 @@ def traced(path=None):
         t = 1.0 + k * DT
         it.measure(state(pos=it.motion.pos, quat=it.motion.quat, twist=(*it.motion.v, *it.motion.w)), t)
         if k % 10 == 0:
-            bad = {} if rng.random() < 0.7 else {"frame": "x"} if rng.random() < 0.5 else {"pos": (math.nan, 0, math.inf)}
-            it.command(command(t, **{"pos": tuple(np.array(it.motion.pos) + rng.normal(0, 0.01, 3))} | bad), t)
+            bad = (
+                {}
+                if rng.random() < 0.7
+                else {"frame": "x"}
+                if rng.random() < 0.5
+                else {"pos": (math.nan, 0, math.inf)}
+            )
+            it.command(
+                command(t, **{"pos": tuple(np.array(it.motion.pos) + rng.normal(0, 0.01, 3))} | bad), t
+            )
         it.tick(t, DT)
     it.stop(2.0, "key")
     for call in (it.arm, it.reset):
@@ -421,8 +481,8 @@ def test_a_changed_lost_or_reordered_event_breaks_the_chain_at_its_place(at):
     changed = json.loads(json.dumps(events))
     changed[at]["t"] += 1e-9
     assert first_broken(changed) == at
-    assert first_broken(events[:at] + events[at + 1:]) == at
-    assert first_broken(events[:at] + [events[at + 1], events[at]] + events[at + 2:]) == at
+    assert first_broken(events[:at] + events[at + 1 :]) == at
+    assert first_broken(events[:at] + [events[at + 1], events[at]] + events[at + 2 :]) == at
 
 
 def test_an_event_cut_out_with_the_rest_renumbered_breaks_the_chain():
@@ -443,7 +503,11 @@ def test_a_forged_output_is_found_by_replay_where_it_stands():
 
 def test_the_first_violation_is_the_earliest_that_any_prefix_shows():
     trace, it = traced()
-    bad = [i for i, e in enumerate(trace.events) if e["kind"] == "verdict" and e["data"]["verdict"][0] in ("rewrite", "block")]
+    bad = [
+        i
+        for i, e in enumerate(trace.events)
+        if e["kind"] == "verdict" and e["data"]["verdict"][0] in ("rewrite", "block")
+    ]
     t, verdict = it.violations.first
     assert trace.events[bad[0]]["data"]["verdict"][1] == verdict.contract and trace.events[bad[0]]["t"] == t
 
@@ -463,14 +527,15 @@ def test_once_its_commander_is_done_the_target_goes_with_the_setpoint_that_brake
     assert it.motion.target == (AT, DOWN)  # in HOLD nobody reads it
 
 
-# ---- with law and physics --------------------------------------------------------------------------------------------
+# ---- with law and physics ----------------------------------------------------------------------------------
 
 
 def fuzz(n, seed=0, per_tick=20, share=0.02):
-    """n commands, a `share` of them bad in every kind, `per_tick` each millisecond, a person who arms again and again.
+    """n commands, a `share` of them bad in every kind, `per_tick` each millisecond, a person who arms again
+    and again.
 
-    -> counts of violations of the law's torque limits and of measured tool and setpoint limits, governor, share of the
-    time in ACTIVE."""
+    -> counts of violations of the law's torque limits and of measured tool and setpoint limits, governor,
+    share of the time in ACTIVE."""
     limits = replace(LIMITS, violations=10_000)
     rng, arm = np.random.default_rng(seed), SimArm(ROBOT)
     it = Governor(limits, ROBOT)
@@ -490,7 +555,8 @@ def fuzz(n, seed=0, per_tick=20, share=0.02):
             if u > 1 - 0.01 / per_tick:
                 goal = rng.uniform(low - 0.3, high + 0.3)
             kind = int(u * 1e6) % 9 if bad else -1
-            if kind == 5 and rng.random() < 0.98:  # each intruder holds the arm: few of them, or nothing ever moves
+            # each intruder holds the arm: few of them, or nothing ever moves
+            if kind == 5 and rng.random() < 0.98:
                 kind = 0
             if kind == 0:
                 pos = pos * np.nan
@@ -525,7 +591,9 @@ def fuzz(n, seed=0, per_tick=20, share=0.02):
         last_torque = torque
         pos = np.array(arm.model.pos)
         if out.pos is not None:
-            wrong["setpoint"] += bool((np.array(out.pos) < low - 1e-9).any() or (np.array(out.pos) > high + 1e-9).any())
+            wrong["setpoint"] += bool(
+                (np.array(out.pos) < low - 1e-9).any() or (np.array(out.pos) > high + 1e-9).any()
+            )
             if last is not None and not out.rebased:
                 wrong["step"] += bool(math.dist(out.pos, last.pos) > limits.speed[0] * DT + 1e-9)
         wrong["place"] += bool((pos < low - 0.015).any() or (pos > high + 0.015).any())
@@ -548,7 +616,9 @@ def test_a_million_fuzzed_commands_break_no_limit_at_torques_and_pose():
     print(dict(it.counts), wrong, alive)
     assert not any(wrong.values()), wrong
     assert alive > 0.5
-    assert all(it.counts[c] for c in ("finite", "frame", "commander", "order", "quaternion", "dimensions", "step"))
+    assert all(
+        it.counts[c] for c in ("finite", "frame", "commander", "order", "quaternion", "dimensions", "step")
+    )
 
 
 def test_a_killed_commander_leaves_the_arm_stopped_within_a_quarter_second_and_40_mm():
@@ -616,19 +686,25 @@ def test_the_law_goes_on_from_the_measured_pose_when_the_governor_does():
     assert np.allclose(arm.law.reference.velocity, arm.twist())
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda: Limits(low=(0.5, None, None), high=(0.1, None, None)), "low < high on x"),
-    (lambda: Limits(low=(0.0, 0.0)), "3 numbers"), (lambda: Limits(tilt=2.0), "tilt"),
-    (lambda: Limits(tilt=0.1, tilt_axis=(0, 0, 2.0)), "length 1"), (lambda: Limits(step=(0.0, 1.0)), "step must be"),
-    (lambda: Limits(command_timeout=math.nan), "command_timeout"), (lambda: replay([], ROBOT), "begins with its config"),
-])
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: Limits(low=(0.5, None, None), high=(0.1, None, None)), "low < high on x"),
+        (lambda: Limits(low=(0.0, 0.0)), "3 numbers"),
+        (lambda: Limits(tilt=2.0), "tilt"),
+        (lambda: Limits(tilt=0.1, tilt_axis=(0, 0, 2.0)), "length 1"),
+        (lambda: Limits(step=(0.0, 1.0)), "step must be"),
+        (lambda: Limits(command_timeout=math.nan), "command_timeout"),
+        (lambda: replay([], ROBOT), "begins with its config"),
+    ],
+)
 def test_wrong_limits_are_one_clear_line(call, says):
     with pytest.raises(UserError, match=says) as e:
         call()
     assert "\n" not in str(e.value)
 
 
-# ---- joint targets ---------------------------------------------------------------------------------------------------
+# ---- joint targets -----------------------------------------------------------------------------------------
 
 
 MEANT = arm_model(ROBOT)
@@ -668,9 +744,14 @@ def test_joint_targets_are_followed_within_the_speeds_of_joints_and_tool():
     assert np.linalg.norm(np.diff(tools, axis=0), axis=1).max() / DT <= 0.25 * 1.02
 
 
-@pytest.mark.parametrize(("q", "verdict", "contract"), [
-    ([0.0] * 6, "block", "dimensions"), ([math.nan] * 7, "block", "finite"), ([1.5, 0, 0, -2.37, 0, 2.37, 0.785], "block", "workspace"),
-])
+@pytest.mark.parametrize(
+    ("q", "verdict", "contract"),
+    [
+        ([0.0] * 6, "block", "dimensions"),
+        ([math.nan] * 7, "block", "finite"),
+        ([1.5, 0, 0, -2.37, 0, 2.37, 0.785], "block", "workspace"),
+    ],
+)
 def test_joint_targets_that_break_a_contract_do_not_move_the_setpoint(q, verdict, contract):
     it = jointed()
     pos, quat = meaning(ROBOT.home if len(q) != 7 or not np.isfinite(q).all() else q)
@@ -682,11 +763,16 @@ def test_a_joint_step_too_far_is_taken_part_of_the_way_and_limits_are_kept():
     it, far = jointed(), np.array(ROBOT.home) + [0.3, 0, 0, 0, 0, 0, 0]
     assert it.command(joints(1.0, far), 1.0).contract == "step"
     share = (it.motion.joint_target[0] - ROBOT.home[0]) / 0.3
-    assert 0 < share < 0.5 and math.dist(it.motion.target[0], meaning(ROBOT.home)[0]) == pytest.approx(0.02, rel=0.01)
+    assert 0 < share < 0.5 and math.dist(it.motion.target[0], meaning(ROBOT.home)[0]) == pytest.approx(
+        0.02, rel=0.01
+    )
     it = jointed()
     beyond = [*ROBOT.home[:6], ROBOT.upper[6] + 1.0]
-    near = replace(joints(1.0, ROBOT.home), joints=tuple(beyond))  # a commander who lies about the pose gains nothing
-    assert it.command(near, 1.0).contract == "joint_range" and it.motion.joint_target[6] == pytest.approx(ROBOT.upper[6] - 0.02)
+    # a commander who lies about the pose gains nothing
+    near = replace(joints(1.0, ROBOT.home), joints=tuple(beyond))
+    assert it.command(near, 1.0).contract == "joint_range" and it.motion.joint_target[6] == pytest.approx(
+        ROBOT.upper[6] - 0.02
+    )
 
 
 def test_holding_and_a_pose_end_the_joint_targets():
@@ -698,7 +784,10 @@ def test_holding_and_a_pose_end_the_joint_targets():
     it = jointed()
     it.command(joints(1.0, ROBOT.home), 1.0)
     pos, quat = meaning(ROBOT.home)
-    assert it.command(Command("policy", 1.01, "base", pos, quat), 1.01).action == "allow" and it.tick(1.011, DT).joints is None
+    assert (
+        it.command(Command("policy", 1.01, "base", pos, quat), 1.01).action == "allow"
+        and it.tick(1.011, DT).joints is None
+    )
 
 
 def test_a_trace_with_joint_targets_replays():

@@ -1,5 +1,6 @@
-"""The governor at its limits: each one allows exactly its value and refuses the next number; the motion of the setpoint
-is held against its equations written out once more in NumPy. Times and limits are binary fractions, so sums are exact."""
+"""The governor at its limits: each one allows exactly its value and refuses the next number; the motion of
+the setpoint is held against its equations written out once more in NumPy. Times and limits are binary
+fractions, so sums are exact."""
 
 import math
 from dataclasses import asdict, replace
@@ -16,10 +17,26 @@ from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
 TICK = 1 / 1024
-EXACT = Limits(low=(0.25, -0.5, 0.0), high=(0.75, 0.5, 1.0), tilt=0.5, step=(0.0625, 0.25), speed=(0.25, 1.0),
-               accel=(2.0, 8.0), brake=(4.0, 16.0), measured_speed=(0.5, 2.0), measured_margin=0.03125,
-               joint_margin=0.03125, wrench=(64.0, 16.0), tracking=(0.0625, 0.25), command_timeout=0.125, give_up=0.5,
-               state_timeout=0.0625, stale=0.125, violations=4, window=0.5)
+EXACT = Limits(
+    low=(0.25, -0.5, 0.0),
+    high=(0.75, 0.5, 1.0),
+    tilt=0.5,
+    step=(0.0625, 0.25),
+    speed=(0.25, 1.0),
+    accel=(2.0, 8.0),
+    brake=(4.0, 16.0),
+    measured_speed=(0.5, 2.0),
+    measured_margin=0.03125,
+    joint_margin=0.03125,
+    wrench=(64.0, 16.0),
+    tracking=(0.0625, 0.25),
+    command_timeout=0.125,
+    give_up=0.5,
+    state_timeout=0.0625,
+    stale=0.125,
+    violations=4,
+    window=0.5,
+)
 HOME = (0.5, 0.0, 0.5)
 
 
@@ -43,25 +60,62 @@ def begun(limits=EXACT, **kw):
 def test_the_defaults_are_the_published_ones():
     plain = asdict(Limits())
     assert plain == {
-        "frame": "base", "low": (None, None, 0.0), "high": (None, None, None), "tilt": None,
-        "tilt_axis": (0.0, 0.0, -1.0), "step": (0.02, 0.105), "speed": (0.25, 1.0), "accel": (2.5, 10.0),
-        "brake": (4.0, 16.0), "brake_jerk": (200.0, 800.0), "measured_speed": (0.5, 2.5), "measured_margin": 0.03, "joint_speed": 1.0,
-        "joint_margin": 0.02, "wrench": (60.0, 20.0), "max_stiffness": (3000.0, 300.0), "tracking": (0.05, 0.2), "command_timeout": 0.1,
-        "give_up": 1.0, "state_timeout": 0.05, "stale": 0.2, "violations": 20, "window": 1.0}
+        "frame": "base",
+        "low": (None, None, 0.0),
+        "high": (None, None, None),
+        "tilt": None,
+        "tilt_axis": (0.0, 0.0, -1.0),
+        "step": (0.02, 0.105),
+        "speed": (0.25, 1.0),
+        "accel": (2.5, 10.0),
+        "brake": (4.0, 16.0),
+        "brake_jerk": (200.0, 800.0),
+        "measured_speed": (0.5, 2.5),
+        "measured_margin": 0.03,
+        "joint_speed": 1.0,
+        "joint_margin": 0.02,
+        "wrench": (60.0, 20.0),
+        "max_stiffness": (3000.0, 300.0),
+        "tracking": (0.05, 0.2),
+        "command_timeout": 0.1,
+        "give_up": 1.0,
+        "state_timeout": 0.05,
+        "stale": 0.2,
+        "violations": 20,
+        "window": 1.0,
+    }
     assert lim.JOINT_SHARE == 0.97
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------
+# ---- options -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["command_timeout", "give_up", "state_timeout", "stale", "window", "joint_speed"])
+@pytest.mark.parametrize(
+    "name", ["command_timeout", "give_up", "state_timeout", "stale", "window", "joint_speed"]
+)
 def test_a_time_must_be_above_0(name):
-    assert getattr(Limits(**{name: more(0.0)}), name) > 0 and getattr(Limits(**{name: math.inf}), name) == math.inf
+    assert (
+        getattr(Limits(**{name: more(0.0)}), name) > 0
+        and getattr(Limits(**{name: math.inf}), name) == math.inf
+    )
     with pytest.raises(UserError, match=name):
         Limits(**{name: 0.0})
 
 
-@pytest.mark.parametrize("name", ["step", "speed", "accel", "brake", "brake_jerk", "measured_speed", "wrench", "max_stiffness", "tracking"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step",
+        "speed",
+        "accel",
+        "brake",
+        "brake_jerk",
+        "measured_speed",
+        "wrench",
+        "max_stiffness",
+        "tracking",
+    ],
+)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_size_must_be_above_0(name, axis):
     pair = [1.0, 1.0]
@@ -91,7 +145,7 @@ def test_a_box_has_a_width_and_a_cone_is_below_a_right_angle():
         Limits(high=(1.0, 1.0))
 
 
-# ---- pure pieces -----------------------------------------------------------------------------------------------------
+# ---- pure pieces -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -117,8 +171,21 @@ def z_axis(quat):
     return g.rotate(np.array(quat), np.array([0.0, 0.0, 1.0]))
 
 
-@pytest.mark.parametrize("axis", [(0, 0, -1.0), (0, 0, 1.0), (1.0, 0, 0), (-1.0, 0, 0), (0, 1.0, 0), (0.6, 0, 0.8), (0.8, 0.6, 0),
-                                  (0.95, 0, math.sqrt(1 - 0.95**2)), (0.95, math.sqrt(1 - 0.95**2), 0), (0.85, math.sqrt(1 - 0.85**2), 0)])
+@pytest.mark.parametrize(
+    "axis",
+    [
+        (0, 0, -1.0),
+        (0, 0, 1.0),
+        (1.0, 0, 0),
+        (-1.0, 0, 0),
+        (0, 1.0, 0),
+        (0.6, 0, 0.8),
+        (0.8, 0.6, 0),
+        (0.95, 0, math.sqrt(1 - 0.95**2)),
+        (0.95, math.sqrt(1 - 0.95**2), 0),
+        (0.85, math.sqrt(1 - 0.85**2), 0),
+    ],
+)
 def test_a_tilted_tool_turns_the_shortest_way_onto_the_cone(axis):
     limits, rng = Limits(tilt=0.5, tilt_axis=axis), np.random.default_rng(0)
     for k in range(200):
@@ -128,7 +195,11 @@ def test_a_tilted_tool_turns_the_shortest_way_onto_the_cone(axis):
             towards = -np.array(axis)
             c = np.cross(a, towards)
             sine, cosine = np.linalg.norm(c), float(a @ towards)
-            turn = c / sine * math.atan2(sine, cosine) if sine > 1e-12 else np.array([0.0 if cosine > 0 else math.pi, 0, 0])
+            turn = (
+                c / sine * math.atan2(sine, cosine)
+                if sine > 1e-12
+                else np.array([0.0 if cosine > 0 else math.pi, 0, 0])
+            )
             quat = tuple(g.exp(turn))
             assert z_axis(quat) @ np.array(axis) == pytest.approx(-1)
         angle = math.acos(np.clip(z_axis(quat) @ np.array(axis), -1, 1))
@@ -137,7 +208,9 @@ def test_a_tilted_tool_turns_the_shortest_way_onto_the_cone(axis):
             assert found is quat
         elif angle > 0.5 + 1e-9:
             assert math.acos(np.clip(z_axis(found) @ np.array(axis), -1, 1)) == pytest.approx(0.5, abs=1e-6)
-            assert float(g.angle_between(np.array(found), np.array(quat))) == pytest.approx(angle - 0.5, abs=1e-6)
+            assert float(g.angle_between(np.array(found), np.array(quat))) == pytest.approx(
+                angle - 0.5, abs=1e-6
+            )
     assert lim.upright((1.0, 0.0, 0.0, 0.0), Limits()) == (1.0, 0.0, 0.0, 0.0)
 
 
@@ -169,12 +242,17 @@ def pursued(error, velocity, speed, accel, dt):
 def test_pursuit_is_its_equation_and_brings_a_mass_to_rest_at_the_goal():
     rng = np.random.default_rng(1)
     for _ in range(500):
-        error, v = rng.normal(size=3) * 10.0 ** rng.uniform(-6, 0), rng.normal(size=3) * 10.0 ** rng.uniform(-4, 0)
+        error, v = (
+            rng.normal(size=3) * 10.0 ** rng.uniform(-6, 0),
+            rng.normal(size=3) * 10.0 ** rng.uniform(-4, 0),
+        )
         speed, accel, dt = rng.uniform(0.1, 2), rng.uniform(1, 20), 10.0 ** rng.uniform(-4, -2)
         found = lim.pursue(tuple(error), tuple(v), speed, accel, dt)
         assert np.allclose(found, pursued(error, v, speed, accel, dt), rtol=1e-12, atol=1e-15)
     assert lim.pursue((0.0,) * 3, (0.0,) * 3, 1.0, 1.0, TICK) == (0.0,) * 3
-    assert lim.pursue((0.0,) * 3, (3.0, 0.0, 4.0), 1.0, 1.0, TICK) == pytest.approx((3 - 0.6 * TICK, 0, 4 - 0.8 * TICK))
+    assert lim.pursue((0.0,) * 3, (3.0, 0.0, 4.0), 1.0, 1.0, TICK) == pytest.approx(
+        (3 - 0.6 * TICK, 0, 4 - 0.8 * TICK)
+    )
 
 
 def test_braking_takes_its_deceleration_off_the_speed_until_nothing_is_left():
@@ -194,15 +272,18 @@ def test_braking_comes_and_goes_at_its_jerk():
         speeds.append(v[0])
     assert max(seen) == pytest.approx(4.0) and seen[1] == pytest.approx(200 * TICK)
     assert np.abs(np.diff(seen)[:-1]).max() <= 1.2 * 200 * TICK and seen[-1] <= 2 * 200 * TICK
-    assert len(seen) * TICK == pytest.approx(0.25 / 4 + 4 / 200, abs=4 * TICK)  # a trapezium; in steps of a tick
+    # a trapezium; in steps of a tick
+    assert len(seen) * TICK == pytest.approx(0.25 / 4 + 4 / 200, abs=4 * TICK)
 
 
-# ---- commands at their limits ----------------------------------------------------------------------------------------
+# ---- commands at their limits ------------------------------------------------------------------------------
 
 
 def test_a_quaternion_may_be_a_hundredth_off_and_no_more():
     it = begun()
-    for k, (length, action) in enumerate(((1.0099, "allow"), (0.9901, "allow"), (1.0101, "block"), (0.9899, "block"))):
+    for k, (length, action) in enumerate(
+        ((1.0099, "allow"), (0.9901, "allow"), (1.0101, "block"), (0.9899, "block"))
+    ):
         t = 1.0 + (k + 1) * TICK
         assert it.command(command(t, HOME, (0.0, length, 0.0, 0.0)), t).action == action
 
@@ -210,8 +291,9 @@ def test_a_quaternion_may_be_a_hundredth_off_and_no_more():
 @pytest.mark.parametrize(("delay", "contract"), [(0.125, ""), (more(0.125), "stale"), (0.126, "stale")])
 def test_a_command_may_be_late_by_exactly_what_is_allowed(delay, contract):
     it = begun()
-    assert it.command(command(1.0625 + delay, HOME, stamp=1.0625), 1.0625 + delay).contract == \
-        (contract if 1.0625 + delay - 1.0625 > 0.125 else "")
+    assert it.command(command(1.0625 + delay, HOME, stamp=1.0625), 1.0625 + delay).contract == (
+        contract if 1.0625 + delay - 1.0625 > 0.125 else ""
+    )
 
 
 @pytest.mark.parametrize(("ahead", "contract"), [(0.125, ""), (0.1251, "future")])
@@ -222,8 +304,10 @@ def test_a_stamp_may_be_ahead_by_exactly_what_is_allowed(ahead, contract):
 
 def test_the_least_delay_of_a_sender_is_what_others_are_measured_by():
     it = begun()
-    assert it.command(command(1.0625, HOME, stamp=1.125), 1.0625).action == "allow"  # 0.0625 s better than the first
-    assert it.command(command(1.203125, HOME, stamp=1.140625), 1.203125).action == "allow"  # 0.125 s more than that
+    # 0.0625 s better than the first
+    assert it.command(command(1.0625, HOME, stamp=1.125), 1.0625).action == "allow"
+    # 0.125 s more than that
+    assert it.command(command(1.203125, HOME, stamp=1.140625), 1.203125).action == "allow"
     assert it.command(command(1.2509765625, HOME, stamp=1.1875), 1.2509765625).contract == "stale"
 
 
@@ -236,6 +320,7 @@ def test_a_stamp_must_be_after_the_last_one():
 def test_violations_are_counted_within_the_window_and_one_too_many_holds():
     def bad(it, t):
         return it.command(command(t, HOME, frame="world"), t)
+
     it = begun(replace(EXACT, command_timeout=10.0, state_timeout=10.0))
     for k in range(4):
         bad(it, 1.0 + k * 0.125)
@@ -261,7 +346,7 @@ def test_after_a_hold_for_violations_counting_begins_anew():
     assert it.state == ARMED
 
 
-# ---- the measured arm at its limits ----------------------------------------------------------------------------------
+# ---- the measured arm at its limits ------------------------------------------------------------------------
 
 
 def measured(**kw):
@@ -270,15 +355,24 @@ def measured(**kw):
     return verdict.contract, it.state
 
 
-@pytest.mark.parametrize(("kw", "contract"), [
-    ({"twist": (0.5, 0, 0, 0, 0, 0)}, ""), ({"twist": (more(0.5), 0, 0, 0, 0, 0)}, "tool_speed"),
-    ({"twist": (0, 0, 0.5, 2.0, 0, 0)}, ""),
-    ({"twist": (0, 0, 0, 0, 2.0, 0)}, ""), ({"twist": (0, 0, 0, 0, more(2.0), 0)}, "tool_speed"),
-    ({"pos": (0.75 + 0.03125, 0, 0.5)}, ""), ({"pos": (more(0.75 + 0.03125), 0, 0.5)}, "tool_place"),
-    ({"wrench": (64.0, 0, 0, 0, 0, 0)}, ""), ({"wrench": (0, more(64.0), 0, 0, 0, 0)}, "wrench"),
-    ({"wrench": (64.0, 0, 0, 0, 0, 16.0)}, ""), ({"wrench": (0, 0, 64.0, 16.0, 0, 0)}, ""),
-    ({"wrench": (0, 0, 0, 16.0, 0, 0)}, ""), ({"wrench": (0, 0, 0, 0, 0, more(16.0))}, "wrench"),
-])
+@pytest.mark.parametrize(
+    ("kw", "contract"),
+    [
+        ({"twist": (0.5, 0, 0, 0, 0, 0)}, ""),
+        ({"twist": (more(0.5), 0, 0, 0, 0, 0)}, "tool_speed"),
+        ({"twist": (0, 0, 0.5, 2.0, 0, 0)}, ""),
+        ({"twist": (0, 0, 0, 0, 2.0, 0)}, ""),
+        ({"twist": (0, 0, 0, 0, more(2.0), 0)}, "tool_speed"),
+        ({"pos": (0.75 + 0.03125, 0, 0.5)}, ""),
+        ({"pos": (more(0.75 + 0.03125), 0, 0.5)}, "tool_place"),
+        ({"wrench": (64.0, 0, 0, 0, 0, 0)}, ""),
+        ({"wrench": (0, more(64.0), 0, 0, 0, 0)}, "wrench"),
+        ({"wrench": (64.0, 0, 0, 0, 0, 16.0)}, ""),
+        ({"wrench": (0, 0, 64.0, 16.0, 0, 0)}, ""),
+        ({"wrench": (0, 0, 0, 16.0, 0, 0)}, ""),
+        ({"wrench": (0, 0, 0, 0, 0, more(16.0))}, "wrench"),
+    ],
+)
 def test_the_measured_tool_may_be_exactly_at_a_limit(kw, contract):
     assert measured(**kw) == (contract, HOLD if contract else ACTIVE)
 
@@ -289,31 +383,55 @@ def test_a_measured_joint_may_be_exactly_at_a_limit(j):
         one, two = list(ROBOT.home), [0.0] * 7
         one[j], two[j] = q, dq
         return measured(q=one, dq=two)[0]
+
     low, high, most = ROBOT.lower[j], ROBOT.upper[j], ROBOT.velocity[j]
     middle = (low + high) / 2
     assert at(low, 0.0) == at(high, 0.0) == "" and at(less(low), 0.0) == at(more(high), 0.0) == "joint_limit"
     assert at(low + 0.03125, -0.5) == "" and at(less(low + 0.03125), -0.5) == "joint_limit"
     assert at(high - 0.03125, 0.5) == "" and at(more(high - 0.03125), 0.5) == "joint_limit"
     assert at(low + 0.01, -0.01) == at(low + 0.01, 0.5) == "" and at(low + 0.01, less(-0.01)) == "joint_limit"
-    assert at(high - 0.01, 0.01) == at(high - 0.01, -0.5) == "" and at(high - 0.01, more(0.01)) == "joint_limit"
-    assert at(middle, most) == at(middle, -most) == "" and at(middle, more(most)) == at(middle, -more(most)) == "joint_speed"
+    assert (
+        at(high - 0.01, 0.01) == at(high - 0.01, -0.5) == "" and at(high - 0.01, more(0.01)) == "joint_limit"
+    )
+    assert (
+        at(middle, most) == at(middle, -most) == ""
+        and at(middle, more(most)) == at(middle, -more(most)) == "joint_speed"
+    )
 
 
-@pytest.mark.parametrize(("kw", "contract"), [
-    ({"quat": (0, 1.0999, 0, 0)}, ""), ({"quat": (0, 1.1, 0, 0)}, "state_finite"), ({"quat": (0, 0.9001, 0, 0)}, ""),
-    ({"quat": (0, 0.9, 0, 0)}, "state_finite"), ({"dq": (math.inf,) + (0.0,) * 6}, "state_finite"),
-    ({"q": (math.nan,) + (0.0,) * 6}, "state_finite"), ({"twist": (math.nan,) + (0.0,) * 5}, "state_finite"),
-    ({"wrench": (math.nan,) + (0.0,) * 5}, "state_finite"), ({"wrench": (0.0,) * 5}, "state_dimensions"),
-    ({"dq": (0.0,) * 6}, "state_dimensions"), ({"pos": HOME[:2]}, "state_dimensions"),
-    ({"quat": (1.0, 0, 0)}, "state_dimensions"), ({"twist": (0.0,) * 5}, "state_dimensions")])
+@pytest.mark.parametrize(
+    ("kw", "contract"),
+    [
+        ({"quat": (0, 1.0999, 0, 0)}, ""),
+        ({"quat": (0, 1.1, 0, 0)}, "state_finite"),
+        ({"quat": (0, 0.9001, 0, 0)}, ""),
+        ({"quat": (0, 0.9, 0, 0)}, "state_finite"),
+        ({"dq": (math.inf,) + (0.0,) * 6}, "state_finite"),
+        ({"q": (math.nan,) + (0.0,) * 6}, "state_finite"),
+        ({"twist": (math.nan,) + (0.0,) * 5}, "state_finite"),
+        ({"wrench": (math.nan,) + (0.0,) * 5}, "state_finite"),
+        ({"wrench": (0.0,) * 5}, "state_dimensions"),
+        ({"dq": (0.0,) * 6}, "state_dimensions"),
+        ({"pos": HOME[:2]}, "state_dimensions"),
+        ({"quat": (1.0, 0, 0)}, "state_dimensions"),
+        ({"twist": (0.0,) * 5}, "state_dimensions"),
+    ],
+)
 def test_a_measurement_has_its_numbers_and_they_are_finite(kw, contract):
     assert measured(**kw) == (contract, ACTIVE)
 
 
-@pytest.mark.parametrize(("kw", "refused"), [
-    ({"twist": (0.02, 0, 0, 0, 0, 0)}, False), ({"twist": (more(0.02), 0, 0, 0, 0, 0)}, True),
-    ({"twist": (0, 0, 0, 0.1, 0, 0)}, False), ({"twist": (0, 0, 0, more(0.1), 0, 0)}, True),
-    ({"pos": (0.75 + 0.03125, 0, 0.5)}, False), ({"pos": (0.75 + 0.032, 0, 0.5)}, True)])
+@pytest.mark.parametrize(
+    ("kw", "refused"),
+    [
+        ({"twist": (0.02, 0, 0, 0, 0, 0)}, False),
+        ({"twist": (more(0.02), 0, 0, 0, 0, 0)}, True),
+        ({"twist": (0, 0, 0, 0.1, 0, 0)}, False),
+        ({"twist": (0, 0, 0, more(0.1), 0, 0)}, True),
+        ({"pos": (0.75 + 0.03125, 0, 0.5)}, False),
+        ({"pos": (0.75 + 0.032, 0, 0.5)}, True),
+    ],
+)
 def test_an_arm_may_be_armed_up_to_its_limits(kw, refused):
     it = Governor(EXACT, ROBOT)
     it.measure(state(**{"pos": HOME, **kw}), 1.0)
@@ -337,7 +455,7 @@ def test_a_state_may_be_as_old_as_allowed_when_arming():
     assert it.state == ARMED
 
 
-# ---- time at its limits ----------------------------------------------------------------------------------------------
+# ---- time at its limits ------------------------------------------------------------------------------------
 
 
 def test_silence_is_allowed_up_to_each_timeout():
@@ -364,8 +482,10 @@ def test_a_tool_may_be_off_as_far_and_as_long_as_allowed():
         it.tick(1.0, TICK)
         it.tick(t + seconds, TICK)
         return it.state
+
     assert after(0.0625, 9.0) == ACTIVE and after(0.07, 0.25) == ACTIVE and after(0.07, 0.25 + TICK) == HOLD
-    it = begun(replace(EXACT, command_timeout=10.0, state_timeout=10.0))  # back in between: the time begins anew
+    # back in between: the time begins anew
+    it = begun(replace(EXACT, command_timeout=10.0, state_timeout=10.0))
     for at, off in ((1.0, 0.07), (1.125, 0.0), (1.25, 0.07), (1.5, 0.07)):
         it.measure(state(pos=(0.5 + off, 0.0, 0.5)), at)
         it.tick(at, TICK)
@@ -399,7 +519,7 @@ def test_time_may_stand_but_not_run_back():
     assert it.state == STOPPED and it.counts["clock"] == 1
 
 
-# ---- the motion of the setpoint --------------------------------------------------------------------------------------
+# ---- the motion of the setpoint ----------------------------------------------------------------------------
 
 
 def test_a_setpoint_follows_its_equations_step_by_step():
@@ -430,7 +550,9 @@ def test_a_held_setpoint_goes_on_from_the_measured_motion_within_its_limits_and_
             it.tick(1.0 + k * TICK, TICK)
         before = it.motion.v[1], it.motion.w[2]
         it.tick(1.0 + 22 * TICK, TICK)
-        assert before[0] - it.motion.v[1] == pytest.approx(4.0 * TICK) and before[1] - it.motion.w[2] == pytest.approx(16.0 * TICK)
+        assert before[0] - it.motion.v[1] == pytest.approx(4.0 * TICK) and before[1] - it.motion.w[
+            2
+        ] == pytest.approx(16.0 * TICK)
 
 
 def test_a_stop_goes_on_from_what_is_measured_until_it_is_followed():
@@ -479,7 +601,13 @@ def test_at_a_face_of_the_box_only_what_points_out_of_it_stops():
     it.measure(state(pos=(less(0.75), 0.0, 0.5), twist=(0.2, 0.1, 0.0, 0, 0, 0)), 1.0)
     it.stop(1.0)
     out = it.tick(1.0, TICK)
-    assert out.pos[0] == 0.75 and out.pos[1] > 0 and it.motion.v[0] == 0.0 and it.motion.v[1] > 0 and it.motion.v[2] == 0.0
+    assert (
+        out.pos[0] == 0.75
+        and out.pos[1] > 0
+        and it.motion.v[0] == 0.0
+        and it.motion.v[1] > 0
+        and it.motion.v[2] == 0.0
+    )
 
 
 def test_disarmed_at_rest_there_is_no_setpoint_and_moving_by_hand_forgets_the_braking():
@@ -514,6 +642,7 @@ def test_a_joint_setpoint_follows_its_equations_step_by_step():
 
     def size(x):
         return max(np.linalg.norm(x[:3]), 0.25 * np.linalg.norm(x[3:6]), np.abs(scale * x[6:]).max())
+
     motion, b = np.zeros(13), 0.8 * 2.5 * dt
     for k in range(350):
         t = 1.0 + k * dt
@@ -523,7 +652,9 @@ def test_a_joint_setpoint_follows_its_equations_step_by_step():
         if k == 150:  # back again: it brakes first
             it.motion.joint_target = tuple(wanted - 0.05)
         out = it.tick(t, dt)
-        error = np.concatenate([np.array(goal) - pos, g.turn_between(facing, quat), np.array(it.motion.joint_target) - q])
+        error = np.concatenate(
+            [np.array(goal) - pos, g.turn_between(facing, quat), np.array(it.motion.joint_target) - q]
+        )
         far = size(error)
         go = min(0.25, b * (math.sqrt(0.25 + 2 * far / (b * dt)) - 0.5), far / dt) / far if far else 0.0
         change = go * error - motion
@@ -549,7 +680,10 @@ def test_a_second_joint_target_is_measured_from_the_first():
 def test_a_joint_target_stays_a_margin_inside_its_limits(j):
     it = jointed()
     pos, quat = meaning(ROBOT.home)
-    for beyond, want in ((ROBOT.upper[j] + 1, ROBOT.upper[j] - 0.02), (ROBOT.lower[j] - 1, ROBOT.lower[j] + 0.02)):
+    for beyond, want in (
+        (ROBOT.upper[j] + 1, ROBOT.upper[j] - 0.02),
+        (ROBOT.lower[j] - 1, ROBOT.lower[j] + 0.02),
+    ):
         q = list(ROBOT.home)
         q[j] = beyond
         t = it.now + 0.01
@@ -560,13 +694,23 @@ def test_a_joint_target_stays_a_margin_inside_its_limits(j):
 def test_a_governor_that_has_measured_nothing_asks_for_nothing_and_its_trace_begins_at_0():
     trace = Trace()
     out = Governor(EXACT, ROBOT, trace).tick(3.0, 1e-3)
-    assert (out.state, out.pos, out.quat, out.rebased, out.joints) == (DISARMED, None, (1.0, 0.0, 0.0, 0.0), False, None)
+    assert (out.state, out.pos, out.quat, out.rebased, out.joints) == (
+        DISARMED,
+        None,
+        (1.0, 0.0, 0.0, 0.0),
+        False,
+        None,
+    )
     assert [(e["kind"], e["t"]) for e in trace.events] == [("config", 0.0), ("tick", 3.0)]
 
 
 def test_a_stop_is_blamed_on_a_person_and_a_silent_network_on_the_transport():
     it = begun(replace(EXACT, state_timeout=10.0))
-    assert it.stop(1.0).blame == "person" and it.violations.first[1].contract == "estop" and it.violations.first[0] == 1.0
+    assert (
+        it.stop(1.0).blame == "person"
+        and it.violations.first[1].contract == "estop"
+        and it.violations.first[0] == 1.0
+    )
     it = begun()
     it.tick(1.5, TICK)
     said = it.violations.first[1]

@@ -1,4 +1,5 @@
-"""The control law on a simulated arm, the model against differences, and the defects of public controllers."""
+"""The control law on a simulated arm, the model against differences, and the defects of public
+controllers."""
 
 import json
 import math
@@ -25,7 +26,7 @@ from controllers.robot import PRESETS, by_name, load_robot, presets
 from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
-# ---- model -----------------------------------------------------------------------------------------------------------
+# ---- model -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("q", BENT)
@@ -56,7 +57,8 @@ def test_inertia_and_bias_agree_with_the_simulated_motion(q):
     arm.data.ctrl[arm._ctrl] = torque
     mujoco.mj_forward(arm.mj, arm.data)
     passive = arm.data.qfrc_passive[arm._dof]
-    assert np.allclose(m.inertia() @ arm.data.qacc[arm._dof] + m.bias, torque + passive, atol=0.05)  # moving fingers
+    # moving fingers
+    assert np.allclose(m.inertia() @ arm.data.qacc[arm._dof] + m.bias, torque + passive, atol=0.05)
 
 
 def test_gravity_and_coriolis_can_be_left_to_the_firmware():
@@ -74,6 +76,7 @@ def test_gravity_and_coriolis_can_be_left_to_the_firmware():
 
 def test_the_data_file_is_the_arm_of_the_simulator():
     from sims.mujoco.model import scene_xml
+
     spec = mujoco.MjSpec.from_string(scene_xml(""))
     theirs = spec.compile()
     ours = mujoco.MjSpec.from_file(ROBOT.model).compile()
@@ -84,9 +87,14 @@ def test_the_data_file_is_the_arm_of_the_simulator():
             mujoco.mj_forward(m, d)
         hands = [d.body("link7") for d in (a, b)]
         assert np.allclose(hands[0].xpos, hands[1].xpos) and np.allclose(hands[0].xmat, hands[1].xmat)
-    assert np.allclose(theirs.body_mass, ours.body_mass) and np.allclose(theirs.body_inertia, ours.body_inertia)
-    assert np.allclose(theirs.dof_armature, ours.dof_armature) and np.allclose(theirs.jnt_range, ours.jnt_range)
+    assert np.allclose(theirs.body_mass, ours.body_mass) and np.allclose(
+        theirs.body_inertia, ours.body_inertia
+    )
+    assert np.allclose(theirs.dof_armature, ours.dof_armature) and np.allclose(
+        theirs.jnt_range, ours.jnt_range
+    )
     from sims.mujoco.kinematics import Arm
+
     arm = Arm(1)
     arm.forward(BENT[0].astype(np.float32)[:, None])
     MODEL.update(BENT[0], np.zeros(7))
@@ -102,7 +110,7 @@ URDF = """<robot name="two"><link name="base"/>
  <limit lower="-3" upper="3" effort="50" velocity="2"/></joint>
 <joint name="j2" type="revolute"><parent link="a"/><child link="b"/><origin xyz="1 0 0"/><axis xyz="0 1 0"/>
  <limit lower="-3" upper="3" effort="50" velocity="2"/></joint>
-<joint name="fixed" type="fixed"><parent link="b"/><child link="tip"/><origin xyz="1 0 0"/></joint></robot>"""
+<joint name="fixed" type="fixed"><parent link="b"/><child link="tip"/><origin xyz="1 0 0"/></joint></robot>"""  # noqa: E501
 
 
 def test_a_urdf_without_its_meshes_gives_an_arm_with_its_fixed_links_by_name():
@@ -126,7 +134,7 @@ def test_every_preset_loads_and_every_gain_in_it_is_an_option(name):
     assert robot.topics["target_pose"] == "target_pose"
 
 
-# ---- energy ----------------------------------------------------------------------------------------------------------
+# ---- energy ------------------------------------------------------------------------------------------------
 
 
 def energy(arm, pos, quat, k, kr):
@@ -136,8 +144,9 @@ def energy(arm, pos, quat, k, kr):
 
 
 def test_the_closed_loop_never_gains_energy():
-    options = LawOptions(nullspace="none", posture_stiffness=0.0, error_clip=None, damping=(5.0,) * 3 + (0.5,) * 3,
-                         **AT_ONCE)
+    options = LawOptions(
+        nullspace="none", posture_stiffness=0.0, error_clip=None, damping=(5.0,) * 3 + (0.5,) * 3, **AT_ONCE
+    )
     arm = SimArm(FREE, options)
     pos, quat = arm.pose()
     pos, quat = pos + [0.03, -0.05, 0.04], g.multiply(g.exp(np.array([0.2, -0.1, 0.15])), quat)
@@ -154,7 +163,9 @@ def test_the_closed_loop_never_gains_energy():
 @pytest.mark.parametrize("ratio", [0.3, 0.6])
 def test_overshoot_is_that_of_the_damping_ratio(ratio):
     """Operational space makes each axis a unit mass: overshoot exp(-pi z/sqrt(1 - z^2)) of a step."""
-    arm = SimArm(FREE, operational_space(damping_ratio=ratio, posture_stiffness=0.0, regularisation=1e-6, **AT_ONCE))
+    arm = SimArm(
+        FREE, operational_space(damping_ratio=ratio, posture_stiffness=0.0, regularisation=1e-6, **AT_ONCE)
+    )
     pos, quat = arm.pose()
     arm.law.set_target(pos + [0, 0.02, 0], quat)
     arm.tick()
@@ -165,18 +176,21 @@ def test_overshoot_is_that_of_the_damping_ratio(ratio):
     assert max(ys) / 0.02 - 1 == pytest.approx(expected, abs=0.06)
 
 
-# ---- what it must reach ----------------------------------------------------------------------------------------------
+# ---- what it must reach ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [LawOptions(), operational_space(), LawOptions(nullspace="kinematic")],
-                         ids=["impedance", "operational_space", "kinematic"])
+@pytest.mark.parametrize(
+    "options",
+    [LawOptions(), operational_space(), LawOptions(nullspace="kinematic")],
+    ids=["impedance", "operational_space", "kinematic"],
+)
 @pytest.mark.parametrize("axis", range(3))
 def test_a_ten_centimetre_step_overshoots_by_less_than_5_percent_and_ends_within_1_mm(options, axis):
     arm = SimArm(ROBOT, options)
     arm.run(0.6)
     pos, quat = arm.pose()
     goal = pos.copy()
-    goal[axis] += (-0.1 if axis == 0 else 0.1)
+    goal[axis] += -0.1 if axis == 0 else 0.1
     arm.law.set_target(goal, quat)
     way = []
     arm.run(3.0, lambda: way.append(abs(arm.model.pos[axis] - pos[axis])))
@@ -187,7 +201,8 @@ def test_a_ten_centimetre_step_overshoots_by_less_than_5_percent_and_ends_within
 @pytest.mark.parametrize(("stiffness", "settled"), [(200.0, 4.5), (1500.0, 1.5)])
 @pytest.mark.parametrize("axis", range(6))
 def test_a_push_gives_way_by_f_over_k_within_one_percent_along_and_about_every_axis(axis, stiffness, settled):
-    """Soft springs leave the posture's motion in the null space to die away, with a time constant of 0.9 s."""
+    """Soft springs leave the posture's motion in the null space to die away, with a time constant of 0.9
+    s."""
     arm = SimArm(ROBOT, LawOptions(stiffness=(stiffness,) * 3 + (stiffness / 20,) * 3))
     pos, quat = arm.pose()
     push, k = np.zeros(6), np.repeat([stiffness, stiffness / 20], 3)
@@ -205,7 +220,11 @@ def test_dry_friction_in_the_joints_is_what_keeps_a_pushed_tool_from_its_place()
     """What friction holds at each joint no spring gets."""
     off = []
     for friction in (0.0, 0.5):
-        arm = SimArm(ROBOT, LawOptions(stiffness=(1500.0,) * 3 + (75.0,) * 3), disturbance=Disturbance(joint_friction=friction))
+        arm = SimArm(
+            ROBOT,
+            LawOptions(stiffness=(1500.0,) * 3 + (75.0,) * 3),
+            disturbance=Disturbance(joint_friction=friction),
+        )
         pos, _ = arm.pose()
         arm.push([0, 20.0, 0, 0, 0, 0])
         arm.run(1.0)
@@ -215,14 +234,15 @@ def test_dry_friction_in_the_joints_is_what_keeps_a_pushed_tool_from_its_place()
 
 @pytest.mark.parametrize(("speed", "stiffness"), [(0.05, 200.0), (0.1, 600.0), (0.25, 600.0), (0.25, 200.0)])
 def test_meeting_the_table_pushes_within_the_stated_bounds_first_by_speed_then_by_stiffness(speed, stiffness):
-    """First contact: v sqrt(m k) of the tool's mass on a stiff table, 1800 N per m/s here, whatever the spring; then K times the clip."""
+    """First contact: v sqrt(m k) of the tool's mass on a stiff table, 1800 N per m/s here, whatever the
+    spring; then K times the clip."""
     arm = SimArm(ROBOT, LawOptions(stiffness=(stiffness,) * 3 + (30.0,) * 3, target_speed=speed))
     pos, quat = arm.pose()
     arm.law.set_target(pos - [0, 0, 0.35], quat)
     forces = []
     arm.run(0.25 / speed + 2.0, lambda: forces.append(sum(_normal(arm, i) for i in range(arm.data.ncon))))
     met = next(k for k, f in enumerate(forces) if f > 0)
-    first, steady = max(forces[met:met + 100]), float(np.mean(forces[-50:]))
+    first, steady = max(forces[met : met + 100]), float(np.mean(forces[-50:]))
     assert 1200 * speed < first <= 1800 * speed and max(forces) == first
     assert 0.095 * stiffness <= steady <= 0.105 * stiffness + 5
 
@@ -253,8 +273,11 @@ def test_a_payload_that_the_robots_file_names_does_not_sag():
     centre = np.array(bare.pos) + 0.05 * bare.rotation[:, 2]
     lever = bare.jac[:3] + np.cross(bare.jac[3:].T, centre - bare.pos).T
     assert np.allclose(model.bias - bare.bias, lever.T @ [0, 0, 9.81], atol=1e-6)
-    for robot, disturbance, sag in ((knows, Disturbance(), 0.0), (ROBOT, Disturbance(payload=1.0), -9.81 / 600),
-                                    (knows, Disturbance(payload=0.5), -4.905 / 600)):
+    for robot, disturbance, sag in (
+        (knows, Disturbance(), 0.0),
+        (ROBOT, Disturbance(payload=1.0), -9.81 / 600),
+        (knows, Disturbance(payload=0.5), -4.905 / 600),
+    ):
         arm = SimArm(robot, disturbance=disturbance)
         before, _ = arm.pose()
         arm.run(3.0)
@@ -302,7 +325,7 @@ def test_admittance_gives_way_by_f_over_k_and_comes_back():
     assert pos == pytest.approx((0.5, 0.0, 0.3), abs=1e-4)
 
 
-# ---- memory: activation, ramps, limits, rates ------------------------------------------------------------------------
+# ---- memory: activation, ramps, limits, rates --------------------------------------------------------------
 
 
 def test_the_reference_keeps_to_its_speeds():
@@ -320,15 +343,24 @@ def test_the_reference_keeps_to_its_speeds():
     assert r.settled and r.pos.tolist() == [1.0, 1.0, 0.0] and not r.velocity.any()
 
 
-# ---- defects of public controllers that are not ours -----------------------------------------------------------------
+# ---- defects of public controllers that are not ours -------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [LawOptions(), LawOptions(posture_stiffness=0.0, posture_damping=None),
-                                     joint_impedance(), gravity_compensation()])
+@pytest.mark.parametrize(
+    "options",
+    [
+        LawOptions(),
+        LawOptions(posture_stiffness=0.0, posture_damping=None),
+        joint_impedance(),
+        gravity_compensation(),
+    ],
+)
 def test_defect_3_default_posture_damping_is_never_negative(options):
     assert (Law(options, ROBOT)._m["dn"] >= 0).all()
     dq = np.linspace(0.1, 0.4, 7)
-    law = law_at(HOME, replace(options, stiffness=(0.0,) * 6, nullspace="none", torque_rate=None, ramp=0.0), dq=dq)
+    law = law_at(
+        HOME, replace(options, stiffness=(0.0,) * 6, nullspace="none", torque_rate=None, ramp=0.0), dq=dq
+    )
     for _ in range(50):
         torque = law.tick(MODEL, 1e-3)
     assert (torque - MODEL.bias) @ dq <= 1e-9
@@ -340,8 +372,11 @@ def test_defect_5_joint_targets_go_by_name_and_velocities_have_their_own_size():
     names = list(reversed(ROBOT.joints)) + ["left_finger"]
     values = np.arange(8.0)
     assert by_name(ROBOT.joints, names, values).tolist() == [6, 5, 4, 3, 2, 1, 0]
-    for bad, says in (((names, values[:3]), "3 values for 8 joint names"), ((names[1:], values[1:]), "lacks the joints joint7"),
-                      ((names[:-1] + ["joint1"], values), "named twice")):
+    for bad, says in (
+        ((names, values[:3]), "3 values for 8 joint names"),
+        ((names[1:], values[1:]), "lacks the joints joint7"),
+        ((names[:-1] + ["joint1"], values), "named twice"),
+    ):
         with pytest.raises(UserError, match=says):
             by_name(ROBOT.joints, *bad)
     with pytest.raises(UserError, match="joint velocity reference must have 7 numbers"):
@@ -349,7 +384,9 @@ def test_defect_5_joint_targets_go_by_name_and_velocities_have_their_own_size():
 
 
 def test_defect_6_operational_space_with_a_torque_rate_limit_survives_a_large_step():
-    arm = SimArm(ROBOT, operational_space((1000.0,) * 6, damping=(100.0,) * 3 + (10.0,) * 3, torque_rate=500.0))
+    arm = SimArm(
+        ROBOT, operational_space((1000.0,) * 6, damping=(100.0,) * 3 + (10.0,) * 3, torque_rate=500.0)
+    )
     pos, quat = arm.pose()
     goal = pos + [0, 0.12, 0]
     arm.law.set_target(goal, quat)
@@ -358,40 +395,62 @@ def test_defect_6_operational_space_with_a_torque_rate_limit_survives_a_large_st
     assert np.linalg.norm(arm.pose()[0] - goal) < 1e-3 and max(fastest) < 1.5
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------
+# ---- bad input ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda: load_robot("frankka"), "unknown robot 'frankka'"),
-    (lambda: ArmModel(ROBOT.model, ("joint1", "jiont2"), "tcp"), "unknown joint 'jiont2'; did you mean 'joint2'"),
-    (lambda: ArmModel(ROBOT.model, ROBOT.joints, "tpc"), "unknown site or link 'tpc'; did you mean 'tcp'"),
-    (lambda: ArmModel("nowhere.xml", ROBOT.joints, "tcp"), "no model file nowhere.xml"),
-    (lambda: ArmModel("<mujoco><worldbody>", ROBOT.joints, "tcp"), "cannot be read"),
-    (lambda: ArmModel(ROBOT.model, tuple(reversed(ROBOT.joints)), "tcp"), "from the base to the tool"),
-    (lambda: arm_model(load_robot("fr3")), "fr3 ships no model"),
-    (lambda: SimArm(load_robot("fr3")), "fr3 ships no model"),
-    (lambda: law_at(HOME).set_target(np.zeros(2), np.zeros(4)), "target position must have 3 numbers"),
-    (lambda: law_at(HOME).set_target(np.zeros(3), np.array([2.0, 0, 0, 0])), "length 1 within 0.01, got 2"),
-    (lambda: law_at(HOME).set_target(np.array([0, np.nan, 0]), np.array([1.0, 0, 0, 0])), "must be finite"),
-    (lambda: law_at(HOME).set_target("here", np.array([1.0, 0, 0, 0])), "must be 3 numbers"),
-    (lambda: law_at(HOME).set_wrench(np.zeros(6), "camera"), "unknown frame 'camera'"),
-    (lambda: law_at(HOME).set_stiffness(np.full(6, -1.0)), "at least 0"),
-    (lambda: LawOptions(stiffness=(1.0, 2.0)), "stiffness needs 6"),
-    (lambda: LawOptions(task="impedence"), "unknown task 'impedence'"),
-    (lambda: LawOptions(torque_fraction=1.5), "torque_fraction"),
-    (lambda: Law(LawOptions(posture_stiffness=(1.0,) * 6), ROBOT), "one number or 7"),
-    (lambda: Law(LawOptions(friction=True), ROBOT), "no identified friction"),
-    (lambda: AdmittanceOptions(mass=(0.0, 1.0)), "mass above 0"),
-])
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: load_robot("frankka"), "unknown robot 'frankka'"),
+        (
+            lambda: ArmModel(ROBOT.model, ("joint1", "jiont2"), "tcp"),
+            "unknown joint 'jiont2'; did you mean 'joint2'",
+        ),
+        (
+            lambda: ArmModel(ROBOT.model, ROBOT.joints, "tpc"),
+            "unknown site or link 'tpc'; did you mean 'tcp'",
+        ),
+        (lambda: ArmModel("nowhere.xml", ROBOT.joints, "tcp"), "no model file nowhere.xml"),
+        (lambda: ArmModel("<mujoco><worldbody>", ROBOT.joints, "tcp"), "cannot be read"),
+        (lambda: ArmModel(ROBOT.model, tuple(reversed(ROBOT.joints)), "tcp"), "from the base to the tool"),
+        (lambda: arm_model(load_robot("fr3")), "fr3 ships no model"),
+        (lambda: SimArm(load_robot("fr3")), "fr3 ships no model"),
+        (lambda: law_at(HOME).set_target(np.zeros(2), np.zeros(4)), "target position must have 3 numbers"),
+        (
+            lambda: law_at(HOME).set_target(np.zeros(3), np.array([2.0, 0, 0, 0])),
+            "length 1 within 0.01, got 2",
+        ),
+        (
+            lambda: law_at(HOME).set_target(np.array([0, np.nan, 0]), np.array([1.0, 0, 0, 0])),
+            "must be finite",
+        ),
+        (lambda: law_at(HOME).set_target("here", np.array([1.0, 0, 0, 0])), "must be 3 numbers"),
+        (lambda: law_at(HOME).set_wrench(np.zeros(6), "camera"), "unknown frame 'camera'"),
+        (lambda: law_at(HOME).set_stiffness(np.full(6, -1.0)), "at least 0"),
+        (lambda: LawOptions(stiffness=(1.0, 2.0)), "stiffness needs 6"),
+        (lambda: LawOptions(task="impedence"), "unknown task 'impedence'"),
+        (lambda: LawOptions(torque_fraction=1.5), "torque_fraction"),
+        (lambda: Law(LawOptions(posture_stiffness=(1.0,) * 6), ROBOT), "one number or 7"),
+        (lambda: Law(LawOptions(friction=True), ROBOT), "no identified friction"),
+        (lambda: AdmittanceOptions(mass=(0.0, 1.0)), "mass above 0"),
+    ],
+)
 def test_wrong_input_is_one_clear_line(call, says):
     with pytest.raises(UserError, match=says) as e:
         call()
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize(("change", "says"), [({"home": [9.0] * 7}, "home between"), ({"torque": [1.0]}, "torque needs 7"),
-                                              ({"velocity": [0.0] * 7}, "above 0"), ({"colour": 1}, "field 'colour'"),
-                                              ({"joints": ["a"] * 7}, "each once")])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"home": [9.0] * 7}, "home between"),
+        ({"torque": [1.0]}, "torque needs 7"),
+        ({"velocity": [0.0] * 7}, "above 0"),
+        ({"colour": 1}, "field 'colour'"),
+        ({"joints": ["a"] * 7}, "each once"),
+    ],
+)
 def test_a_wrong_robot_file_is_one_clear_line(tmp_path, change, says):
     raw = json.loads((PRESETS / "sim.json").read_text()) | change
     path = tmp_path / "mine.json"

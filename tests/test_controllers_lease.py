@@ -13,7 +13,7 @@ from robo_rl.errors import UserError
 TRIGGER = "std_srvs/srv/Trigger"
 
 
-# ---- the lease alone ---------------------------------------------------------------------------------------------------
+# ---- the lease alone ---------------------------------------------------------------------------------------
 
 
 def test_a_lease_is_one_names_until_its_deadline_and_the_same_name_comes_in_at_once():
@@ -40,8 +40,10 @@ def test_a_lease_is_one_names_until_its_deadline_and_the_same_name_comes_in_at_o
     assert lease.holder(4.0) == ""
 
 
-@pytest.mark.parametrize(("name", "seconds"), [
-    ("", 1.0), ("a b", 1.0), ("x" * 65, 1.0), ("a", 0.0), ("a", LONGEST + 1), ("a", float("nan"))])
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("", 1.0), ("a b", 1.0), ("x" * 65, 1.0), ("a", 0.0), ("a", LONGEST + 1), ("a", float("nan"))],
+)
 def test_a_claim_that_makes_no_sense_is_refused(name, seconds):
     lease = ArmLease()
     with pytest.raises(UserError, match="lease's"):
@@ -49,7 +51,7 @@ def test_a_claim_that_makes_no_sense_is_refused(name, seconds):
     assert lease.holder(0.0) == ""
 
 
-# ---- on the wire -------------------------------------------------------------------------------------------------------
+# ---- on the wire -------------------------------------------------------------------------------------------
 
 
 class Person:
@@ -72,12 +74,17 @@ class Person:
         return self.wire.call(f"safety/{name}", TRIGGER, {})
 
     def put(self, value):
-        return self.wire.call(f"{CARTESIAN}/set_parameters", "rcl_interfaces/srv/SetParameters", {
-            "parameters": [{"name": "damping_ratio", "value": {"type": 3, "double_value": value}}]})["results"][0]
+        return self.wire.call(
+            f"{CARTESIAN}/set_parameters",
+            "rcl_interfaces/srv/SetParameters",
+            {"parameters": [{"name": "damping_ratio", "value": {"type": 3, "double_value": value}}]},
+        )["results"][0]
 
     def aim(self, target, there, aside=0.0):
         x, y, z = self.there.arm.model.pos
-        target.publish(PoseStamped(self.wire.now(), "base", (x, y + aside, z), tuple(self.there.arm.model.quat)))
+        target.publish(
+            PoseStamped(self.wire.now(), "base", (x, y + aside, z), tuple(self.there.arm.model.quat))
+        )
 
 
 @pytest.fixture
@@ -87,15 +94,24 @@ def there():
 
 def test_arming_needs_the_lease_and_a_second_commander_is_refused_by_name(there):
     alice, bob = Person(there, "alice"), Person(there, "bob")
-    assert alice.say("arm alice") == ["arm alice: nobody holds the arm: claim it first"] and there.node.governor.state == "DISARMED"
-    assert not alice.call("arm")["success"] and alice.refused.take()[0].message.data == "safety/arm: nobody holds the arm: claim it first"
+    assert (
+        alice.say("arm alice") == ["arm alice: nobody holds the arm: claim it first"]
+        and there.node.governor.state == "DISARMED"
+    )
+    assert (
+        not alice.call("arm")["success"]
+        and alice.refused.take()[0].message.data == "safety/arm: nobody holds the arm: claim it first"
+    )
     assert alice.say("claim alice 5", "arm alice") == [] and there.node.governor.state == "ARMED"
     assert alice.lease.latest().message.data == f"alice {alice.wire.identity}"
     bob.refused.take()
     assert bob.say("claim bob 5") == ["claim bob: alice holds the arm"]
     bob.say("disarm")  # whoever is afraid may
     assert there.node.governor.state == "DISARMED"
-    assert bob.say("arm bob") == ["arm bob: alice holds the arm"] and "alice holds the arm" in bob.call("arm")["message"]
+    assert (
+        bob.say("arm bob") == ["arm bob: alice holds the arm"]
+        and "alice holds the arm" in bob.call("arm")["message"]
+    )
     assert alice.call("arm") == {"success": True, "message": "ARMED"}  # by who calls
 
 
@@ -103,7 +119,9 @@ def test_targets_and_gripper_of_another_move_nothing_and_the_holder_is_followed_
     alice, bob = Person(there, "alice"), Person(there, "bob")
     alice.say("claim alice 100", "arm alice")
     mine, theirs = (p.wire.publisher("target_pose", PoseStamped, "command") for p in (alice, bob))
-    grip = [p.wire.publisher("gripper_position_controller/commands", Numbers, "command") for p in (alice, bob)]
+    grip = [
+        p.wire.publisher("gripper_position_controller/commands", Numbers, "command") for p in (alice, bob)
+    ]
     at, refused = np.array(there.arm.model.pos), []
     for _ in range(20):
         bob.aim(theirs, there, 0.02)
@@ -113,7 +131,10 @@ def test_targets_and_gripper_of_another_move_nothing_and_the_holder_is_followed_
         refused += [got.message.data for got in bob.refused.take()]
     assert there.node.governor.state == "ACTIVE" and np.linalg.norm(np.array(there.arm.model.pos) - at) < 2e-3
     assert there.arm.opening > 0.9
-    assert any(line.startswith("target_pose: bob#") and "commands while alice holds the arm" in line for line in refused)
+    assert any(
+        line.startswith("target_pose: bob#") and "commands while alice holds the arm" in line
+        for line in refused
+    )
     grip[0].publish(Numbers((0.0,)))
     for _ in range(20):
         alice.aim(mine, there)
@@ -124,10 +145,16 @@ def test_targets_and_gripper_of_another_move_nothing_and_the_holder_is_followed_
 def test_controllers_parameters_and_the_scene_are_the_holders_to_change(there):
     alice, bob = Person(there, "alice"), Person(there, "bob")
     alice.say("claim alice 5")
-    assert bob.put(1.5) == {"successful": False, "reason": "alice holds the arm"} and alice.put(1.5)["successful"]
+    assert (
+        bob.put(1.5) == {"successful": False, "reason": "alice holds the arm"}
+        and alice.put(1.5)["successful"]
+    )
     for who, ok in ((bob, False), (alice, True)):
-        said = who.wire.call("controller_manager/switch_controller", "controller_manager_msgs/srv/SwitchController", {
-            "activate_controllers": [JOINT], "deactivate_controllers": [], "strictness": 2})
+        said = who.wire.call(
+            "controller_manager/switch_controller",
+            "controller_manager_msgs/srv/SwitchController",
+            {"activate_controllers": [JOINT], "deactivate_controllers": [], "strictness": 2},
+        )
         assert said["ok"] == ok
     assert there.put("sim_arm", start=3) == ["alice holds the arm"]
     there.run(5.0)
@@ -152,7 +179,9 @@ def test_the_end_of_a_lease_holds_the_arm_and_lets_the_next_one_in(there, ends):
     assert "commands while bob holds the arm" in alice.refused.latest().message.data
 
 
-def test_a_commander_that_was_killed_is_let_in_again_at_once_under_its_name_beside_its_own_dead_publisher(there):
+def test_a_commander_that_was_killed_is_let_in_again_at_once_under_its_name_beside_its_own_dead_publisher(
+    there,
+):
     dead, again = Person(there, "one"), Person(there, "two")
     dead.say("claim alice 1000", "arm alice")
     old, new = (p.wire.publisher("target_pose", PoseStamped, "command") for p in (dead, again))
@@ -166,7 +195,10 @@ def test_a_commander_that_was_killed_is_let_in_again_at_once_under_its_name_besi
     assert there.node.governor.state == "ACTIVE" and there.node.governor.commander == again.wire.identity
     dead.aim(old, there)
     there.run(0.01)
-    assert there.node.governor.state == "ACTIVE" and "commands while alice holds the arm" in dead.refused.latest().message.data
+    assert (
+        there.node.governor.state == "ACTIVE"
+        and "commands while alice holds the arm" in dead.refused.latest().message.data
+    )
 
 
 def test_a_lease_that_was_claimed_from_a_shell_is_for_whoever_commands_first(there):
@@ -177,7 +209,9 @@ def test_a_lease_that_was_claimed_from_a_shell_is_for_whoever_commands_first(the
     one.aim(one.wire.publisher("target_pose", PoseStamped, "command"), there)
     there.run(0.01)
     assert there.node.governor.state == "ACTIVE" and there.node.governor.commander == one.wire.identity
-    two.wire.publisher("target_joint", JointState, "command").publish(JointState(0.0, there.arm.robot.joints, tuple(there.arm.model.q)))
+    two.wire.publisher("target_joint", JointState, "command").publish(
+        JointState(0.0, there.arm.robot.joints, tuple(there.arm.model.q))
+    )
     there.run(0.01)
     assert "target joint" in two.refused.latest().message.data.replace("_", " ")
 
@@ -197,7 +231,14 @@ def test_both_streams_of_one_client_are_one_commander_under_either_controller():
         for k in range(50):
             s = (k + 1) / 50
             goal = q + s * (aside - q) if controller == "joint" else q
-            poses.publish(PoseStamped(crisp.wire.now(), "base", (x, y + (0.03 * s if controller == "cartesian" else 0.0), z), quat))
+            poses.publish(
+                PoseStamped(
+                    crisp.wire.now(),
+                    "base",
+                    (x, y + (0.03 * s if controller == "cartesian" else 0.0), z),
+                    quat,
+                )
+            )
             joints.publish(JointState(crisp.wire.now(), there.arm.robot.joints, tuple(goal.tolist())))
             there.run(0.02)
         assert there.node.governor.state == "ACTIVE" and there.node.governor.counts["commander"] == 0
@@ -208,7 +249,7 @@ def test_both_streams_of_one_client_are_one_commander_under_either_controller():
             assert there.arm.model.pos[1] - y > 0.02
 
 
-# ---- the e-stop --------------------------------------------------------------------------------------------------------
+# ---- the e-stop --------------------------------------------------------------------------------------------
 
 
 def test_while_any_source_says_stop_nothing_arms_and_after_it_a_fresh_claim_is_needed(there):
@@ -230,9 +271,13 @@ def test_while_any_source_says_stop_nothing_arms_and_after_it_a_fresh_claim_is_n
     there.run(0.01)
     assert there.node.governor.state == "STOPPED"
     there.run(1.0)  # refusals are told once in a second
-    assert alice.say("reset alice", "arm alice") == ["reset alice: nobody holds the arm: claim it first",
-                                                     "arm alice: nobody holds the arm: claim it first"]
-    assert alice.say("claim alice 10", "reset alice", "arm alice") == [] and there.node.governor.state == "ARMED"
+    assert alice.say("reset alice", "arm alice") == [
+        "reset alice: nobody holds the arm: claim it first",
+        "arm alice: nobody holds the arm: claim it first",
+    ]
+    assert (
+        alice.say("claim alice 10", "reset alice", "arm alice") == [] and there.node.governor.state == "ARMED"
+    )
 
 
 def test_an_estop_that_has_left_the_graph_says_nothing_but_the_arm_stays_stopped(there):
@@ -243,7 +288,9 @@ def test_an_estop_that_has_left_the_graph_says_nothing_but_the_arm_stays_stopped
     button.close()
     there.run(0.01)
     assert there.node.governor.state == "STOPPED" and not there.node.governor.stopped_by
-    assert alice.say("claim alice 10", "reset alice", "arm alice") == [] and there.node.governor.state == "ARMED"
+    assert (
+        alice.say("claim alice 10", "reset alice", "arm alice") == [] and there.node.governor.state == "ARMED"
+    )
 
 
 def test_the_estop_service_holds_until_a_call_lets_go(there):
@@ -251,15 +298,19 @@ def test_the_estop_service_holds_until_a_call_lets_go(there):
 
     def stop(pressed):
         return alice.wire.call("estop", "std_srvs/srv/SetBool", {"data": pressed})["message"]
+
     assert stop(True) == "STOPPED"
     there.run(0.01)  # it is no publisher, and has not left
     assert "the e-stop says stop (the estop service)" in alice.say("claim alice 10")[0]
     assert stop(False) == "STOPPED"
-    assert alice.say("claim alice 10", "reset alice", "arm alice") == [] and there.node.governor.state == "ARMED"
+    assert (
+        alice.say("claim alice 10", "reset alice", "arm alice") == [] and there.node.governor.state == "ARMED"
+    )
 
 
 def test_a_bridge_does_not_arm_while_a_source_says_stop():
     from test_controllers_bridge import there as body_at
+
     body = body_at(0.25)
     one, two = (body.bridge.transport.publisher("estop", Flag, "latched") for _ in range(2))
     other = LoopbackTransport(body.bus, "other").publisher("estop", Flag, "latched")
@@ -274,14 +325,19 @@ def test_a_bridge_does_not_arm_while_a_source_says_stop():
     body.bridge.governor.reset(body.arm.t)
 
 
-# ---- refusals ----------------------------------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------------
 
 
 def test_refusals_are_told_at_once_and_a_flood_of_them_stays_small(there):
     bob, lines = Person(there, "bob"), []
     there.node.on_refusal = lines.append
-    assert bob.say("fly") == lines and lines[0].startswith("safety_command: unknown safety command 'fly'. Allowed: ")
-    assert bob.say("claim bob") == ["claim bob: a claim is: claim NAME SECONDS"] and "number of seconds" in bob.say("claim bob x")[0]
+    assert bob.say("fly") == lines and lines[0].startswith(
+        "safety_command: unknown safety command 'fly'. Allowed: "
+    )
+    assert (
+        bob.say("claim bob") == ["claim bob: a claim is: claim NAME SECONDS"]
+        and "number of seconds" in bob.say("claim bob x")[0]
+    )
     for k in range(2 * KINDS):
         bob.say(f"claim {k}!! 1")
     assert len(there.node.refused) <= KINDS + 1 and len(lines) <= KINDS + 1
@@ -290,7 +346,7 @@ def test_refusals_are_told_at_once_and_a_flood_of_them_stays_small(there):
     assert bob.say("fly")
 
 
-# ---- over DDS ----------------------------------------------------------------------------------------------------------
+# ---- over DDS ----------------------------------------------------------------------------------------------
 
 
 def test_over_dds_a_source_is_a_participant_also_of_services():
@@ -303,6 +359,7 @@ def test_over_dds_a_source_is_a_participant_also_of_services():
         def handler(request):
             callers.append(b.caller)
             return {"success": True}
+
         b.service("who", TRIGGER, handler)
         wait()
         for publisher in (one, two, own):
@@ -311,6 +368,7 @@ def test_over_dds_a_source_is_a_participant_also_of_services():
         assert {got.source for got in box.take()} == {a.identity, b.identity} == box.sources()
         assert [got.source for got in other.take()] == [a.identity] and a.identity != b.identity
         from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(a.call, "who", TRIGGER, {}, 5.0)
             while not done.done():
@@ -325,6 +383,7 @@ def test_a_client_waits_for_the_lease_and_says_who_has_it(there):
     def wait(condition, seconds):
         there.run(seconds)
         return condition()
+
     alice.say("claim alice 100")
     with pytest.raises(UserError, match="claim bob: alice holds the arm"):
         client.claim(wait)
@@ -348,26 +407,33 @@ def test_a_client_waits_for_the_lease_and_says_who_has_it(there):
 
 def test_a_client_whose_claims_nobody_answers_says_so():
     from controllers.transport import Bus
+
     clock = [0.0]
 
     def wait(condition, seconds):
         clock[0] += seconds
         return condition()
+
     client = LeaseClient(LoopbackTransport(Bus(lambda: clock[0]), "deploy"), "bob", 0.5)
     with pytest.raises(UserError, match="the arm answers no claim"):
         client.claim(wait)
 
 
-# ---- everything at once ------------------------------------------------------------------------------------------------
+# ---- everything at once ------------------------------------------------------------------------------------
 
 
 def whole_cell_under_faults(count, seed):
-    """Faults one after the other while alice drives; a person brings the arm back after each -> (faults by name, largest share of a
-    joint's speed and torque limit, periods in which it followed, times that it was armed while a source said stop)."""
+    """Faults one after the other while alice drives; a person brings the arm back after each -> (faults by
+    name, largest share of a joint's speed and torque limit, periods in which it followed, times that it was
+    armed while a source said stop)."""
     rng, there = np.random.default_rng(seed), There(controller="cartesian")
     there.node.on_refusal = lambda line: None
     arm, node = there.arm, there.node
-    alice, bob, wall = Person(there, "alice"), Person(there, "bob"), LoopbackTransport(there.node.transport.bus, "wall")
+    alice, bob, wall = (
+        Person(there, "alice"),
+        Person(there, "bob"),
+        LoopbackTransport(there.node.transport.bus, "wall"),
+    )
     mine, theirs = (p.wire.publisher("target_pose", PoseStamped, "command") for p in (alice, bob))
     stop = wall.publisher("estop", Flag, "latched")
     home, quat = np.array(arm.model.pos), tuple(arm.model.quat)
@@ -386,7 +452,19 @@ def whole_cell_under_faults(count, seed):
                 strongest = max(strongest, float((np.abs(arm.torque) / torque).max()))
             followed += node.governor.state == "ACTIVE"
             wrong += bool(node.governor.stopped_by) and node.governor.state != "STOPPED"
-    names = ("killed", "stopped", "second commander", "e-stop held", "gains", "switched", "clock", "nonsense", "robbed", "far away")
+
+    names = (
+        "killed",
+        "stopped",
+        "second commander",
+        "e-stop held",
+        "gains",
+        "switched",
+        "clock",
+        "nonsense",
+        "robbed",
+        "far away",
+    )
     for _ in range(count):
         name = names[rng.integers(len(names))]
         seen[name] = seen.get(name, 0) + 1
@@ -411,18 +489,28 @@ def whole_cell_under_faults(count, seed):
                 who.put(float(10.0 ** rng.uniform(-2, 9)))
         elif name == "switched":
             for who in (bob, alice):
-                who.wire.call("controller_manager/switch_controller", "controller_manager_msgs/srv/SwitchController", {
-                    "activate_controllers": [(CARTESIAN, "gravity_compensation")[rng.integers(2)]], "deactivate_controllers": [],
-                    "strictness": 2})
+                who.wire.call(
+                    "controller_manager/switch_controller",
+                    "controller_manager_msgs/srv/SwitchController",
+                    {
+                        "activate_controllers": [(CARTESIAN, "gravity_compensation")[rng.integers(2)]],
+                        "deactivate_controllers": [],
+                        "strictness": 2,
+                    },
+                )
         elif name == "clock":
             jump += float(rng.choice((-100.0, 100.0, 0.5)))
         elif name == "nonsense":
-            for bad in (PoseStamped(bob.wire.now(), "base", (np.nan,) * 3, quat), PoseStamped(bob.wire.now(), "moon", (9.0,) * 3, quat)):
+            for bad in (
+                PoseStamped(bob.wire.now(), "base", (np.nan,) * 3, quat),
+                PoseStamped(bob.wire.now(), "moon", (9.0,) * 3, quat),
+            ):
                 mine.publish(bad)
                 drive(1)
         elif name == "robbed":
             bob.say("claim bob 30", "release alice", "reset bob", "arm bob")
-            bob.say("claim alice 0.1")  # under her name, from another place: hers are refused until she claims again
+            # under her name, from another place: hers are refused until she claims again
+            bob.say("claim alice 0.1")
         else:
             drive(4, off=(0.3, -0.3, 0.4))
         drive(6)

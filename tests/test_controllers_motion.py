@@ -1,4 +1,5 @@
-"""Acceleration and jerk of the simulated arm, as its state shows them, in the events in which a set point alone says little."""
+"""Acceleration and jerk of the simulated arm, as its state shows them, in the events in which a set point
+alone says little."""
 
 import math
 from dataclasses import replace
@@ -18,8 +19,13 @@ from controllers.supervisor import Supervisor, supervised
 from robo_rl.experiment.arm import law_options, with_stiff_joints
 
 STIFF = with_stiff_joints(ROBOT, "joint")
-LAWS = {"impedance": LawOptions(), "stiff impedance": law_at(0.25), "operational space": operational_space(),
-        "joints, by poses": law_options("joint", 0.25), "joints, by joints": law_options("joint", 0.25)}
+LAWS = {
+    "impedance": LawOptions(),
+    "stiff impedance": law_at(0.25),
+    "operational space": operational_space(),
+    "joints, by poses": law_options("joint", 0.25),
+    "joints, by joints": law_options("joint", 0.25),
+}
 LIMITS = Limits(low=(None, None, None), step=(0.036, 0.18))
 MEANT = arm_model(ROBOT)
 
@@ -126,14 +132,19 @@ def test_an_arm_that_is_stopped_in_motion_brakes_as_its_limits_say_and_no_harder
     assert not d.arm.supervisor.reason
 
 
-# ---- full stretch ----------------------------------------------------------------------------------------------------
+# ---- full stretch ------------------------------------------------------------------------------------------
 
 SHOULDER, REACH = np.array([0.0, 0.0, 0.333]), 0.947  # of the tool [m], whatever way it points
 
 
-@pytest.mark.parametrize(("way", "share"), [((1, 0, 0), 0.98), ((1, 0, 0), 1.1), ((1, 1, 0), 1.0), ((1, 0, 1), 1.02)])
-@pytest.mark.parametrize("options", [LawOptions(), operational_space(), operational_space((2000.0,) * 6)],
-                         ids=["impedance", "operational space", "stiff operational space"])
+@pytest.mark.parametrize(
+    ("way", "share"), [((1, 0, 0), 0.98), ((1, 0, 0), 1.1), ((1, 1, 0), 1.0), ((1, 0, 1), 1.02)]
+)
+@pytest.mark.parametrize(
+    "options",
+    [LawOptions(), operational_space(), operational_space((2000.0,) * 6)],
+    ids=["impedance", "operational space", "stiff operational space"],
+)
 def test_an_arm_comes_to_rest_at_full_stretch_with_its_target_beyond_reach(options, way, share):
     arm = SimArm(ROBOT, options)
     _, quat = arm.pose()
@@ -155,7 +166,12 @@ def test_at_full_stretch_operational_space_is_as_stiff_as_before_across_it():
     arm.run(6.0)
     rest = np.array(arm.model.pos)
     mobility = arm.model.jac @ arm.model.minv_j + 0.003 * np.eye(6)
-    assert np.linalg.eigvalsh(np.diag([1, 1, 1, 0.2, 0.2, 0.2]) @ mobility @ np.diag([1, 1, 1, 0.2, 0.2, 0.2]))[0] < 0.005
+    assert (
+        np.linalg.eigvalsh(np.diag([1, 1, 1, 0.2, 0.2, 0.2]) @ mobility @ np.diag([1, 1, 1, 0.2, 0.2, 0.2]))[
+            0
+        ]
+        < 0.005
+    )
     for force in (5.0, -5.0):
         arm.push([0, force, 0, 0, 0, 0])
         arm.run(2.0)
@@ -165,16 +181,24 @@ def test_at_full_stretch_operational_space_is_as_stiff_as_before_across_it():
         assert np.linalg.norm(arm.model.pos - rest) < 1e-3
 
 
-# ---- joint limits ----------------------------------------------------------------------------------------------------
+# ---- joint limits ------------------------------------------------------------------------------------------
 
 LOW, HIGH = np.array(ROBOT.lower), np.array(ROBOT.upper)
-ENDS = [(joint, side) for joint in range(7) for side in (-1, 1) if (joint, side) != (1, 1)]  # there the tool is below the table
+# there the tool is below the table
+ENDS = [(joint, side) for joint in range(7) for side in (-1, 1) if (joint, side) != (1, 1)]
 
 
-@pytest.mark.parametrize(("joint", "side"), [pytest.param(*e, marks=() if e[0] in (3, 6) else pytest.mark.slow) for e in ENDS])
-@pytest.mark.parametrize("options", [LawOptions(), operational_space(), joint_impedance(damping=25.0)],
-                         ids=["impedance", "operational space", "joints"])
-def test_a_joint_that_is_driven_against_its_limit_stays_inside_does_not_bounce_and_comes_back(options, joint, side):
+@pytest.mark.parametrize(
+    ("joint", "side"), [pytest.param(*e, marks=() if e[0] in (3, 6) else pytest.mark.slow) for e in ENDS]
+)
+@pytest.mark.parametrize(
+    "options",
+    [LawOptions(), operational_space(), joint_impedance(damping=25.0)],
+    ids=["impedance", "operational space", "joints"],
+)
+def test_a_joint_that_is_driven_against_its_limit_stays_inside_does_not_bounce_and_comes_back(
+    options, joint, side
+):
     limit = LOW[joint] if side < 0 else HIGH[joint]
     q = np.array(ROBOT.home)
     q[joint] = limit - side * 0.3
@@ -193,7 +217,7 @@ def test_a_joint_that_is_driven_against_its_limit_stays_inside_does_not_bounce_a
     assert np.maximum(rows - HIGH, LOW - rows).max() < 0.002  # rad, of all joints
     way = side * rows[:, joint]
     nearest = int(np.argmax(way))
-    assert side * limit - way[nearest] < 0.1 and np.ptp(way[nearest:nearest + 200]) < 0.03
+    assert side * limit - way[nearest] < 0.1 and np.ptp(way[nearest : nearest + 200]) < 0.03
     if any(options.stiffness):
         arm.law.set_target(*home)
     else:
@@ -210,7 +234,9 @@ def test_joint_targets_beyond_a_limit_end_inside_of_it_as_measured(side):
     for _ in range(60):
         at[6] += side * 0.015
         MEANT.place(at)
-        d.governor.command(Command("one", d.arm.t, "base", tuple(MEANT.pos), tuple(MEANT.quat), tuple(at.tolist())), d.arm.t)
+        d.governor.command(
+            Command("one", d.arm.t, "base", tuple(MEANT.pos), tuple(MEANT.quat), tuple(at.tolist())), d.arm.t
+        )
         d.run(0.02)
         assert side * d.arm.model.q[6] < side * end
         if d.governor.state == HOLD:

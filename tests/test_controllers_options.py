@@ -1,4 +1,5 @@
-"""What the control law is told: its options' defaults and bounds, every command's check, admittance axis by axis."""
+"""What the control law is told: its options' defaults and bounds, every command's check, admittance axis by
+axis."""
 
 import math
 from dataclasses import asdict, replace
@@ -20,45 +21,105 @@ from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
 DEFAULTS = {
-    "task": "impedance", "stiffness": (600.0,) * 3 + (30.0,) * 3, "damping_ratio": 1.0, "damping": None, "frame": "base",
-    "error_clip": (0.1,) * 3 + (0.5,) * 3, "target_speed": 0.25, "target_turn": 1.0, "filter_time": 0.02,
-    "feed_acceleration": (4.0, 16.0), "nullspace": "dynamic", "posture_stiffness": 5.0, "posture_damping": None,
-    "posture_torque": 5.0, "posture_speed": 1.0, "limit_margin": 0.1, "limit_torque": 5.0, "friction": False,
-    "torque_rate": 500.0, "torque_fraction": 0.8, "ramp": 0.5, "regularisation": 0.003, "command_timeout": 0.1,
-    "mass_limit": 50.0, "max_stiffness": (3000.0, 300.0)}  # an arm is held by these: nobody changes one without a second look here
+    "task": "impedance",
+    "stiffness": (600.0,) * 3 + (30.0,) * 3,
+    "damping_ratio": 1.0,
+    "damping": None,
+    "frame": "base",
+    "error_clip": (0.1,) * 3 + (0.5,) * 3,
+    "target_speed": 0.25,
+    "target_turn": 1.0,
+    "filter_time": 0.02,
+    "feed_acceleration": (4.0, 16.0),
+    "nullspace": "dynamic",
+    "posture_stiffness": 5.0,
+    "posture_damping": None,
+    "posture_torque": 5.0,
+    "posture_speed": 1.0,
+    "limit_margin": 0.1,
+    "limit_torque": 5.0,
+    "friction": False,
+    "torque_rate": 500.0,
+    "torque_fraction": 0.8,
+    "ramp": 0.5,
+    "regularisation": 0.003,
+    "command_timeout": 0.1,
+    # an arm is held by these: nobody changes one without a second look here
+    "mass_limit": 50.0,
+    "max_stiffness": (3000.0, 300.0),
+}
 FROM_ZERO = ("filter_time", "limit_torque", "ramp")
-ABOVE_ZERO = ("target_speed", "target_turn", "posture_speed", "limit_margin", "regularisation", "mass_limit", "command_timeout",
-              "torque_fraction")
+ABOVE_ZERO = (
+    "target_speed",
+    "target_turn",
+    "posture_speed",
+    "limit_margin",
+    "regularisation",
+    "mass_limit",
+    "command_timeout",
+    "torque_fraction",
+)
 
 
 def test_the_defaults_of_the_law_and_of_its_three_kin():
     assert asdict(LawOptions()) == DEFAULTS
-    joints = {"stiffness": (0.0,) * 6, "nullspace": "none", "posture_stiffness": 150.0, "posture_torque": None}
+    joints = {
+        "stiffness": (0.0,) * 6,
+        "nullspace": "none",
+        "posture_stiffness": 150.0,
+        "posture_torque": None,
+    }
     assert asdict(joint_impedance()) == DEFAULTS | joints
     assert asdict(joint_impedance(7.0, 3.0, posture_torque=9.0)) == DEFAULTS | joints | {
-        "posture_stiffness": 7.0, "posture_damping": 3.0, "posture_torque": 9.0}
+        "posture_stiffness": 7.0,
+        "posture_damping": 3.0,
+        "posture_torque": 9.0,
+    }
     floating = {"stiffness": (0.0,) * 6, "nullspace": "none", "posture_stiffness": 0.0}
     assert asdict(gravity_compensation(ramp=0.0)) == DEFAULTS | floating | {"ramp": 0.0}
     assert asdict(operational_space()) == DEFAULTS | {"task": "operational_space", "stiffness": (400.0,) * 6}
     assert asdict(AdmittanceOptions()) == {"mass": (1.0, 0.1), "stiffness": (200.0, 10.0), "damping": None}
 
 
-@pytest.mark.parametrize(("name", "along", "about"), [("stiffness", 3000.0, 300.0), ("damping", 500.0, 50.0), ("error_clip", 0.5, math.pi)])
+@pytest.mark.parametrize(
+    ("name", "along", "about"),
+    [("stiffness", 3000.0, 300.0), ("damping", 500.0, 50.0), ("error_clip", 0.5, math.pi)],
+)
 def test_springs_take_six_numbers_up_to_their_bounds(name, along, about):
     for good in ((0.0,) * 6, (0.4, 0, 0.2, 0, 3.0, 0.5), (along,) * 3 + (about,) * 3):
         assert getattr(LawOptions(**{name: good}), name) == good
     one = (0.1,) * 5
-    over = ((along * 1.001, *one), (*one[:2], along * 1.001, *one[:3]), (*one[:3], about * 1.001, *one[:2]), (*one, about * 1.001))
-    for bad in ((0.1,) * 4, (0.1,) * 7, (*one, -1e-9), (math.inf, *one), (0.1, math.nan, *one[:4]), (-1.0,) * 6, *over):
-        with pytest.raises(UserError, match=f"{name} needs 6 numbers from 0 to {along:.4g} along and {about:.4g} about the axes"):
+    over = (
+        (along * 1.001, *one),
+        (*one[:2], along * 1.001, *one[:3]),
+        (*one[:3], about * 1.001, *one[:2]),
+        (*one, about * 1.001),
+    )
+    for bad in (
+        (0.1,) * 4,
+        (0.1,) * 7,
+        (*one, -1e-9),
+        (math.inf, *one),
+        (0.1, math.nan, *one[:4]),
+        (-1.0,) * 6,
+        *over,
+    ):
+        with pytest.raises(
+            UserError,
+            match=f"{name} needs 6 numbers from 0 to {along:.4g} along and {about:.4g} about the axes",
+        ):
             LawOptions(**{name: bad})
 
 
 def test_the_upper_limits_of_a_stiffness_are_an_option_with_bounds_of_its_own():
-    assert LawOptions(max_stiffness=(5000.0, 500.0), stiffness=(5000.0,) * 3 + (500.0,) * 3).max_stiffness == (5000.0, 500.0)
+    assert LawOptions(
+        max_stiffness=(5000.0, 500.0), stiffness=(5000.0,) * 3 + (500.0,) * 3
+    ).max_stiffness == (5000.0, 500.0)
     assert LawOptions(max_stiffness=(0.0, 0.0), stiffness=(0.0,) * 6).max_stiffness == (0.0, 0.0)
     for bad in ((5001.0, 1.0), (1.0, 501.0), (-1.0, 1.0), (1.0,), (1.0, 1.0, 1.0), (math.nan, 1.0)):
-        with pytest.raises(UserError, match="max_stiffness needs 2 numbers from 0 to 5000 N/m and 500 N m/rad"):
+        with pytest.raises(
+            UserError, match="max_stiffness needs 2 numbers from 0 to 5000 N/m and 500 N m/rad"
+        ):
             LawOptions(max_stiffness=bad, stiffness=(0.0,) * 6)
     assert operational_space((2000.0,) * 6).stiffness == (2000.0,) * 6
     for more in ({}, {"max_stiffness": (5000.0, 500.0)}):
@@ -89,8 +150,14 @@ def test_a_number_out_of_its_range_is_refused_by_name(name):
             LawOptions(**{name: bad})
 
 
-@pytest.mark.parametrize(("name", "words"), [("task", ("impedance", "operational_space")), ("frame", ("base", "tool")),
-                                             ("nullspace", ("dynamic", "kinematic", "none"))])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("task", ("impedance", "operational_space")),
+        ("frame", ("base", "tool")),
+        ("nullspace", ("dynamic", "kinematic", "none")),
+    ],
+)
 def test_words_are_those_of_the_option(name, words):
     for word in words:
         assert getattr(LawOptions(**{name: word}), name) == word
@@ -122,7 +189,9 @@ def test_posture_gains_are_one_number_or_one_per_joint():
 def test_limits_are_the_stricter_of_the_laws_and_the_robots():
     m = Law(LawOptions(torque_rate=100.0, torque_fraction=0.5, limit_margin=0.2), ROBOT)._m
     assert m["torque_rate"] == 100.0 and m["most"].tolist() == [0.5 * t for t in ROBOT.torque]
-    assert np.allclose(m["low"], np.array(ROBOT.lower) + 0.2) and np.allclose(m["high"], np.array(ROBOT.upper) - 0.2)
+    assert np.allclose(m["low"], np.array(ROBOT.lower) + 0.2) and np.allclose(
+        m["high"], np.array(ROBOT.upper) - 0.2
+    )
     for rate in (None, 10 * ROBOT.torque_rate):
         assert Law(LawOptions(torque_rate=rate), ROBOT)._m["torque_rate"] == ROBOT.torque_rate
 
@@ -138,11 +207,19 @@ def test_joint_targets_end_at_the_joints_limits_checked_or_not():
     assert law.dq_ref.tolist() == np.clip([9.0, -9, 0.1, -0.1, 0, 9, -9], -v, v).tolist()
 
 
-@pytest.mark.parametrize("call", [lambda law: law.set_joints(np.full(7, np.nan)), lambda law: law.set_joints(HOME, np.zeros(6)),
-                                  lambda law: law.set_joints(np.zeros(6)), lambda law: law.set_wrench(np.full(6, np.inf)),
-                                  lambda law: law.set_stiffness(np.full(6, np.inf)), lambda law: law.set_stiffness([1, 1, 1, 1, 1, -1e-9]),
-                                  lambda law: law.set_target(np.zeros(3), np.array([0.98, 0, 0, 0])),
-                                  lambda law: law.activate(MODEL, np.full(7, np.nan))])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda law: law.set_joints(np.full(7, np.nan)),
+        lambda law: law.set_joints(HOME, np.zeros(6)),
+        lambda law: law.set_joints(np.zeros(6)),
+        lambda law: law.set_wrench(np.full(6, np.inf)),
+        lambda law: law.set_stiffness(np.full(6, np.inf)),
+        lambda law: law.set_stiffness([1, 1, 1, 1, 1, -1e-9]),
+        lambda law: law.set_target(np.zeros(3), np.array([0.98, 0, 0, 0])),
+        lambda law: law.activate(MODEL, np.full(7, np.nan)),
+    ],
+)
 def test_a_command_that_is_refused_changes_nothing(call):
     law = law_at(HOME)
     before = law._record.copy()
@@ -154,7 +231,11 @@ def test_a_command_that_is_refused_changes_nothing(call):
 def test_a_target_quaternion_is_brought_to_length_1():
     law = law_at(HOME)
     law.set_target(np.array([0.4, 0.0, 0.3]), np.array([0.0, 1.005, 0.0, 0.0]))
-    assert law.reference.target_quat.tolist() == [0, 1, 0, 0] and law.reference.target_pos.tolist() == [0.4, 0, 0.3]
+    assert law.reference.target_quat.tolist() == [0, 1, 0, 0] and law.reference.target_pos.tolist() == [
+        0.4,
+        0,
+        0.3,
+    ]
 
 
 def test_a_commanded_stiffness_ends_at_its_upper_limits_and_0_is_allowed():
@@ -168,20 +249,34 @@ def test_a_commanded_stiffness_ends_at_its_upper_limits_and_0_is_allowed():
 
 def test_options_that_may_change_while_the_law_runs_and_those_that_may_not():
     law = law_at(HOME)
-    free = {"stiffness": (2000.0,) * 3 + (300.0,) * 3, "damping_ratio": 0.7, "error_clip": (0.05,) * 6, "target_speed": 0.1,
-            "target_turn": 0.3, "filter_time": 0.1}
+    free = {
+        "stiffness": (2000.0,) * 3 + (300.0,) * 3,
+        "damping_ratio": 0.7,
+        "error_clip": (0.05,) * 6,
+        "target_speed": 0.1,
+        "target_turn": 0.3,
+        "filter_time": 0.1,
+    }
     law.set_options(replace(law.options, **free))
     m = law._m
     assert asdict(law.options) == DEFAULTS | free
     assert m["stiffness"].tolist() == law.k_target.tolist() == list(free["stiffness"])
     assert m["clip_target"].tolist() == [0.05] * 6 and m["ratio_target"] == 0.7
-    assert m["error_clip"].tolist() == [0.1] * 3 + [0.5] * 3 and m["damping_ratio"] == 1.0  # it goes there while it ticks
+    # it goes there while it ticks
+    assert m["error_clip"].tolist() == [0.1] * 3 + [0.5] * 3 and m["damping_ratio"] == 1.0
     assert (m["target_speed"], m["target_turn"], m["filter_time"]) == (0.1, 0.3, 0.1)
     law.set_options(replace(law.options, error_clip=None))
     assert np.isinf(m["clip_target"]).all()
     for name in DEFAULTS.keys() - free.keys():
-        other = {"task": "operational_space", "damping": (1.0,) * 6, "frame": "tool", "nullspace": "none", "friction": True,
-                 "feed_acceleration": (0.0, 0.0), "max_stiffness": (4000.0, 400.0)}.get(name, 0.11)
+        other = {
+            "task": "operational_space",
+            "damping": (1.0,) * 6,
+            "frame": "tool",
+            "nullspace": "none",
+            "friction": True,
+            "feed_acceleration": (0.0, 0.0),
+            "max_stiffness": (4000.0, 400.0),
+        }.get(name, 0.11)
         with pytest.raises(UserError, match="while the law runs it can change"):
             law.set_options(replace(law.options, **{name: other}))
     without = law_at(HOME, joint_impedance())
@@ -202,7 +297,10 @@ def test_damping_ratio_and_error_clip_are_gone_to_within_the_ramp_and_the_dampin
         ratios.append(float(m["damping_ratio"]))
         clips.append(m["error_clip"][[0, 3]].tolist())
     assert np.diff([1.0, *ratios]).max() <= 2 * 1e-3 / 0.2 + 1e-12 and ratios[-1] == 2.0 and ratios[98] < 2.0
-    assert clips[-1] == [0.2, 0.1] and max(np.abs(np.diff(clips, axis=0)).max(0) / [0.5, math.pi]) <= 1e-3 / 0.2 + 1e-12
+    assert (
+        clips[-1] == [0.2, 0.1]
+        and max(np.abs(np.diff(clips, axis=0)).max(0) / [0.5, math.pi]) <= 1e-3 / 0.2 + 1e-12
+    )
     assert np.allclose(law.d, 2 * full, rtol=1e-6)
     law.set_options(replace(law.options, error_clip=None))
     law.tick(MODEL, 1e-3)
@@ -228,7 +326,11 @@ def test_activation_carries_the_torque_that_the_joints_carry_within_their_limits
 
 def test_a_robot_with_other_joints_than_the_model_is_refused():
     law = Law(LawOptions(), ROBOT)
-    other = replace(ROBOT, joints=ROBOT.joints[:6], **{k: getattr(ROBOT, k)[:6] for k in ("home", "lower", "upper", "velocity", "torque")})
+    other = replace(
+        ROBOT,
+        joints=ROBOT.joints[:6],
+        **{k: getattr(ROBOT, k)[:6] for k in ("home", "lower", "upper", "velocity", "torque")},
+    )
     with pytest.raises(UserError, match="6 joints, the model 7"):
         Law(LawOptions(), other).activate(MODEL)
     law.activate(MODEL)
@@ -264,7 +366,9 @@ def test_admittance_moves_along_the_axis_of_the_force_alone_and_as_its_equation_
     assert a.damping == (30.0, 2.0)
 
 
-@pytest.mark.parametrize("bad", [{"mass": (1.0, 0.0)}, {"mass": (-1.0, 1.0)}, {"stiffness": (0.0, -1.0)}, {"damping": (0.0, -1.0)}])
+@pytest.mark.parametrize(
+    "bad", [{"mass": (1.0, 0.0)}, {"mass": (-1.0, 1.0)}, {"stiffness": (0.0, -1.0)}, {"damping": (0.0, -1.0)}]
+)
 def test_admittance_refuses_what_has_no_motion(bad):
     with pytest.raises(UserError, match="admittance needs mass above 0, stiffness and damping at least 0"):
         AdmittanceOptions(**bad)
@@ -302,6 +406,7 @@ def test_one_stiff_axis_is_damped_by_the_inertia_that_follows_it_whatever_the_po
         law = law_at(BENT[2], LawOptions(stiffness=(0.0, 600.0, 0.0, 0.0, 0.0, 0.0), ramp=0.0, **more))
         law.tick(MODEL, 1e-3)
         return law.d.copy()
+
     assert damping()[1] > 0 and damping(nullspace="none") == pytest.approx(damping(), rel=1e-12)
 
 
@@ -311,7 +416,9 @@ def test_the_last_part_of_a_turn_goes_through_the_low_pass_too():
     law.set_target(np.array(MODEL.pos), g.multiply(g.exp(np.array([0.0, 0.0, 0.5])), start))
     for k in range(1, 40):
         law.tick(MODEL, 1e-3)
-        assert g.angle_between(law.reference.quat, law.reference.target_quat) == pytest.approx(0.5 * math.exp(-k / 100), rel=1e-6)
+        assert g.angle_between(law.reference.quat, law.reference.target_quat) == pytest.approx(
+            0.5 * math.exp(-k / 100), rel=1e-6
+        )
 
 
 def test_a_wrench_is_in_force_up_to_its_timeout_and_not_a_tick_longer():
@@ -319,6 +426,7 @@ def test_a_wrench_is_in_force_up_to_its_timeout_and_not_a_tick_longer():
     free = law.tick(MODEL, 0.0625)
     law.set_wrench(np.array([0.0, 0, 8, 0, 0, 0]))
     pushed = MODEL.jac[2] * 8
-    for ticks, there in ((1, True), (2, True), (3, False)):  # ages of 0.0625, 0.125 and 0.1875 s, exact in binary
+    # ages of 0.0625, 0.125 and 0.1875 s, exact in binary
+    for ticks, there in ((1, True), (2, True), (3, False)):
         assert np.allclose(law.tick(MODEL, 0.0625) - free, pushed if there else 0, atol=1e-9), ticks
         assert law.fed == there

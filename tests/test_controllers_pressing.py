@@ -18,18 +18,24 @@ from controllers.transport import Numbers, PoseStamped, WrenchStamped
 from controllers.wrench import Observer
 from robo_rl import geometry as g
 
-# ---- contact -----------------------------------------------------------------------------------------------------------
+# ---- contact -----------------------------------------------------------------------------------------------
 
 
 def above_the_table(height):
-    """Joint angles with the tool, as at home, this high [m] above where it stands on the table at its fingers' tips."""
+    """Joint angles with the tool, as at home, this high [m] above where it stands on the table at its
+    fingers' tips."""
     model = ArmModel(SimArm(ROBOT).model.spec, ROBOT.joints, ROBOT.site)
     q = np.array(ROBOT.home)
     model.place(q)
     goal, facing = (*model.pos[:2], height), tuple(model.quat)
     for _ in range(100):
         model.place(q)
-        error = np.array((*(a - b for a, b in zip(goal, model.pos, strict=True)), *g.turn_between(facing, tuple(model.quat))))
+        error = np.array(
+            (
+                *(a - b for a, b in zip(goal, model.pos, strict=True)),
+                *g.turn_between(facing, tuple(model.quat)),
+            )
+        )
         q = q + np.clip(np.linalg.lstsq(model.jac, error, rcond=None)[0], -0.1, 0.1)
     return q
 
@@ -72,9 +78,16 @@ def test_a_wrench_presses_on_the_table_with_its_own_force_and_lets_go_with_its_c
     there = Pressing()
     arm, it = there.arm, there.it
     there.run(1.0, lambda t: (there.aim(0.0), it.comply(wrench(t, 0, 0, -8.0, 0, 0, 0), t)))
-    assert it.state == ACTIVE and there.start[2] - arm.model.pos[2] == pytest.approx(8 / 600, rel=0.02)  # nothing there yet: F = K x
+    # nothing there yet: F = K x
+    assert it.state == ACTIVE and there.start[2] - arm.model.pos[2] == pytest.approx(8 / 600, rel=0.02)
     down = there.start[2]
-    there.run(2.5, lambda t: (there.aim(min(down, down * (t - 1.2) / 1.0)), it.comply(wrench(t, 0, 0, -8.0, 0, 0, 0), t)))
+    there.run(
+        2.5,
+        lambda t: (
+            there.aim(min(down, down * (t - 1.2) / 1.0)),
+            it.comply(wrench(t, 0, 0, -8.0, 0, 0, 0), t),
+        ),
+    )
     assert it.state == ACTIVE and not it.counts
     lead = it.motion.pos[2] - arm.model.pos[2]
     assert np.mean(there.forces[-200:]) == pytest.approx(8.0 - 600 * lead, abs=0.3)
@@ -83,7 +96,8 @@ def test_a_wrench_presses_on_the_table_with_its_own_force_and_lets_go_with_its_c
 
 
 def test_whatever_is_asked_for_the_force_on_the_table_stays_below_what_holds_the_arm():
-    """The stiffest springs, the largest wrench, a target below the table: together below 60 N, and still the arm is not held for it."""
+    """The stiffest springs, the largest wrench, a target below the table: together below 60 N, and still the
+    arm is not held for it."""
     there = Pressing()
     arm, it = there.arm, there.it
     most = (0, 0, -MOST[0], 0, 0, 0)
@@ -100,7 +114,7 @@ def test_whatever_is_asked_for_the_force_on_the_table_stays_below_what_holds_the
     assert max(there.forces[met:]) < 60.0 and not it.counts["wrench"]
 
 
-# ---- on the wire -------------------------------------------------------------------------------------------------------
+# ---- on the wire -------------------------------------------------------------------------------------------
 
 
 class Client(Person):
@@ -151,15 +165,21 @@ def test_only_the_leases_holder_presses_and_what_is_refused_says_why():
     bob.stiffnesses.publish(Numbers((0.0,) * 6))
     told = alice.stream(0.1)
     assert [line.split(":")[0] for line in told] == ["target_wrench", "target_stiffness"]
-    assert all("commands while alice holds the arm" in line for line in told) and there.node.governor.compliance.now() is None
+    assert (
+        all("commands while alice holds the arm" in line for line in told)
+        and there.node.governor.compliance.now() is None
+    )
     alice.stiffnesses.publish(Numbers((100.0,) * 3))
     assert alice.stream(0.04) == ["target_stiffness: a stiffness has 6 numbers, got 3"]
-    assert alice.stream(0.04, (math.nan,) * 6) == ["target_wrench: the wrench has a number that is not finite"]
+    assert alice.stream(0.04, (math.nan,) * 6) == [
+        "target_wrench: the wrench has a number that is not finite"
+    ]
     [line] = alice.stream(0.04, NONE, "world")
     assert line == f"target_wrench: a wrench must be in frame 'base' or '{there.arm.robot.site}', got 'world'"
     alice.say("disarm")
     alice.stiffnesses.publish(Numbers(STIFF))
-    assert alice.stream(0.04, NONE) == ["target_stiffness: DISARMED: disarmed"]  # streams are silent: they go on
+    # streams are silent: they go on
+    assert alice.stream(0.04, NONE) == ["target_stiffness: DISARMED: disarmed"]
 
 
 @pytest.mark.parametrize("name", [JOINT, "gravity_compensation"])
@@ -171,4 +191,7 @@ def test_a_law_without_springs_along_the_axes_takes_neither(name):
     crisp.stiffnesses.publish(Numbers(STIFF))
     told = crisp.stream(0.04, NONE)
     assert sorted(line.split(":")[0] for line in told) == ["target_stiffness", "target_wrench"]
-    assert all("needs a controller of Cartesian impedance: switch to cartesian_impedance_controller" in line for line in told)
+    assert all(
+        "needs a controller of Cartesian impedance: switch to cartesian_impedance_controller" in line
+        for line in told
+    )

@@ -17,9 +17,11 @@ def plan(t):
 
 
 def simulate(latency, *, seconds=20.0, horizon=16, every=4, max_step=0.06, wrong=0.05, seed=0):
-    """A policy whose chunks are off by a constant of its own, asked every few periods, answering after latency().
+    """A policy whose chunks are off by a constant of its own, asked every few periods, answering after
+    latency().
 
-    -> (schedule, executed [(time, chunk, index, t0, values)], naive commands that switch as soon as a chunk is there)
+    -> (schedule, executed [(time, chunk, index, t0, values)], naive commands that switch as soon as a chunk
+    is there)
     """
     rng = np.random.default_rng(seed)
     schedule, pending, ran, naive, current = Schedule(DT, 2, max_step=max_step), [], [], [], None
@@ -41,8 +43,13 @@ def simulate(latency, *, seconds=20.0, horizon=16, every=4, max_step=0.06, wrong
     return schedule, ran, np.array(naive)
 
 
-LATENCIES = {"none": lambda r: 0.0, "100 ms": lambda r: 0.1, "400 ms": lambda r: 0.4,
-             "0-400 ms": lambda r: r.uniform(0, 0.4), "mostly fast": lambda r: 0.38 if r.random() < 0.2 else 0.03}
+LATENCIES = {
+    "none": lambda r: 0.0,
+    "100 ms": lambda r: 0.1,
+    "400 ms": lambda r: 0.4,
+    "0-400 ms": lambda r: r.uniform(0, 0.4),
+    "mostly fast": lambda r: 0.38 if r.random() < 0.2 else 0.03,
+}
 
 
 @pytest.mark.parametrize("name", LATENCIES)
@@ -70,7 +77,8 @@ def test_joins_step_less_than_the_limit_and_less_than_naive_switching(name, seed
 
 
 def test_without_disagreement_the_rows_are_what_the_policy_said():
-    _, ran, _ = simulate(LATENCIES["0-400 ms"], wrong=0.0, max_step=0.12)  # a period's own motion is below 0.1
+    # a period's own motion is below 0.1
+    _, ran, _ = simulate(LATENCIES["0-400 ms"], wrong=0.0, max_step=0.12)
     for now, _, _, _, values in ran:
         assert np.allclose(values, plan(now))
 
@@ -106,7 +114,9 @@ def test_the_join_fades_out_linearly():
     schedule.add(ActionChunk(np.zeros((8, 1)), 0.0), 0.0)
     assert schedule.row(0.0).values == 0
     schedule.add(ActionChunk(np.ones((8, 1)), DT), DT)
-    assert [float(schedule.row(DT * k).values[0]) for k in range(1, 6)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+    assert [float(schedule.row(DT * k).values[0]) for k in range(1, 6)] == pytest.approx(
+        [0.25, 0.5, 0.75, 1, 1]
+    )
 
 
 def test_a_join_spreads_the_disagreement_of_two_chunks_not_the_motion():
@@ -138,11 +148,11 @@ def test_latency_plans_for_the_worst_recent_delay():
     assert latency.summary()["count"] == 4 and latency.summary()["max"] == 0.12
 
 
-# ---- real-time chunking ----------------------------------------------------------------------------------------------
+# ---- real-time chunking ------------------------------------------------------------------------------------
 
 
 def test_the_weights_are_the_papers():
-    assert np.allclose(s.inpainting_weights(8, 2, 6), [1, 1, .5706, .2871, .1145, .0258, 0, 0], atol=1e-4)
+    assert np.allclose(s.inpainting_weights(8, 2, 6), [1, 1, 0.5706, 0.2871, 0.1145, 0.0258, 0, 0], atol=1e-4)
     assert s.inpainting_weights(4, 1, 3, "linear").tolist() == pytest.approx([1, 2 / 3, 1 / 3, 0])
     assert s.inpainting_weights(4, 1, 3, "ones").tolist() == [1, 1, 1, 0]
     assert s.inpainting_weights(4, 1, 3, "zeros").tolist() == [1, 0, 0, 0]
@@ -151,7 +161,9 @@ def test_the_weights_are_the_papers():
 def test_the_gain_is_the_papers_in_our_convention_of_time():
     for t in (0.2, 0.5, 0.8):
         tau = 1 - t
-        assert s.guidance_gain(t, 1e9) == pytest.approx((1 - tau) / tau * (tau**2 + (1 - tau)**2) / (1 - tau)**2)
+        assert s.guidance_gain(t, 1e9) == pytest.approx(
+            (1 - tau) / tau * (tau**2 + (1 - tau) ** 2) / (1 - tau) ** 2
+        )
     assert s.guidance_gain(1.0) == s.guidance_gain(0.0) == s.guidance_gain(1e-9) == 5
 
 
@@ -180,8 +192,11 @@ def test_guidance_brings_the_bound_rows_to_the_previous_chunk_and_more_with_more
     y, w = np.full((8, 3), 0.8), s.inpainting_weights(8, 3, 3)
 
     def off(most):
-        x = sample(lambda x, t: x - 0.3, noise, 20, lambda v, x, t: s.guided_velocity(v, x, t, y, w, most=most))
+        x = sample(
+            lambda x, t: x - 0.3, noise, 20, lambda v, x, t: s.guided_velocity(v, x, t, y, w, most=most)
+        )
         return np.abs(x - y)[:3].max(), x
+
     gaps = [off(m)[0] for m in (0.0, 0.5, 1.0, 2.0, 5.0)]
     assert all(a > b for a, b in pairwise(gaps)) and gaps[-1] < 0.1
     assert np.array_equal(off(5.0)[1][3:], off(0.0)[1][3:])  # rows with weight 0 are untouched
@@ -211,17 +226,20 @@ def test_the_leftover_is_what_has_not_run():
     assert rows.ravel().tolist() == [2, 3, 4, 5, 5, 5] and real == 4
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda: ActionChunk(np.zeros(3), 0.0), r"must be \[H, A\]"),
-    (lambda: ActionChunk(np.full((2, 2), np.nan), 0.0), "finite"),
-    (lambda: Schedule(DT, 2).add(ActionChunk(np.zeros((4, 3)), 0.0), 0.0), "must have 2 numbers, got 3"),
-    (lambda: Schedule(0.0, 2), "dt must be"),
-    (lambda: Schedule(DT, 2, max_step=0.0), "max_step must be above 0"),
-    (lambda: (x := Schedule(DT, 2), x.row(1.0), x.row(0.5)), "time went backwards"),
-    (lambda: s.inpainting_weights(4, 3, 2), "delay <= end"),
-    (lambda: s.anchored(np.zeros((2, 2)), np.zeros(2), "deltas"), "unknown kind of rows 'deltas'"),
-    (lambda: Latency().add(-1.0), "at least 0"),
-])
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: ActionChunk(np.zeros(3), 0.0), r"must be \[H, A\]"),
+        (lambda: ActionChunk(np.full((2, 2), np.nan), 0.0), "finite"),
+        (lambda: Schedule(DT, 2).add(ActionChunk(np.zeros((4, 3)), 0.0), 0.0), "must have 2 numbers, got 3"),
+        (lambda: Schedule(0.0, 2), "dt must be"),
+        (lambda: Schedule(DT, 2, max_step=0.0), "max_step must be above 0"),
+        (lambda: (x := Schedule(DT, 2), x.row(1.0), x.row(0.5)), "time went backwards"),
+        (lambda: s.inpainting_weights(4, 3, 2), "delay <= end"),
+        (lambda: s.anchored(np.zeros((2, 2)), np.zeros(2), "deltas"), "unknown kind of rows 'deltas'"),
+        (lambda: Latency().add(-1.0), "at least 0"),
+    ],
+)
 def test_wrong_input_is_one_clear_line(call, says):
     with pytest.raises(UserError, match=says) as e:
         call()
@@ -243,14 +261,18 @@ def test_a_join_takes_as_many_rows_as_half_the_step_limit_asks_for():
     schedule.row(0.0)
     schedule.add(ActionChunk(np.ones((12, 1)), DT), DT)
     values = [float(schedule.row(DT * k).values[0]) for k in range(1, 10)]
-    assert values == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1, 1]) and not schedule.counts["cut"]
+    assert (
+        values == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1, 1])
+        and not schedule.counts["cut"]
+    )
 
 
-# ---- chunks while the robot goes on ------------------------------------------------------------------------------------
+# ---- chunks while the robot goes on ------------------------------------------------------------------------
 
 
 def runner(chunking="blend", every=0, period=0.02):
     from controllers.chunking import ChunkRunner
+
     return ChunkRunner(period, np.array([True, False]), np.array([0.01, 1.0]), chunking, every)
 
 
@@ -318,7 +340,11 @@ def test_the_prefix_is_what_will_have_run_in_the_policys_own_units(chunking):
         return
     assert (prefix.delay, prefix.end) == (1, 3) and prefix.rows.shape == (5, 2)
     assert prefix.rows[:3] == pytest.approx(np.array([[0.3, 1], [0.4, 1], [0.5, 1]]))
-    assert prefix.rows[3:, 0].tolist() == [0, 0] and prefix.weights.tolist()[0] == 1 and not prefix.weights[3:].any()
+    assert (
+        prefix.rows[3:, 0].tolist() == [0, 0]
+        and prefix.weights.tolist()[0] == 1
+        and not prefix.weights[3:].any()
+    )
 
 
 def test_naive_jumps_where_blend_keeps_to_the_largest_step():
@@ -336,9 +362,12 @@ def test_naive_jumps_where_blend_keeps_to_the_largest_step():
     assert jumps["naive"] > 2 * 2.1 > 2 * jumps["blend"]
 
 
-@pytest.mark.parametrize(("rows", "delay", "end"), [((3,), 0, 0), ((3, 2), 2, 1), ((3, 2), 0, 4), ((3, 2), -1, 1)])
+@pytest.mark.parametrize(
+    ("rows", "delay", "end"), [((3,), 0, 0), ((3, 2), 2, 1), ((3, 2), 0, 4), ((3, 2), -1, 1)]
+)
 def test_a_prefix_that_is_none_is_refused(rows, delay, end):
     from controllers.chunking import Prefix
+
     with pytest.raises(UserError, match="a prefix has"):
         Prefix(np.zeros(rows), delay, end)
     with pytest.raises(UserError, match="needed \\[E, 2\\]"):

@@ -40,7 +40,9 @@ WILD = {
     "a slow rise": lambda k, model, tau: tau + 0.9,
     "from side to side": lambda k, model, tau: 0.9 * TORQUE * (-1) ** (k // 40),
     "no weight": lambda k, model, tau: np.zeros(7),
-    "negative damping": lambda k, model, tau: np.clip(model.bias + 60 * model.dq + 0.5, tau - 0.99, tau + 0.99),
+    "negative damping": lambda k, model, tau: np.clip(
+        model.bias + 60 * model.dq + 0.5, tau - 0.99, tau + 0.99
+    ),
     "not a number": lambda k, model, tau: np.full(7, np.nan),
 }
 
@@ -78,7 +80,9 @@ def test_whatever_the_law_asks_for_the_arm_stays_within_its_limits_and_comes_to_
         torque = arm.torque.copy()
         govern(arm, governor)
         fastest = max(fastest, float((np.abs(arm.data.qvel[arm._dof]) / SPEED).max()))
-        assert (np.abs(arm.torque) <= TORQUE).all() and np.abs(arm.torque - torque).max() <= ROBOT.torque_rate * arm.dt + 1e-6
+        assert (np.abs(arm.torque) <= TORQUE).all() and np.abs(
+            arm.torque - torque
+        ).max() <= ROBOT.torque_rate * arm.dt + 1e-6
     assert fastest < 1.6, fastest  # it is measured a tick late, and the torque changes no faster than it may
     if arm.supervisor.reason:
         assert governor.state == STOPPED and (np.abs(arm.model.dq) < 0.02).all()
@@ -122,12 +126,15 @@ def test_an_arm_that_somebody_throws_is_braked_by_torques_in_disarmed():
     assert speeds[-1] < 0.01
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    (lambda m, t: (m, t), ""),
-    (lambda m, t: (m, t + np.eye(7)[2] * 1e-3), ""),
-    (lambda m, t: (m, t + np.eye(7)[2] * 1.1), "joint3 is asked for a change of 1100 N m/s, beyond 1000"),
-    (lambda m, t: (m, t * np.nan), "joint1 is asked for"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m, t: (m, t), ""),
+        (lambda m, t: (m, t + np.eye(7)[2] * 1e-3), ""),
+        (lambda m, t: (m, t + np.eye(7)[2] * 1.1), "joint3 is asked for a change of 1100 N m/s, beyond 1000"),
+        (lambda m, t: (m, t * np.nan), "joint1 is asked for"),
+    ],
+)
 def test_what_is_asked_for_is_judged_by_size_and_change(change, says):
     MODEL.update(HOME, np.zeros(7))
     before = MODEL.bias.copy()
@@ -142,11 +149,21 @@ def test_every_joints_speed_and_torque_count_at_their_own_limit(joint):
     wide = SupervisorLimits(tool_speed=(100.0, 100.0), torque_rate=100.0)
     for factor, beyond in ((1.29, False), (1.31, True), (-1.29, False), (-1.31, True)):
         MODEL.update(HOME, factor * SPEED * one)
-        assert Supervisor(ROBOT, wide).fault(MODEL, bias, bias, 1e-3).startswith(f"{ROBOT.joints[joint]} turns at") == beyond
+        assert (
+            Supervisor(ROBOT, wide)
+            .fault(MODEL, bias, bias, 1e-3)
+            .startswith(f"{ROBOT.joints[joint]} turns at")
+            == beyond
+        )
     MODEL.update(HOME, np.zeros(7))
     for factor, beyond in ((0.999, False), (1.001, True), (-0.999, False), (-1.001, True)):
         torque = factor * TORQUE * one
-        assert Supervisor(ROBOT, wide).fault(MODEL, torque, torque, 1e-3).startswith(f"{ROBOT.joints[joint]} is asked for") == beyond
+        assert (
+            Supervisor(ROBOT, wide)
+            .fault(MODEL, torque, torque, 1e-3)
+            .startswith(f"{ROBOT.joints[joint]} is asked for")
+            == beyond
+        )
 
 
 def test_a_joint_at_its_limit_is_within_it_and_the_one_furthest_beyond_its_own_is_named():
@@ -158,12 +175,22 @@ def test_a_joint_at_its_limit_is_within_it_and_the_one_furthest_beyond_its_own_i
     torque[least] = 1.2 * TORQUE[least]
     assert least != most and torque[least] < torque[most]
     MODEL.update(HOME, bias)
-    assert Supervisor(ROBOT, wide).fault(MODEL, torque, torque, 1e-3).startswith(f"{ROBOT.joints[least]} is asked for")
+    assert (
+        Supervisor(ROBOT, wide)
+        .fault(MODEL, torque, torque, 1e-3)
+        .startswith(f"{ROBOT.joints[least]} is asked for")
+    )
 
 
-@pytest.mark.parametrize(("twist", "limits", "beyond"), [
-    ((1.1, 0.0), (1.0, 9.0), True), ((0.9, 8.0), (1.0, 9.0), False), ((0.9, 1.1), (9.0, 1.0), True),
-    ((8.0, 0.9), (9.0, 1.0), False)])
+@pytest.mark.parametrize(
+    ("twist", "limits", "beyond"),
+    [
+        ((1.1, 0.0), (1.0, 9.0), True),
+        ((0.9, 8.0), (1.0, 9.0), False),
+        ((0.9, 1.1), (9.0, 1.0), True),
+        ((8.0, 0.9), (9.0, 1.0), False),
+    ],
+)
 def test_the_tools_speed_and_its_turning_have_a_limit_each(twist, limits, beyond):
     for axis in range(3):
         v = np.zeros(6)
@@ -196,14 +223,27 @@ def test_the_supervisor_stands_above_the_governor_at_every_speed():
         o = supervised(limits)
         assert o.tool_speed[0] > speed and o.tool_speed[1] > 4 * speed and o.joint_speed > joint
         default = SupervisorLimits()  # and where that is already above, no farther than need be
-        for got, least, below in zip((*o.tool_speed, o.joint_speed), (*default.tool_speed, default.joint_speed),
-                                     (speed, 4 * speed, joint), strict=True):
+        for got, least, below in zip(
+            (*o.tool_speed, o.joint_speed),
+            (*default.tool_speed, default.joint_speed),
+            (speed, 4 * speed, joint),
+            strict=True,
+        ):
             assert got == least or got < 1.3 * below
 
 
-@pytest.mark.parametrize("bad", [{"joint_speed": 0.0}, {"torque": math.inf}, {"torque": 100.5}, {"tool_speed": (0.0, 1.0)},
-                                 {"tool_speed": (1.0, 100.5)}, {"tool_speed": (100.5, 1.0)},
-                                 {"damping": -1.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"joint_speed": 0.0},
+        {"torque": math.inf},
+        {"torque": 100.5},
+        {"tool_speed": (0.0, 1.0)},
+        {"tool_speed": (1.0, 100.5)},
+        {"tool_speed": (100.5, 1.0)},
+        {"damping": -1.0},
+    ],
+)
 def test_limits_that_are_none_are_refused(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
         SupervisorLimits(**bad)

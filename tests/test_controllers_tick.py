@@ -1,4 +1,5 @@
-"""The arithmetic of the control law's tick against mathematics and the plain law; quick also where nothing is compiled."""
+"""The arithmetic of the control law's tick against mathematics and the plain law; quick also where nothing is
+compiled."""
 
 import math
 import os
@@ -28,8 +29,14 @@ HOME = np.array(ROBOT.home)
 MODEL = arm_model(ROBOT)
 RNG = np.random.default_rng(0)
 BENT = [HOME + d for d in RNG.uniform(-0.3, 0.3, (5, 7))]
-AT_ONCE = {"target_speed": 1e9, "target_turn": 1e9, "filter_time": 0.0, "torque_rate": None, "ramp": 0.0,
-           "feed_acceleration": (0.0, 0.0)}
+AT_ONCE = {
+    "target_speed": 1e9,
+    "target_turn": 1e9,
+    "filter_time": 0.0,
+    "torque_rate": None,
+    "ramp": 0.0,
+    "feed_acceleration": (0.0, 0.0),
+}
 
 
 def law_at(q, options=None, dq=None, model=None):
@@ -42,7 +49,9 @@ def law_at(q, options=None, dq=None, model=None):
 
 
 def test_compiled_turns_are_those_of_geometry():
-    for q, p, r in zip(RNG.normal(size=(50, 4)), RNG.normal(size=(50, 4)), RNG.normal(size=(50, 3)), strict=True):
+    for q, p, r in zip(
+        RNG.normal(size=(50, 4)), RNG.normal(size=(50, 4)), RNG.normal(size=(50, 3)), strict=True
+    ):
         a, b = g.normalise(q), -g.normalise(p)
         assert np.allclose(between(a, b), g.turn_between(tuple(a), tuple(b)), atol=1e-14)
         assert between(a, a) == (0, 0, 0)
@@ -87,8 +96,13 @@ for _ in range(3):
 def test_without_the_compiler_the_tick_is_the_same():
     """NUMBA_DISABLE_JIT=1, for a debugger and for the mutation run."""
     code = PLAIN.format(tests=str(Path(__file__).parent))
-    said = subprocess.run([sys.executable, "-c", code], env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, text=True,
-                          capture_output=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     law = law_at(HOME, dq=HOME / 10)
     for line in said.stdout.splitlines():
         assert np.allclose(law.tick(MODEL, 1e-3), [float(x) for x in line.split()], atol=1e-9)
@@ -110,7 +124,9 @@ def test_principal_axes_are_those_of_numpy_from_any_that_are_orthonormal():
         a = half @ half.T
         diagonal = a.copy()
         principal(diagonal, u, np.zeros((6, 6)))
-        assert np.allclose(np.sort(np.diag(diagonal)), np.linalg.eigvalsh(a), rtol=1e-9, atol=1e-12 * np.trace(a))
+        assert np.allclose(
+            np.sort(np.diag(diagonal)), np.linalg.eigvalsh(a), rtol=1e-9, atol=1e-12 * np.trace(a)
+        )
         assert np.allclose(u.T @ u, np.eye(6), atol=1e-12)
         assert np.allclose(u @ np.diag(np.diag(diagonal)) @ u.T, a, atol=1e-11 * np.trace(a))
     same = np.eye(6)
@@ -125,7 +141,9 @@ def test_principal_axes_are_those_of_numpy_from_any_that_are_orthonormal():
 def test_operational_space_has_no_direction_heavier_than_its_limit_and_leaves_the_others_alone():
     """W by its eigenvalues; the force for an acceleration of 1 in each of its directions."""
     for q in BENT:
-        law = law_at(q, operational_space(posture_stiffness=0.0, mass_limit=5.0, regularisation=1e-9, **AT_ONCE))
+        law = law_at(
+            q, operational_space(posture_stiffness=0.0, mass_limit=5.0, regularisation=1e-9, **AT_ONCE)
+        )
         arm = np.diag([1.0] * 3 + [0.2] * 3)
         size, axes = np.linalg.eigh(arm @ MODEL.jac @ MODEL.minv_j @ arm)
         assert (size < 0.2).any() and (size > 0.2).any()
@@ -138,7 +156,10 @@ def test_operational_space_has_no_direction_heavier_than_its_limit_and_leaves_th
 
 
 def test_operational_space_that_is_stiffer_has_less_mass_in_heavy_directions():
-    law = law_at(HOME, operational_space(stiffness=(2000.0,) * 6, posture_stiffness=0.0, regularisation=1e-9, **AT_ONCE))
+    law = law_at(
+        HOME,
+        operational_space(stiffness=(2000.0,) * 6, posture_stiffness=0.0, regularisation=1e-9, **AT_ONCE),
+    )
     law.stand()
     pos, quat = np.array(MODEL.pos), np.array(MODEL.quat)
     law.set_target(pos + [0, 0, 0.01], quat)
@@ -157,13 +178,25 @@ def test_operational_space_that_is_stiffer_has_less_mass_in_heavy_directions():
 def test_a_tick_is_the_equation_in_the_laws_docstring(task, frame):
     """All terms at once, in plain NumPy."""
     k, eps = np.array([600.0, 300, 100, 30, 20, 10]), 0.003
-    o = LawOptions(task=task, frame=frame, stiffness=tuple(k), torque_rate=None, ramp=0.0, regularisation=eps, target_speed=1e9,
-                   target_turn=1e9, filter_time=0.5)
+    o = LawOptions(
+        task=task,
+        frame=frame,
+        stiffness=tuple(k),
+        torque_rate=None,
+        ramp=0.0,
+        regularisation=eps,
+        target_speed=1e9,
+        target_turn=1e9,
+        filter_time=0.5,
+    )
     for q in BENT:
         law = law_at(q, o, dq=RNG.uniform(-0.2, 0.2, 7))
         law.set_joints(q + 0.1, np.full(7, 0.05))
         law.set_wrench(np.array([1.0, -2, 3, 0.1, 0.2, -0.3]), "tool")
-        law.set_target(np.array(MODEL.pos) + [0.01, 0.02, -0.01], g.multiply(g.exp(np.array([0.05, 0.02, 0.1])), np.array(MODEL.quat)))
+        law.set_target(
+            np.array(MODEL.pos) + [0.01, 0.02, -0.01],
+            g.multiply(g.exp(np.array([0.05, 0.02, 0.1])), np.array(MODEL.quat)),
+        )
         torque, r = law.tick(MODEL, 1e-3), law.reference
         turn = np.kron(np.eye(2), MODEL.rotation)
         axes = turn if frame == "tool" else np.eye(6)
@@ -172,34 +205,62 @@ def test_a_tick_is_the_equation_in_the_laws_docstring(task, frame):
         own = axes.T @ a @ axes
         masses = np.minimum(np.diag(np.linalg.inv(own + eps * np.eye(6))), 4 / np.diag(own))
         d = 2 * np.sqrt(k * masses if task == "impedance" else k)
-        e, slip = g.pose_error(r.pos, r.quat, np.array(MODEL.pos), np.array(MODEL.quat)), r.velocity - MODEL.jac @ MODEL.dq
+        e, slip = (
+            g.pose_error(r.pos, r.quat, np.array(MODEL.pos), np.array(MODEL.quat)),
+            r.velocity - MODEL.jac @ MODEL.dq,
+        )
         f = axes @ (k * (axes.T @ e) + d * (axes.T @ slip)) + turn @ law.feed
         t0 = np.clip(5 * (law.q_ref - q) + 2 * math.sqrt(5) * (0.05 - MODEL.dq), -5, 5)
         left = eps * w if task == "impedance" else np.zeros((6, 6))
         free = t0 - MODEL.jac.T @ w @ (np.eye(6) + left + left @ left) @ MODEL.minv_jt @ t0
         ad = np.clip(r.acceleration, [-4] * 3 + [-16] * 3, [4] * 3 + [16] * 3)
         task_torque = MODEL.jac.T @ (f + w @ ad if task == "impedance" else w @ (f + ad))
-        assert np.allclose(torque, np.clip(task_torque + free + MODEL.bias, -0.8 * np.array(ROBOT.torque), 0.8 * np.array(ROBOT.torque)))
+        assert np.allclose(
+            torque,
+            np.clip(
+                task_torque + free + MODEL.bias, -0.8 * np.array(ROBOT.torque), 0.8 * np.array(ROBOT.torque)
+            ),
+        )
 
 
-RUBBING = replace(ROBOT, friction={"phi1": [0.5, 0.6, 0.5, 0.4, 0.8, 0.9, 0.7], "phi2": [5.0, 9.0, 4.0, 30.0, 10.0, 18.0, 11.0],
-                                   "phi3": [0.04, 0.03, -0.02, 0.05, 0.02, 0.0, -0.03]})
+RUBBING = replace(
+    ROBOT,
+    friction={
+        "phi1": [0.5, 0.6, 0.5, 0.4, 0.8, 0.9, 0.7],
+        "phi2": [5.0, 9.0, 4.0, 30.0, 10.0, 18.0, 11.0],
+        "phi3": [0.04, 0.03, -0.02, 0.05, 0.02, 0.0, -0.03],
+    },
+)
 
 
 VARIED = {
     "default": LawOptions(),
     "one stiff axis": LawOptions(stiffness=(0.0, 600.0, 0.0, 0.0, 0.0, 0.0), nullspace="none", ramp=0.05),
-    "tool axes": LawOptions(frame="tool", stiffness=(900.0, 100.0, 400.0, 30.0, 5.0, 12.0), damping_ratio=0.7, ramp=0.05),
+    "tool axes": LawOptions(
+        frame="tool", stiffness=(900.0, 100.0, 400.0, 30.0, 5.0, 12.0), damping_ratio=0.7, ramp=0.05
+    ),
     "operational space": operational_space(stiffness=(400.0, 300.0, 0.0, 100.0, 50.0, 20.0), ramp=0.1),
-    "heavy directions given up": operational_space(stiffness=(900.0,) * 3 + (300.0,) * 3, mass_limit=8.0, ramp=0.1),
+    "heavy directions given up": operational_space(
+        stiffness=(900.0,) * 3 + (300.0,) * 3, mass_limit=8.0, ramp=0.1
+    ),
     "kinematic projection": LawOptions(nullspace="kinematic", posture_damping=0.7, filter_time=0.0, ramp=0.0),
-    "no projection": LawOptions(nullspace="none", posture_torque=None, damping=(20.0, 0.0, 5.0, 1.0, 2.0, 0.0), ramp=0.02),
-    "no clips": LawOptions(error_clip=None, torque_rate=None, feed_acceleration=(0.0, 0.0), limit_margin=1.2, limit_torque=8.0),
-    "posture by joint": LawOptions(posture_stiffness=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0), posture_speed=0.3, posture_torque=0.4),
-    "friction, slow": LawOptions(friction=True, target_speed=0.05, target_turn=0.2, filter_time=0.05, command_timeout=0.03),
+    "no projection": LawOptions(
+        nullspace="none", posture_torque=None, damping=(20.0, 0.0, 5.0, 1.0, 2.0, 0.0), ramp=0.02
+    ),
+    "no clips": LawOptions(
+        error_clip=None, torque_rate=None, feed_acceleration=(0.0, 0.0), limit_margin=1.2, limit_torque=8.0
+    ),
+    "posture by joint": LawOptions(
+        posture_stiffness=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0), posture_speed=0.3, posture_torque=0.4
+    ),
+    "friction, slow": LawOptions(
+        friction=True, target_speed=0.05, target_turn=0.2, filter_time=0.05, command_timeout=0.03
+    ),
     "joints alone": joint_impedance(stiffness=80.0, damping=(4.0, 5.0, 6.0, 7.0, 3.0, 2.0, 1.0), ramp=0.1),
     "floating": gravity_compensation(torque_fraction=0.3, regularisation=0.05),
-    "stiff and bounded": LawOptions(max_stiffness=(700.0, 35.0), torque_rate=100.0, torque_fraction=0.2, regularisation=0.05),
+    "stiff and bounded": LawOptions(
+        max_stiffness=(700.0, 35.0), torque_rate=100.0, torque_fraction=0.2, regularisation=0.05
+    ),
 }
 
 
@@ -221,12 +282,21 @@ def test_ticks_under_random_commands_are_those_of_the_plain_law(name):
         dq = np.where((q < low + 0.01) | (q > high - 0.01), -dq, dq)
         q = np.clip(q, low, high)
         model.update(q, dq)
-        for both, chance in (("target", 0.01), ("joints", 0.01), ("wrench", 0.008), ("stiffness", 0.006),
-                             ("rebase", 0.002), ("stand", 0.001)):
+        for both, chance in (
+            ("target", 0.01),
+            ("joints", 0.01),
+            ("wrench", 0.008),
+            ("stiffness", 0.006),
+            ("rebase", 0.002),
+            ("stand", 0.001),
+        ):
             if rng.random() > chance:
                 continue
             if both == "target":
-                pose = np.array(model.pos) + rng.uniform(-0.1, 0.1, 3), g.multiply(g.exp(rng.uniform(-0.4, 0.4, 3)), np.array(model.quat))
+                pose = (
+                    np.array(model.pos) + rng.uniform(-0.1, 0.1, 3),
+                    g.multiply(g.exp(rng.uniform(-0.4, 0.4, 3)), np.array(model.quat)),
+                )
                 said = pose[0], pose[1] * rng.uniform(0.995, 1.005)
             elif both == "joints":
                 said = q + rng.uniform(-0.5, 0.5, 7), rng.uniform(-4, 4, 7)
@@ -239,8 +309,11 @@ def test_ticks_under_random_commands_are_those_of_the_plain_law(name):
             for it in (law, plain):
                 getattr(it, both if both in ("rebase", "stand") else f"set_{both}")(*said)
         assert np.allclose(law.tick(model, dt), plain.tick(model, dt), atol=2e-5), k
-        assert np.allclose(law.reference.pos, plain.pos, atol=1e-9) and np.allclose(law.k,
-                                                                                    plain.k) and law.gain == pytest.approx(plain.gain)
+        assert (
+            np.allclose(law.reference.pos, plain.pos, atol=1e-9)
+            and np.allclose(law.k, plain.k)
+            and law.gain == pytest.approx(plain.gain)
+        )
         assert law.fed == (plain.feed_age <= o.command_timeout)
 
 
@@ -250,7 +323,9 @@ def test_an_arm_put_at_its_targets_has_its_damping_at_once(options):
     law.tick(MODEL, 1e-3)
     law.stand()
     law.tick(MODEL, 1e-3)
-    assert (law.k == options.stiffness).all() and (law.d >= 1.9 * np.sqrt(law.k * np.minimum(law._m["masses"], 1))).all()
+    assert (law.k == options.stiffness).all() and (
+        law.d >= 1.9 * np.sqrt(law.k * np.minimum(law._m["masses"], 1))
+    ).all()
 
 
 def test_stiffness_commanded_on_an_axis_without_one_goes_back_to_none():
@@ -264,9 +339,14 @@ def test_stiffness_commanded_on_an_axis_without_one_goes_back_to_none():
     assert law.k[2] == 0
 
 
-@pytest.mark.parametrize("options", [LawOptions(nullspace="none", posture_stiffness=0.0, **AT_ONCE),
-                                     LawOptions(nullspace="none", posture_stiffness=0.0, frame="tool", **AT_ONCE),
-                                     LawOptions(posture_stiffness=0.0, error_clip=None, **AT_ONCE)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        LawOptions(nullspace="none", posture_stiffness=0.0, **AT_ONCE),
+        LawOptions(nullspace="none", posture_stiffness=0.0, frame="tool", **AT_ONCE),
+        LawOptions(posture_stiffness=0.0, error_clip=None, **AT_ONCE),
+    ],
+)
 def test_an_error_gives_the_springs_force_at_the_tool(options):
     for q in BENT:
         law = law_at(q, options)
@@ -281,7 +361,9 @@ def test_an_error_gives_the_springs_force_at_the_tool(options):
 
 def test_stiffness_in_tool_axes_turns_with_the_tool():
     k = (1000.0, 100.0, 10.0, 30.0, 20.0, 10.0)
-    law = law_at(BENT[0], LawOptions(stiffness=k, frame="tool", nullspace="none", posture_stiffness=0.0, **AT_ONCE))
+    law = law_at(
+        BENT[0], LawOptions(stiffness=k, frame="tool", nullspace="none", posture_stiffness=0.0, **AT_ONCE)
+    )
     turn = g.matrix(np.array(MODEL.quat))
     delta = np.array([0.01, 0.02, -0.01])
     law.set_target(np.array(MODEL.pos) + delta, np.array(MODEL.quat))
@@ -313,7 +395,8 @@ def test_the_posture_term_does_not_move_the_tool(nullspace, tol):
 
 
 def test_torque_does_the_work_that_force_does_at_the_tool():
-    """Power identity dq . t = F . v + m . w in base axes: it fails with a Jacobian of another point or other axes."""
+    """Power identity dq . t = F . v + m . w in base axes: it fails with a Jacobian of another point or other
+    axes."""
     for q in BENT:
         law = law_at(q, LawOptions(nullspace="none", posture_stiffness=0.0, **AT_ONCE))
         law.set_wrench(np.array([10.0, 0, 0, 0, 0, 0]))
@@ -327,7 +410,9 @@ def test_joint_limits_push_back():
     assert limit_torque(0.0, low, high, 0.1, 5.0) == 0
     assert limit_torque(0.95, low, high, 0.1, 5.0) == pytest.approx(-2.5)
     assert limit_torque(-0.95, low, high, 0.1, 5.0) == pytest.approx(2.5)
-    assert limit_torque(2.0, low, high, 0.1, 5.0) == -5 and limit_torque(0.0, -math.inf, math.inf, 0.1, 5.0) == 0
+    assert (
+        limit_torque(2.0, low, high, 0.1, 5.0) == -5 and limit_torque(0.0, -math.inf, math.inf, 0.1, 5.0) == 0
+    )
     q = HOME.copy()
     q[3] = ROBOT.upper[3] - 0.02
     law = law_at(q, gravity_compensation(torque_rate=None))
@@ -343,8 +428,11 @@ def test_at_a_joint_limit_the_pull_of_the_tool_goes_and_motion_towards_it_is_bra
             q = side * (1.0 - 0.1 * (1 - depth))
             assert yielding(side * 8.0, 0.0, q, -1.0, 1.0, 0.1, 5.0) == pytest.approx(-side * depth * 8.0)
             assert yielding(-side * 8.0, -side * 3.0, q, -1.0, 1.0, 0.1, 5.0) == 0  # away from it: as ever
-            assert yielding(0.0, side * 2.0, q, -1.0, 1.0, 0.1, 5.0) == pytest.approx(-side * depth * brake * 2.0)
-        assert yielding(side * 8.0, 0.0, side * 1.5, -1.0, 1.0, 0.1, 5.0) == pytest.approx(-side * 8.0)  # no more beyond it
+            assert yielding(0.0, side * 2.0, q, -1.0, 1.0, 0.1, 5.0) == pytest.approx(
+                -side * depth * brake * 2.0
+            )
+        # no more beyond it
+        assert yielding(side * 8.0, 0.0, side * 1.5, -1.0, 1.0, 0.1, 5.0) == pytest.approx(-side * 8.0)
     q = HOME.copy()
     q[3] = ROBOT.upper[3] - 0.03
     law = law_at(q, LawOptions(nullspace="none", posture_stiffness=0.0, **AT_ONCE))
@@ -395,12 +483,21 @@ def test_stiffness_grows_over_the_ramp_and_damping_with_it():
         seen.append((law.k[0], law.d[0]))
     k, d = np.array(seen).T
     assert k[0] == pytest.approx(1.2) and k[249] == pytest.approx(300) and k[-1] == 600
-    assert np.allclose(d**2 / k, d[-1]**2 / k[-1])  # D = 2 z sqrt(K W)
+    assert np.allclose(d**2 / k, d[-1] ** 2 / k[-1])  # D = 2 z sqrt(K W)
 
 
 def test_torque_and_torque_rate_stay_within_their_limits_whatever_is_asked():
-    law = law_at(HOME, LawOptions(target_speed=1e9, error_clip=None, filter_time=0, ramp=0, max_stiffness=(5000.0, 500.0),
-                                  stiffness=(5000.0,) * 3 + (500.0,) * 3))
+    law = law_at(
+        HOME,
+        LawOptions(
+            target_speed=1e9,
+            error_clip=None,
+            filter_time=0,
+            ramp=0,
+            max_stiffness=(5000.0, 500.0),
+            stiffness=(5000.0,) * 3 + (500.0,) * 3,
+        ),
+    )
     law.set_target(np.array([5.0, -3, 2]), np.array([0.0, 0, 1, 0]))
     last = np.array(law.tau)
     for _ in range(500):
@@ -475,8 +572,16 @@ def test_damping_follows_a_commanded_stiffness():
 @pytest.mark.parametrize("nullspace", ["none", "kinematic"])
 def test_a_wrench_that_has_expired_leaves_the_joints_springs_alone(nullspace):
     """Without springs at the tool its part of the tick is left out: nothing of an earlier wrench may stay."""
-    law, never = (law_at(HOME, LawOptions(stiffness=(0.0,) * 6, nullspace=nullspace, posture_stiffness=100.0,
-                                          command_timeout=0.01), dq=np.full(7, 0.01)) for _ in range(2))
+    law, never = (
+        law_at(
+            HOME,
+            LawOptions(
+                stiffness=(0.0,) * 6, nullspace=nullspace, posture_stiffness=100.0, command_timeout=0.01
+            ),
+            dq=np.full(7, 0.01),
+        )
+        for _ in range(2)
+    )
     law.set_wrench(np.full(6, 5.0))
     apart = [float(np.abs(law.tick(MODEL, 1e-3) - never.tick(MODEL, 1e-3)).max()) for _ in range(40)]
     assert max(apart[:5]) > 1 and apart[-1] == 0
@@ -490,13 +595,18 @@ def test_the_reference_turns_at_its_pace_on_the_geodesic_and_stops_at_the_target
     for k in range(1, 400):
         law.tick(MODEL, 1e-3)
         way = min(1e-3 * k, 0.3) / 0.3
-        assert np.allclose(g.turn_between(reference.quat, start), way * np.array([0.1, -0.2, 0.2]), atol=1e-12)
+        assert np.allclose(
+            g.turn_between(reference.quat, start), way * np.array([0.1, -0.2, 0.2]), atol=1e-12
+        )
     assert np.array_equal(reference.quat, reference.target_quat) and reference.settled
 
 
 def test_damping_of_zero_is_none():
-    law = law_at(HOME, LawOptions(damping=(0.0,) * 6, nullspace="none", posture_stiffness=0.0, **AT_ONCE),
-                 dq=np.full(7, 0.3))
+    law = law_at(
+        HOME,
+        LawOptions(damping=(0.0,) * 6, nullspace="none", posture_stiffness=0.0, **AT_ONCE),
+        dq=np.full(7, 0.3),
+    )
     assert np.allclose(law.tick(MODEL, 1e-3), MODEL.bias)
 
 
@@ -516,6 +626,7 @@ def test_filters_and_ramps_do_not_depend_on_the_rate_of_the_loop(dt):
         for _ in range(round(0.1 / period)):
             law.tick(MODEL, period)
         return np.array([law.reference.pos[1], law.k[0], law.q_ref[0], law.gain])
+
     assert np.allclose(at(dt), at(0.001), rtol=1e-9, atol=1e-9)
     assert at(dt)[0] == pytest.approx(0.1 * (1 - math.exp(-1)), abs=1e-9)
 
@@ -532,8 +643,11 @@ def test_the_low_pass_goes_along_and_turns_about_every_axis(axis):
         for _ in range(20):
             law.tick(MODEL, 1e-3)
         return law.reference
+
     assert np.allclose(after_20_ticks(0.1, 0.0).pos - pos, 0.1 * share * one, atol=1e-9)
-    assert np.allclose(g.turn_between(tuple(after_20_ticks(0.0, 0.2).quat), tuple(quat)), 0.2 * share * one, atol=1e-9)
+    assert np.allclose(
+        g.turn_between(tuple(after_20_ticks(0.0, 0.2).quat), tuple(quat)), 0.2 * share * one, atol=1e-9
+    )
 
 
 def test_springs_that_come_later_are_damped_by_the_inertia_of_that_moment():
@@ -567,7 +681,9 @@ FREE_AXES = LawOptions(nullspace="none", posture_stiffness=0.0, error_clip=None,
 
 def pull(law, delta):
     """The springs' torque for a target that far from the tool, as force and moment."""
-    law.set_target(np.array(MODEL.pos) + delta[:3], g.multiply(g.exp(np.array(delta[3:])), np.array(MODEL.quat)))
+    law.set_target(
+        np.array(MODEL.pos) + delta[:3], g.multiply(g.exp(np.array(delta[3:])), np.array(MODEL.quat))
+    )
     law.tick(MODEL, 1e-3)
     law.reference.velocity[:] = law.reference.acceleration[:] = 0.0
     torque = law.tick(MODEL, 1e-3) - MODEL.bias
@@ -576,7 +692,9 @@ def pull(law, delta):
 
 @pytest.mark.parametrize("frame", ["base", "tool"])
 def test_the_static_pull_of_the_springs_is_bounded_and_keeps_its_direction(frame):
-    law = law_at(HOME, LawOptions(nullspace="none", posture_stiffness=0.0, error_clip=None, frame=frame, **AT_ONCE))
+    law = law_at(
+        HOME, LawOptions(nullspace="none", posture_stiffness=0.0, error_clip=None, frame=frame, **AT_ONCE)
+    )
     far, held = np.array([0.03, -0.06, 0.06, 0.1, 0.0, 0.2]), Setpoint("ACTIVE", None, tuple(MODEL.quat))
     free = pull(law, far)
     assert np.allclose(free, np.array([600.0] * 3 + [30.0] * 3) * far, atol=1e-4)
@@ -612,12 +730,18 @@ def test_the_law_takes_wrench_and_stiffness_for_as_long_as_the_setpoint_has_them
     for _ in range(600):
         law.tick(MODEL, 1e-3)
     asked, push = Setpoint("ACTIVE", None, tuple(MODEL.quat)), np.array([1.0, 2.0, 3.0, 0.1, 0.2, 0.3])
-    follow(law, MODEL, Setpoint("ACTIVE", None, tuple(MODEL.quat), compliance=compliance(tuple(push), PRESSED)))
+    follow(
+        law, MODEL, Setpoint("ACTIVE", None, tuple(MODEL.quat), compliance=compliance(tuple(push), PRESSED))
+    )
     assert law.fed and law.complies
     follow(law, MODEL, asked)
     assert not law.fed and not law.complies and law.k_target.tolist() == list(LawOptions().stiffness)
     for k in range(600):
-        follow(law, MODEL, Setpoint("ACTIVE", None, tuple(MODEL.quat), compliance=compliance(tuple(push), PRESSED)))
+        follow(
+            law,
+            MODEL,
+            Setpoint("ACTIVE", None, tuple(MODEL.quat), compliance=compliance(tuple(push), PRESSED)),
+        )
         torque = law.tick(MODEL, 1e-3)
         assert k > 2 or law.k[0] < 620  # it ramps
     assert law.k.tolist() == list(PRESSED) and np.allclose(torque - MODEL.bias, MODEL.jac.T @ push, atol=1e-6)

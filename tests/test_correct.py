@@ -16,15 +16,33 @@ from robo_rl.human.training_segments import segment_chunks, segment_ends, segmen
 from robo_rl.policies import ObsSpec
 from sims.mujoco.render import gl_backend
 
-FAST = ("--no-video", "--episodes", 4, "--robots", 2, "--bc.updates", 20, "--eval-episodes", 8, "--rounds", 1,
-        "--scripted-operator.notice-time", 0.1,
-        "--scripted-operator.disagreement", 0.2)
+FAST = (
+    "--no-video",
+    "--episodes",
+    4,
+    "--robots",
+    2,
+    "--bc.updates",
+    20,
+    "--eval-episodes",
+    8,
+    "--rounds",
+    1,
+    "--scripted-operator.notice-time",
+    0.1,
+    "--scripted-operator.disagreement",
+    0.2,
+)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("correct")
-    tiny = [a for i, a in enumerate(TINY) if not (str(a).startswith("--rl.") or (i and str(TINY[i - 1]).startswith("--rl.")))]
+    tiny = [
+        a
+        for i, a in enumerate(TINY)
+        if not (str(a).startswith("--rl.") or (i and str(TINY[i - 1]).startswith("--rl.")))
+    ]
     done = robo_rl(folder, "train", "--algo", "bc", *tiny, "--out", "runs/weak")
     assert done.code == 0, done.err
     return folder
@@ -39,11 +57,16 @@ def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protoco
     assert [r["round"] for r in rows] == [0, 1] and rows[1]["interventions"] > 0 < rows[1]["human_share"] < 1
     assert "operator min" in done.err and "interventions/h" in done.err
     told = [r["report"] for r in rows if "report" in r]
-    assert len(told) == 1 and told[0]["list"] == 1 and {r["list"] for r in rows} == {0}  # chosen on one list, reported on another
+    # chosen on one list, reported on another
+    assert len(told) == 1 and told[0]["list"] == 1 and {r["list"] for r in rows} == {0}
     assert json.loads((out / "evals" / "best.json").read_text())["step"] == told[0]["round"]
     data = load(out / "corrections")
     assert np.isfinite(data.final).all() and np.isfinite(data.after).all()
-    assert len(data) == 4 and data.features.phases and {"human", "policy"} <= {data.sources[c] for c in np.unique(data.source)}
+    assert (
+        len(data) == 4
+        and data.features.phases
+        and {"human", "policy"} <= {data.sources[c] for c in np.unique(data.source)}
+    )
     assert (2 in data.phase) == (protocol == "rac") and 3 in data.phase and 1 not in data.phase
     assert json.loads((out / "rounds.json").read_text())[1]["operator_stats"]["operator_minutes"] > 0
     again = robo_rl(run, "eval", out, "--episodes", "4", "--json")
@@ -52,14 +75,30 @@ def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protoco
 
 @pytest.mark.skipif(gl_backend() is None, reason="nothing draws here")
 def test_practice_is_filmed_and_the_film_is_written_when_the_round_is_over(run):
-    done = robo_rl(run, "correct", "runs/weak", *FAST[1:], "--max-steps", 30, "--eval-episodes", 2, "--out", "filmed")
+    done = robo_rl(
+        run, "correct", "runs/weak", *FAST[1:], "--max-steps", 30, "--eval-episodes", 2, "--out", "filmed"
+    )
     assert done.code == 0, done.err
-    assert (run / "filmed/videos/round_1.mp4").stat().st_size > 1000 and len(load(run / "filmed/corrections")) == 4
+    assert (run / "filmed/videos/round_1.mp4").stat().st_size > 1000 and len(
+        load(run / "filmed/corrections")
+    ) == 4
     assert not (run / "runs/weak-rac-s0/videos").exists()  # --no-video
 
 
 def test_with_a_twin_help_is_spent_where_the_policy_fails(run):
-    done = robo_rl(run, "correct", "runs/weak", "--protocol", "twin_rl", "--twin-starts", 40, "--twin-trials", 2, *FAST, "--json")
+    done = robo_rl(
+        run,
+        "correct",
+        "runs/weak",
+        "--protocol",
+        "twin_rl",
+        "--twin-starts",
+        40,
+        "--twin-trials",
+        2,
+        *FAST,
+        "--json",
+    )
     assert done.code == 0, done.err
     failed = re.search(r"fails at (\d+) of 40 starts in the twin", done.err)
     assert failed and json.loads(done.out)[1]["interventions"] > 0
@@ -69,18 +108,26 @@ def test_with_a_twin_help_is_spent_where_the_policy_fails(run):
 
 def test_a_finished_result_goes_on_with_more_rounds_and_refuses_other_options(run):
     robo_rl(run, "correct", "runs/weak", *FAST, "--out", "more")
-    done = robo_rl(run, "correct", "runs/weak", *FAST[:-6], "--rounds", 2, *FAST[-4:], "--out", "more", "--json")
+    done = robo_rl(
+        run, "correct", "runs/weak", *FAST[:-6], "--rounds", 2, *FAST[-4:], "--out", "more", "--json"
+    )
     assert done.code == 0 and len(json.loads(done.out)) == 3, done.err
     assert len(load(run / "more" / "corrections")) == 8
     assert "begun with another --episodes" in robo_rl(run, "correct", "runs/weak", "--out", "more").mistake
 
 
-@pytest.mark.parametrize("argv, words", [
-    (["--protocol", "dagger"], "Allowed: hg_dagger"), (["--rounds", "0"], "--rounds must be in [1, 1000]"),
-    (["--operator", "me"], "unknown operator"),
-    (["--scripted-operator.disagreement", "7"], "scripted_operator.disagreement must be in [0, 2]"),
-    (["--phases", "pause"], "unknown phases 'pause'"),
-    (["--out", "runs/weak"], "choose another folder"), (["--checkpoint", "nine"], "has no checkpoint 'nine'")])
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--protocol", "dagger"], "Allowed: hg_dagger"),
+        (["--rounds", "0"], "--rounds must be in [1, 1000]"),
+        (["--operator", "me"], "unknown operator"),
+        (["--scripted-operator.disagreement", "7"], "scripted_operator.disagreement must be in [0, 2]"),
+        (["--phases", "pause"], "unknown phases 'pause'"),
+        (["--out", "runs/weak"], "choose another folder"),
+        (["--checkpoint", "nine"], "has no checkpoint 'nine'"),
+    ],
+)
 def test_mistakes_are_one_line(run, argv, words):
     assert words in robo_rl(run, "correct", "runs/weak", *argv).mistake
 
@@ -90,7 +137,9 @@ def test_mistakes_are_one_line(run, argv, words):
 
 def episode(phase, source, success=True, base=0.0):
     t = len(phase)
-    return Episode(np.full((t, 3), base), np.arange(t)[:, None] / 100 + base, phase=phase, source=source, success=success)
+    return Episode(
+        np.full((t, 3), base), np.arange(t)[:, None] / 100 + base, phase=phase, source=source, success=success
+    )
 
 
 def data_set(path, episodes):
@@ -104,7 +153,9 @@ P, H = ["policy"], ["human"]
 
 
 def test_a_chunk_never_crosses_from_policy_to_person_nor_from_recovery_to_correction(tmp_path):
-    data = data_set(tmp_path / "d", [episode([0, 0, 2, 2, 3, 3, 0], P * 2 + H * 4 + P), episode([3, 3], H * 2, base=1)])
+    data = data_set(
+        tmp_path / "d", [episode([0, 0, 2, 2, 3, 3, 0], P * 2 + H * 4 + P), episode([3, 3], H * 2, base=1)]
+    )
     assert segment_ends(data).tolist() == [2, 2, 4, 4, 6, 6, 7, 9, 9]
     rows = trainable_frames(data)
     assert rows.tolist() == [False] * 2 + [True] * 4 + [False] + [True] * 2
@@ -114,8 +165,10 @@ def test_a_chunk_never_crosses_from_policy_to_person_nor_from_recovery_to_correc
 
 
 def test_the_policys_own_frames_are_lessons_only_where_asked_and_where_it_succeeded_alone(tmp_path):
-    data = data_set(tmp_path / "d", [episode([0, 0], P * 2), episode([0, 0], P * 2, success=False),
-                                     episode([0, 3], P + H)])
+    data = data_set(
+        tmp_path / "d",
+        [episode([0, 0], P * 2), episode([0, 0], P * 2, success=False), episode([0, 3], P + H)],
+    )
     assert trainable_frames(data).tolist() == [False] * 5 + [True]
     assert trainable_frames(data, own=True).tolist() == [True, True, False, False, False, True]
 
@@ -125,7 +178,11 @@ def test_recoveries_can_be_left_out_of_the_lessons(tmp_path):
     assert trainable_frames(data, phases=("correction",)).tolist() == [False, False, True, True]
     draw = segment_sampler([data], ObsSpec(state=3, action=1), 2, phases=("correction",))
     _, chunk, _ = draw(16, torch.Generator().manual_seed(0))
-    assert chunk[:, 0].min() >= 0.02 and segment_sampler([data], ObsSpec(state=3, action=1), 2)(64, torch.Generator())[1][:, 0].min() < 0.02
+    assert (
+        chunk[:, 0].min() >= 0.02
+        and segment_sampler([data], ObsSpec(state=3, action=1), 2)(64, torch.Generator())[1][:, 0].min()
+        < 0.02
+    )
 
 
 def test_blending_back_is_nobodys_lesson(tmp_path):
@@ -134,8 +191,10 @@ def test_blending_back_is_nobodys_lesson(tmp_path):
 
 
 def test_help_in_which_the_episode_failed_is_no_lesson_but_what_was_handed_back_before_is(tmp_path):
-    data = data_set(tmp_path / "d", [episode([3, 3, 0, 3, 3], H * 2 + P + H * 2, success=False),
-                                     episode([3, 3], H * 2, base=1)])
+    data = data_set(
+        tmp_path / "d",
+        [episode([3, 3, 0, 3, 3], H * 2 + P + H * 2, success=False), episode([3, 3], H * 2, base=1)],
+    )
     assert trainable_frames(data).tolist() == [True, True, False, False, False, True, True]
 
 
@@ -146,6 +205,10 @@ def test_shares_hold_in_every_batch_and_an_empty_source_leaves_its_share(tmp_pat
     spec = ObsSpec(state=3, action=1)
     draw = segment_sampler([demos, mine, none], spec, 2, shares=[0.5, 0.5, 0.5])
     obs, chunk, mask = draw(64, torch.Generator().manual_seed(0))
-    assert obs["state"][:, 0].tolist() == [0.0] * 32 + [1.0] * 32 and chunk.shape == (64, 2, 1) and mask.shape == (64, 2)
+    assert (
+        obs["state"][:, 0].tolist() == [0.0] * 32 + [1.0] * 32
+        and chunk.shape == (64, 2, 1)
+        and mask.shape == (64, 2)
+    )
     with pytest.raises(UserError, match="no frame was chosen by a person or an expert"):
         segment_sampler([none], spec, 2)

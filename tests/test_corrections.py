@@ -28,28 +28,41 @@ def one_thread():
     torch.manual_seed(0)
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------
+# ---- options -----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("kw,words", [
-    ({"correction": "decopled"}, "did you mean 'decoupled'.*none, .*sequence|sequence"),
-    ({"proximal": "newest"}, "recompute, snapshot|interpolate"),
-    ({"weight_cap": 0.5}, r"weight_cap must be in \[1"),
-    ({"correction": "vtrace", "advantage": "grpo"}, "needs rl.advantage gae.*decoupled, tis, minpro, sequence, m2po or remix"),
-    ({"proximal": "interpolate", "correction": "minpro"}, "decoupled or tis"),
-    ({"proximal": "interpolate", "ess_lr": True}, "without rl.ess_lr"),
-    ({"proximal": "interpolate", "advantage": "opob"}, "and rl.advantage opob"),
-    ({"correction": "m2po", "m2_tau": 0.0}, r"m2_tau must be in \(0"),
-], ids=str)
+
+@pytest.mark.parametrize(
+    "kw,words",
+    [
+        ({"correction": "decopled"}, "did you mean 'decoupled'.*none, .*sequence|sequence"),
+        ({"proximal": "newest"}, "recompute, snapshot|interpolate"),
+        ({"weight_cap": 0.5}, r"weight_cap must be in \[1"),
+        (
+            {"correction": "vtrace", "advantage": "grpo"},
+            "needs rl.advantage gae.*decoupled, tis, minpro, sequence, m2po or remix",
+        ),
+        ({"proximal": "interpolate", "correction": "minpro"}, "decoupled or tis"),
+        ({"proximal": "interpolate", "ess_lr": True}, "without rl.ess_lr"),
+        ({"proximal": "interpolate", "advantage": "opob"}, "and rl.advantage opob"),
+        ({"correction": "m2po", "m2_tau": 0.0}, r"m2_tau must be in \(0"),
+    ],
+    ids=str,
+)
 def test_options_that_cannot_work_are_refused_with_what_can(kw, words):
     with pytest.raises(UserError, match=words):
         OnPolicyOptions(**kw)
 
 
-# ---- learners --------------------------------------------------------------------------------------------------------
+# ---- learners ----------------------------------------------------------------------------------------------
 
 RATIO_METHODS = [m for m in METHODS if m != "nft"]
-PAIRS = [(c, p) for c in CORRECTIONS if c != "none" for p in PROXIMALS
-         if p != "interpolate" or c in ("decoupled", "tis")]
+PAIRS = [
+    (c, p)
+    for c in CORRECTIONS
+    if c != "none"
+    for p in PROXIMALS
+    if p != "interpolate" or c in ("decoupled", "tis")
+]
 FEW = [(c, p) for c, p in PAIRS if c == "decoupled" or p == "recompute"]
 
 
@@ -75,24 +88,32 @@ def collect(collector, learner, version, seed=0):
     rng = np.random.default_rng(seed)
     starts = np.repeat(rng.integers(0, 2**31, collector.n // o.group), o.group)
     rollout = collector.episodes(learner.sampler, starts, version=version)
-    rollout.outcome = torch.from_numpy(rng.random(collector.n).astype(np.float32))  # an untrained group is flat else
+    # an untrained group is flat else
+    rollout.outcome = torch.from_numpy(rng.random(collector.n).astype(np.float32))
     rollout.mask[1:, ::3], rollout.done[0, ::3] = False, True  # some end early
     return rollout
 
 
 def weights(learner):
-    return torch.cat([p.detach().flatten() for m in (learner.policy, learner.credit.critic) for p in m.parameters()])
+    return torch.cat(
+        [p.detach().flatten() for m in (learner.policy, learner.credit.critic) for p in m.parameters()]
+    )
 
 
 def stale_case(name):
-    """(rollout of version 0, states of policy and learner after two updates on other rollouts of their own)."""
+    """(rollout of version 0, states of policy and learner after two updates on other rollouts of their
+    own)."""
     if name not in stale_case.known:
         learner = make(name, proximal="snapshot")
         collector = collector_of(learner)
         old = copy.deepcopy(collect(collector, learner, 0))
         for v in range(2):
             learner.update(copy.deepcopy(collect(collector, learner, v, seed=v + 1)), 0.5, version=v)
-        stale_case.known[name] = old, copy.deepcopy(learner.policy.state_dict()), copy.deepcopy(learner.state_dict())
+        stale_case.known[name] = (
+            old,
+            copy.deepcopy(learner.policy.state_dict()),
+            copy.deepcopy(learner.state_dict()),
+        )
     return stale_case.known[name]
 
 
@@ -118,14 +139,18 @@ def test_fresh_data_is_trained_on_alike_under_every_correction(name):
 
     def run(version, **kw):
         learner = make(name, **kw)
-        metrics = [learner.update(copy.deepcopy(r), 0.5, 5 + v if version else None) for v, r in enumerate(rollouts)]
+        metrics = [
+            learner.update(copy.deepcopy(r), 0.5, 5 + v if version else None) for v, r in enumerate(rollouts)
+        ]
         return weights(learner), metrics
+
     plain, told = run(False)
     assert not any("staleness_max" in m or "ess_frac" in m for m in told)
     for correction, proximal in FEW + [("none", "recompute")]:
         if not refuse(name, correction):
-            got, metrics = run(True, correction=correction, proximal=proximal,
-                               ess_lr=proximal != "interpolate")
+            got, metrics = run(
+                True, correction=correction, proximal=proximal, ess_lr=proximal != "interpolate"
+            )
             assert torch.equal(got, plain) and metrics == told, (correction, proximal)
 
 
@@ -145,7 +170,9 @@ def test_every_method_takes_a_finite_step_on_stale_data(name, correction, proxim
     after = weights(learner)
     assert torch.isfinite(after).all() and not torch.equal(before, after)
     assert all(math.isfinite(v) for v in metrics.values())
-    assert {"ess_frac", "is_logratio_mean", "is_logratio_absmax", "is_rejected", "is_k3", "lr_scale"} <= {*metrics}
+    assert {"ess_frac", "is_logratio_mean", "is_logratio_absmax", "is_rejected", "is_k3", "lr_scale"} <= {
+        *metrics
+    }
     assert metrics["staleness_mean"] == metrics["staleness_max"] == 2 and metrics["lr_scale"] == 1
     assert 0 < metrics["ess_frac"] <= 1 + 1e-6 and metrics["is_nonfinite"] == 0
     if proximal == "interpolate":
@@ -207,8 +234,14 @@ def test_the_weight_scales_the_step_of_its_own_samples(name, shape):
     rows = torch.arange(32)
     obs, trace = (onpolicy.pick(onpolicy.flat(x), rows) for x in (old.obs, old.trace))
     row = trace | {"logp_old": old.logp.flatten(0, 1)[rows], "adv": torch.randn(32)}
-    norms = [float(learner.actor_step(learner.policy.encode(obs), row | {"weight": torch.full(shape, w)},
-                                      learner.rules(0.5))[0]["grad_norm"]) for w in (1.0, 0.5, 0.0)]
+    norms = [
+        float(
+            learner.actor_step(
+                learner.policy.encode(obs), row | {"weight": torch.full(shape, w)}, learner.rules(0.5)
+            )[0]["grad_norm"]
+        )
+        for w in (1.0, 0.5, 0.0)
+    ]
     assert norms[0] > 0 and norms[1] == pytest.approx(norms[0] / 2, rel=1e-3) and norms[2] == 0
 
 
@@ -295,7 +328,7 @@ def test_chunks_outside_the_mask_change_nothing(correction, proximal):
         learner, old = at_version_two(name, correction=correction, proximal=proximal)
         if correction == "vtrace":
             old.mask[-3:], old.rewards[-3:], old.discounts[-3:], old.done[-3:] = False, 0.0, 1.0, False
-            old.final_obs = {k: v[:int(old.done.sum())] for k, v in old.final_obs.items()}
+            old.final_obs = {k: v[: int(old.done.sum())] for k, v in old.final_obs.items()}
         assert (~old.mask).any()
         if poison:
             old.logp[~old.mask] = math.nan
@@ -331,7 +364,8 @@ def test_nft_needs_no_likelihood_and_takes_chunks_of_any_version():
     assert results[0][0] == results[1][0] and torch.equal(results[0][1], results[1][1])
 
 
-# ---- the learning rate -----------------------------------------------------------------------------------------------
+# ---- the learning rate -------------------------------------------------------------------------------------
+
 
 def test_the_learning_rate_is_scaled_for_the_update_and_is_as_before_after_it():
     learner, old = at_version_two("ppo", ess_lr=True)
@@ -349,6 +383,7 @@ def test_the_learning_rate_is_as_before_after_a_step_that_raises():
 
     def fails(*_):
         raise RuntimeError("lost")
+
     learner.actor_step = fails
     with pytest.raises(RuntimeError, match="lost"):
         learner.update(old, 0.5, version=2)
@@ -358,7 +393,8 @@ def test_the_learning_rate_is_as_before_after_a_step_that_raises():
     assert learner.actor_opt.param_groups[0]["lr"] == rate
 
 
-# ---- anchors that have a past ----------------------------------------------------------------------------------------
+# ---- anchors that have a past ------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", RATIO_METHODS)
 def test_snapshots_give_the_log_probs_of_the_versions_that_acted(name):
@@ -367,8 +403,12 @@ def test_snapshots_give_the_log_probs_of_the_versions_that_acted(name):
     assert sorted(learner.corrector.snapshots) == [0, 1, 2]
     prox = learner.corrector.anchored(old, learner.policy, 2 - old.version).view_as(old.logp)
     assert torch.allclose(prox[old.mask], old.logp[old.mask], atol=1e-3)
-    now = stale.scores(learner.policy, onpolicy.flat(old.obs), onpolicy.flat(old.trace),
-                       old.mask.flatten().nonzero().squeeze(1))
+    now = stale.scores(
+        learner.policy,
+        onpolicy.flat(old.obs),
+        onpolicy.flat(old.trace),
+        old.mask.flatten().nonzero().squeeze(1),
+    )
     assert not torch.allclose(now, old.logp[old.mask], atol=1e-2)
 
 
@@ -378,7 +418,9 @@ def test_each_chunk_of_a_rollout_is_scored_by_the_snapshot_of_its_own_version():
     prox = learner.corrector.anchored(old, learner.policy, 2 - old.version).view_as(old.logp)
     assert torch.allclose(prox[:, :8], old.logp[:, :8], atol=1e-3)
     by = learner.corrector.carry(learner.policy, learner.corrector.snapshots[1])
-    one = stale.scores(by, onpolicy.flat(old.obs), onpolicy.flat(old.trace), torch.arange(12 * 16)).view_as(old.logp)
+    one = stale.scores(by, onpolicy.flat(old.obs), onpolicy.flat(old.trace), torch.arange(12 * 16)).view_as(
+        old.logp
+    )
     assert torch.allclose(prox[:, 8:], one[:, 8:], atol=1e-5)
     assert not torch.allclose(one[:, 8:], old.logp[:, 8:], atol=1e-2)
 
@@ -403,7 +445,9 @@ def test_the_average_is_the_present_weights_when_fresh_lags_when_stale_and_drops
         learner.corrector.correct(old, policy, version, True)
         beta = corrections.ewma_decay(version)
         assert average.total == pytest.approx(beta * average_before + 1)
-        drift.append(max(float((average.mean[k] - p.detach()).abs().max()) for k, p in policy.named_parameters()))
+        drift.append(
+            max(float((average.mean[k] - p.detach()).abs().max()) for k, p in policy.named_parameters())
+        )
         with torch.no_grad():
             for p in policy.parameters():
                 p += 0.01
@@ -438,7 +482,8 @@ def test_a_learner_restored_with_its_anchors_makes_the_identical_next_stale_upda
     assert a["first_log_ratio"] > 1e-4  # the anchor is not the present weights
 
 
-# ---- learning --------------------------------------------------------------------------------------------------------
+# ---- learning ----------------------------------------------------------------------------------------------
+
 
 def learn(data, seed, lag, rounds=20, **kw):
     """Success of 200 episodes after `rounds` updates on rollouts of the weights `lag` updates ago."""
@@ -461,12 +506,16 @@ def learn(data, seed, lag, rounds=20, **kw):
 @pytest.mark.timeout(3600)  # twenty-one runs
 def test_rollouts_of_eight_updates_ago_teach_as_much_as_fresh_ones_only_if_corrected(tmp_path):
     data = demonstrations(tmp_path, 6)
-    cases = {"fresh": (0, {}), "none": (8, {"correction": "none"}),
-             **{c: (8, {"correction": c}) for c in ("decoupled", "tis", "vtrace", "minpro", "sequence")}}
+    cases = {
+        "fresh": (0, {}),
+        "none": (8, {"correction": "none"}),
+        **{c: (8, {"correction": c}) for c in ("decoupled", "tis", "vtrace", "minpro", "sequence")},
+    }
     got = {name: [learn(data, seed, lag, **kw) for seed in range(3)] for name, (lag, kw) in cases.items()}
     print("\n" + "\n".join(f"{name}: {wins} of 200" for name, wins in got.items()))
     for name, wins in got.items():
         if name == "none":
             assert max(wins) < 100  # measured 45 to 52
         else:
-            assert sum(wins) >= sum(got["fresh"]) - 18 and min(wins) > 180, name  # 3 in 100; measured 590 to 600 of 600
+            # 3 in 100; measured 590 to 600 of 600
+            assert sum(wins) >= sum(got["fresh"]) - 18 and min(wins) > 180, name

@@ -16,7 +16,8 @@ def seeded():
     torch.manual_seed(0)
 
 
-# ---- ratios and weights ----------------------------------------------------------------------------------------------
+# ---- ratios and weights ------------------------------------------------------------------------------------
+
 
 def test_a_log_ratio_is_clamped_and_what_is_not_finite_counts_as_no_change():
     new = torch.tensor([1.0, math.nan, math.inf, -math.inf, 500.0, -500.0], dtype=torch.float64)
@@ -27,7 +28,9 @@ def test_a_log_ratio_is_clamped_and_what_is_not_finite_counts_as_no_change():
 
 def test_the_two_ratios_multiply_to_the_total_one():
     behave, prox, theta = torch.randn(3, 64)
-    d, u, total = (corrections.log_ratio(a, b)[0] for a, b in ((theta, prox), (prox, behave), (theta, behave)))
+    d, u, total = (
+        corrections.log_ratio(a, b)[0] for a, b in ((theta, prox), (prox, behave), (theta, behave))
+    )
     assert torch.allclose(d.exp() * corrections.ratio(u), total.exp(), rtol=1e-5)
 
 
@@ -37,7 +40,10 @@ def test_weights_are_dropped_outside_the_band_or_truncated_at_its_edge():
     assert torch.allclose(corrections.reject(log_rho, 2.5, 0.5), torch.tensor([0.0, 1.0, 2.0, 0.0]))
     assert torch.allclose(corrections.truncate(log_rho, 2.0), torch.tensor([0.1, 1.0, 2.0, 2.0]))
     assert torch.allclose(corrections.truncate(log_rho, math.inf), log_rho.exp())  # plain importance sampling
-    assert not corrections.truncate(log_rho, 2.0).requires_grad and not corrections.reject(log_rho, 2.0).requires_grad
+    assert (
+        not corrections.truncate(log_rho, 2.0).requires_grad
+        and not corrections.reject(log_rho, 2.0).requires_grad
+    )
 
 
 def test_equal_log_probs_weigh_one_and_give_ppo_bit_for_bit():
@@ -78,7 +84,8 @@ def test_ratios_that_are_not_finite_never_reach_the_loss():
     assert losses.ppo(theta, anchor, torch.ones(3), 0.2, 0.2)[0].isnan()
 
 
-# ---- episodes --------------------------------------------------------------------------------------------------------
+# ---- episodes ----------------------------------------------------------------------------------------------
+
 
 def episodes(done):
     """[(first, one past the last decision)] of one env, the unfinished last one included."""
@@ -107,8 +114,14 @@ def test_a_sequence_of_one_chunk_has_its_ratio_and_padding_changes_nothing():
     x = torch.randn(1, 6)
     one = torch.ones(1, 6, dtype=torch.bool)
     assert torch.equal(per_episode(x, one, one, "mean"), x)
-    body, done, mask = torch.randn(4, 6), torch.zeros(4, 6, dtype=torch.bool), torch.ones(4, 6, dtype=torch.bool)
-    padded = [torch.cat([a, b]) for a, b in ((body, 9 * torch.ones(3, 6)), (done, done[:3]), (mask, ~mask[:3]))]
+    body, done, mask = (
+        torch.randn(4, 6),
+        torch.zeros(4, 6, dtype=torch.bool),
+        torch.ones(4, 6, dtype=torch.bool),
+    )
+    padded = [
+        torch.cat([a, b]) for a, b in ((body, 9 * torch.ones(3, 6)), (done, done[:3]), (mask, ~mask[:3]))
+    ]
     assert torch.allclose(per_episode(*padded, "mean")[:4], per_episode(body, done, mask, "mean"))
 
 
@@ -119,7 +132,9 @@ def test_the_sequence_weight_gives_gspos_gradient_at_the_first_step():
     s = per_episode(logp - behave, done, ~done, "mean").exp()
     (gspo,) = torch.autograd.grad(-(s * adv).mean(), logp, retain_graph=True)
     weight = corrections.truncate(per_episode((logp - behave).detach(), done, ~done, "mean"), math.inf)
-    (ours,) = torch.autograd.grad(losses.ppo(logp, logp.detach(), adv.expand(5, 2), 0.2, 0.2, 0.0, weight)[0], logp)
+    (ours,) = torch.autograd.grad(
+        losses.ppo(logp, logp.detach(), adv.expand(5, 2), 0.2, 0.2, 0.0, weight)[0], logp
+    )
     assert torch.allclose(ours, gspo, atol=1e-6)
 
 
@@ -143,12 +158,16 @@ def test_minpro_starts_at_the_ratio_is_one_on_policy_and_is_monotone_in_the_past
     for t in range(7):
         lower = x.clone()
         lower[t] -= 2.0
-        assert (min_prefix(lower, done)[t + 1:] <= w[t + 1:]).all()
+        assert (min_prefix(lower, done)[t + 1 :] <= w[t + 1 :]).all()
 
 
 def test_minpro_gives_its_cards_gradient_at_the_first_step():
     logp = torch.randn(5, 3, requires_grad=True)
-    behave, adv, done = logp.detach() + 0.4 * torch.randn(5, 3), torch.randn(5, 3), torch.zeros(5, 3, dtype=torch.bool)
+    behave, adv, done = (
+        logp.detach() + 0.4 * torch.randn(5, 3),
+        torch.randn(5, 3),
+        torch.zeros(5, 3, dtype=torch.bool),
+    )
     weight = corrections.truncate(min_prefix(logp.detach() - behave, done), 2.0)
     (card,) = torch.autograd.grad(-(weight * adv * logp).mean(), logp, retain_graph=True)
     (ours,) = torch.autograd.grad(losses.ppo(logp, logp.detach(), adv, 0.2, 0.2, 0.0, weight)[0], logp)
@@ -165,11 +184,13 @@ def test_m2po_keeps_the_most_elements_whose_mean_square_is_below_tau(tau):
     assert corrections.m2_mask(torch.zeros(5), tau).all()
 
 
-# ---- anchors ---------------------------------------------------------------------------------------------------------
+# ---- anchors -----------------------------------------------------------------------------------------------
+
 
 def test_interpolation_runs_from_behave_at_age_one_towards_theta():
     alpha = corrections.age_weight(torch.tensor([7, 6, 4, -1, 9]), 7)
-    assert torch.allclose(alpha, torch.tensor([0.0, 1 / 2, 3 / 4, 0.0, 0.0]))  # ages 1, 2, 4 of weights being made: 8
+    # ages 1, 2, 4 of weights being made: 8
+    assert torch.allclose(alpha, torch.tensor([0.0, 1 / 2, 3 / 4, 0.0, 0.0]))
     behave, theta = torch.randn(5), torch.randn(5, requires_grad=True)
     prox = corrections.interpolate(behave, theta, alpha)
     assert torch.equal(prox[0], behave[0]) and not prox.requires_grad
@@ -184,7 +205,7 @@ def test_the_weight_average_is_the_explicit_weighted_mean():
         average.update({"w": x}, beta)
         weights = torch.cat([weights * beta, torch.ones(1)])
         assert math.isclose(average.total, float(weights.sum()), rel_tol=1e-6)
-        expected = (weights[:, None] * xs[:i + 1]).sum(0) / weights.sum()
+        expected = (weights[:, None] * xs[: i + 1]).sum(0) / weights.sum()
         assert torch.allclose(average.mean["w"], expected, atol=1e-6)
         if beta == 0:
             assert torch.equal(average.mean["w"], x)
@@ -209,7 +230,8 @@ def test_the_weight_average_starts_at_the_weights_and_anew_after_a_reset():
     assert corrections.ewma_decay(0) == 0 and corrections.ewma_decay(8) == 0.8
 
 
-# ---- V-trace ---------------------------------------------------------------------------------------------------------
+# ---- V-trace -----------------------------------------------------------------------------------------------
+
 
 def transitions(t=9, n=8, seed=0):
     """rewards, discounts, done, values, next_values with all mixes of going on, terminated, truncated."""
@@ -249,8 +271,9 @@ def test_vtrace_is_its_own_sum(lam, rho_bar, c_bar):
                 if s + 1 < b:  # vs' - V' of the same state
                     ahead = ahead + lam * (returns - v)[s + 1, env]
                 target = r[s, env] + gamma[s, env] * ahead
-                assert torch.isclose(weight[s, env] * adv[s, env], min(rho_bar, rho[s, env]) * (target - v[s, env]),
-                                     atol=1e-4)
+                assert torch.isclose(
+                    weight[s, env] * adv[s, env], min(rho_bar, rho[s, env]) * (target - v[s, env]), atol=1e-4
+                )
 
 
 def test_vtrace_of_ratios_near_zero_returns_the_values():
@@ -261,8 +284,9 @@ def test_vtrace_of_ratios_near_zero_returns_the_values():
 
 def test_vtrace_on_policy_with_lambda_one_is_the_n_step_return():
     r, v = torch.randn(6, 2), torch.randn(7, 2)
-    _, returns, _ = vtrace(r, torch.full((6, 2), 0.9), torch.zeros(6, 2, dtype=torch.bool), v[:-1], v[1:], 1.0,
-                           torch.zeros(6, 2))
+    _, returns, _ = vtrace(
+        r, torch.full((6, 2), 0.9), torch.zeros(6, 2, dtype=torch.bool), v[:-1], v[1:], 1.0, torch.zeros(6, 2)
+    )
     expected = sum(0.9**i * r[i] for i in range(6)) + 0.9**6 * v[6]
     assert torch.allclose(returns[0], expected, atol=1e-5)
 
@@ -274,12 +298,15 @@ def test_vtrace_bootstraps_at_a_time_limit_and_not_at_the_end_and_nothing_leaks_
     done = torch.tensor([[False], [True], [False], [False], [True]])
     rho = torch.full((5, 1), math.log(0.5))
     adv, returns, _ = vtrace(r, discounts, done, v, nv, 0.95, rho)
-    assert torch.isclose(adv[1, 0], torch.tensor(1 + 0.99 * 9 - 1.0)) and torch.isclose(adv[4, 0], torch.tensor(1.0))
+    assert torch.isclose(adv[1, 0], torch.tensor(1 + 0.99 * 9 - 1.0)) and torch.isclose(
+        adv[4, 0], torch.tensor(1.0)
+    )
     moved = vtrace(r + torch.tensor([[0.0], [0.0], [9.0], [9.0], [9.0]]), discounts, done, v, nv, 0.95, rho)
     assert torch.equal(moved[0][:2], adv[:2]) and torch.equal(moved[1][:2], returns[:2])
 
 
-# ---- effective sample size, baseline, diagnostics --------------------------------------------------------------------
+# ---- effective sample size, baseline, diagnostics ----------------------------------------------------------
+
 
 def test_the_effective_sample_size_lies_between_one_and_n_and_has_no_scale():
     for x in torch.randn(20, 50) * torch.logspace(-2, 2, 20)[:, None]:
@@ -300,19 +327,27 @@ def test_the_learning_rate_falls_with_the_root_of_the_effective_share():
 def test_the_off_policy_baseline_has_the_least_second_moment_of_all():
     for seed in range(5):
         g = torch.Generator().manual_seed(seed)
-        log_w, reward, h = torch.randn(16, generator=g), torch.rand(16, generator=g), torch.rand(16, generator=g) + 0.1
+        log_w, reward, h = (
+            torch.randn(16, generator=g),
+            torch.rand(16, generator=g),
+            torch.rand(16, generator=g) + 0.1,
+        )
         best = corrections.opob(log_w, reward, h)
         grid = torch.linspace(-2, 3, 501)
         moment = ((2 * log_w).exp() * h * (reward - torch.cat([grid, best[None]])[:, None]).square()).sum(1)
         assert moment[-1] <= moment[:-1].min() + 1e-6
-    assert torch.isclose(corrections.opob(torch.zeros(4), torch.arange(4.0), torch.ones(4)), torch.tensor(1.5))
+    assert torch.isclose(
+        corrections.opob(torch.zeros(4), torch.arange(4.0), torch.ones(4)), torch.tensor(1.5)
+    )
     assert torch.isfinite(corrections.opob(torch.tensor([1e3, -1e3]), torch.ones(2), torch.ones(2)))
 
 
 def test_two_gradient_buffers_give_the_gradient_with_the_baseline():
     theta, x, reward = torch.randn(3, requires_grad=True), torch.randn(8, 3), torch.rand(8)
     w = (0.3 * torch.randn(8)).exp()
-    grads = torch.stack([torch.autograd.grad(torch.tanh(theta @ row), theta, retain_graph=True)[0] for row in x])
+    grads = torch.stack(
+        [torch.autograd.grad(torch.tanh(theta @ row), theta, retain_graph=True)[0] for row in x]
+    )
     base = corrections.opob(w.log(), reward, grads.square().sum(1))
     (direct,) = torch.autograd.grad((w * (reward - base) * torch.tanh(x @ theta)).sum(), theta)
     both = ((w * reward)[:, None] * grads).sum(0) - base * (w[:, None] * grads).sum(0)
@@ -332,4 +367,6 @@ def test_diagnostics_tell_the_moments_of_the_log_ratios_and_of_the_weights():
     assert d["is_logratio_mean"] == -0.125 and d["is_logratio_absmax"] == 2.0 and d["is_rejected"] == 0.25
     assert d["is_k3"] == pytest.approx((rho - 1 - log_rho.numpy()).mean(), rel=1e-5)
     assert d["is_chi2"] == pytest.approx((rho**2).mean() - 1, rel=1e-5)
-    assert d["ess_frac"] == pytest.approx(np.exp(log_w).sum().item() ** 2 / np.exp(2 * log_w).sum().item() / 4, rel=1e-5)
+    assert d["ess_frac"] == pytest.approx(
+        np.exp(log_w).sum().item() ** 2 / np.exp(2 * log_w).sum().item() / 4, rel=1e-5
+    )

@@ -62,12 +62,15 @@ def test_group_advantages_are_centred_and_flat_groups_are_exactly_zero():
 
 
 def test_grpo_divides_by_the_unbiased_standard_deviation_of_the_group():
-    x = torch.tensor([[1.0, 0.0], [3.0, 1.0]])  # of two members it is |a - b| / sqrt 2, the biased one |a - b| / 2
+    # of two members it is |a - b| / sqrt 2, the biased one |a - b| / 2
+    x = torch.tensor([[1.0, 0.0], [3.0, 1.0]])
     want = torch.tensor([[1.0, -1.0], [1.0, -1.0]]) / 2**0.5
     assert torch.allclose(group_advantage(x, "grpo"), want, atol=1e-5)
     y = torch.tensor([[0.0, 1.0, 2.0, 5.0]])  # mean 2, sum of squares 14, over 3
     assert torch.allclose(group_advantage(y, "grpo"), (y - 2) / (14 / 3) ** 0.5, atol=1e-5)
-    assert float(group_advantage(y, "grpo", eps=1.0)[0, 3]) == pytest.approx(3 / ((14 / 3) ** 0.5 + 1), rel=1e-5)
+    assert float(group_advantage(y, "grpo", eps=1.0)[0, 3]) == pytest.approx(
+        3 / ((14 / 3) ** 0.5 + 1), rel=1e-5
+    )
 
 
 def test_whitening_divides_by_the_unbiased_standard_deviation_and_leaves_a_lone_entry_at_zero():
@@ -92,7 +95,9 @@ def test_ppo_at_equal_log_probs_is_minus_the_mean_advantage_with_the_policy_grad
     adv = torch.randn(8)
     loss, m = losses.ppo(logp, logp.detach(), adv, 0.2, 0.2)
     loss.backward()
-    assert torch.isclose(loss.detach(), -adv.mean(), atol=1e-6) and torch.allclose(logp.grad, -adv / 8, atol=1e-6)
+    assert torch.isclose(loss.detach(), -adv.mean(), atol=1e-6) and torch.allclose(
+        logp.grad, -adv / 8, atol=1e-6
+    )
     assert float(m["kl"]) == 0 and float(m["clip_fraction"]) == 0
 
 
@@ -110,9 +115,21 @@ def test_dual_clip_bounds_what_a_bad_action_can_cost():
     assert logp.grad[0] == 0
 
 
-@pytest.mark.parametrize("value,kind", [(math.nan, "nonfinite"), (math.inf, "nonfinite"), (-math.inf, "nonfinite"),
-                                        (20.5, "huge"), (-20.5, "huge"), (1e30, "huge")], ids=str)
-def test_a_log_ratio_that_is_infinite_or_beyond_any_clip_is_seen_before_the_clamp_and_refuses_the_batch(value, kind):
+@pytest.mark.parametrize(
+    "value,kind",
+    [
+        (math.nan, "nonfinite"),
+        (math.inf, "nonfinite"),
+        (-math.inf, "nonfinite"),
+        (20.5, "huge"),
+        (-20.5, "huge"),
+        (1e30, "huge"),
+    ],
+    ids=str,
+)
+def test_a_log_ratio_that_is_infinite_or_beyond_any_clip_is_seen_before_the_clamp_and_refuses_the_batch(
+    value, kind
+):
     other = {"nonfinite": "huge", "huge": "nonfinite"}[kind]
     for adv in (1.0, -1.0):
         loss, m = losses.ppo(torch.tensor([value, 0.0]), torch.zeros(2), torch.full((2,), adv), 0.2, 0.2, 3.0)
@@ -160,7 +177,9 @@ def test_nft_with_optimality_one_half_has_no_gradient_at_the_old_policy():
     v = torch.randn_like(x0, requires_grad=True)
     for normalise in (True, False):
         v.grad = None
-        losses.nft(v, v.detach(), x_t, t, x0, torch.full((64,), 0.5), mask, 0.3, normalise=normalise).backward()
+        losses.nft(
+            v, v.detach(), x_t, t, x0, torch.full((64,), 0.5), mask, 0.3, normalise=normalise
+        ).backward()
         assert v.grad.abs().max() < 1e-7
 
 
@@ -189,7 +208,9 @@ def test_the_value_loss_is_half_the_squared_error_huber_beyond_its_width_and_the
     assert float(losses.value(v, target, huber=2.0)) == pytest.approx((2 * (3 - 1) + 0.5 * 0.25) / 2)
     old = torch.tensor([0.0, -1.0])  # V may move 0.2 from it: 0.2 is further from 4 than 1 is
     assert float(losses.value(v, target, old, clip=0.2)) == pytest.approx((0.5 * 3.8**2 + 0.5 * 0.25) / 2)
-    assert float(losses.value(v, target, torch.tensor([3.0, -1.0]), clip=0.2)) == pytest.approx((0.5 * 9 + 0.125) / 2)
+    assert float(losses.value(v, target, torch.tensor([3.0, -1.0]), clip=0.2)) == pytest.approx(
+        (0.5 * 9 + 0.125) / 2
+    )
 
 
 def test_nfts_negative_branch_has_its_own_weight_and_each_branch_is_divided_by_its_error():
@@ -198,7 +219,9 @@ def test_nfts_negative_branch_has_its_own_weight_and_each_branch_is_divided_by_i
     whole, fifth = (losses.nft(v, old, x_t, t, x0, bad, mask, 1.0, negative_weight=w) for w in (1.0, 0.2))
     assert torch.allclose(fifth, 0.2 * whole)
     near = (x_t - x0) / t[:, None, None] + 1e-3 / t[:, None, None]  # an error of 1e-3 in x0 everywhere
-    assert float(losses.nft(near, near, x_t, t, x0, torch.ones(64), mask, 1.0)) == pytest.approx(1e-3, rel=0.05)
+    assert float(losses.nft(near, near, x_t, t, x0, torch.ones(64), mask, 1.0)) == pytest.approx(
+        1e-3, rel=0.05
+    )
 
 
 def test_optimality_maps_advantages_onto_zero_to_one():

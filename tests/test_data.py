@@ -47,11 +47,16 @@ def episode(i: int, T: int = 0, view: tuple[int, int] | None = None) -> Episode:
     rng = np.random.default_rng(i)
     T = T or 5 + i % 4
     return Episode(
-        state=rng.normal(size=(T, 6)), action=rng.uniform(-1, 1, (T, 3)), reward=rng.normal(size=T),
-        task=f"pick the {('red', 'blue')[i % 2]} cube", success=i % 3 == 0, start=1000 + i,
+        state=rng.normal(size=(T, 6)),
+        action=rng.uniform(-1, 1, (T, 3)),
+        reward=rng.normal(size=T),
+        task=f"pick the {('red', 'blue')[i % 2]} cube",
+        success=i % 3 == 0,
+        start=1000 + i,
         terminated=i % 3 == 0,
         source=["policy"] * (T - 2) + ["human"] * 2,
-        images={"front": picture(T, *view, i)} if view else {})
+        images={"front": picture(T, *view, i)} if view else {},
+    )
 
 
 def features(view: tuple[int, int] | None = None) -> Features:
@@ -118,7 +123,11 @@ def test_the_files_are_what_lerobot_writes(tmp_path):
     assert info["video_path"].format(video_key=front, chunk_index=0, file_index=0) == VIDEO
     names = ["action_0", "action_1", "action_2"]
     action = info["features"]["action"]
-    assert {k: v for k, v in action.items() if k != "robo_rl"} == {"dtype": "float32", "shape": [3], "names": names}
+    assert {k: v for k, v in action.items() if k != "robo_rl"} == {
+        "dtype": "float32",
+        "shape": [3],
+        "names": names,
+    }
     camera = info["features"][front]
     assert camera["dtype"] == "video" and camera["shape"] == [48, 64, 3]
     assert camera["info"]["video.codec"] == video.codec_name()
@@ -129,9 +138,18 @@ def test_the_files_are_what_lerobot_writes(tmp_path):
     assert types == {
         "observation.state": "fixed_size_list<element: float>[6]",
         "action": "fixed_size_list<element: float>[3]",
-        "next.reward": "float", "next.done": "bool", "next.truncated": "bool", "next.success": "bool",
-        "complementary_info.source": "int64", "complementary_info.start": "int64", "timestamp": "float",
-        "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}
+        "next.reward": "float",
+        "next.done": "bool",
+        "next.truncated": "bool",
+        "next.success": "bool",
+        "complementary_info.source": "int64",
+        "complementary_info.start": "int64",
+        "timestamp": "float",
+        "frame_index": "int64",
+        "episode_index": "int64",
+        "index": "int64",
+        "task_index": "int64",
+    }
     assert set(types) | {front} == set(info["features"])
     table = pq.read_table(root / DATA)
     assert table["index"].to_pylist() == list(range(frames))
@@ -142,12 +160,20 @@ def test_the_files_are_what_lerobot_writes(tmp_path):
     plain = {n: str(meta.schema.field(n).type) for n in meta.column_names if not n.startswith("stats/")}
     key = f"videos/{front}"
     assert plain == {
-        "episode_index": "int64", "tasks": "list<element: string>", "length": "int64",
-        "data/chunk_index": "int64", "data/file_index": "int64",
-        "dataset_from_index": "int64", "dataset_to_index": "int64",
-        f"{key}/chunk_index": "int64", f"{key}/file_index": "int64", f"{key}/from_timestamp": "double",
+        "episode_index": "int64",
+        "tasks": "list<element: string>",
+        "length": "int64",
+        "data/chunk_index": "int64",
+        "data/file_index": "int64",
+        "dataset_from_index": "int64",
+        "dataset_to_index": "int64",
+        f"{key}/chunk_index": "int64",
+        f"{key}/file_index": "int64",
+        f"{key}/from_timestamp": "double",
         f"{key}/to_timestamp": "double",
-        "meta/episodes/chunk_index": "int64", "meta/episodes/file_index": "int64"}
+        "meta/episodes/chunk_index": "int64",
+        "meta/episodes/file_index": "int64",
+    }
     assert meta["tasks"].to_pylist()[1] == ["pick the blue cube"]
     np.testing.assert_allclose(meta[f"{key}/to_timestamp"], np.cumsum(meta["length"]) / 20)
     names = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99")
@@ -210,7 +236,8 @@ def test_the_state_after_the_last_action_travels_where_it_is_known(tmp_path):
 def test_final_states_follow_their_episodes_through_continuations(tmp_path):
     fill(tmp_path, 2)
     assert not (tmp_path / "meta/final").exists() and np.isnan(load(tmp_path).final).all()
-    np.save(tmp_path / "meta/final_states.npy", np.stack([np.full(6, np.nan), np.arange(6.0)]))  # of an old data set
+    # of an old data set
+    np.save(tmp_path / "meta/final_states.npy", np.stack([np.full(6, np.nan), np.arange(6.0)]))
     with Writer(tmp_path, FEATURES) as w:
         w.add(replace(episode(2), final=np.arange(6.0) + 1))
     fill(tmp_path, 1, first=3)
@@ -231,7 +258,7 @@ def test_files_are_split_by_size(tmp_path):
     files = sorted((tmp_path / "d/data/chunk-000").iterdir())
     assert [f.name for f in files] == [f"file-{i:03d}.parquet" for i in range(4)]
     data = load(tmp_path / "d")
-    np.testing.assert_array_equal(data.state[data.from_[3]:], episode(3, T=40_000).state)
+    np.testing.assert_array_equal(data.state[data.from_[3] :], episode(3, T=40_000).state)
 
 
 def test_ten_thousand_frames_are_written_in_under_a_second(tmp_path):
@@ -377,12 +404,17 @@ def test_a_folder_with_other_things_is_not_touched(tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
-@pytest.mark.parametrize(("change", "word"), [
-    ({"state": np.full((4, 6), np.nan)}, "state is not finite in frame 0"),
-    ({"action": np.zeros((5, 3))}, "state must be"), ({"reward": np.zeros(3)}, "reward must be"),
-    ({"source": "robot"}, "Allowed: "), ({"images": {"front": np.zeros((4, 8, 8, 3))}}, "uint8"),
-    ({"source": ["human"]}, "4 words"),
-])
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"state": np.full((4, 6), np.nan)}, "state is not finite in frame 0"),
+        ({"action": np.zeros((5, 3))}, "state must be"),
+        ({"reward": np.zeros(3)}, "reward must be"),
+        ({"source": "robot"}, "Allowed: "),
+        ({"images": {"front": np.zeros((4, 8, 8, 3))}}, "uint8"),
+        ({"source": ["human"]}, "4 words"),
+    ],
+)
 def test_a_bad_episode_is_refused(change, word):
     with pytest.raises(UserError, match=word):
         Episode(**{"state": np.zeros((4, 6)), "action": np.zeros((4, 3)), **change})
@@ -415,36 +447,39 @@ def set_shape(root: Path, key: str, shape) -> None:
     set_info(root, features=features)
 
 
-@pytest.mark.parametrize(("damage", "names", "sound"), [
-    (lambda r: cut(r / DATA, 0.5), DATA, 0),
-    (lambda r: (r / DATA).unlink(), DATA, 0),
-    (lambda r: pq.write_table(pq.read_table(r / DATA).slice(0, 19), r / DATA), DATA, 3),
-    (lambda r: pq.write_table(pq.read_table(r / DATA).drop_columns("action"), r / DATA), DATA, 0),
-    (make_nan, DATA, 2),
-    (lambda r: cut(r / VIDEO, 0.9), VIDEO, 0),
-    (lambda r: (r / VIDEO).write_bytes(b"x" * 9999), VIDEO, 0),
-    (lambda r: (r / VIDEO).unlink(), VIDEO, 0),
-    (lambda r: cut(r / EPISODES, 0.9), EPISODES, 0),
-    (lambda r: (r / EPISODES).unlink(), "meta/episodes", 0),
-    (lambda r: (r / "meta/tasks.parquet").unlink(), "meta/tasks.parquet", 0),
-    (lambda r: cut(r / "meta/info.json", 0.5), "meta/info.json", 0),
-    (lambda r: set_info(r, total_episodes=9), "meta/episodes", 5),
-    (lambda r: set_info(r, features={"action": 3}), "meta/info.json", 0),
-    (lambda r: set_info(r, features=[]), "meta/info.json", 0),
-    (lambda r: set_info(r, chunks_size=0), "meta/info.json", 0),
-    (lambda r: set_info(r, chunks_size="1000"), "meta/info.json", 0),
-    (lambda r: set_info(r, total_episodes=-1), "meta/info.json", 0),
-    (lambda r: set_info(r, total_frames=None), "meta/info.json", 0),
-    (lambda r: set_info(r, fps=0), "meta/info.json", 0),
-    (lambda r: set_info(r, fps=True), "meta/info.json", 0),
-    (lambda r: set_shape(r, "action", [10**12]), "meta/info.json", 0),
-    (lambda r: set_shape(r, "action", [-3]), "meta/info.json", 0),
-    (lambda r: set_shape(r, "observation.state", 6), "meta/info.json", 0),
-    (lambda r: set_shape(r, "observation.images.front", [16]), "meta/info.json", 0),
-    (lambda r: set_shape(r, "observation.images.front", [10**6, 10**6, 3]), "meta/info.json", 0),
-    (lambda r: (r / "meta/info.json").write_text("[" * 60_000), "meta/info.json", 0),
-    (lambda r: (r / "meta/info.json").write_text("[]"), "meta/info.json", 0),
-])
+@pytest.mark.parametrize(
+    ("damage", "names", "sound"),
+    [
+        (lambda r: cut(r / DATA, 0.5), DATA, 0),
+        (lambda r: (r / DATA).unlink(), DATA, 0),
+        (lambda r: pq.write_table(pq.read_table(r / DATA).slice(0, 19), r / DATA), DATA, 3),
+        (lambda r: pq.write_table(pq.read_table(r / DATA).drop_columns("action"), r / DATA), DATA, 0),
+        (make_nan, DATA, 2),
+        (lambda r: cut(r / VIDEO, 0.9), VIDEO, 0),
+        (lambda r: (r / VIDEO).write_bytes(b"x" * 9999), VIDEO, 0),
+        (lambda r: (r / VIDEO).unlink(), VIDEO, 0),
+        (lambda r: cut(r / EPISODES, 0.9), EPISODES, 0),
+        (lambda r: (r / EPISODES).unlink(), "meta/episodes", 0),
+        (lambda r: (r / "meta/tasks.parquet").unlink(), "meta/tasks.parquet", 0),
+        (lambda r: cut(r / "meta/info.json", 0.5), "meta/info.json", 0),
+        (lambda r: set_info(r, total_episodes=9), "meta/episodes", 5),
+        (lambda r: set_info(r, features={"action": 3}), "meta/info.json", 0),
+        (lambda r: set_info(r, features=[]), "meta/info.json", 0),
+        (lambda r: set_info(r, chunks_size=0), "meta/info.json", 0),
+        (lambda r: set_info(r, chunks_size="1000"), "meta/info.json", 0),
+        (lambda r: set_info(r, total_episodes=-1), "meta/info.json", 0),
+        (lambda r: set_info(r, total_frames=None), "meta/info.json", 0),
+        (lambda r: set_info(r, fps=0), "meta/info.json", 0),
+        (lambda r: set_info(r, fps=True), "meta/info.json", 0),
+        (lambda r: set_shape(r, "action", [10**12]), "meta/info.json", 0),
+        (lambda r: set_shape(r, "action", [-3]), "meta/info.json", 0),
+        (lambda r: set_shape(r, "observation.state", 6), "meta/info.json", 0),
+        (lambda r: set_shape(r, "observation.images.front", [16]), "meta/info.json", 0),
+        (lambda r: set_shape(r, "observation.images.front", [10**6, 10**6, 3]), "meta/info.json", 0),
+        (lambda r: (r / "meta/info.json").write_text("[" * 60_000), "meta/info.json", 0),
+        (lambda r: (r / "meta/info.json").write_text("[]"), "meta/info.json", 0),
+    ],
+)
 def test_damage_is_reported_with_the_file_and_what_to_do(tmp_path, damage, names, sound):
     root = tmp_path / "d"
     fill(root, 5, (16, 16), flush_every=5)
@@ -476,12 +511,13 @@ def test_pictures_that_do_not_decode_are_found_when_read_and_dropped_by_repair(t
     fill(root, 6, (32, 32), flush_every=6)
     packets = []
     import av
+
     with av.open(str(root / VIDEO)) as c:
         packets = [(p.pos, p.size) for p in c.demux(video=0) if p.size]
     at = sum(len(episode(i)) for i in range(4))
     raw = bytearray((root / VIDEO).read_bytes())
-    for pos, size in packets[at:at + 3]:
-        raw[pos:pos + size] = b"\xff" * size
+    for pos, size in packets[at : at + 3]:
+        raw[pos : pos + size] = b"\xff" * size
     (root / VIDEO).write_bytes(raw)
     with pytest.raises(BrokenDataset, match=r"file-000.mp4: it is not what was written"):
         load(root).frames("front", 0)
@@ -502,7 +538,11 @@ def test_repair_keeps_the_sound_episodes_and_puts_the_rest_aside(tmp_path):
     done = repair(root)
     assert (done.kept, done.dropped) == (4, 2) and "file-002.parquet" in done.reason
     assert sorted(p.name for p in done.moved) == [
-        "file-002.mp4.broken", "file-002.parquet.broken", "file-002.parquet.broken", "meta.broken"]
+        "file-002.mp4.broken",
+        "file-002.parquet.broken",
+        "file-002.parquet.broken",
+        "meta.broken",
+    ]
     same(load(root), 4, view)
     stats = json.loads((root / "meta/stats.json").read_text())
     np.testing.assert_allclose(stats["action"]["mean"], load(root).action.mean(0), rtol=1e-5)
@@ -550,6 +590,7 @@ def test_a_chunk_never_leaves_its_episode(tmp_path, horizon):
 @pytest.mark.parametrize("codec", ["libx264", "libsvtav1", "mpeg4"])
 def test_every_codec_joins_seeks_and_keeps_colours(tmp_path, codec):
     import av
+
     try:
         av.Codec(codec, "w")
     except av.codec.codec.UnknownCodecError:
@@ -571,6 +612,7 @@ def test_every_codec_joins_seeks_and_keeps_colours(tmp_path, codec):
 
 def test_write_video_makes_a_file_that_browsers_play(tmp_path):
     import av
+
     path = tmp_path / "new" / "v.mp4"
     write_video(path, picture(10, 41, 30, 0), 20)
     with av.open(str(path)) as c:
@@ -631,28 +673,43 @@ else:
             ds.add_frame({k: data[k][i] for k in keys} | {"task": f"task {e}"})
         ds.save_episode()
     ds.finalize()
-"""
+"""  # noqa: E501
 needs_lerobot = pytest.mark.skipif(not LEROBOT, reason="ROBO_RL_LEROBOT_PYTHON is not set")
 
 
 def lerobot(what: str, root: Path, npz: Path) -> None:
-    done = subprocess.run([LEROBOT, "-c", SCRIPT, what, str(root), str(npz)], capture_output=True, text=True,
-                          env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False)
+    done = subprocess.run(
+        [LEROBOT, "-c", SCRIPT, what, str(root), str(npz)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def lerobot_frames(tmp_path: Path, n: int) -> Path:
     """What add_frame wants, of our first `n` episodes."""
     frames = [episode(i, view=(48, 64)) for i in range(n)]
-    scalars = {"next.reward": np.float32, "next.done": bool, "next.truncated": bool, "next.success": bool,
-               "complementary_info.source": np.int64, "complementary_info.start": np.int64}
+    scalars = {
+        "next.reward": np.float32,
+        "next.done": bool,
+        "next.truncated": bool,
+        "next.success": bool,
+        "complementary_info.source": np.int64,
+        "complementary_info.start": np.int64,
+    }
     total = sum(map(len, frames))
-    np.savez(tmp_path / "in.npz", **{
-        "episode": np.repeat(np.arange(n), [len(e) for e in frames]),
-        "observation.state": np.concatenate([e.state for e in frames]),
-        "action": np.concatenate([e.action for e in frames]),
-        "observation.images.front": np.concatenate([e.images["front"] for e in frames]),
-        **{k: np.zeros((total, 1), dtype) for k, dtype in scalars.items()}})
+    np.savez(
+        tmp_path / "in.npz",
+        **{
+            "episode": np.repeat(np.arange(n), [len(e) for e in frames]),
+            "observation.state": np.concatenate([e.state for e in frames]),
+            "action": np.concatenate([e.action for e in frames]),
+            "observation.images.front": np.concatenate([e.images["front"] for e in frames]),
+            **{k: np.zeros((total, 1), dtype) for k, dtype in scalars.items()},
+        },
+    )
     return tmp_path / "in.npz"
 
 
@@ -697,7 +754,12 @@ def test_the_control_specification_survives_lerobots_own_editing_tools(tmp_path)
             for i in range(first, first + 4):
                 w.add(replace(episode(i), final=np.arange(6.0)))
     lerobot("edit", tmp_path, tmp_path / "unused.npz")
-    for name, episodes in (("deleted", [0, 2, 3]), ("added", range(4)), ("merged", range(8)), ("train", range(2))):
+    for name, episodes in (
+        ("deleted", [0, 2, 3]),
+        ("added", range(4)),
+        ("merged", range(8)),
+        ("train", range(2)),
+    ):
         with pytest.warns(UserWarning, match="without checksums"):
             data = load(tmp_path / name)
         assert data.spec == spec() and data.sources[0] == "policy", name
@@ -727,8 +789,12 @@ def test_we_read_what_lerobot_writes(tmp_path, what):
 
 def phased(phase, length=6):
     rng = np.random.default_rng(0)
-    return Episode(rng.normal(size=(length, 4)), rng.uniform(-1, 1, (length, 2)), phase=phase,
-                   source=["human" if p else "policy" for p in (phase if phase is not None else [0] * length)])
+    return Episode(
+        rng.normal(size=(length, 4)),
+        rng.uniform(-1, 1, (length, 2)),
+        phase=phase,
+        source=["human" if p else "policy" for p in (phase if phase is not None else [0] * length)],
+    )
 
 
 def test_the_phase_of_every_step_is_recorded_beside_its_source(tmp_path):
@@ -738,7 +804,9 @@ def test_the_phase_of_every_step_is_recorded_beside_its_source(tmp_path):
         w.add(phased(None))
     data = load(tmp_path / "d")
     assert data.phase.tolist() == [0, 0, 1, 2, 3, 3] + [0] * 6 and data.features.phases
-    assert data.episode(0).phase.tolist() == [0, 0, 1, 2, 3, 3] and data.episode(0).source[2:] == ["human"] * 4
+    assert (
+        data.episode(0).phase.tolist() == [0, 0, 1, 2, 3, 3] and data.episode(0).source[2:] == ["human"] * 4
+    )
     with Writer(tmp_path / "d") as w:
         w.add(phased([3] * 6))
     assert load(tmp_path / "d").phase[-6:].tolist() == [3] * 6

@@ -1,4 +1,5 @@
-"""Checksums of a data set's files: the list, who compares with it, and files that take their places together."""
+"""Checksums of a data set's files: the list, who compares with it, and files that take their places
+together."""
 
 import hashlib
 import json
@@ -47,9 +48,16 @@ def test_the_list_comes_back_as_it_was_written_whatever_the_order():
     assert from_text(text) == sums and text == to_text(Checksums({"a": ("3",), "b": ("1", "2")}, 0.25))
     body = json.loads(text)
     assert list(body) == ["sha256", "files", "tolerance_s"] and list(body["files"]) == ["a", "b"]
-    assert body["sha256"] == sha(json.dumps({k: body[k] for k in ("files", "tolerance_s")}, sort_keys=True).encode())
+    assert body["sha256"] == sha(
+        json.dumps({k: body[k] for k in ("files", "tolerance_s")}, sort_keys=True).encode()
+    )
     assert text.startswith('{\n "sha256"') and text.endswith("}\n")
-    assert Checksums() == Checksums({}, 1e-4) and TOLERANCE == 1e-4 and ABSENT == "" and NAME == "meta/checksums.json"
+    assert (
+        Checksums() == Checksums({}, 1e-4)
+        and TOLERANCE == 1e-4
+        and ABSENT == ""
+        and NAME == "meta/checksums.json"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "3", '{"sha256": 1, "files": {}}', "[" * 60_000])
@@ -89,13 +97,19 @@ def test_what_is_listed_is_compared_and_what_is_trusted_or_not_listed_is_not(tmp
     assert verifier.read(root / "x") == (B, False) and not verifier.is_sound(root / "x")
     assert verifier.read(root / "y") == (B, True) and verifier.is_sound(root / "y")
     assert verifier.read(root / "new") == (B, True) and verifier.is_sound(root / "new")
-    assert all(Verifier(root, None).read(root / name) == (B, True) for name in "xyz") and Verifier(root, None).is_sound(root / "x")
+    assert all(Verifier(root, None).read(root / name) == (B, True) for name in "xyz") and Verifier(
+        root, None
+    ).is_sound(root / "x")
 
 
 def test_without_a_list_nothing_is_compared_and_a_damaged_one_is_refused_unless_all_is_trusted(tmp_path):
     (tmp_path / "x").write_bytes(A)
     verifier = Verifier(tmp_path)
-    assert verifier.sums is None and verifier.read(tmp_path / "x") == (A, True) and verifier.is_sound(tmp_path / "x")
+    assert (
+        verifier.sums is None
+        and verifier.read(tmp_path / "x") == (A, True)
+        and verifier.is_sound(tmp_path / "x")
+    )
     assert verifier.is_sound(tmp_path / "nothing") and verifier.listed(tmp_path) == []
     folder(tmp_path, x=B)
     (tmp_path / NAME).write_text("{}")
@@ -108,10 +122,19 @@ def test_a_missing_file_is_unsound_only_if_it_has_to_be_there(tmp_path):
     files = {"meta/a": (sha(A),), "meta/b": (sha(A), ABSENT), "c": (ABSENT, sha(A)), "d/e/f": ("1",)}
     checksums.write(folder(tmp_path), Checksums(files))
     verifier = Verifier(tmp_path)
-    assert [verifier.is_sound(tmp_path / n) for n in ("meta/a", "meta/b", "c", "other")] == [False, True, True, True]
-    assert verifier.listed(tmp_path / "meta") == [tmp_path / "meta/a"] and verifier.listed(tmp_path / "d") == [tmp_path / "d/e/f"]
-    assert sorted(verifier.listed(tmp_path)) == [tmp_path / "d/e/f", tmp_path / "meta/a"] and Verifier(tmp_path,
-                                                                                                       None).listed(tmp_path) == []
+    assert [verifier.is_sound(tmp_path / n) for n in ("meta/a", "meta/b", "c", "other")] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert verifier.listed(tmp_path / "meta") == [tmp_path / "meta/a"] and verifier.listed(
+        tmp_path / "d"
+    ) == [tmp_path / "d/e/f"]
+    assert (
+        sorted(verifier.listed(tmp_path)) == [tmp_path / "d/e/f", tmp_path / "meta/a"]
+        and Verifier(tmp_path, None).listed(tmp_path) == []
+    )
     with pytest.raises(FileNotFoundError):
         verifier.read(tmp_path / "meta/a")
 
@@ -159,16 +182,25 @@ def test_staged_files_take_their_places_together_and_the_list_knows_both_until_t
     assert not staged.used and staged.sums is sums
     for name in ("x", "deep/er/new", "bare", "last"):
         temp = staged.path(root / name)
-        assert temp == staged.path(root / name) and temp.parent == (root / name).parent and temp.parent.is_dir()
+        assert (
+            temp == staged.path(root / name) and temp.parent == (root / name).parent and temp.parent.is_dir()
+        )
         assert temp.name == f".{Path(name).name}.{os.getpid()}.tmp" and staged.used
         staged.text(root / name, f"new {name}")
         assert temp.read_text() == f"new {name}"
         order.append(name)
     assert (root / "x").read_bytes() == A and not (root / "last").exists()
     staged.commit()
-    assert [(root / name).read_text() for name in order] == [f"new {name}" for name in order] and not staged.used
-    want = {"x": (sha(A), sha(b"new x")), "kept": (sha(A),), "deep/er/new": (ABSENT, sha(b"new deep/er/new")),
-            "bare": (sha(A), sha(b"new bare")), "last": (ABSENT, sha(b"new last"))}
+    assert [(root / name).read_text() for name in order] == [
+        f"new {name}" for name in order
+    ] and not staged.used
+    want = {
+        "x": (sha(A), sha(b"new x")),
+        "kept": (sha(A),),
+        "deep/er/new": (ABSENT, sha(b"new deep/er/new")),
+        "bare": (sha(A), sha(b"new bare")),
+        "last": (ABSENT, sha(b"new last")),
+    }
     assert staged.sums == Checksums(want, 0.5) == from_text((root / NAME).read_text())
     assert settled(root, staged.sums) == Checksums({k: v[-1:] for k, v in want.items()}, 0.5)
     assert not list(root.rglob("*.tmp"))
@@ -191,10 +223,28 @@ def test_what_is_dropped_or_abandoned_leaves_nothing(tmp_path):
 
 def test_after_a_flush_that_was_cut_short_each_file_keeps_the_digest_that_it_has(tmp_path):
     root = folder(tmp_path, old=A, new=B, other=b"third", one=b"third")
-    sums = Checksums({"old": (sha(A), sha(B)), "new": (sha(A), sha(B)), "other": (sha(A), sha(B)), "one": (sha(A),),
-                      "never": (ABSENT, sha(A)), "empty": (ABSENT,), "lost": (sha(A), sha(B))}, 0.5)
-    assert settled(root, sums) == Checksums({"old": (sha(A),), "new": (sha(B),), "other": (sha(A), sha(B)), "one": (sha(A),),
-                                             "lost": (sha(A), sha(B))}, 0.5)
+    sums = Checksums(
+        {
+            "old": (sha(A), sha(B)),
+            "new": (sha(A), sha(B)),
+            "other": (sha(A), sha(B)),
+            "one": (sha(A),),
+            "never": (ABSENT, sha(A)),
+            "empty": (ABSENT,),
+            "lost": (sha(A), sha(B)),
+        },
+        0.5,
+    )
+    assert settled(root, sums) == Checksums(
+        {
+            "old": (sha(A),),
+            "new": (sha(B),),
+            "other": (sha(A), sha(B)),
+            "one": (sha(A),),
+            "lost": (sha(A), sha(B)),
+        },
+        0.5,
+    )
 
 
 def test_a_text_is_put_with_its_checksum_where_files_have_them_and_alone_where_they_have_none(tmp_path):

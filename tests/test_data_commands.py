@@ -1,4 +1,5 @@
-"""`robo_rl data`: check, repair, merge, split, label, stats and view, on data sets that another program wrote."""
+"""`robo_rl data`: check, repair, merge, split, label, stats and view, on data sets that another program
+wrote."""
 
 import json
 import shutil
@@ -25,8 +26,13 @@ SMALL = (24, 32)
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("sets")
-    made = {name: datasets.write(root / name, "so100", episodes=n, length=32, size=SMALL) for name, n in (("one", 4), ("two", 2))}
-    return made | {"droid": datasets.write(root / "droid", "droid", episodes=2, length=20, size=SMALL, views=1)}
+    made = {
+        name: datasets.write(root / name, "so100", episodes=n, length=32, size=SMALL)
+        for name, n in (("one", 4), ("two", 2))
+    }
+    return made | {
+        "droid": datasets.write(root / "droid", "droid", episodes=2, length=20, size=SMALL, views=1)
+    }
 
 
 def run(capsys, *argv: object, code: int = 0) -> str:
@@ -41,16 +47,31 @@ def run(capsys, *argv: object, code: int = 0) -> str:
 
 def same_episode(a, e: int, b, k: int) -> None:
     one, other = a.episode(e), b.episode(k)
-    assert one.task == other.task and np.array_equal(one.state, other.state) and np.array_equal(one.action, other.action)
+    assert (
+        one.task == other.task
+        and np.array_equal(one.state, other.state)
+        and np.array_equal(one.action, other.action)
+    )
     assert all(np.array_equal(one.images[v], other.images[v]) for v in one.images)
 
 
 # ---- check
 
+
 def test_check_says_what_a_data_set_is_and_what_nobody_said(sets, capsys):
     said = run(capsys, "check", sets["one"])
-    for words in ("is sound", "so100", "4, 32 to 34 frames", "30 frames a second", "'pick the lego brick' (2)", "laptop 24x32",
-                  "units not stated", "not recorded", "shoulder_pan.pos", "robo_rl data label"):
+    for words in (
+        "is sound",
+        "so100",
+        "4, 32 to 34 frames",
+        "30 frames a second",
+        "'pick the lego brick' (2)",
+        "laptop 24x32",
+        "units not stated",
+        "not recorded",
+        "shoulder_pan.pos",
+        "robo_rl data label",
+    ):
         assert words in said
 
 
@@ -63,8 +84,15 @@ def test_check_finds_a_still_axis_a_jump_and_statistics_that_are_not_of_all_fram
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 6)
     pq.write_table(table.set_column(table.column_names.index("action"), "action", column), path)
     said = run(capsys, "check", folder, "--no-pictures")
-    assert "'shoulder_lift.pos' never moves (always 5)" in said and "'elbow_flex.pos' jumps by" in said and "episode 1" in said
-    assert "the quantiles of action in meta/stats.json are off" in said and f"robo_rl data stats {folder}" in said
+    assert (
+        "'shoulder_lift.pos' never moves (always 5)" in said
+        and "'elbow_flex.pos' jumps by" in said
+        and "episode 1" in said
+    )
+    assert (
+        "the quantiles of action in meta/stats.json are off" in said
+        and f"robo_rl data stats {folder}" in said
+    )
     run(capsys, "stats", folder)
     assert "quantiles" not in run(capsys, "check", folder, "--no-pictures")
     stats = json.loads((folder / layout.STATS).read_text())
@@ -76,7 +104,7 @@ def test_check_reports_damage_in_one_line(tmp_path, sets, capsys):
     folder = Path(shutil.copytree(sets["one"], tmp_path / "set"))
     path = layout.video_path(folder, "phone", 0, 0)
     data = bytearray(path.read_bytes())
-    data[len(data) // 2:len(data) // 2 + 400] = bytes(400)
+    data[len(data) // 2 : len(data) // 2 + 400] = bytes(400)
     path.write_bytes(data)
     said = run(capsys, "check", folder, code=2)
     assert "phone" in said and "repair" in said
@@ -84,6 +112,7 @@ def test_check_reports_damage_in_one_line(tmp_path, sets, capsys):
 
 
 # ---- merge and split
+
 
 def test_merged_episodes_are_those_that_went_in_to_the_bit(tmp_path, sets, capsys):
     run(capsys, "merge", sets["one"], sets["two"], "--out", tmp_path / "all")
@@ -100,7 +129,17 @@ def test_merged_episodes_are_those_that_went_in_to_the_bit(tmp_path, sets, capsy
 
 
 def test_split_keeps_the_chosen_episodes_and_the_rest_and_they_merge_back(tmp_path, sets, capsys):
-    said = run(capsys, "split", sets["one"], "--out", tmp_path / "some", "--episodes", "1,3:", "--rest", tmp_path / "others")
+    said = run(
+        capsys,
+        "split",
+        sets["one"],
+        "--out",
+        tmp_path / "some",
+        "--episodes",
+        "1,3:",
+        "--rest",
+        tmp_path / "others",
+    )
     assert "2 episodes" in said
     a, some, others = load(sets["one"]), load(tmp_path / "some"), load(tmp_path / "others")
     for data, numbers in ((some, (1, 3)), (others, (0, 2))):
@@ -118,18 +157,41 @@ def test_labels_units_and_last_observations_go_along(tmp_path, capsys):
     for name in ("x", "y"):
         with Writer(tmp_path / name, f) as w:
             for i in range(3):
-                w.add(Episode(state=rng.normal(size=(12, 1)), action=rng.normal(size=(12, 1)), final=np.array([i + 0.5]), success=i == 1))
-        run(capsys, "label", tmp_path / name, "--units", "m delta", "--success", "none" if name == "y" else "all")
+                w.add(
+                    Episode(
+                        state=rng.normal(size=(12, 1)),
+                        action=rng.normal(size=(12, 1)),
+                        final=np.array([i + 0.5]),
+                        success=i == 1,
+                    )
+                )
+        run(
+            capsys,
+            "label",
+            tmp_path / name,
+            "--units",
+            "m delta",
+            "--success",
+            "none" if name == "y" else "all",
+        )
     run(capsys, "split", tmp_path / "y", "--out", tmp_path / "z", "--episodes", "1:")
     run(capsys, "merge", tmp_path / "x", tmp_path / "z", "--out", tmp_path / "all")
     data = load(tmp_path / "all")
-    assert data.success.tolist() == [True] * 3 + [False] * 2 and data.final[:, 0].tolist() == [0.5, 1.5, 2.5, 1.5, 2.5]
+    assert data.success.tolist() == [True] * 3 + [False] * 2 and data.final[:, 0].tolist() == [
+        0.5,
+        1.5,
+        2.5,
+        1.5,
+        2.5,
+    ]
     assert "1 in m (delta)" in run(capsys, "check", tmp_path / "all")
 
 
 def test_data_sets_that_differ_are_not_merged(tmp_path, sets, capsys):
     said = run(capsys, "merge", sets["one"], sets["droid"], "--out", tmp_path / "all", code=2)
-    assert "do not go together" in said and "fps 30 here, 15 there" in said and not (tmp_path / "all").exists()
+    assert (
+        "do not go together" in said and "fps 30 here, 15 there" in said and not (tmp_path / "all").exists()
+    )
     other = Path(shutil.copytree(sets["two"], tmp_path / "set"))
     run(capsys, "label", other, "--units", "rad")
     assert "nobody stated" in run(capsys, "merge", sets["one"], other, "--out", tmp_path / "all", code=2)
@@ -146,13 +208,22 @@ def test_ranges_of_episodes_are_read_as_in_python():
 
 # ---- view
 
+
 def test_the_page_of_a_data_set_shows_videos_and_curves(tmp_path, sets, capsys):
     out = tmp_path / "page.html"
     run(capsys, "view", sets["one"], "--out", out, "--episodes", "0,2", "--width", "32")
     text = out.read_text()
-    assert text.count("<section") == 2 and text.count("data:video/mp4") == 4 and text.count("class=axis") == 12
-    assert text.index("<b>action</b> and <i>state</i>") < text.index("<section"), "the curves are told apart before they are shown"
-    assert "http" not in text.replace("http://www.w3.org", "") and "Shown are 2 of 4" in text and "nobody stated the units" in text
+    assert (
+        text.count("<section") == 2 and text.count("data:video/mp4") == 4 and text.count("class=axis") == 12
+    )
+    assert text.index("<b>action</b> and <i>state</i>") < text.index("<section"), (
+        "the curves are told apart before they are shown"
+    )
+    assert (
+        "http" not in text.replace("http://www.w3.org", "")
+        and "Shown are 2 of 4" in text
+        and "nobody stated the units" in text
+    )
 
 
 @pytest.mark.slow
@@ -165,15 +236,18 @@ def test_the_cursor_of_the_page_shows_the_moment_under_the_pointer(tmp_path, set
         tab.open(out.as_uri())
         tab.until("document.readyState === 'complete' && !!document.querySelector('.axis svg')")
         tab.js("""{const svg = document.querySelector('.axis svg'), box = svg.getBoundingClientRect();
-            svg.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.right, clientY: box.top + 5}))}""")
+            svg.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.right, clientY: box.top + 5}))}""")  # noqa: E501
         assert abs(float(tab.js("document.querySelector('.axis i').textContent")) - x[-1]) < 0.01 * abs(x[-1])
         assert tab.js("document.querySelector('output').textContent").startswith(f"{len(x) / 30:.2f}")
 
 
 def test_a_folder_near_a_data_set_says_where_it_is(sets):
     root = sets["droid"]
-    for wrong, words in ((root / "meta", f"There is one at {root}"), (root.parent, "is missing. There is one at"),
-                         (root / "meta" / "info.json", "is a file; a data set is a folder")):
+    for wrong, words in (
+        (root / "meta", f"There is one at {root}"),
+        (root.parent, "is missing. There is one at"),
+        (root / "meta" / "info.json", "is a file; a data set is a folder"),
+    ):
         with pytest.raises(UserError) as e:
             load_meta(wrong)
         assert words in str(e.value)

@@ -1,4 +1,5 @@
-"""A data set is what was written: single bits, timestamps, widths, statistics, the observation after the last action."""
+"""A data set is what was written: single bits, timestamps, widths, statistics, the observation after the last
+action."""
 
 import json
 import os
@@ -31,7 +32,9 @@ def whole(i: int, T: int = 0, view: tuple[int, int] | None = VIEW):
     return replace(e, final=np.arange(6.0) + i, final_images=last)
 
 
-def record(root: Path, n: int, view: tuple[int, int] | None = VIEW, first: int = 0, flush_every: int = 2) -> None:
+def record(
+    root: Path, n: int, view: tuple[int, int] | None = VIEW, first: int = 0, flush_every: int = 2
+) -> None:
     with Writer(root, features(view), spec(), flush_every=flush_every) as w:
         for i in range(first, first + n):
             w.add(whole(i, view=view))
@@ -91,10 +94,16 @@ def flips(root: Path, count: int, seed: int) -> tuple[int, int]:
             now = read_all(root)
         except UserError as e:
             refused += 1
-            assert str(root) in str(e) and "\n" not in str(e) and any(w in str(e) for w in ("estore", "epair", "accept"))
+            assert (
+                str(root) in str(e)
+                and "\n" not in str(e)
+                and any(w in str(e) for w in ("estore", "epair", "accept"))
+            )
             assert path.name in str(e) or path.name == "info.json", f"byte {at} of {path}: {e}"
         else:  # harmless: white space of the list of checksums
-            assert path.name == "checksums.json" and all(map(np.array_equal, said, now)), f"byte {at} of {path}"
+            assert path.name == "checksums.json" and all(map(np.array_equal, said, now)), (
+                f"byte {at} of {path}"
+            )
             assert checksums.from_text(raw.decode()) == checksums.from_text(bad.decode())
         path.write_bytes(raw)
     assert all(map(np.array_equal, said, read_all(root)))
@@ -117,7 +126,9 @@ def test_what_another_program_edited_is_refused_until_it_is_accepted(tmp_path):
     root = tmp_path / "d"
     record(root, 3)
     set_info(root, robot_type="another")
-    with pytest.raises(BrokenDataset, match=rf"info.json: it is not what was written.*robo_rl data repair {root} --accept$"):
+    with pytest.raises(
+        BrokenDataset, match=rf"info.json: it is not what was written.*robo_rl data repair {root} --accept$"
+    ):
         load(root)
     with pytest.raises(BrokenDataset, match="info.json"):
         Writer(root)
@@ -143,7 +154,9 @@ def test_an_old_data_set_reads_with_a_warning_continues_and_can_be_given_checksu
     root = tmp_path / "d"
     record(root, 3, view=None)
     aged(root)
-    with pytest.warns(UserWarning, match=rf"data set {root} without checksums.*robo_rl data repair {root} --accept"):
+    with pytest.warns(
+        UserWarning, match=rf"data set {root} without checksums.*robo_rl data repair {root} --accept"
+    ):
         data = load(root)
     assert data.spec == spec() and data.sources[1] == "expert" and (data.final[:, 0] == [0, 1, 2]).all()
     record(root, 2, view=None, first=3)
@@ -162,7 +175,9 @@ def test_a_lost_or_damaged_list_of_checksums_is_named_with_what_to_do(tmp_path):
     record(root, 2, view=None)
     text = (root / checksums.NAME).read_text()
     (root / checksums.NAME).write_text(text.replace('"tolerance_s": 0.0001', '"tolerance_s": 0.1001'))
-    with pytest.raises(BrokenDataset, match=r"checksums.json: its own SHA-256 is wrong.*robo_rl data repair .* --accept"):
+    with pytest.raises(
+        BrokenDataset, match=r"checksums.json: its own SHA-256 is wrong.*robo_rl data repair .* --accept"
+    ):
         load(root)
     with pytest.raises(BrokenDataset, match="checksums.json"):
         repair(root)
@@ -182,7 +197,9 @@ def test_repair_makes_statistics_and_checksums_anew(tmp_path):
     new = json.loads((root / "meta/stats.json").read_text())
     for key, per in json.loads(good).items():
         for s, x in per.items():
-            np.testing.assert_allclose(new[key][s], x, rtol=1e-6, atol=2e-2 if "image" in key else 1e-9, err_msg=f"{key} {s}")
+            np.testing.assert_allclose(
+                new[key][s], x, rtol=1e-6, atol=2e-2 if "image" in key else 1e-9, err_msg=f"{key} {s}"
+            )
 
 
 def test_repair_keeps_the_files_before_one_whose_bits_flipped(tmp_path):
@@ -236,7 +253,8 @@ with Writer({root!r}, features(VIEW), spec(), flush_every=1) as w:
 
 
 def killed(root: Path, steps: int, delay: float) -> int:
-    """Run a writer, kill -9 it `delay` seconds after its episode number `steps` began -> episodes that it said were saved."""
+    """Run a writer, kill -9 it `delay` seconds after its episode number `steps` began -> episodes that it
+    said were saved."""
     code = WRITER.format(tests=str(Path(__file__).parent), root=str(root))
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     said = [child.stdout.readline().strip() for _ in range(2 * steps + 1)]
@@ -268,7 +286,9 @@ def test_a_writer_killed_at_any_rename_leaves_files_that_match_their_checksums(t
 
     def spy(event: str, args: tuple) -> None:
         if on[0] and event == "os.rename" and str(args[1]).startswith(str(root)):
-            snapshots.append((tmp_path / f"s{len(snapshots)}", w.episodes, Path(args[1]).relative_to(root).as_posix()))
+            snapshots.append(
+                (tmp_path / f"s{len(snapshots)}", w.episodes, Path(args[1]).relative_to(root).as_posix())
+            )
             shutil.copytree(root, snapshots[-1][0])
 
     sys.addaudithook(spy)
@@ -279,15 +299,25 @@ def test_a_writer_killed_at_any_rename_leaves_files_that_match_their_checksums(t
     finally:
         on[0] = False
     order = [name for _, n, name in snapshots if n == 2]
-    assert order == [checksums.NAME, VIDEO, DATA, "meta/final/chunk-000/file-000.parquet", "meta/stats.json",
-                     "meta/image_histograms.json", EPISODES, "meta/info.json"]
+    assert order == [
+        checksums.NAME,
+        VIDEO,
+        DATA,
+        "meta/final/chunk-000/file-000.parquet",
+        "meta/stats.json",
+        "meta/image_histograms.json",
+        EPISODES,
+        "meta/info.json",
+    ]
     for folder, committed, _ in snapshots[-16:]:
         same(load(folder), committed, VIEW)
         if folder.name[-1] in "0369" and committed == 2:
             with Writer(folder) as again:  # another episode than the one that was lost
                 again.add(whole(7))
             data = load(folder)
-            assert data.final[:, 0].tolist() == [0, 1, 7] and len(data.state) == sum(len(whole(i)) for i in (0, 1, 7))
+            assert data.final[:, 0].tolist() == [0, 1, 7] and len(data.state) == sum(
+                len(whole(i)) for i in (0, 1, 7)
+            )
             assert data.final_images("front")[1].all()
     for path in root.rglob("*"):
         if path.is_file() and path.name != ".lock" and path != root / checksums.NAME:
@@ -349,28 +379,44 @@ def test_where_the_last_picture_was_not_recorded_it_is_said(tmp_path):
     assert data.meta.final_at.tolist() == [[0, 0], [-1, -1], [0, 1]]
 
 
-@pytest.mark.parametrize("change", [
-    {"final_images": {}}, {"final_images": {"front": np.zeros((8, 8, 3), np.uint8)}}, {"final": None},
-    {"final_images": {"front": np.zeros((16, 16, 3))}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"final_images": {}},
+        {"final_images": {"front": np.zeros((8, 8, 3), np.uint8)}},
+        {"final": None},
+        {"final_images": {"front": np.zeros((16, 16, 3))}},
+    ],
+)
 def test_last_pictures_that_do_not_fit_the_others_are_refused(change):
     with pytest.raises(UserError, match="final_images must be uint8 pictures of"):
         replace(whole(0), **change)
 
 
 def test_the_last_picture_is_compressed_as_the_others_are(tmp_path):
-    """A judge must not be able to tell it from them: its error has the size of that of frames at its place."""
+    """A judge must not be able to tell it from them: its error has the size of that of frames at its
+    place."""
     rng = np.random.default_rng(0)
     with Writer(tmp_path, features((32, 32))) as w:
         for i in range(12):
-            noisy = picture(9 + i % 2, 32, 32, i) // 2 + rng.integers(0, 100, (9 + i % 2, 32, 32, 3), dtype=np.uint8)
+            noisy = picture(9 + i % 2, 32, 32, i) // 2 + rng.integers(
+                0, 100, (9 + i % 2, 32, 32, 3), dtype=np.uint8
+            )
             base = episode(i, len(noisy) - 1)
-            w.add(replace(base, images={"front": noisy[:-1]}, final=np.zeros(6), final_images={"front": noisy[-1]}))
+            w.add(
+                replace(
+                    base, images={"front": noisy[:-1]}, final=np.zeros(6), final_images={"front": noisy[-1]}
+                )
+            )
     rng, data, last, others = np.random.default_rng(0), load(tmp_path), [], []
     for i in range(12):
-        noisy = picture(9 + i % 2, 32, 32, i) // 2 + rng.integers(0, 100, (9 + i % 2, 32, 32, 3), dtype=np.uint8)
+        noisy = picture(9 + i % 2, 32, 32, i) // 2 + rng.integers(
+            0, 100, (9 + i % 2, 32, 32, 3), dtype=np.uint8
+        )
         got = data.frames("front", i)
         last.append(psnr(data.final_image("front", i), noisy[-1]))
-        others += [psnr(a, b) for a, b in zip(got[len(got) % 2::2], noisy[len(got) % 2::2], strict=False)]  # frames of its parity
+        # frames of its parity
+        others += [psnr(a, b) for a, b in zip(got[len(got) % 2 :: 2], noisy[len(got) % 2 :: 2], strict=False)]
     assert abs(np.mean(last) - np.mean(others)) < 0.5
 
 
@@ -380,6 +426,7 @@ def test_lerobot_sees_neither_rows_nor_frames_of_the_last_observation(tmp_path):
     frames = sum(len(episode(i)) for i in range(4))
     assert pq.read_metadata(root / DATA).num_rows == frames
     import av
+
     with av.open(str(root / VIDEO)) as c:
         assert c.streams.video[0].frames == frames
     assert sorted(p.name for p in (root / "meta/episodes").rglob("*.parquet")) == ["file-000.parquet"]
@@ -409,8 +456,11 @@ def test_a_gap_in_the_timestamps_is_named_and_a_tolerance_can_be_set(tmp_path):
     root = tmp_path / "d"
     record(root, 4, view=None)
     shifted(root, 2, 3, 0.4)
-    with pytest.raises(BrokenDataset, match=r"episode 2: 0.45 s from frame 2 to frame 3, expected 0.05 s, tolerance 0.0001 s. "
-                       r"Keep the 2 episodes.*--accept --tolerance 0.4"):
+    with pytest.raises(
+        BrokenDataset,
+        match=r"episode 2: 0.45 s from frame 2 to frame 3, expected 0.05 s, tolerance 0.0001 s. "
+        r"Keep the 2 episodes.*--accept --tolerance 0.4",
+    ):
         load(root)
     assert len(load(root, tolerance=0.401)) == 4
     with pytest.raises(BrokenDataset, match="episode 2"):
@@ -426,7 +476,9 @@ def test_a_gap_in_the_timestamps_is_named_and_a_tolerance_can_be_set(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*without checksums")
-@pytest.mark.parametrize(("seconds", "fine"), [(5e-5, True), (-5e-5, True), (1.5e-4, False), (-1.5e-4, False), (np.nan, False)])
+@pytest.mark.parametrize(
+    ("seconds", "fine"), [(5e-5, True), (-5e-5, True), (1.5e-4, False), (-1.5e-4, False), (np.nan, False)]
+)
 def test_the_tolerance_of_timestamps_is_a_tenth_of_a_millisecond(tmp_path, seconds, fine):
     record(tmp_path, 3, view=None)
     shifted(tmp_path, 1, 2, seconds)
@@ -439,7 +491,8 @@ def test_the_tolerance_of_timestamps_is_a_tenth_of_a_millisecond(tmp_path, secon
 
 @pytest.mark.filterwarnings("ignore:.*without checksums")
 def test_a_timestamp_may_be_off_by_what_its_column_cannot_tell_apart_and_no_more(tmp_path):
-    """At 4 Hz steps are exact in float64: one unit in the last place is allowed at tolerance 0, two are not."""
+    """At 4 Hz steps are exact in float64: one unit in the last place is allowed at tolerance 0, two are
+    not."""
     for units, fine in ((1, True), (2, False)):
         root = tmp_path / str(units)
         with Writer(root, replace(features(None), fps=4), flush_every=1) as w:
@@ -459,7 +512,9 @@ def test_a_timestamp_may_be_off_by_what_its_column_cannot_tell_apart_and_no_more
 def test_an_episode_of_one_frame_is_read(tmp_path):
     with Writer(tmp_path, features(None), spec()) as w:
         e = whole(0, 4, None)
-        first = {k: getattr(e, k)[:1] for k in ("state", "action", "reward", "phase") if getattr(e, k) is not None}
+        first = {
+            k: getattr(e, k)[:1] for k in ("state", "action", "reward", "phase") if getattr(e, k) is not None
+        }
         w.add(replace(e, **first, source="expert"))
         w.add(whole(1, 4, None))
     assert (load(tmp_path).to - load(tmp_path).from_).tolist() == [1, 4]
@@ -469,10 +524,10 @@ def test_an_episode_of_one_frame_is_read(tmp_path):
 def test_a_video_that_lacks_its_last_frame_is_refused_without_checksums_too(tmp_path):
     record(tmp_path, 3)
     aged(tmp_path)
-    path, = tmp_path.glob("videos/**/*.mp4")
+    (path,) = tmp_path.glob("videos/**/*.mp4")
     frames = load(tmp_path).images("front")
     for cut, fine in ((0, True), (1, False)):
-        video.encode(path, [frames[:len(frames) - cut]], 20)
+        video.encode(path, [frames[: len(frames) - cut]], 20)
         if fine:
             load(tmp_path)
         else:
@@ -487,12 +542,16 @@ def test_a_long_episode_keeps_its_time_within_what_its_column_can_tell(tmp_path)
     assert len(load(tmp_path).action) == 40_000
 
 
-@pytest.mark.parametrize(("features", "words"), [
-    ({"observation.state": [5]}, "column 'observation.state' has 6 numbers a row, meta/info.json says 5"),
-    ({"action": [2]}, "column 'action' has 3 numbers a row, meta/info.json says 2"),
-    ({"next.reward": [2]}, "column 'next.reward' has 1 number a row, meta/info.json says 2"),
-    ({"observation.images.front": [16, 18, 3]}, "its frames are 16x16, meta/info.json says 16x18"),
-    ({"observation.images.front": [14, 16, 3]}, "its frames are 16x16, meta/info.json says 14x16")])
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ({"observation.state": [5]}, "column 'observation.state' has 6 numbers a row, meta/info.json says 5"),
+        ({"action": [2]}, "column 'action' has 3 numbers a row, meta/info.json says 2"),
+        ({"next.reward": [2]}, "column 'next.reward' has 1 number a row, meta/info.json says 2"),
+        ({"observation.images.front": [16, 18, 3]}, "its frames are 16x16, meta/info.json says 16x18"),
+        ({"observation.images.front": [14, 16, 3]}, "its frames are 16x16, meta/info.json says 14x16"),
+    ],
+)
 def test_widths_that_disagree_with_the_meta_data_are_named(tmp_path, small, features, words):
     root = tmp_path / "d"
     shutil.copytree(small, root)
@@ -505,12 +564,17 @@ def test_widths_that_disagree_with_the_meta_data_are_named(tmp_path, small, feat
         load(root, trust=None)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"chunks_size": 0}, "chunks_size must be a whole number >= 1, got 0"),
-    ({"chunks_size": 2.5}, "chunks_size must be a whole number >= 1, got 2.5"),
-    ({"total_episodes": -1}, "total_episodes must be a whole number >= 0, got -1"),
-    ({"total_frames": "many"}, "total_frames must be a whole number >= 0, got 'many'"),
-    ({"fps": 0}, "fps must be in"), ({"features": {"action": {"dtype": "float32", "shape": [-3], "names": None}}}, "shape of 'action'")])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"chunks_size": 0}, "chunks_size must be a whole number >= 1, got 0"),
+        ({"chunks_size": 2.5}, "chunks_size must be a whole number >= 1, got 2.5"),
+        ({"total_episodes": -1}, "total_episodes must be a whole number >= 0, got -1"),
+        ({"total_frames": "many"}, "total_frames must be a whole number >= 0, got 'many'"),
+        ({"fps": 0}, "fps must be in"),
+        ({"features": {"action": {"dtype": "float32", "shape": [-3], "names": None}}}, "shape of 'action'"),
+    ],
+)
 def test_counts_that_cannot_be_are_one_line(tmp_path, small, change, words):
     root = tmp_path / "d"
     shutil.copytree(small, root)
@@ -521,13 +585,23 @@ def test_counts_that_cannot_be_are_one_line(tmp_path, small, change, words):
 
 
 def test_the_control_specification_survives_a_new_info_json_with_the_old_features(tmp_path, small):
-    """What LeRobot's tools write (delete_episodes, split, merge, add_features): info.json anew, `features` as they were,
-    no file that they do not know."""
+    """What LeRobot's tools write (delete_episodes, split, merge, add_features): info.json anew, `features` as
+    they were, no file that they do not know."""
     root = tmp_path / "d"
     shutil.copytree(small, root)
     old = json.loads((root / "meta/info.json").read_text())
-    kept = ("codebase_version", "robot_type", "total_episodes", "total_frames", "total_tasks", "chunks_size", "fps",
-            "data_path", "video_path", "features")
+    kept = (
+        "codebase_version",
+        "robot_type",
+        "total_episodes",
+        "total_frames",
+        "total_tasks",
+        "chunks_size",
+        "fps",
+        "data_path",
+        "video_path",
+        "features",
+    )
     (root / "meta/info.json").write_text(json.dumps({k: old[k] for k in kept} | {"splits": {}}))
     for name in (checksums.NAME, "meta/image_histograms.json"):
         (root / name).unlink()
@@ -553,14 +627,25 @@ def test_quantiles_are_those_of_all_frames(tmp_path):
         with Writer(tmp_path, FEATURES, flush_every=2) as w:
             for i in range(first, first + 3):
                 e = episode(i, T=20 + 50 * i)
-                w.add(replace(e, state=rng.normal(3 * i, 1 + i, e.state.shape), reward=rng.exponential(size=len(e))))
+                w.add(
+                    replace(
+                        e, state=rng.normal(3 * i, 1 + i, e.state.shape), reward=rng.exponential(size=len(e))
+                    )
+                )
     data, stats = load(tmp_path), json.loads((tmp_path / "meta/stats.json").read_text())
-    columns = {"observation.state": data.state, "action": data.action, "next.reward": data.reward[:, None],
-               "next.done": data.done[:, None], "index": np.arange(len(data.action))[:, None]}
+    columns = {
+        "observation.state": data.state,
+        "action": data.action,
+        "next.reward": data.reward[:, None],
+        "next.done": data.done[:, None],
+        "index": np.arange(len(data.action))[:, None],
+    }
     for key, x in columns.items():
         for q, want in quantiles(x).items():
             np.testing.assert_array_equal(stats[key][q], want, err_msg=f"{key} {q}")
-    means = np.mean([np.quantile(data.state[a:b], 0.9, axis=0) for a, b in zip(data.from_, data.to, strict=True)], 0)
+    means = np.mean(
+        [np.quantile(data.state[a:b], 0.9, axis=0) for a, b in zip(data.from_, data.to, strict=True)], 0
+    )
     assert np.abs(means - stats["observation.state"]["q90"]).max() > 1
 
 
@@ -587,10 +672,15 @@ def test_between_flushes_there_are_no_quantiles_rather_than_wrong_ones(tmp_path)
 
 def test_histograms_of_another_count_of_frames_are_made_anew(tmp_path):
     record(tmp_path, 2)
-    (tmp_path / "meta/image_histograms.json").write_text('{"front": ' + json.dumps(np.ones((3, 256), int).tolist()) + "}")
+    (tmp_path / "meta/image_histograms.json").write_text(
+        '{"front": ' + json.dumps(np.ones((3, 256), int).tolist()) + "}"
+    )
     accept(tmp_path)
     record(tmp_path, 2, first=2)
-    data, stats = load(tmp_path), json.loads((tmp_path / "meta/stats.json").read_text())["observation.images.front"]
+    data, stats = (
+        load(tmp_path),
+        json.loads((tmp_path / "meta/stats.json").read_text())["observation.images.front"],
+    )
     for q, want in quantiles(data.images("front").reshape(-1, 3) / 255).items():
         np.testing.assert_allclose(np.ravel(stats[q]), want, atol=1e-12)
 
@@ -674,7 +764,9 @@ def test_a_writer_that_is_refused_lets_go_of_the_folder(tmp_path, small):
 def test_files_behind_the_last_that_is_named_go_whatever_their_number(tmp_path, episodes):
     root = tmp_path / "d"
     record(root, episodes, view=None)
-    behind = [root / "data/chunk-000" / f"file-{k:03d}.parquet" for k in (0 if not episodes else 1, 5, 100, 101)]
+    behind = [
+        root / "data/chunk-000" / f"file-{k:03d}.parquet" for k in (0 if not episodes else 1, 5, 100, 101)
+    ]
     behind[0].parent.mkdir(parents=True, exist_ok=True)
     for path in behind:
         path.write_bytes(b"of a flush that was cut short")
@@ -701,7 +793,10 @@ def test_a_specification_that_info_json_lacks_is_written_when_the_data_set_goes_
     with Writer(root, features(VIEW), spec()) as w:
         w.add(whole(3))
     there = json.loads((root / "meta/info.json").read_text())["features"]["action"]
-    assert there["robo_rl"]["spec"] == json.loads((small / "meta/info.json").read_text())["features"]["action"]["robo_rl"]["spec"]
+    assert (
+        there["robo_rl"]["spec"]
+        == json.loads((small / "meta/info.json").read_text())["features"]["action"]["robo_rl"]["spec"]
+    )
 
 
 def test_an_episode_that_does_not_begin_where_the_last_one_ended_is_named(tmp_path, small):
@@ -722,7 +817,9 @@ def test_a_data_set_without_starts_has_none_and_one_wrong_index_is_named_by_its_
     index = pq.read_table(path)["index"].to_numpy().copy()
     index[-1] += 5
     rewrite(path, index=pa.chunked_array([index]))
-    with pytest.raises(BrokenDataset, match=f"row {len(index) - 1} is frame {index[-1]}, expected {len(index) - 1}"):
+    with pytest.raises(
+        BrokenDataset, match=f"row {len(index) - 1} is frame {index[-1]}, expected {len(index) - 1}"
+    ):
         load(root, trust=None)
     index[-1] -= 5
     rewrite(path, index=pa.chunked_array([index]))
@@ -734,4 +831,5 @@ def test_a_data_set_without_starts_has_none_and_one_wrong_index_is_named_by_its_
     (root / checksums.NAME).unlink()
     with pytest.warns(UserWarning, match="without checksums") as said:
         data = load(root)
-    assert (data.start == -1).all() and said[0].filename == __file__  # the warning names the line that loaded it
+    # the warning names the line that loaded it
+    assert (data.start == -1).all() and said[0].filename == __file__

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
 
 @pytest.fixture(scope="module")
 def so100(tmp_path_factory) -> Path:
-    return datasets.write(tmp_path_factory.mktemp("sets") / "so100", "so100", episodes=3, length=12, size=(24, 32))
+    return datasets.write(
+        tmp_path_factory.mktemp("sets") / "so100", "so100", episodes=3, length=12, size=(24, 32)
+    )
 
 
 def copied(source: Path, target: Path) -> Path:
@@ -29,11 +31,20 @@ def copied(source: Path, target: Path) -> Path:
 
 
 def numbered(tmp_path) -> Path:
-    """Four episodes whose state counts; the last observation is 0.5 above the last frame's. Two are called successes."""
+    """Four episodes whose state counts; the last observation is 0.5 above the last frame's. Two are called
+    successes."""
     with Writer(tmp_path / "set", Features(fps=10, state=("s", "t"), action=("a",))) as w:
         for i in range(4):
             state = np.stack([10 * i + np.arange(6.0), np.zeros(6)], 1)
-            w.add(Episode(state=state, action=np.zeros((6, 1)), final=state[-1] + 0.5, success=i in (1, 2), task=f"task {i}"))
+            w.add(
+                Episode(
+                    state=state,
+                    action=np.zeros((6, 1)),
+                    final=state[-1] + 0.5,
+                    success=i in (1, 2),
+                    task=f"task {i}",
+                )
+            )
     return tmp_path / "set"
 
 
@@ -43,6 +54,7 @@ def test_a_judge_is_asked_about_the_end_of_every_episode_and_what_it_says_is_wri
     def answer(items, stand):
         seen.extend((i["task"], i["state"][0]) for i in items)
         return [float(i["state"][0] > 20) for i in items]
+
     with Stand(answer) as stand:
         said = run(capsys, "label", folder, "--success", "judge", "--judge", stand.url)
     assert seen == [(f"task {i}", 10 * i + 5.5) for i in range(4)]
@@ -51,9 +63,12 @@ def test_a_judge_is_asked_about_the_end_of_every_episode_and_what_it_says_is_wri
     assert run(capsys, "check", folder).count("is sound")  # its checksums are right
 
 
-def test_where_nothing_was_recorded_after_the_last_action_the_last_frame_is_judged_with_the_frames_before_it(so100):
+def test_where_nothing_was_recorded_after_the_last_action_the_last_frame_is_judged_with_the_frames_before_it(
+    so100,
+):
     class Sees:
         frames, skip = 3, 4
+
     data = load(so100)
     end = end_of(data, np.arange(3), Sees())
     for view in data.views:
@@ -70,21 +85,30 @@ def test_a_model_that_speaks_openais_protocol_labels_a_data_set_that_says_nothin
 
     def answer(request, k):
         return json.dumps({"success": "lego" in request["messages"][1]["content"][0]["text"]})
+
     with Chat(answer) as chat:
-        said = run(capsys, "label", folder, "--success", "judge", "--judge", f"openai:{chat.url}#samples=3,frames=2")
+        said = run(
+            capsys, "label", folder, "--success", "judge", "--judge", f"openai:{chat.url}#samples=3,frames=2"
+        )
     assert "2 of 3 episodes succeeded" in said and "divided on 0 %" in said and "agrees" not in said
     assert len(frames_in(chat.requests[0])) == 2 * 2 and chat.requests[0]["n"] == 3
     assert load(folder).is_judged and load(folder).success.tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    (("--success", "judge"), "--success judge needs --judge"),
-    (("--success", "judge", "--judge", "head"), "--success judge needs --judge"),
-    (("--success", "all", "--judge", "http://127.0.0.1:9/"), "--judge goes with --success judge"),
-    (("--success", "judge", "--judge", "http://127.0.0.1:9/#tries=1"), "the judge at http://127.0.0.1:9/ does not answer"),
-    (("--success", "judge", "--judge", "http://127.0.0.1:9/#every=x"), "judge options after # are"),
-    (("--success", "judge", "--judge", "nowhere"), "is neither head, an http address"),
-])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--success", "judge"), "--success judge needs --judge"),
+        (("--success", "judge", "--judge", "head"), "--success judge needs --judge"),
+        (("--success", "all", "--judge", "http://127.0.0.1:9/"), "--judge goes with --success judge"),
+        (
+            ("--success", "judge", "--judge", "http://127.0.0.1:9/#tries=1"),
+            "the judge at http://127.0.0.1:9/ does not answer",
+        ),
+        (("--success", "judge", "--judge", "http://127.0.0.1:9/#every=x"), "judge options after # are"),
+        (("--success", "judge", "--judge", "nowhere"), "is neither head, an http address"),
+    ],
+)
 def test_a_judge_that_is_not_there_is_one_line_and_nothing_is_written(so100, tmp_path, capsys, words, line):
     folder = copied(so100, tmp_path / "set")
     with pytest.raises(SystemExit) as e:
@@ -97,23 +121,31 @@ def test_a_judge_that_is_not_there_is_one_line_and_nothing_is_written(so100, tmp
 def test_a_judge_that_lies_about_the_number_of_episodes_is_one_line(so100, tmp_path, capsys):
     folder = copied(so100, tmp_path / "set")
     with Stand(lambda items, stand: [1.0]) as stand:
-        assert "must answer 3 numbers" in run(capsys, "label", folder, "--success", "judge", "--judge", stand.url, code=2)
+        assert "must answer 3 numbers" in run(
+            capsys, "label", folder, "--success", "judge", "--judge", stand.url, code=2
+        )
     assert not (folder / layout.LABELS).exists()
 
 
-def test_a_classifier_of_another_robot_is_refused_and_a_label_in_passing_says_where_to_go(so100, tmp_path, capsys):
+def test_a_classifier_of_another_robot_is_refused_and_a_label_in_passing_says_where_to_go(
+    so100, tmp_path, capsys
+):
     from world_models.judge import Classifier, ClassifierOptions
+
     Classifier(4, 2, (), ClassifierOptions()).save(tmp_path / "judge")
     said = run(capsys, "label", so100, "--success", "judge", "--judge", tmp_path / "judge", code=2)
     assert "learnt from 4 state and 2 action numbers" in said and "has 6 and 6" in said
     Classifier(6, 6, ("top",), ClassifierOptions()).save(tmp_path / "other")
-    assert "looks through top" in run(capsys, "label", so100, "--success", "judge", "--judge", tmp_path / "other", code=2)
+    assert "looks through top" in run(
+        capsys, "label", so100, "--success", "judge", "--judge", tmp_path / "other", code=2
+    )
     with pytest.raises(Exception, match="robo_rl data label FOLDER --success judge --judge WHO"):
         load(so100, label="success=judge")
 
 
 def test_a_classifier_labels_data_of_its_robot(so100, tmp_path, capsys):
     from world_models.judge import Classifier, ClassifierOptions
+
     judge = Classifier(6, 6, ("laptop",), ClassifierOptions(), tasks=tuple(load(so100).tasks))
     judge.save(tmp_path / "judge")
     folder = copied(so100, tmp_path / "set")

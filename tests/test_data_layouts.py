@@ -1,4 +1,5 @@
-"""Data sets laid out otherwise than our first file of each kind: several folders, files of a part of them, columns of other programs."""
+"""Data sets laid out otherwise than our first file of each kind: several folders, files of a part of them,
+columns of other programs."""
 
 import io
 import json
@@ -50,7 +51,12 @@ def test_a_folder_holds_so_many_files_and_the_next_goes_on(tmp_path):
     for i in range(1, 4):  # a file of each kind every time
         record(root, 1, first=i)
     for kind in ("data", "meta/episodes", "videos/observation.images.front", "meta/final"):
-        assert [p.parent.name[-1] + p.stem[-1] for p in sorted((root / kind).rglob("file-*"))] == ["00", "01", "10", "11"], kind
+        assert [p.parent.name[-1] + p.stem[-1] for p in sorted((root / kind).rglob("file-*"))] == [
+            "00",
+            "01",
+            "10",
+            "11",
+        ], kind
     data = load(root)
     same(data, 4, VIEW)
     assert data.meta.meta_file.tolist() == data.meta.data_file.tolist() == [0, 1, 2, 3]
@@ -86,7 +92,10 @@ def test_a_video_of_other_settings_is_left_and_the_next_one_begun(tmp_path):
         video.encode(tmp_path / VIDEO, [picture(len(episode(0)), *VIEW, 0)], 2 * w.features.fps)
         w.add(whole(1))
     data = load(tmp_path, trust=None)
-    assert data.meta.video_file["front"].tolist() == [0, 1] and data.meta.video_start["front"].tolist() == [0, 0]
+    assert data.meta.video_file["front"].tolist() == [0, 1] and data.meta.video_start["front"].tolist() == [
+        0,
+        0,
+    ]
     assert psnr(data.frames("front", 1), episode(1, view=VIEW).images["front"]) > 33
 
 
@@ -95,8 +104,10 @@ def test_a_video_of_other_settings_is_left_and_the_next_one_begun(tmp_path):
 
 def test_wider_numbers_are_read_as_ours(root):
     data = load(root)
-    wide = {key: pa.FixedSizeListArray.from_arrays(pa.array(x.astype(np.float64).reshape(-1)), x.shape[1])
-            for key, x in (("observation.state", data.state), ("action", data.action))}
+    wide = {
+        key: pa.FixedSizeListArray.from_arrays(pa.array(x.astype(np.float64).reshape(-1)), x.shape[1])
+        for key, x in (("observation.state", data.state), ("action", data.action))
+    }
     rewrite(root / DATA, **wide, **{"next.reward": pa.array(data.reward.astype(np.float64))})
     again = load(root)
     for name in ("state", "action", "reward"):
@@ -153,11 +164,20 @@ def test_pictures_in_columns_are_found_in_every_file(tmp_path):
     clips = [picture(len(episode(i)), *VIEW, i) for i in range(4)]
     for number in (0, 1):
         path = root / DATA.replace("file-000", f"file-00{number}")
-        cells = [{"bytes": png(x), "path": None} for clip in clips[2 * number:2 * number + 2] for x in clip]
+        cells = [{"bytes": png(x), "path": None} for clip in clips[2 * number : 2 * number + 2] for x in clip]
         pq.write_table(pq.read_table(path).append_column("observation.images.front", pa.array(cells)), path)
     info = json.loads((root / "meta/info.json").read_text())["features"]
-    set_info(root, features=info | {"observation.images.front": {"dtype": "image", "shape": [*VIEW, 3],
-                                                                 "names": ["height", "width", "channels"]}})
+    set_info(
+        root,
+        features=info
+        | {
+            "observation.images.front": {
+                "dtype": "image",
+                "shape": [*VIEW, 3],
+                "names": ["height", "width", "channels"],
+            }
+        },
+    )
     data = load(root, trust=None)
     for i, clip in enumerate(clips):
         assert np.array_equal(data.frames("front", i), clip)

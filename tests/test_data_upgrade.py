@@ -17,7 +17,9 @@ from robo_rl.errors import UserError
 VIEW, N = (32, 48), 3
 
 
-def old(root: Path, key: str = "observation.images.front", per_chunk: int = 1000, version: str = "v2.1") -> Path:
+def old(
+    root: Path, key: str = "observation.images.front", per_chunk: int = 1000, version: str = "v2.1"
+) -> Path:
     """Episodes 0 .. N-1 of test_data as v2.1 has them: a file each, numbers of rows and tasks in JSONL."""
     tasks: list[str] = []
     (root / "meta").mkdir(parents=True)
@@ -28,7 +30,9 @@ def old(root: Path, key: str = "observation.images.front", per_chunk: int = 1000
         task = data.tasks[0]
         tasks += [task] if task not in tasks else []
         table = pq.read_table(one / DATA, partitioning=None)
-        table = table.set_column(table.column_names.index("task_index"), "task_index", [[tasks.index(task)] * len(table)])
+        table = table.set_column(
+            table.column_names.index("task_index"), "task_index", [[tasks.index(task)] * len(table)]
+        )
         (root / "data" / chunk).mkdir(parents=True, exist_ok=True)
         pq.write_table(table, root / "data" / chunk / f"episode_{e:06d}.parquet")
         (root / "videos" / chunk / key).mkdir(parents=True, exist_ok=True)
@@ -36,11 +40,22 @@ def old(root: Path, key: str = "observation.images.front", per_chunk: int = 1000
         with (root / "meta" / "episodes.jsonl").open("a") as f:
             f.write(json.dumps({"episode_index": e, "tasks": [task], "length": len(table)}) + "\n")
     info = json.loads((root.parent / "one0" / layout.INFO).read_text())
-    info["features"] = {key if k == "observation.images.front" else k: ft for k, ft in info["features"].items()}
-    info |= {"codebase_version": version, "total_episodes": N, "total_frames": 18, "total_videos": N, "total_chunks": 1,
-             "chunks_size": per_chunk, "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"}
+    info["features"] = {
+        key if k == "observation.images.front" else k: ft for k, ft in info["features"].items()
+    }
+    info |= {
+        "codebase_version": version,
+        "total_episodes": N,
+        "total_frames": 18,
+        "total_videos": N,
+        "total_chunks": 1,
+        "chunks_size": per_chunk,
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+    }
     (root / layout.INFO).write_text(json.dumps(info))
-    (root / "meta" / "tasks.jsonl").write_text("".join(json.dumps({"task_index": k, "task": t}) + "\n" for k, t in enumerate(tasks)))
+    (root / "meta" / "tasks.jsonl").write_text(
+        "".join(json.dumps({"task_index": k, "task": t}) + "\n" for k, t in enumerate(tasks))
+    )
     return root
 
 
@@ -72,17 +87,41 @@ def test_a_camera_that_is_called_observation_image_is_read(tmp_path):
     assert data.frames("observation.image", 2).shape == (int(data.to[2] - data.from_[2]), *VIEW, 3)
 
 
-@pytest.mark.parametrize(("spoil", "said"), [
-    (lambda root: (root / "data/chunk-000/episode_000001.parquet").unlink(), "episode_000001.parquet: No such file"),
-    (lambda root: (root / "data/chunk-000/episode_000001.parquet").write_bytes(b"PAR1"), "episode_000001.parquet: it cannot be read"),
-    (lambda root: (root / "videos/chunk-000/observation.images.front/episode_000002.mp4").unlink(), "episode_000002.mp4: the file is"),
-    (lambda root: (root / "meta/tasks.jsonl").write_text(""), "rows of a task that there is not"),
-    (lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": 1}\n'), "do not run from 0"),
-    (lambda root: (root / "meta/episodes.jsonl").write_text("{\n"), "it cannot be read"),
-    (lambda root: (root / layout.INFO).write_text((root / layout.INFO).read_text().replace("v2.1", "v3.0")), "it is v3 already"),
-    (lambda root: (root / layout.INFO).write_text((root / layout.INFO).read_text().replace("observation.images.front", "../front")),
-     "camera name '../front'"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda root: (root / "data/chunk-000/episode_000001.parquet").unlink(),
+            "episode_000001.parquet: No such file",
+        ),
+        (
+            lambda root: (root / "data/chunk-000/episode_000001.parquet").write_bytes(b"PAR1"),
+            "episode_000001.parquet: it cannot be read",
+        ),
+        (
+            lambda root: (root / "videos/chunk-000/observation.images.front/episode_000002.mp4").unlink(),
+            "episode_000002.mp4: the file is",
+        ),
+        (lambda root: (root / "meta/tasks.jsonl").write_text(""), "rows of a task that there is not"),
+        (
+            lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": 1}\n'),
+            "do not run from 0",
+        ),
+        (lambda root: (root / "meta/episodes.jsonl").write_text("{\n"), "it cannot be read"),
+        (
+            lambda root: (root / layout.INFO).write_text(
+                (root / layout.INFO).read_text().replace("v2.1", "v3.0")
+            ),
+            "it is v3 already",
+        ),
+        (
+            lambda root: (root / layout.INFO).write_text(
+                (root / layout.INFO).read_text().replace("observation.images.front", "../front")
+            ),
+            "camera name '../front'",
+        ),
+    ],
+)
 def test_what_is_missing_or_malformed_is_named_and_nothing_is_left(tmp_path, spoil, said):
     source = old(tmp_path / "old")
     spoil(source)

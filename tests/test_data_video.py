@@ -22,7 +22,7 @@ def clip(frames=39, size=32):
         colour, at, by = rng.integers(0, 255, 3), rng.uniform(0, size - 8, 2), rng.uniform(-0.5, 0.5, 2)
         for t in range(frames):
             y, x = np.clip(at + t * by, 0, size - 6).astype(int)
-            out[t, y:y + 6, x:x + 6] = colour
+            out[t, y : y + 6, x : x + 6] = colour
     return out
 
 
@@ -32,13 +32,19 @@ def encoded(frames):
     return out.getvalue()
 
 
-@pytest.mark.skipif(not WIDE or video.encoder() != "libx264", reason="x264 on a processor with AVX-512: not here")
+@pytest.mark.skipif(
+    not WIDE or video.encoder() != "libx264", reason="x264 on a processor with AVX-512: not here"
+)
 def test_x264_leaves_avx_512_out():
-    assert video._options("libx264", 2, 18)["x264-params"] == "asm=MMX2,SSE2Fast,SSSE3,SSE4.2,AVX,FMA3,BMI2,AVX2"
+    assert (
+        video._options("libx264", 2, 18)["x264-params"] == "asm=MMX2,SSE2Fast,SSSE3,SSE4.2,AVX,FMA3,BMI2,AVX2"
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to put two processes on one core here")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="no way to put two processes on one core here"
+)
 def test_the_same_pictures_make_the_same_bytes_on_a_core_that_another_process_wants():
     before, frames = os.sched_getaffinity(0), clip()
     os.sched_setaffinity(0, {min(before)})  # what it starts inherits it

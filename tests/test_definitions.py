@@ -1,4 +1,5 @@
-"""Losses, advantages, sampling and corrections against the same formulas written out number by number, and at their edges."""
+"""Losses, advantages, sampling and corrections against the same formulas written out number by number, and at
+their edges."""
 
 import math
 
@@ -34,7 +35,9 @@ def generators(*seeds):
 
 def ppo_number_by_number(logp, old, adv, low, high, dual, weight):
     gains, clipped, kl = [], [], []
-    for x, y, a, lo, hi, w in zip(*(t.flatten().tolist() for t in (logp, old, adv, low, high, weight)), strict=False):
+    for x, y, a, lo, hi, w in zip(
+        *(t.flatten().tolist() for t in (logp, old, adv, low, high, weight)), strict=False
+    ):
         rho = math.exp(x - y)
         bound = min(max(rho, 1 - lo), 1 + hi)
         gain = min(rho * a, bound * a)
@@ -54,7 +57,9 @@ def test_ppo_is_its_formula_number_by_number(dual, tensors):
     loss, m = losses.ppo(logp, old, adv, *((low, high) if tensors else (0.1, 0.3)), dual, weight)
     assert float(loss) == pytest.approx(want, rel=1e-5) and float(m["kl"]) == pytest.approx(kl, rel=1e-4)
     kept = [not c and w > 0 for c, w in zip(clipped, weight.flatten().tolist(), strict=False)]
-    assert float(m["clip_fraction"]) == pytest.approx(sum(clipped) / 36) and float(m["active"]) == pytest.approx(sum(kept) / 36)
+    assert float(m["clip_fraction"]) == pytest.approx(sum(clipped) / 36) and float(
+        m["active"]
+    ) == pytest.approx(sum(kept) / 36)
     ratio = (logp - old).exp()
     assert float(m["ratio_max"]) == pytest.approx(float(ratio.max()))
     assert float(m["log_ratio_absmax"]) == pytest.approx(float((logp - old).abs().max()))
@@ -62,15 +67,21 @@ def test_ppo_is_its_formula_number_by_number(dual, tensors):
 
 
 def test_without_a_word_ppo_has_no_dual_clip():
-    assert float(losses.ppo(torch.tensor([5.0]), torch.zeros(1), torch.tensor([-1.0]), 0.2, 0.2)[0]) == pytest.approx(math.exp(5))
+    assert float(
+        losses.ppo(torch.tensor([5.0]), torch.zeros(1), torch.tensor([-1.0]), 0.2, 0.2)[0]
+    ) == pytest.approx(math.exp(5))
 
 
 def test_a_log_ratio_that_is_not_finite_counts_as_none_in_the_metrics_and_a_huge_one_as_the_largest():
     metrics = losses.ppo(torch.tensor([math.nan, 0.0]), torch.zeros(2), torch.ones(2), 0.2, 0.2)[1]
     assert metrics["kl"] == 0 and metrics["ratio_max"] == 1 and metrics["log_ratio_absmax"] == 0
     metrics = losses.ppo(torch.tensor([-50.0, 0.0]), torch.zeros(2), torch.ones(2), 0.2, 0.2)[1]
-    assert metrics["log_ratio_absmax"] == 20 and float(metrics["kl"]) == pytest.approx((math.exp(-20) - 1 + 20) / 2)
-    metrics = losses.ppo(torch.tensor([math.nan, 20.0, -20.5, 0.0]), torch.zeros(4), torch.ones(4), 0.2, 0.2)[1]
+    assert metrics["log_ratio_absmax"] == 20 and float(metrics["kl"]) == pytest.approx(
+        (math.exp(-20) - 1 + 20) / 2
+    )
+    metrics = losses.ppo(torch.tensor([math.nan, 20.0, -20.5, 0.0]), torch.zeros(4), torch.ones(4), 0.2, 0.2)[
+        1
+    ]
     assert metrics["huge_ratio"] == 0.25 and metrics["nonfinite_ratio"] == 0.25  # 20 itself is within
 
 
@@ -81,6 +92,7 @@ def test_the_value_loss_is_its_formula_number_by_number(huber, clip):
     def err(x, y):
         e = abs(x - y)
         return huber * (e - 0.5 * huber) if huber and e > huber else 0.5 * e * e
+
     want = []
     for x, y, o in zip(v.tolist(), target.tolist(), old.tolist(), strict=False):
         near = o + min(max(x - o, -clip), clip)
@@ -107,7 +119,9 @@ def test_nft_is_its_formula_number_by_number(actions, normalise):
             diff = (x_t[b] - t[b] * vel - x0[b]) * mask[b][:, None]
             size = float(diff.abs().sum()) / count
             parts.append(float(diff.square().sum()) / count / (max(size, 1e-5) if normalise else 1.0))
-        total += (float(r[b]) * parts[0] + negative * (1 - float(r[b])) * parts[1]) / beta * bool(mask[b].any())
+        total += (
+            (float(r[b]) * parts[0] + negative * (1 - float(r[b])) * parts[1]) / beta * bool(mask[b].any())
+        )
     got = losses.nft(v, old, x_t, t, x0, r, mask, beta, negative, normalise)
     assert float(got) == pytest.approx(total / 4, rel=1e-5)
     if normalise:
@@ -125,12 +139,20 @@ def test_the_floor_of_what_an_nft_error_is_divided_by_is_1e_minus_5():
 
 @pytest.mark.parametrize("f", [1, 2, 7])
 def test_dppos_clip_is_its_formula_and_of_a_single_step_its_end(f):
-    want = [0.01 + 0.2 * (math.exp(3 * u) - 1) / (math.exp(3) - 1) for u in ([1.0] if f == 1 else [i / (f - 1) for i in range(f)])]
+    want = [
+        0.01 + 0.2 * (math.exp(3 * u) - 1) / (math.exp(3) - 1)
+        for u in ([1.0] if f == 1 else [i / (f - 1) for i in range(f)])
+    ]
     assert losses.denoise_clip(f, 0.01, 0.21).tolist() == pytest.approx(want, rel=1e-5)
 
 
 def test_optimality_is_linear_between_its_bounds_of_any_size():
-    assert losses.nft_optimality(torch.tensor([-9.0, -1.0, 0.5, 9.0]), 4.0).tolist() == [0.0, 0.375, 0.5625, 1.0]
+    assert losses.nft_optimality(torch.tensor([-9.0, -1.0, 0.5, 9.0]), 4.0).tolist() == [
+        0.0,
+        0.375,
+        0.5625,
+        1.0,
+    ]
 
 
 # ---- advantages
@@ -149,8 +171,11 @@ def test_group_advantages_are_their_formulas_number_by_number(members):
     for q, row in enumerate(x.tolist()):
         mean = sum(row) / members
         std = math.sqrt(sum((y - mean) ** 2 for y in row) / (members - 1))
-        for kind, want in (("dr_grpo", [y - mean for y in row]), ("grpo", [(y - mean) / (std + 0.1) for y in row]),
-                           ("rloo", [y - (sum(row) - y) / (members - 1) for y in row])):
+        for kind, want in (
+            ("dr_grpo", [y - mean for y in row]),
+            ("grpo", [(y - mean) / (std + 0.1) for y in row]),
+            ("rloo", [y - (sum(row) - y) / (members - 1) for y in row]),
+        ):
             assert group_advantage(x, kind, 0.1)[q].tolist() == pytest.approx(want, rel=1e-4)
     with pytest.raises(ValueError, match="at least 2 members, got 1"):
         group_advantage(x[:, :1])
@@ -158,7 +183,12 @@ def test_group_advantages_are_their_formulas_number_by_number(members):
 
 def test_whitening_is_its_formula_also_for_two_entries_one_and_hardly_any_spread():
     assert torch.allclose(whiten(torch.tensor([1.0, 3.0])), torch.tensor([-1.0, 1.0]) / math.sqrt(2))
-    assert whiten(torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([False, False, True, False])).tolist() == [-2.0, -1.0, 0.0, 3.0]
+    assert whiten(torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([False, False, True, False])).tolist() == [
+        -2.0,
+        -1.0,
+        0.0,
+        3.0,
+    ]
     tiny = 1e-8 / (math.sqrt(2) * 1e-8 + 1e-8)
     assert whiten(torch.tensor([0.0, 2e-8], dtype=torch.float64)).tolist() == pytest.approx([-tiny, tiny])
 
@@ -169,11 +199,15 @@ def test_whitening_is_its_formula_also_for_two_entries_one_and_hardly_any_spread
 def test_rows_with_a_generator_of_their_own_get_the_same_numbers_in_any_batch():
     a, b = generators(1, 2)
     both, whole = randn([(a, 2), (b, 3)], 5, 4), generators(1, 2)
-    assert torch.equal(both, torch.cat([torch.randn(2, 4, generator=whole[0]), torch.randn(3, 4, generator=whole[1])]))
+    assert torch.equal(
+        both, torch.cat([torch.randn(2, 4, generator=whole[0]), torch.randn(3, 4, generator=whole[1])])
+    )
     assert torch.equal(randn(generators(7)[0], 3, 2), torch.randn(3, 2, generator=generators(7)[0]))
     numbers, (a, b) = randint([(x, 30) for x in generators(1, 2)], 3, 60), generators(1, 2)
     assert torch.equal(numbers, torch.cat([torch.randint(0, 3, (30,), generator=g) for g in (a, b)]))
-    assert sorted(set(numbers.tolist())) == sorted(set(randint(generators(3)[0], 3, 60).tolist())) == [0, 1, 2]
+    assert (
+        sorted(set(numbers.tolist())) == sorted(set(randint(generators(3)[0], 3, 60).tolist())) == [0, 1, 2]
+    )
     assert randint(generators(3)[0], 1, 4).tolist() == [0, 0, 0, 0]
 
 
@@ -196,16 +230,21 @@ def test_flow_tables_are_their_formulas_step_by_step(kind, level, k):
         grid = time_grid(k)
         xs, vs = (torch.tensor([y, y], dtype=torch.float64) for y in (x, v))
         got = flow_step(xs, grid[i], grid[i + 1], vs, kind, level, float(grid[1]))
-        assert got[0].tolist() == pytest.approx([mean, mean], abs=1e-6) and float(got[1]) == pytest.approx(std, abs=1e-9)
+        assert got[0].tolist() == pytest.approx([mean, mean], abs=1e-6) and float(got[1]) == pytest.approx(
+            std, abs=1e-9
+        )
     assert flow_table(k, kind).s.tolist() == [0.0] * k
     with pytest.raises(ValueError, match="one of .*, got 'sed'"):
         flow_table(k, "sed", level)
 
 
-@pytest.mark.parametrize(("train_steps", "k", "eta"), [(12, 3, 0.0), (12, 12, 1.0), (10, 5, 0.6), (6, 1, 1.0)])
+@pytest.mark.parametrize(
+    ("train_steps", "k", "eta"), [(12, 3, 0.0), (12, 12, 1.0), (10, 5, 0.6), (6, 1, 1.0)]
+)
 def test_diffusion_tables_are_their_formulas_step_by_step(train_steps, k, eta):
     def f(i):
         return math.cos((i / train_steps + 0.008) / 1.008 * math.pi / 2) ** 2
+
     bars, bar = [], 1.0
     for i in range(train_steps):
         bar *= 1 - min(1 - f(i + 1) / f(i), 0.999)
@@ -218,10 +257,17 @@ def test_diffusion_tables_are_their_formulas_step_by_step(train_steps, k, eta):
         now, prev = bars[step], bars[step - stride] if i < k - 1 else 1.0
         sigma = eta * math.sqrt((1 - prev) / (1 - now)) * math.sqrt(1 - now / prev)
         x, eps = 0.4, -0.9
-        mean = math.sqrt(prev) * (x - math.sqrt(1 - now) * eps) / math.sqrt(now) + math.sqrt(max(0.0, 1 - prev - sigma**2)) * eps
+        mean = (
+            math.sqrt(prev) * (x - math.sqrt(1 - now) * eps) / math.sqrt(now)
+            + math.sqrt(max(0.0, 1 - prev - sigma**2)) * eps
+        )
         assert float(table.a[i]) * x + float(table.b[i]) * eps == pytest.approx(mean, rel=1e-4, abs=1e-5)
-        assert float(table.s[i]) == pytest.approx(sigma, rel=1e-5) and float(table.t[i]) == pytest.approx((step + 1) / train_steps)
-        assert float(ab[i]) == pytest.approx(now, rel=1e-5) and float(before[i]) == pytest.approx(prev, rel=1e-5)
+        assert float(table.s[i]) == pytest.approx(sigma, rel=1e-5) and float(table.t[i]) == pytest.approx(
+            (step + 1) / train_steps
+        )
+        assert float(ab[i]) == pytest.approx(now, rel=1e-5) and float(before[i]) == pytest.approx(
+            prev, rel=1e-5
+        )
     with pytest.raises(ValueError, match=f"must divide the {train_steps} training steps, got 7"):
         diffusion_table(train_steps, 7, eta)
 
@@ -229,7 +275,11 @@ def test_diffusion_tables_are_their_formulas_step_by_step(train_steps, k, eta):
 @pytest.mark.parametrize("shape", [(), (2,), (5, 2), (4, 5, 2), (4, 1, 1)])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_the_log_density_of_a_chunk_is_the_sum_or_mean_over_what_was_executed(shape, reduction):
-    x, mean, std = random(4, 5, 2), random(4, 5, 2, seed=1), random(*shape, seed=2).abs() + 0.2 if shape else torch.tensor(0.7)
+    x, mean, std = (
+        random(4, 5, 2),
+        random(4, 5, 2, seed=1),
+        random(*shape, seed=2).abs() + 0.2 if shape else torch.tensor(0.7),
+    )
     if shape == (4, 5, 2):
         std[..., :1] = 0  # certain entries have no density
     wide, want = std.expand(4, 5, 2), []
@@ -284,7 +334,7 @@ def test_the_weight_average_without_decay_is_the_mean_of_all_and_other_names_beg
     average, xs = WeightAverage(), random(5, 3)
     for i, x in enumerate(xs):
         average.update({"w": x}, 1.0)
-        assert torch.allclose(average.mean["w"], xs[:i + 1].mean(0))
+        assert torch.allclose(average.mean["w"], xs[: i + 1].mean(0))
     average.update({"v": xs[0]}, 1.0)
     assert {k: v.tolist() for k, v in average.mean.items()} == {"v": xs[0].tolist()}
 
@@ -309,7 +359,9 @@ def test_without_a_word_vtrace_truncates_at_one_and_counts_no_credit_twice():
 def test_the_baseline_weighs_by_the_square_of_the_weight_and_works_on_the_last_axis():
     log_w, reward, h = random(3, 4), random(3, 4, seed=1), random(3, 4, seed=2).abs() + 0.1
     square = (2 * log_w).exp() * h
-    assert torch.allclose(corrections.opob(log_w, reward, h), (square * reward).sum(1) / square.sum(1), atol=1e-6)
+    assert torch.allclose(
+        corrections.opob(log_w, reward, h), (square * reward).sum(1) / square.sum(1), atol=1e-6
+    )
 
 
 def test_k3_is_its_formula_within_the_clamp():

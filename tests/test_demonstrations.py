@@ -23,7 +23,8 @@ RIGHT = np.array([1.0, 0.0], np.float32)
 
 
 def led_right(env, episodes, longest, **options):
-    """Demonstrations of the expert where something that always moves right, two steps a decision, has acted before."""
+    """Demonstrations of the expert where something that always moves right, two steps a decision, has acted
+    before."""
     found = []
     lead = Lead(lambda obs: np.tile(RIGHT, (env.num_envs, 2, 1)), longest)
     record(env, episodes, 0, found.append, lead=lead, **options)
@@ -48,9 +49,14 @@ def test_episodes_that_were_led_begin_off_their_start_and_name_none():
             steps.add(0)
             continue
         goal = episode.state[0, :2] + episode.state[0, 2:]
-        origins = [np.array(at[:2]) for at in known if np.allclose(np.array(at[:2]) + at[2:], goal, atol=1e-5)]
+        origins = [
+            np.array(at[:2]) for at in known if np.allclose(np.array(at[:2]) + at[2:], goal, atol=1e-5)
+        ]
         moved = [(episode.state[0, :2] - origin) / 0.2 for origin in origins]
-        assert all(abs(up) < 1e-4 and abs(right - round(float(right))) < 1e-4 and 0 < right < 5.1 for right, up in moved)
+        assert all(
+            abs(up) < 1e-4 and abs(right - round(float(right))) < 1e-4 and 0 < right < 5.1
+            for right, up in moved
+        )
         steps |= {round(float(m[0])) for m in moved}
     assert len(steps) > 2
 
@@ -59,19 +65,35 @@ def test_demonstrations_that_are_asked_for_later_have_starts_of_their_own():
     env, first, later = PointReach(4, limit=40), [], []
     record(env, 6, 0, first.append)
     record(env, 6, 0, later.append, first=600)
-    assert not {e.start for e in first} & {e.start for e in later} and all(e.start >= 0 for e in first + later)
+    assert not {e.start for e in first} & {e.start for e in later} and all(
+        e.start >= 0 for e in first + later
+    )
 
 
 def test_demonstrations_are_enough_where_the_interval_of_every_task_says_so():
-    assert not is_enough(Look(0, 180, 200, 0.9)) and is_enough(Look(0, 190, 200, 0.95)) and is_enough(Look(0, 4, 4, 1.0))
+    assert (
+        not is_enough(Look(0, 180, 200, 0.9))
+        and is_enough(Look(0, 190, 200, 0.95))
+        and is_enough(Look(0, 4, 4, 1.0))
+    )
     assert not is_enough(Look(0, 370, 400, 0.925, ((200, 200), (170, 200))))
 
 
-def test_more_demonstrations_are_asked_for_until_success_or_the_most_is_reached_and_each_time_is_said(tmp_path):
+def test_more_demonstrations_are_asked_for_until_success_or_the_most_is_reached_and_each_time_is_said(
+    tmp_path,
+):
     done = robo_rl(tmp_path, "train", *TINY, "--steps", 0, "--demos-most", 9, "--out", "run")
     lines = [line for line in done.err.splitlines() if line.startswith("supervised ")]
-    assert done.code == 0 and [line.partition(" with ")[2].split(" demonstrations")[0] for line in lines] == ["2", "6", "9"]
-    assert "4 more asked of the expert" in lines[0] and "90 updates on all 6" in lines[0] and "--demos-most" in lines[2]
+    assert done.code == 0 and [line.partition(" with ")[2].split(" demonstrations")[0] for line in lines] == [
+        "2",
+        "6",
+        "9",
+    ]
+    assert (
+        "4 more asked of the expert" in lines[0]
+        and "90 updates on all 6" in lines[0]
+        and "--demos-most" in lines[2]
+    )
     data = load(tmp_path / "run" / "demos")
     assert len(data) == 9 and (data.start[:2] >= 0).all() and (data.start[2:] < 0).any()
     before = (tmp_path / "run" / "evals" / "sft.json").read_text()
@@ -82,9 +104,25 @@ def test_more_demonstrations_are_asked_for_until_success_or_the_most_is_reached_
     assert _successes(tmp_path / "run") == _successes_of(before)
 
 
-def test_a_data_set_is_learnt_in_more_updates_while_they_help_and_a_tenth_of_it_says_whether_they_do(tmp_path):
+def test_a_data_set_is_learnt_in_more_updates_while_they_help_and_a_tenth_of_it_says_whether_they_do(
+    tmp_path,
+):
     package.collect(tmp_path / "data", task="reach", episodes=10, envs=10)
-    done = robo_rl(tmp_path, "train", *TINY, "--steps", 0, "--demos", "data", "--bc.updates", 90, "--bc.most", 280, "--out", "run")
+    done = robo_rl(
+        tmp_path,
+        "train",
+        *TINY,
+        "--steps",
+        0,
+        "--demos",
+        "data",
+        "--bc.updates",
+        90,
+        "--bc.most",
+        280,
+        "--out",
+        "run",
+    )
     lines = [line for line in done.err.splitlines() if line.startswith("supervised ")]
     assert done.code == 0 and "with 90 updates, loss on held-out episodes" in lines[0]
     assert lines[0].endswith(": 270 updates (--bc.most 280)")
@@ -100,15 +138,25 @@ class Told:
         self.weight = weight
 
     def bc_loss(self, obs, chunk, mask, generator, noises=1):
-        err = (chunk[..., 0] - self.weight * obs["tokens"][:, :1] + torch.randn(chunk.shape[:2], generator=generator)).square()
+        err = (
+            chunk[..., 0]
+            - self.weight * obs["tokens"][:, :1]
+            + torch.randn(chunk.shape[:2], generator=generator)
+        ).square()
         return (err * mask).sum() / mask.sum().clamp(min=1)
 
 
 def told(names, words=True):
     """Rows whose action is the number that they are told."""
+
     def sample(size, generator):
         tokens = torch.tensor(names)[torch.randint(len(names), (size,), generator=generator)][:, None]
-        return {"tokens": tokens} if words else {}, tokens[..., None].expand(-1, 4, 1).float(), torch.ones(size, 4)
+        return (
+            {"tokens": tokens} if words else {},
+            tokens[..., None].expand(-1, 4, 1).float(),
+            torch.ones(size, 4),
+        )
+
     return sample
 
 
@@ -122,12 +170,23 @@ def test_the_loss_with_another_rows_instruction_tells_a_policy_that_reads_from_o
 
 
 def test_supervision_says_where_a_policy_does_not_read_what_it_is_told(tmp_path):
-    done = robo_rl(tmp_path, "train", *TINY, "--task", "pick_by_name", "--steps", 0, "--bc.updates", 2, "--out", "run")
+    done = robo_rl(
+        tmp_path, "train", *TINY, "--task", "pick_by_name", "--steps", 0, "--bc.updates", 2, "--out", "run"
+    )
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     reads = [row["sft/reads"] for row in log if "sft/reads" in row]
-    assert done.code == 0 and len(reads) == 1 and abs(reads[0] - 1) < 0.05 and "it does not read what it is told" in done.err
+    assert (
+        done.code == 0
+        and len(reads) == 1
+        and abs(reads[0] - 1) < 0.05
+        and "it does not read what it is told" in done.err
+    )
     one = robo_rl(tmp_path, "train", *TINY, "--steps", 0, "--bc.updates", 2, "--out", "one")
-    assert one.code == 0 and "does not read" not in one.err and "sft/reads" not in (tmp_path / "one" / "metrics.jsonl").read_text()
+    assert (
+        one.code == 0
+        and "does not read" not in one.err
+        and "sft/reads" not in (tmp_path / "one" / "metrics.jsonl").read_text()
+    )
 
 
 def test_the_episodes_that_are_held_out_are_not_drawn(tmp_path):
@@ -145,8 +204,14 @@ def test_the_episodes_that_are_held_out_are_not_drawn(tmp_path):
 def test_no_more_than_the_demonstrations_that_a_user_names_are_recorded():
     assert parse([]).demos_most > 20 and parse(["--demos", "20"]).demos_most == 0
     assert parse(["--demos=20", "--demos-most", "60"]).demos_most == 60
-    assert package.recipe(demos="20").demos_most == 0 and package.recipe(demos="20", demos_most=60).demos_most == 60
-    assert parse([]).bc.most > 600 and parse(["--bc.updates", "700"]).bc.most == 0 == package.recipe(bc={"updates": 700}).bc.most
+    assert (
+        package.recipe(demos="20").demos_most == 0
+        and package.recipe(demos="20", demos_most=60).demos_most == 60
+    )
+    assert (
+        parse([]).bc.most > 600
+        and parse(["--bc.updates", "700"]).bc.most == 0 == package.recipe(bc={"updates": 700}).bc.most
+    )
     assert package.recipe(sim="arm").demos_most == 0 and package.recipe(obs="rgb").demos_most == 0
 
 

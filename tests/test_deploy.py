@@ -30,13 +30,29 @@ from sims.mujoco.env import axes_of
 from sims.mujoco.render import NO_GL, gl_backend
 
 
-def write_run(folder: Path, kind: str = "flow", state: int = 36, views: tuple[str, ...] = (), language: bool = False,
-              **config) -> Path:
+def write_run(
+    folder: Path,
+    kind: str = "flow",
+    state: int = 36,
+    views: tuple[str, ...] = (),
+    language: bool = False,
+    **config,
+) -> Path:
     """A run folder with one checkpoint of a policy that was never trained."""
     train = TrainConfig(**({"task": "pick_cube"} | config))
     names = tuple(a.name for a in axes_of(train.control or "ee_delta"))
-    policy = make_policy(PolicyOptions(kind=kind, hidden=32, layers=2), ObsSpec(
-        state=state, action=len(names), action_names=names, views=views, image_size=32 if views else 0, language=language), 0)
+    policy = make_policy(
+        PolicyOptions(kind=kind, hidden=32, layers=2),
+        ObsSpec(
+            state=state,
+            action=len(names),
+            action_names=names,
+            views=views,
+            image_size=32 if views else 0,
+            language=language,
+        ),
+        0,
+    )
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"config": asdict(train), "name": folder.name}))
     save_checkpoint(folder / "checkpoints" / name(0), policy, {}, {"step": 0, "best": {"step": -1}})
@@ -51,18 +67,39 @@ def run(tmp_path) -> Path:
 def test_a_policy_is_deployed_in_one_process(run, tmp_path):
     done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.5")
     assert done.code in (0, 1), done
-    assert re.match(r"\d+ chunks, inference median .* ms; rows \d+ executed", done.out) and "cube is 0.0" in done.out
+    assert (
+        re.match(r"\d+ chunks, inference median .* ms; rows \d+ executed", done.out)
+        and "cube is 0.0" in done.out
+    )
 
 
-@pytest.mark.parametrize(("pressed", "said"), [({"wall"}, "the e-stop says stop (wall)"), (set(), "the lease on the arm is another's now")])
+@pytest.mark.parametrize(
+    ("pressed", "said"),
+    [({"wall"}, "the e-stop says stop (wall)"), (set(), "the lease on the arm is another's now")],
+)
 def test_a_lease_that_an_e_stop_ended_is_told_as_the_e_stop(pressed, said):
-    """The arm ends the lease of whoever commands in the tick in which it hears the button; which news comes first is chance."""
+    """The arm ends the lease of whoever commands in the tick in which it hears the button; which news comes
+    first is chance."""
     governor = SimpleNamespace(state="ACTIVE", stopped_by=set(), disarm=lambda now: None)
-    bridge = SimpleNamespace(lost="", governor=governor, measure=lambda now: governor.stopped_by.update(pressed), publish=lambda now: None)
+    bridge = SimpleNamespace(
+        lost="",
+        governor=governor,
+        measure=lambda now: governor.stopped_by.update(pressed),
+        publish=lambda now: None,
+    )
     lease = SimpleNamespace(renew=lambda now: None, ours=lambda: False, refusals=list)
     bridge.tick = lambda client, now: bridge.measure(now)
-    real_time_loop(DeployOptions(run="run", seconds=1), 0.001, bridge, SimpleNamespace(now=time.monotonic), None,
-                   SimpleNamespace(after_tick=lambda t: False), [], lease, print)
+    real_time_loop(
+        DeployOptions(run="run", seconds=1),
+        0.001,
+        bridge,
+        SimpleNamespace(now=time.monotonic),
+        None,
+        SimpleNamespace(after_tick=lambda t: False),
+        [],
+        lease,
+        print,
+    )
     assert bridge.lost.startswith(said)
 
 
@@ -73,7 +110,9 @@ def test_a_dry_run_says_what_it_would_do(run, tmp_path):
 
 def test_a_gaussian_policy_runs_on_torch_in_a_process_of_its_own(tmp_path):
     run = write_run(tmp_path / "run", kind="gaussian")
-    done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--policy", "process")
+    done = robo_rl(
+        tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--policy", "process"
+    )
     assert done.code in (0, 1) and "chunks" in done.out, done
 
 
@@ -115,21 +154,37 @@ def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     from rosbags.highlevel import AnyReader
     from rosbags.typesys import Stores, get_typestore
+
     command = ["deploy", run, "--transport", "inprocess", "--seconds", "0.5", "--record", "data"]
     done = robo_rl(tmp_path, *command, "--bag", "bag")
     assert re.search(r"recorded [67] frames", done.out) and "bag with" in done.out, done
     data = load(tmp_path / "data")
     assert np.isfinite(data.final).all() and all(data.final_images(view)[1].all() for view in data.views)
     rows = int(re.search(r"rows (\d+) executed", done.out)[1])
-    assert data.meta.lengths.tolist() == [rows] and data.spec.sim == "arm" and data.spec.axes == axes_of("ee_delta")
-    assert np.isfinite(data.state).all() and np.abs(data.action).max() <= 1 and {data.sources[k] for k in data.source} == {"policy"}
+    assert (
+        data.meta.lengths.tolist() == [rows]
+        and data.spec.sim == "arm"
+        and data.spec.axes == axes_of("ee_delta")
+    )
+    assert (
+        np.isfinite(data.state).all()
+        and np.abs(data.action).max() <= 1
+        and {data.sources[k] for k in data.source} == {"policy"}
+    )
     with AnyReader([tmp_path / "bag"], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as bag:
         counts = {c.topic: c.msgcount for c in bag.connections}
         at = [t for c, t, raw in bag.messages() if c.topic == "/target_joint"]
-        offers = {c.topic: [(q.reliability.name, q.durability.name, q.depth) for q in c.ext.offered_qos_profiles] for c in bag.connections}
+        offers = {
+            c.topic: [(q.reliability.name, q.durability.name, q.depth) for q in c.ext.offered_qos_profiles]
+            for c in bag.connections
+        }
     assert offers["/joint_states"] == offers["/target_joint"] == [("RELIABLE", "VOLATILE", 1)]
     assert offered("latched").durability.name == "TRANSIENT_LOCAL"
-    assert counts["/target_joint"] >= rows and {"/joint_states", "/objects/cube", "/gripper/joint_states"} <= set(counts)
+    assert counts["/target_joint"] >= rows and {
+        "/joint_states",
+        "/objects/cube",
+        "/gripper/joint_states",
+    } <= set(counts)
     assert np.diff(at).mean() == pytest.approx(2e7, rel=0.01) and abs(at[0] / 1e9 - time.time()) < 600
     assert not list(tmp_path.glob(".*.tmp"))
     assert "bag exists: a bag is written once" in robo_rl(tmp_path, *command, "--bag", "bag").mistake
@@ -141,7 +196,19 @@ def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
 @pytest.mark.skipif(not gl_backend(), reason=NO_GL)
 def test_a_policy_of_pictures_sees_them_over_the_wire_and_is_filmed(tmp_path):
     run = write_run(tmp_path / "run", state=30, views=("front", "wrist"), language=True, obs="rgb")
-    done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--record", "data", "--video", "a.mp4")
+    done = robo_rl(
+        tmp_path,
+        "deploy",
+        run,
+        "--transport",
+        "inprocess",
+        "--seconds",
+        "0.3",
+        "--record",
+        "data",
+        "--video",
+        "a.mp4",
+    )
     assert "chunks" in done.out and re.search(r"film of \d+ frames in a.mp4", done.out), done
     assert "pick_cube: no success in 0.3 s" in done.out, done  # judged by what it is not shown
     data = load(tmp_path / "data")
@@ -154,10 +221,23 @@ def test_a_policy_of_pictures_sees_them_over_the_wire_and_is_filmed(tmp_path):
 @pytest.mark.parametrize("dry", [False, True])
 def test_a_deployment_is_filmed_whole_and_a_dry_run_is_not_called_a_failure(run, tmp_path, dry):
     from test_film import colour, frames_of
-    done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.5", "--video", "a.mp4", *["--dry-run"] * dry)
+
+    done = robo_rl(
+        tmp_path,
+        "deploy",
+        run,
+        "--transport",
+        "inprocess",
+        "--seconds",
+        "0.5",
+        "--video",
+        "a.mp4",
+        *["--dry-run"] * dry,
+    )
     assert done.code in (0, 1), done
     frames = frames_of(tmp_path / "a.mp4")
-    assert frames.shape[1:] == (480, 640, 3) and 1.5 * 12.5 < len(frames) <= 1.5 * 12.5 + 25 // 4  # half a second, a second, the steps
+    # half a second, a second, the steps
+    assert frames.shape[1:] == (480, 640, 3) and 1.5 * 12.5 < len(frames) <= 1.5 * 12.5 + 25 // 4
     assert [colour(f) for f in frames[[0, -1]]] == ["", "" if dry else "no success"]
     assert not (frames[0, 60:420] < 5).all(-1).any()  # light everywhere, not the black of policies' pictures
     assert f"film of {len(frames)} frames in a.mp4" in done.out
@@ -167,11 +247,17 @@ def test_a_deployment_is_filmed_whole_and_a_dry_run_is_not_called_a_failure(run,
 @pytest.mark.skipif(not gl_backend(), reason=NO_GL)
 def test_episodes_on_the_governed_arm_are_filmed(run, tmp_path):
     from test_film import frames_of, results_of
-    done = robo_rl(tmp_path, "eval", run, "--on", "arm", "--episodes", "2", "--max-steps", "8", "--video", "a.mp4")
+
+    done = robo_rl(
+        tmp_path, "eval", run, "--on", "arm", "--episodes", "2", "--max-steps", "8", "--video", "a.mp4"
+    )
     assert done.code == 0, done
     frames = frames_of(tmp_path / "a.mp4")
     assert frames.shape[1:] == (480, 640, 3) and results_of(frames) == ["", "no success"] * 4
-    assert "film it with robo_rl deploy --video" in robo_rl(tmp_path, "eval", run, "--on", "dds", "--video", "a.mp4").mistake
+    assert (
+        "film it with robo_rl deploy --video"
+        in robo_rl(tmp_path, "eval", run, "--on", "dds", "--video", "a.mp4").mistake
+    )
 
 
 @pytest.mark.gl
@@ -181,6 +267,7 @@ def test_the_arms_cameras_see_what_the_simulators_see():
     from controllers.transport import CompressedImage, LoopbackTransport
     from robo_rl.experiment.cameras import SceneCameras
     from robo_rl.experiment.sim_arm import make_sim_arm
+
     _, node = make_sim_arm(SimArmOptions(lockstep=True, seconds=1, start=7))
     wire = LoopbackTransport(node.transport.bus, "client")
     eyes = SceneCameras(wire, "pick_cube", ("front", "wrist"), 64)
@@ -206,6 +293,7 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
     from PIL import Image
 
     from controllers.transport import CompressedImage
+
     wide = np.zeros((20, 60, 3), np.uint8)
     wide[:, 20:40] = 200
     file = io.BytesIO()
@@ -216,23 +304,26 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
         picture(CompressedImage(0.0, "front", "png", b"nothing"))
 
 
-@pytest.mark.parametrize(("make", "argv", "says"), [
-    ({}, ["--robot", "fr4"], "unknown robot 'fr4'; did you mean 'fr3'?"),
-    ({}, ["--robot", "ur5e"], "robot ur5e ships no model: give the path of its MJCF or URDF"),
-    ({}, ["--robot", "fr3"], "robot fr3 ships no model: give the path of its MJCF or URDF"),
-    ({}, ["--transport", "ddz"], "unknown transport 'ddz'; did you mean 'dds'?"),
-    ({}, ["--speed", "0"], "--speed must be in (0, 1.5]"),
-    ({}, ["--seconds", "nan"], "--seconds must be in (0, 86400]"),
-    ({}, ["--policy", "127.0.0.1:9"], "serve.token does not exist"),
-    ({}, ["--checkpoint", "step_9"], "has no checkpoint 'step_9'"),
-    ({"control": "joint_delta", "state": 36}, [], "train with --control ee_delta"),
-    ({"task": "reach", "state": 33}, [], "does not fit the robot's topics: goal_dx"),
-    ({"task": "Hopper-v5"}, [], "the run's task Hopper-v5 is no arm's"),
-    ({"sim": "gym:Pendulum-v1", "task": ""}, [], "the run was trained in gym:Pendulum-v1"),
-    ({"state": 12}, [], "the run's policy sees 12 numbers, its task has 36"),
-    ({"language": True, "task": "pick_by_name"}, [], "takes an instruction: give it with --instruction"),
-    ({}, ["--video", "a.avi"], "--video writes an mp4"),
-])
+@pytest.mark.parametrize(
+    ("make", "argv", "says"),
+    [
+        ({}, ["--robot", "fr4"], "unknown robot 'fr4'; did you mean 'fr3'?"),
+        ({}, ["--robot", "ur5e"], "robot ur5e ships no model: give the path of its MJCF or URDF"),
+        ({}, ["--robot", "fr3"], "robot fr3 ships no model: give the path of its MJCF or URDF"),
+        ({}, ["--transport", "ddz"], "unknown transport 'ddz'; did you mean 'dds'?"),
+        ({}, ["--speed", "0"], "--speed must be in (0, 1.5]"),
+        ({}, ["--seconds", "nan"], "--seconds must be in (0, 86400]"),
+        ({}, ["--policy", "127.0.0.1:9"], "serve.token does not exist"),
+        ({}, ["--checkpoint", "step_9"], "has no checkpoint 'step_9'"),
+        ({"control": "joint_delta", "state": 36}, [], "train with --control ee_delta"),
+        ({"task": "reach", "state": 33}, [], "does not fit the robot's topics: goal_dx"),
+        ({"task": "Hopper-v5"}, [], "the run's task Hopper-v5 is no arm's"),
+        ({"sim": "gym:Pendulum-v1", "task": ""}, [], "the run was trained in gym:Pendulum-v1"),
+        ({"state": 12}, [], "the run's policy sees 12 numbers, its task has 36"),
+        ({"language": True, "task": "pick_by_name"}, [], "takes an instruction: give it with --instruction"),
+        ({}, ["--video", "a.avi"], "--video writes an mp4"),
+    ],
+)
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):
     run = write_run(tmp_path / "run", **make)
     assert says in robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", *argv).mistake
@@ -241,13 +332,18 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):
 def test_a_policy_elsewhere_needs_an_address_and_a_token_that_nobody_else_can_read(run, tmp_path):
     def said(*argv, **env):
         return robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", *argv, env=env).mistake
+
     known = {"ROBO_RL_TOKEN": "x" * 32}
     assert "a policy's address is host:port" in said("--policy", "nowhere", **known)
     assert "no policy answers at 127.0.0.1:9" in said("--policy", "127.0.0.1:9", **known)
-    assert "ROBO_RL_TOKEN must hold a token of 16 to 1024" in said("--policy", "127.0.0.1:9", ROBO_RL_TOKEN="short")
+    assert "ROBO_RL_TOKEN must hold a token of 16 to 1024" in said(
+        "--policy", "127.0.0.1:9", ROBO_RL_TOKEN="short"
+    )
     (tmp_path / "token").write_text("x" * 32)
     (tmp_path / "token").chmod(0o644)
-    assert "others may read it; close it with: chmod 600" in said("--policy", "127.0.0.1:9", "--token", "token")
+    assert "others may read it; close it with: chmod 600" in said(
+        "--policy", "127.0.0.1:9", "--token", "token"
+    )
     (tmp_path / "token").chmod(0o600)
     assert "no policy answers at 127.0.0.1:9" in said("--policy", "127.0.0.1:9", "--token", "token")
 
@@ -258,8 +354,14 @@ def test_no_run_and_no_arm_are_one_line_each(run, tmp_path):
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     said = robo_rl(tmp_path, "deploy", run, "--domain", 102 + os.getpid() % 100).mistake
     assert "nothing came on joint_states" in said and "robo_rl sim-arm" in said
-    assert "no name of a network interface" in robo_rl(tmp_path, "sim-arm", "--interface", 'a"b', "--seconds", "1").mistake
-    assert "cannot use the network interface nosuch0" in robo_rl(tmp_path, "deploy", run, "--interface", "nosuch0").err
+    assert (
+        "no name of a network interface"
+        in robo_rl(tmp_path, "sim-arm", "--interface", 'a"b', "--seconds", "1").mistake
+    )
+    assert (
+        "cannot use the network interface nosuch0"
+        in robo_rl(tmp_path, "deploy", run, "--interface", "nosuch0").err
+    )
 
 
 def test_without_the_extra_both_say_how_to_install_it(run, tmp_path):
@@ -281,7 +383,20 @@ def test_two_terminals(run, tmp_path):
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
     done = robo_rl(tmp_path, "deploy", run, "--domain", domain, "--namespace", "left", "--seconds", "1")
     assert "commanding" in done.out and "chunks" in done.out, done
-    done = robo_rl(tmp_path, "eval", run, "--on", "dds", "--domain", domain, "--namespace", "left", "--episodes", "1", "--json")
+    done = robo_rl(
+        tmp_path,
+        "eval",
+        run,
+        "--on",
+        "dds",
+        "--domain",
+        domain,
+        "--namespace",
+        "left",
+        "--episodes",
+        "1",
+        "--json",
+    )
     assert done.code == 0, done
     live = json.loads(Path(json.loads(done.out)["file"]).read_text())["live"]
     assert live["steps"] > 0 and live["act_after_s"]["median"] < 0.02
@@ -290,13 +405,20 @@ def test_two_terminals(run, tmp_path):
     assert end.code == 0 and "tool" in end.out and "ticks, period median" in end.out, end
 
 
-@pytest.mark.parametrize(("make", "says"), [
-    (lambda: ServeOptions(run="x", port=70000), "--port"), (lambda: ServeOptions(run="x", seed=-1), "--seed"),
-    (lambda: ServeOptions(run="x", clients=0), "--clients"), (lambda: ServeOptions(run="x", idle=float("nan")), "--idle"),
-    (lambda: CameraOptions(size=4), "--size"), (lambda: CameraOptions(format="gif"), "unknown --format 'gif'"),
-    (lambda: SimArmOptions(cameras=("front",), scene="none"), "--cameras need a scene"),
-    (lambda: DeployOptions(run="x", domain=300), "--domain"), (lambda: DeployOptions(run="x", start=-2), "--start"),
-])
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: ServeOptions(run="x", port=70000), "--port"),
+        (lambda: ServeOptions(run="x", seed=-1), "--seed"),
+        (lambda: ServeOptions(run="x", clients=0), "--clients"),
+        (lambda: ServeOptions(run="x", idle=float("nan")), "--idle"),
+        (lambda: CameraOptions(size=4), "--size"),
+        (lambda: CameraOptions(format="gif"), "unknown --format 'gif'"),
+        (lambda: SimArmOptions(cameras=("front",), scene="none"), "--cameras need a scene"),
+        (lambda: DeployOptions(run="x", domain=300), "--domain"),
+        (lambda: DeployOptions(run="x", start=-2), "--start"),
+    ],
+)
 def test_wrong_numbers_are_one_line(make, says):
     with pytest.raises(UserError, match=says):
         make()

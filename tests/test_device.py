@@ -19,7 +19,15 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.recycle import Recycler
 from robo_rl.optim import AdamW
-from robo_rl.options import DppoOptions, LoraOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions, ReinFlowOptions
+from robo_rl.options import (
+    DppoOptions,
+    LoraOptions,
+    NftOptions,
+    PiRlOptions,
+    PolicyOptions,
+    PpoOptions,
+    ReinFlowOptions,
+)
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.recording import policy_actor
 from robo_rl.rollout import Collector
@@ -29,15 +37,20 @@ from robo_rl.runtime.device import DeviceCollector, DeviceFeed, on_device
 PLAIN = PolicyOptions(horizon=4, execute=4, hidden=32, layers=2, denoise_steps=3)
 SPEC = ObsSpec(state=4, action=2)
 SEEN = ObsSpec(state=4, action=2, views=("front",), image_size=32, language=True)
-METHODS = [("pi_rl", PiRlOptions, {}), ("ppo", PpoOptions, {"kind": "gaussian"}), ("nft", NftOptions, {}),
-           ("dppo", DppoOptions, {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 3}),
-           ("reinflow", ReinFlowOptions, {"noise": "learned", "noise_steps": "all"}),
-           ("pi_rl", PiRlOptions, {"horizon": 8, "execute": 4, "commit": 3, "commit_least": 1})]
+METHODS = [
+    ("pi_rl", PiRlOptions, {}),
+    ("ppo", PpoOptions, {"kind": "gaussian"}),
+    ("nft", NftOptions, {}),
+    ("dppo", DppoOptions, {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 3}),
+    ("reinflow", ReinFlowOptions, {"noise": "learned", "noise_steps": "all"}),
+    ("pi_rl", PiRlOptions, {"horizon": 8, "execute": 4, "commit": 3, "commit_least": 1}),
+]
 SMALL = {"decisions": 2, "minibatch": 8, "epochs": 1, "critic_warmup": 0}
 
 
 class TensorReach(PointReach):
-    """The same env whose arrays are tensors on `device`, as Isaac's are; it counts its steps and takes no NumPy actions."""
+    """The same env whose arrays are tensors on `device`, as Isaac's are; it counts its steps and takes no
+    NumPy actions."""
 
     def __init__(self, num_envs: int, device, **options):
         super().__init__(num_envs, **options)
@@ -52,9 +65,15 @@ class TensorReach(PointReach):
 
     def step(self, actions):
         self.steps += 1
-        assert isinstance(actions, Tensor) and actions.device == self.device, "actions came by way of the host"
+        assert isinstance(actions, Tensor) and actions.device == self.device, (
+            "actions came by way of the host"
+        )
         obs, *flags, info = super().step(bring(actions).numpy())
-        return ({k: self._there(v) for k, v in obs.items()}, *map(self._there, flags), {k: self._there(v) for k, v in info.items()})
+        return (
+            {k: self._there(v) for k, v in obs.items()},
+            *map(self._there, flags),
+            {k: self._there(v) for k, v in info.items()},
+        )
 
 
 @pytest.mark.parametrize(("algo", "kind", "changes"), METHODS, ids=[*(m[0] for m in METHODS[:-1]), "latency"])
@@ -62,10 +81,13 @@ def test_an_update_on_a_device_is_that_of_the_cpu_bit_for_bit(algo, kind, change
     def learnt(device) -> dict[str, Tensor]:
         policy = make_policy(replace(PLAIN, **changes), SPEC, 0).to(device)
         learner = find_method(algo)(policy, kind(**SMALL), 0)
-        rollout = Collector(PointReach(8), learner.sampler, 0.99, 0).collect(learner.sampler, 2, explore=algo != "nft")
+        rollout = Collector(PointReach(8), learner.sampler, 0.99, 0).collect(
+            learner.sampler, 2, explore=algo != "nft"
+        )
         learner.update(rollout, 0.0)
         learner.after_collect(rollout)
         return {k: bring(v.detach()) for k, v in policy.state_dict().items()}
+
     here = learnt("cpu")
     with Away() as device:
         there = learnt(device)
@@ -75,9 +97,16 @@ def test_an_update_on_a_device_is_that_of_the_cpu_bit_for_bit(algo, kind, change
 
 
 GROUP = {"advantage": "grpo", "group": 4, "decisions": 0}
-OPTIONS = ({"advantage": "gdpo"}, {"flawed": "steps=4,change=0.1"}, {"advantage": "istar"}, {"advantage": "poise"}, {"recycle": 2},
-           {"replay": 0.5, "correction": "sequence"}, {"rehearse": 0.1, "correction": "m2po", "proximal": "snapshot"},
-           {"proximal": "ewma"})
+OPTIONS = (
+    {"advantage": "gdpo"},
+    {"flawed": "steps=4,change=0.1"},
+    {"advantage": "istar"},
+    {"advantage": "poise"},
+    {"recycle": 2},
+    {"replay": 0.5, "correction": "sequence"},
+    {"rehearse": 0.1, "correction": "m2po", "proximal": "snapshot"},
+    {"proximal": "ewma"},
+)
 
 
 @pytest.mark.filterwarnings("ignore:for .* copying from a non-meta")  # they are values all the same
@@ -89,21 +118,29 @@ def test_what_an_update_has_beside_its_rollout_computes_on_a_device_too_also_in_
         policy = make_policy(replace(PLAIN, kind="gaussian"), SPEC, 0).to(device)
         learner, recycler = find_method("ppo")(policy, o, 0), None
         for version in range(3):
-            collector = Collector(PointReach(12, limit=12, radius=0.6), policy, 0.99, 4, starts=StartControl(Uniform(), 0))
-            rollout = collector.episodes(policy, np.repeat(np.arange(3), 4), version=max(0, version - 1))  # the last is stale
+            collector = Collector(
+                PointReach(12, limit=12, radius=0.6), policy, 0.99, 4, starts=StartControl(Uniform(), 0)
+            )
+            # the last is stale
+            rollout = collector.episodes(policy, np.repeat(np.arange(3), 4), version=max(0, version - 1))
             if o.rehearse and not version:
                 learner.rehearsal = Rehearsal(kept_rows(rollout, 12), "js")
             if o.recycle and not version:
                 config = TrainConfig(task="reach", algo="ppo", rl=o, policy=policy.options, workers=0)
-                learner.lessons = recycler = Recycler(replace(config, device="cpu"), SPEC, env=PointReach(6, 12))
+                learner.lessons = recycler = Recycler(
+                    replace(config, device="cpu"), SPEC, env=PointReach(6, 12)
+                )
                 recycler.device = device
             told = learner.update(rollout, 0.0, version)
             if recycler is not None:
                 recycler.look(rollout, policy)
             if version == 1:  # as a checkpoint is read: on the CPU
-                learner.load_state_dict(tree_map(lambda x: bring(x) if isinstance(x, Tensor) else x, learner.state_dict()))
+                learner.load_state_dict(
+                    tree_map(lambda x: bring(x) if isinstance(x, Tensor) else x, learner.state_dict())
+                )
         assert np.isfinite(list(told.values())).all() and ("recycle_loss" in told) == bool(o.recycle)
         return {k: bring(v.detach()) for k, v in policy.state_dict().items()}
+
     here = learnt(torch.device("cpu"))
     with Away() as device:
         there = learnt(device)
@@ -122,15 +159,20 @@ def test_what_a_policy_plays_for_a_data_set_comes_from_its_device():
 def test_a_policy_that_sees_pictures_acts_and_scores_on_a_device(dtype):
     policy = make_policy(replace(PLAIN, width=32, dtype=dtype, lora=LoraOptions(rank=2)), SEEN, 0)
     g = torch.Generator().manual_seed(1)
-    obs = {"state": torch.randn(3, 4, generator=g), "tokens": torch.randint(1, 40, (3, 16), generator=g),
-           "image/front": torch.randint(0, 255, (3, 32, 32, 3), generator=g, dtype=torch.uint8)}
+    obs = {
+        "state": torch.randn(3, 4, generator=g),
+        "tokens": torch.randint(1, 40, (3, 16), generator=g),
+        "image/front": torch.randint(0, 255, (3, 32, 32, 3), generator=g, dtype=torch.uint8),
+    }
     chunk = policy.act(obs, torch.Generator().manual_seed(2), True)
     with Away() as device:
         policy.to(device)
         away = {k: v.to(device) for k, v in obs.items()}
         mine = policy.act(away, torch.Generator().manual_seed(2), True)
         score = policy.score(policy.encode(away), mine.trace)[0]
-        loss = policy.bc_loss(away, torch.zeros(3, 4, 2, device=device), torch.ones(3, 4, device=device), torch.Generator())
+        loss = policy.bc_loss(
+            away, torch.zeros(3, 4, 2, device=device), torch.ones(3, 4, device=device), torch.Generator()
+        )
         assert isinstance(mine.actions, AwayTensor) and isinstance(loss, AwayTensor)
     close = 1e-4 if dtype == "fp32" else 0.05  # another attention kernel
     torch.testing.assert_close(bring(mine.actions), chunk.actions, atol=close, rtol=0)
@@ -162,15 +204,23 @@ def test_a_simulator_of_tensors_gives_the_rollout_of_the_same_one_of_arrays(grou
         assert isinstance(got.rewards, AwayTensor) and on_device(env) and not on_device(host.env)
         made = got.rewards.shape[0]
         assert env.steps == 4 * made  # control steps
-        assert Away.waits - waits < 4 * made + 20  # the host waited for decisions and for the sums at the end, not for steps
+        # the host waited for decisions and for the sums at the end, not for steps
+        assert Away.waits - waits < 4 * made + 20
     for name in ("rewards", "discounts", "done", "executed", "mask", "gains", "outcome", "x0", "logp"):
-        torch.testing.assert_close(bring(getattr(got, name)), getattr(want, name)[:made] if name != "outcome" else want.outcome,
-                                   atol=1e-6, rtol=1e-6, check_dtype=False)
+        torch.testing.assert_close(
+            bring(getattr(got, name)),
+            getattr(want, name)[:made] if name != "outcome" else want.outcome,
+            atol=1e-6,
+            rtol=1e-6,
+            check_dtype=False,
+        )
     for name in ("obs", "last_obs", "final_obs"):
         for k, v in getattr(want, name).items():
             assert torch.equal(bring(getattr(got, name)[k]), v)
     assert got.stats.keys() == want.stats.keys()
-    assert got.stats["env_steps"] == want.stats["env_steps"] and got.stats.get("success") == want.stats.get("success")
+    assert got.stats["env_steps"] == want.stats["env_steps"] and got.stats.get("success") == want.stats.get(
+        "success"
+    )
 
 
 def test_a_run_on_a_simulator_of_tensors_learns_from_its_own_device():
@@ -185,7 +235,13 @@ def test_a_run_on_a_simulator_of_tensors_learns_from_its_own_device():
         result = evaluate(TensorEvaluation(4, device), policy, eval_starts(4), 0)
     assert len(result["success"]) == 4
     with pytest.raises(UserError, match="multiple of --rl.group"):
-        DeviceFeed(DeviceCollector(TensorReach(6, torch.device("cpu")), make_policy(PLAIN, SPEC, 0), 0.99, 1), policy, 2, 4, True)
+        DeviceFeed(
+            DeviceCollector(TensorReach(6, torch.device("cpu")), make_policy(PLAIN, SPEC, 0), 0.99, 1),
+            policy,
+            2,
+            4,
+            True,
+        )
 
 
 class TensorsHere(TensorReach):
@@ -199,8 +255,11 @@ class TensorsHere(TensorReach):
 
 
 def test_a_whole_run_on_a_simulator_of_tensors_ends(tmp_path):
-    argv = ("train --sim test_device:TensorsHere --demos 0 --algo ppo --envs 8 --steps 640 --workers 0 --eval-episodes 4 --no-video "
-            "--policy.hidden 16 --rl.decisions 4 --rl.minibatch 16 --max-staleness 0 --starts uniform --threads 1")
+    argv = (
+        "train --sim test_device:TensorsHere --demos 0 --algo ppo --envs 8 --steps 640 --workers 0 "
+        "--eval-episodes 4 --no-video --policy.hidden 16 --rl.decisions 4 --rl.minibatch 16 --max-staleness "
+        "0 --starts uniform --threads 1"
+    )
     with pytest.raises(SystemExit) as end:
         main([*argv.split(), "--out", str(tmp_path / "run")])
     assert not end.value.code and (tmp_path / "run" / "evals" / "final.json").exists()
@@ -225,7 +284,10 @@ def test_a_rollout_is_moved_whole():
     assert moved(rollout, torch.device("cpu")) is rollout
     with Away() as device:
         there = moved(rollout, device)
-        assert all(isinstance(x, AwayTensor) for x in (there.obs["state"], there.trace["x"], there.done, there.last_obs["state"]))
+        assert all(
+            isinstance(x, AwayTensor)
+            for x in (there.obs["state"], there.trace["x"], there.done, there.last_obs["state"])
+        )
 
 
 def test_weights_in_bf16_step_by_a_copy_in_fp32_that_a_state_carries():
@@ -235,7 +297,11 @@ def test_weights_in_bf16_step_by_a_copy_in_fp32_that_a_state_carries():
         p.grad, q.grad = torch.ones(4, dtype=torch.bfloat16), torch.ones(4)
         mine.step()
         plain.step()
-    assert torch.equal(mine.state[p]["master"], q) and torch.equal(p, q.bfloat16()) and not torch.equal(p, torch.ones(4).bfloat16())
+    assert (
+        torch.equal(mine.state[p]["master"], q)
+        and torch.equal(p, q.bfloat16())
+        and not torch.equal(p, torch.ones(4).bfloat16())
+    )
     again = AdamW([torch.full((4,), 9.0, dtype=torch.bfloat16, requires_grad=True)], 1e-4)
     again.load_state_dict(mine.state_dict())
     assert torch.equal(next(iter(again.state.values()))["master"], q)
@@ -244,20 +310,38 @@ def test_weights_in_bf16_step_by_a_copy_in_fp32_that_a_state_carries():
 def test_bf16_keeps_traces_heads_and_statistics_in_fp32():
     policy = make_policy(replace(PLAIN, width=32, dtype="bf16"), SEEN, 0)
     assert {p.dtype for p in policy.trunk.parameters()} == {torch.bfloat16}
-    assert {p.dtype for p in policy.head.parameters()} == {torch.float32} == {b.dtype for b in policy.trunk.buffers()}
+    assert (
+        {p.dtype for p in policy.head.parameters()}
+        == {torch.float32}
+        == {b.dtype for b in policy.trunk.buffers()}
+    )
     g = torch.Generator().manual_seed(1)
-    obs = {"state": torch.randn(48, 4, generator=g), "tokens": torch.randint(1, 40, (48, 16), generator=g),
-           "image/front": torch.randint(0, 255, (48, 32, 32, 3), generator=g, dtype=torch.uint8)}
+    obs = {
+        "state": torch.randn(48, 4, generator=g),
+        "tokens": torch.randint(1, 40, (48, 16), generator=g),
+        "image/front": torch.randint(0, 255, (48, 32, 32, 3), generator=g, dtype=torch.uint8),
+    }
     chunk = policy.act(obs, torch.Generator().manual_seed(2), True)
-    assert {v.dtype for v in chunk.trace.values() if v.is_floating_point()} == {torch.float32} == {chunk.logp.dtype}
+    assert (
+        {v.dtype for v in chunk.trace.values() if v.is_floating_point()}
+        == {torch.float32}
+        == {chunk.logp.dtype}
+    )
     some = torch.randperm(48, generator=g)[:16]
     context, part = policy.encode(obs), policy.encode({k: v[some] for k, v in obs.items()})
     full, few = (getattr(c, "pooled", c) for c in (context, part))
     assert torch.equal(few, full[some])  # the same bits in a minibatch of any size
-    torch.testing.assert_close(policy.score(part, {k: v[some] for k, v in chunk.trace.items()})[0], chunk.logp[some], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(
+        policy.score(part, {k: v[some] for k, v in chunk.trace.items()})[0],
+        chunk.logp[some],
+        atol=1e-4,
+        rtol=1e-5,
+    )
 
 
-@pytest.mark.parametrize(("name", "said"), [("tpu", "must be cpu, cuda or cuda:N"), ("meta", "must be cpu, cuda or cuda:N")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("tpu", "must be cpu, cuda or cuda:N"), ("meta", "must be cpu, cuda or cuda:N")]
+)
 def test_a_device_that_there_is_not_is_one_line(name, said):
     with pytest.raises(UserError, match=said):
         check_device(name)

@@ -1,4 +1,5 @@
-"""What docs/ says exists: links, images, pages, files, options, methods. `.ci/run` builds the site with `mkdocs build --strict`."""
+"""What docs/ says exists: links, images, pages, files, options, methods. `.ci/run` builds the site with
+`mkdocs build --strict`."""
 
 import importlib.util
 import re
@@ -9,7 +10,11 @@ import pytest
 from robo_rl.options import ALGOS, RL_OPTIONS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    Path("README.md"),
+    Path("CONTRIBUTING.md"),
+    *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md")),
+]
 NAV = re.findall(r"(?m)^ +- (?:.*: )?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text())
 PATHS = re.compile(r"`((?:robo_rl|sims|controllers|world_models|tests|launch)/[\w./-]*[\w-])/?`")
 
@@ -24,7 +29,10 @@ def generator():
 
 def anchors(text: str) -> list[str]:
     text = re.sub(r"```.*?```", "", text, flags=re.S)
-    return [re.sub(r"[^a-z0-9_ -]", "", h.lower()).strip().replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)$", text)]
+    return [
+        re.sub(r"[^a-z0-9_ -]", "", h.lower()).strip().replace(" ", "-")
+        for h in re.findall(r"(?m)^#+ (.*)$", text)
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
@@ -33,14 +41,18 @@ def test_every_link_and_image_leads_somewhere(page, generator):
     for link in re.findall(r"\]\((?!http)([^)]+)\)", text):
         path, _, anchor = link.partition("#")
         target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
-        if target.is_relative_to(ROOT / "docs") and str(target.relative_to(ROOT / "docs")) in generator.GENERATED:
+        if (
+            target.is_relative_to(ROOT / "docs")
+            and str(target.relative_to(ROOT / "docs")) in generator.GENERATED
+        ):
             continue
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text()), f"{link}: {anchors(target.read_text())}"
 
 
 def test_every_page_is_in_the_navigation_once(generator):
-    pages = [str(p.relative_to("docs")) for p in PAGES[2:] if p.parent.name != "results"]  # which results.md lists
+    # which results.md lists
+    pages = [str(p.relative_to("docs")) for p in PAGES[2:] if p.parent.name != "results"]
     assert sorted(NAV) == sorted([*pages, *generator.GENERATED])
 
 
@@ -51,7 +63,9 @@ def test_every_file_and_option_that_a_page_names_exists(page, generator):
         assert (ROOT / path).exists(), path
     if page.name in ("results.md", "CONTRIBUTING.md") or page.parent.name == "results":
         return  # options of earlier commits, and of pytest and git
-    shown = re.findall(r"(?<![\w-])(--[a-z][\w.-]*\w)(?![\w.]*…)", "\n".join(re.findall(r"`([^`\n]+)`", text)))
+    shown = re.findall(
+        r"(?<![\w-])(--[a-z][\w.-]*\w)(?![\w.]*…)", "\n".join(re.findall(r"`([^`\n]+)`", text))
+    )
     others = {"--strict", "--upgrade"}
     assert not {o for o in shown if o not in generator.option_names() | others}
 
@@ -59,7 +73,10 @@ def test_every_file_and_option_that_a_page_names_exists(page, generator):
 def test_every_method_has_a_page_with_its_command_and_presets(generator):
     for algo in ALGOS:
         text = (ROOT / f"docs/methods/{algo}.md").read_text()
-        assert re.search(rf"```bash\nrobo_rl train .*--algo {algo}\b", text) and f"<!-- presets of {algo} -->" in text, algo
+        assert (
+            re.search(rf"```bash\nrobo_rl train .*--algo {algo}\b", text)
+            and f"<!-- presets of {algo} -->" in text
+        ), algo
         table = generator.on_page_markdown(text)
         assert table.count("\n| `--") >= (algo != "bc"), algo
         assert f"[{algo}]({algo}.md)" in (ROOT / "docs/methods/index.md").read_text()
@@ -67,7 +84,10 @@ def test_every_method_has_a_page_with_its_command_and_presets(generator):
 
 def test_the_table_of_presets_has_the_values_that_the_command_uses(generator):
     lines = generator.preset_table("reinflow").splitlines()
-    assert "| `--rl.clip-low` | 0.2 | 0.2 | 0.2 | 0.01 |" in lines and "| `--envs` | 256 | 128 | 128 | 40 |" in lines
+    assert (
+        "| `--rl.clip-low` | 0.2 | 0.2 | 0.2 | 0.01 |" in lines
+        and "| `--envs` | 256 | 128 | 128 | 40 |" in lines
+    )
 
 
 def test_a_mark_of_runs_becomes_a_line_per_task_and_method(generator):

@@ -81,7 +81,9 @@ def test_a_probe_that_crashes_hangs_or_leaves_costs_one_row():
 
 
 def test_json_is_one_document_also_when_probes_print_and_crash(capfd):
-    code = run(DoctorOptions(json=True), (probe("good", True), probe("segfault"), probe("absent")), deadline=10)
+    code = run(
+        DoctorOptions(json=True), (probe("good", True), probe("segfault"), probe("absent")), deadline=10
+    )
     out, _ = capfd.readouterr()
     document = json.loads(out)
     assert code == 0 and document["healthy"]
@@ -115,11 +117,21 @@ def test_the_real_doctor_answers_in_time_with_a_remedy_for_all_that_could_be_ins
 
 def test_probes_are_asked_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("MEETING", str(tmp_path))
-    assert [r.fact for r in examine((probe("first_waits"), probe("second_waits")), deadline=60)] == ["met", "met"]
+    assert [r.fact for r in examine((probe("first_waits"), probe("second_waits")), deadline=60)] == [
+        "met",
+        "met",
+    ]
 
 
 def test_a_process_that_asks_a_probe_starts_with_the_standard_library_alone():
-    code = "import sys, robo_rl.probes; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
-                          env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
+    code = (
+        "import sys, robo_rl.probes; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
     assert not {"tyro", "rich", "numpy", "torch"} & eval(done.stdout), done.stdout

@@ -1,4 +1,5 @@
-"""Training partly in a model: two rollouts are one, the share is exact, and without a share nothing changes."""
+"""Training partly in a model: two rollouts are one, the share is exact, and without a share nothing
+changes."""
 
 import numpy as np
 import pytest
@@ -29,7 +30,18 @@ def test_two_rollouts_side_by_side_are_the_rollout_of_all_their_lanes():
     whole = rollout_of(parts)
     both = dream.joined(rollout_of(parts[:1]), rollout_of(parts[1:]))
     assert whole.done.sum() > 5
-    for name in ("x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains", "outcome"):
+    for name in (
+        "x0",
+        "logp",
+        "rewards",
+        "discounts",
+        "done",
+        "executed",
+        "mask",
+        "version",
+        "gains",
+        "outcome",
+    ):
         assert torch.equal(getattr(whole, name), getattr(both, name)), name
     for name in ("obs", "trace", "final_obs", "last_obs"):
         a, b = getattr(whole, name), getattr(both, name)
@@ -37,21 +49,39 @@ def test_two_rollouts_side_by_side_are_the_rollout_of_all_their_lanes():
 
 
 def test_episodes_pass_through_the_spool_whole_and_once(tmp_path):
-    e = Episode(np.arange(8.0).reshape(4, 2), np.ones((4, 1)) / 2, task="do", success=True, reward=np.arange(4.0), terminated=True,
-                final=np.array([7.0, 8.0]))
+    e = Episode(
+        np.arange(8.0).reshape(4, 2),
+        np.ones((4, 1)) / 2,
+        task="do",
+        success=True,
+        reward=np.arange(4.0),
+        terminated=True,
+        final=np.array([7.0, 8.0]),
+    )
     dream.spool(tmp_path, e)
     dream.spool(tmp_path, Episode(e.state + 1, e.action))
     (tmp_path / ".half.tmp").write_bytes(b"x")
     a, b = dream.spooled(tmp_path)
     for k in ("state", "action", "reward", "task", "success", "terminated", "final"):
         assert np.array_equal(getattr(a, k), getattr(e, k))
-    assert np.array_equal(b.state, e.state + 1) and not b.success and b.final is None and dream.spooled(tmp_path) == []
+    assert (
+        np.array_equal(b.state, e.state + 1)
+        and not b.success
+        and b.final is None
+        and dream.spooled(tmp_path) == []
+    )
 
 
-@pytest.mark.parametrize(("argv", "words"), [
-    (["--dream", "0.5", "--sim", "wm:x"], "all of it is in a model already"), (["--dream", "0.001"], "leaves 128"),
-    (["--dream", "0.5", "--obs", "rgb"], "obs state"), (["--dream", "0.5", "--rl.advantage", "grpo"], "advantage gae"),
-    (["--dream", "0.5", "--algo", "bc"], "on-policy methods")])
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--dream", "0.5", "--sim", "wm:x"], "all of it is in a model already"),
+        (["--dream", "0.001"], "leaves 128"),
+        (["--dream", "0.5", "--obs", "rgb"], "obs state"),
+        (["--dream", "0.5", "--rl.advantage", "grpo"], "advantage gae"),
+        (["--dream", "0.5", "--algo", "bc"], "on-policy methods"),
+    ],
+)
 def test_a_share_that_cannot_be_kept_is_refused(argv, words):
     with pytest.raises(UserError, match=words):
         dream.check(parse([*argv, "--workers", "0"]))
@@ -62,7 +92,8 @@ def test_a_share_is_so_many_lanes():
 
 
 def test_a_ratio_of_nothing_is_the_base_run_exactly():
-    """Without --dream no part of it is in the loop; with the oracle in all lanes the run is the simulator's."""
+    """Without --dream no part of it is in the loop; with the oracle in all lanes the run is the
+    simulator's."""
     a, b = trained(PointReach(6, 20)), trained(PointReach(6, 20))
     assert all(torch.equal(a[0][k], b[0][k]) for k in a[0])
 
@@ -80,7 +111,9 @@ def test_starts_are_drawn_in_proportion_to_their_value_and_a_share_of_0_changes_
     d.update(np.zeros(200, int), np.ones(200, bool))
     drawn = d.pick(np.full(len(starts), 2), starts, pool)
     want = d.value()[pool] / d.value()[pool].sum()
-    assert np.allclose(np.bincount(drawn, minlength=4)[pool] / len(starts), want, atol=0.01) and 2 not in drawn
+    assert (
+        np.allclose(np.bincount(drawn, minlength=4)[pool] / len(starts), want, atol=0.01) and 2 not in drawn
+    )
     d.share = 0.0
     assert (d.pick(starts % 4, starts, pool) == starts % 4).all()
     d.share = 0.25

@@ -1,4 +1,5 @@
-"""Rewards and flaws of episodes: what is measured, what a group is compared by, and who is told what cannot be."""
+"""Rewards and flaws of episodes: what is measured, what a group is compared by, and who is told what cannot
+be."""
 
 from dataclasses import replace
 
@@ -37,7 +38,11 @@ class Slow(PointReach):
 
 
 def played(seed=0, n=16, kind="gaussian", limit=12, radius=0.6, execute=3, horizon=4):
-    policy = make_policy(PolicyOptions(kind=kind, hidden=16, layers=2, horizon=horizon, execute=execute), ObsSpec(state=4, action=2), seed)
+    policy = make_policy(
+        PolicyOptions(kind=kind, hidden=16, layers=2, horizon=horizon, execute=execute),
+        ObsSpec(state=4, action=2),
+        seed,
+    )
     env = Slow(n, limit=limit, radius=radius)
     env.commands = []
     collector = Collector(env, policy, 0.95, seed)
@@ -48,7 +53,9 @@ def played(seed=0, n=16, kind="gaussian", limit=12, radius=0.6, execute=3, horiz
 def test_steps_success_and_the_change_of_commands_are_those_of_the_episodes_that_were_played():
     policy, r, env = played()
     assert r.success.any() and not r.success.all() and len(set(r.lengths.tolist())) > 1
-    assert torch.equal(r.success.float(), (r.outcome > 0).float()) and torch.equal(r.lengths, (r.executed * r.mask).sum(0))
+    assert torch.equal(r.success.float(), (r.outcome > 0).float()) and torch.equal(
+        r.lengths, (r.executed * r.mask).sum(0)
+    )
     got, commands = change(r, policy), np.stack([a for a, _ in env.commands]).clip(-1, 1)
     for i, length in enumerate(r.lengths.tolist()):
         want = np.abs(np.diff(commands[:length, i], axis=0)).mean() if length > 1 else 0.0
@@ -57,29 +64,43 @@ def test_steps_success_and_the_change_of_commands_are_those_of_the_episodes_that
 
 def test_speed_and_smoothness_are_of_successes_alone_and_in_their_range():
     policy, r, _ = played()
-    graded = EpisodeRewards(PpoOptions(**GROUP | {"advantage": "gdpo"}, rewards="success=1,speed=2,smooth=0.5,return=0.1"), policy)
+    graded = EpisodeRewards(
+        PpoOptions(**GROUP | {"advantage": "gdpo"}, rewards="success=1,speed=2,smooth=0.5,return=0.1"), policy
+    )
     x, weights, told = graded.rewards(r, policy)
     assert weights.tolist() == pytest.approx([1.0, 2.0, 0.5, 0.1]) and x.shape == (16, 4)
     assert not x[~r.success, :3].any() and (x[:, :3] >= 0).all() and (x[:, :3] <= 1).all()
-    assert torch.allclose(x[r.success, 1], 0.95 ** r.lengths[r.success].float()) and torch.equal(x[:, 3], r.outcome)
+    assert torch.allclose(x[r.success, 1], 0.95 ** r.lengths[r.success].float()) and torch.equal(
+        x[:, 3], r.outcome
+    )
     assert told["reward_success"] == pytest.approx(float(r.success.float().mean())) and set(told) == {
-        f"reward_{name}" for name in ("success", "speed", "smooth", "return")}
+        f"reward_{name}" for name in ("success", "speed", "smooth", "return")
+    }
 
 
 def learner_of(options, policy):
-    return ppo.make(policy, options, 0) if policy.options.kind == "gaussian" else pi_rl.make(policy, options, 0)
+    return (
+        ppo.make(policy, options, 0) if policy.options.kind == "gaussian" else pi_rl.make(policy, options, 0)
+    )
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "flow"])
 def test_gdpo_trains_on_groups_that_differ_in_any_reward_and_on_no_other(kind):
     policy, r, _ = played(kind=kind)
-    options = (PpoOptions if kind == "gaussian" else PiRlOptions)(**GROUP | {"advantage": "gdpo"}, rewards="success=1,smooth=0.5")
+    options = (PpoOptions if kind == "gaussian" else PiRlOptions)(
+        **GROUP | {"advantage": "gdpo"}, rewards="success=1,smooth=0.5"
+    )
     r.success[:4], r.success[4:8] = True, False  # a group alike in success alone, and one alike in all
     learner = learner_of(options, policy)
     adv, _, _, rows, told = learner.credit.assign(r, policy)
     x, weights, _ = learner.credit.rewards.rewards(r, policy)
     want, kept = gdpo(x.view(4, 4, 2), weights)
-    assert torch.equal(adv.view_as(r.mask)[0], want.flatten()) and kept.any(1).tolist() == [True, False, True, True]
+    assert torch.equal(adv.view_as(r.mask)[0], want.flatten()) and kept.any(1).tolist() == [
+        True,
+        False,
+        True,
+        True,
+    ]
     trained = torch.zeros_like(r.mask).flatten()
     trained[rows] = True
     assert torch.equal(trained.view_as(r.mask), r.mask & kept.flatten())
@@ -95,10 +116,12 @@ def test_a_method_without_a_ratio_learns_from_several_rewards_too():
 
 def test_one_reward_of_gdpo_is_grpo_up_to_the_scale_of_the_batch():
     policy, r, _ = played()
-    one = learner_of(PpoOptions(**GROUP | {"advantage": "gdpo"}, rewards="return=3"), policy).credit.assign(r, policy)[0]
+    one = learner_of(PpoOptions(**GROUP | {"advantage": "gdpo"}, rewards="return=3"), policy).credit.assign(
+        r, policy
+    )[0]
     plain = learner_of(PpoOptions(**GROUP), policy).credit.assign(r, policy)[0]
     live = plain != 0
-    scale = (one[live] / plain[live])
+    scale = one[live] / plain[live]
     assert live.any() and not one[~live].any() and torch.allclose(scale, scale[0].expand_as(scale), rtol=1e-2)
 
 
@@ -113,7 +136,9 @@ def test_successes_beyond_a_bound_are_flawed_and_count_less_and_without_a_penalt
         want = group_advantage(flawed_reward(r.success.float(), flawed, penalty).view(4, 4))
         assert torch.equal(adv.view_as(r.mask)[0], want.flatten())
         assert told["flawed"] == pytest.approx(float(flawed.sum() / r.success.sum()))
-    clean = learner_of(PpoOptions(**GROUP), policy).credit.assign(replace(r, outcome=r.success.float() * 2 - 1), policy)[0]
+    clean = learner_of(PpoOptions(**GROUP), policy).credit.assign(
+        replace(r, outcome=r.success.float() * 2 - 1), policy
+    )[0]
     assert torch.equal(adv, clean)  # penalty 0 is plain
 
 
@@ -138,13 +163,22 @@ def wrong(rollout, policy):
 WRONG = []
 
 
-@pytest.mark.parametrize(("gives", "got"), [(lambda r: 1.0, "got float"), (lambda r: r.outcome[:3], r"shape \(3,\)"),
-                                            (lambda r: r.mask.float(), "shape"), (lambda r: r.outcome / 0, "finite numbers")],
-                         ids=["a number", "too few", "of decisions", "not finite"])
+@pytest.mark.parametrize(
+    ("gives", "got"),
+    [
+        (lambda r: 1.0, "got float"),
+        (lambda r: r.outcome[:3], r"shape \(3,\)"),
+        (lambda r: r.mask.float(), "shape"),
+        (lambda r: r.outcome / 0, "finite numbers"),
+    ],
+    ids=["a number", "too few", "of decisions", "not finite"],
+)
 def test_a_function_of_the_users_own_that_gives_no_number_for_each_episode_is_one_line(gives, got):
     policy, r, _ = played()
     WRONG[:] = [gives]
-    graded = EpisodeRewards(PpoOptions(**GROUP | {"advantage": "gdpo"}, rewards=f"{__name__}:wrong=1"), policy)
+    graded = EpisodeRewards(
+        PpoOptions(**GROUP | {"advantage": "gdpo"}, rewards=f"{__name__}:wrong=1"), policy
+    )
     with pytest.raises(UserError, match=rf"wrong must give a tensor.*{got}"):
         graded.rewards(r, policy)
 
@@ -152,27 +186,66 @@ def test_a_function_of_the_users_own_that_gives_no_number_for_each_episode_is_on
 def test_success_and_length_go_with_the_columns_that_are_replayed():
     _, r, _ = played()
     both = side_by_side(r, columns_of(r, torch.tensor([7, 2])))
-    assert both.success[-2:].tolist() == r.success[[7, 2]].tolist() and both.lengths[-2:].tolist() == r.lengths[[7, 2]].tolist()
+    assert (
+        both.success[-2:].tolist() == r.success[[7, 2]].tolist()
+        and both.lengths[-2:].tolist() == r.lengths[[7, 2]].tolist()
+    )
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"rewards": "sucess=1", "advantage": "gdpo"}, "did you mean 'success'"), ({"rewards": "success"}, "NAME=NUMBER"),
-    ({"rewards": ""}, "must name a reward"), ({"rewards": "success=0"}, "must name a reward"), ({"flawed": "steps=soon"}, "NAME=NUMBER"),
-    ({"flawed": "steps=nan"}, "NAME=NUMBER"), ({"flawed": "steps=9", "advantage": "gae", "decisions": 8}, "goes with rl.advantage grpo"),
-    ({"flawed": "steps=9", "allocate": "refill"}, "without rl.allocate"), ({"flawed": "speed=9"}, "unknown name in rl.flawed"),
-    ({"flawed": "steps=9", "flaw_penalty": 3.0}, "flaw_penalty")], ids=str)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rewards": "sucess=1", "advantage": "gdpo"}, "did you mean 'success'"),
+        ({"rewards": "success"}, "NAME=NUMBER"),
+        ({"rewards": ""}, "must name a reward"),
+        ({"rewards": "success=0"}, "must name a reward"),
+        ({"flawed": "steps=soon"}, "NAME=NUMBER"),
+        ({"flawed": "steps=nan"}, "NAME=NUMBER"),
+        ({"flawed": "steps=9", "advantage": "gae", "decisions": 8}, "goes with rl.advantage grpo"),
+        ({"flawed": "steps=9", "allocate": "refill"}, "without rl.allocate"),
+        ({"flawed": "speed=9"}, "unknown name in rl.flawed"),
+        ({"flawed": "steps=9", "flaw_penalty": 3.0}, "flaw_penalty"),
+    ],
+    ids=str,
+)
 def test_rewards_that_make_no_sense_are_refused_with_the_remedy(options, words):
     with pytest.raises(UserError, match=words):
         PpoOptions(**GROUP | options)
 
 
 def test_runs_that_cannot_know_the_rewards_are_told(tmp_path):
-    for options, run in (({"flawed": "steps=9"}, {"share": "x"}), ({"advantage": "gdpo"}, {"share": "x"}),
-                         ({"advantage": "gdpo", "epochs": 1}, {"periodic": 2})):
+    for options, run in (
+        ({"flawed": "steps=9"}, {"share": "x"}),
+        ({"advantage": "gdpo"}, {"share": "x"}),
+        ({"advantage": "gdpo", "epochs": 1}, {"periodic": 2}),
+    ):
         with pytest.raises(UserError, match="--rl.advantage gdpo goes without --periodic"):
-            parallel.check(TrainConfig(task="reach", algo="ppo", rl=PpoOptions(**GROUP | options), workers=0, max_staleness=0, **run))
-    late = make_policy(PolicyOptions(hidden=16, layers=2, horizon=8, execute=4, commit=2, commit_least=1), ObsSpec(state=4, action=2), 0)
+            parallel.check(
+                TrainConfig(
+                    task="reach",
+                    algo="ppo",
+                    rl=PpoOptions(**GROUP | options),
+                    workers=0,
+                    max_staleness=0,
+                    **run,
+                )
+            )
+    late = make_policy(
+        PolicyOptions(hidden=16, layers=2, horizon=8, execute=4, commit=2, commit_least=1),
+        ObsSpec(state=4, action=2),
+        0,
+    )
     with pytest.raises(UserError, match="without --latency"):
         EpisodeRewards(PpoOptions(**GROUP, flawed="change=0.3"), late)
-    argv = (*TINY, "--algo", "ppo", "--rl.advantage", "gdpo", "--rl.decisions", "0", "--rl.rewards", "nowhere:energy=1")
+    argv = (
+        *TINY,
+        "--algo",
+        "ppo",
+        "--rl.advantage",
+        "gdpo",
+        "--rl.decisions",
+        "0",
+        "--rl.rewards",
+        "nowhere:energy=1",
+    )
     assert "there is no module 'nowhere'" in robo_rl(tmp_path, "train", *argv).mistake

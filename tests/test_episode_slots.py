@@ -38,18 +38,46 @@ def make_learner():
 def local(learner, workers=2, staleness=2, batch=8, seed=0, episode_slots=True):
     def make(i, refresh):
         c = Collector(build(N // workers), learner.policy, 0.99, seed, i)
-        return EpisodeSlots(i, c, learner.policy, refresh, G) if episode_slots else \
-            Worker(i, c, learner.policy, refresh, staleness, True, G)
+        return (
+            EpisodeSlots(i, c, learner.policy, refresh, G)
+            if episode_slots
+            else Worker(i, c, learner.policy, refresh, staleness, True, G)
+        )
+
     return InProcessFeed(workers, make, batch, staleness, 12, seed)
 
 
 def processes(folder, learner, workers=2, staleness=2, batch=8, env=build):
     n = N // workers
-    jobs = [Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, G, folder, folder / "weights.bin",
-                episode_slots=True) for i in range(workers)]
+    jobs = [
+        Job(
+            i,
+            env,
+            n,
+            learner.policy.options,
+            SPEC,
+            0.99,
+            0,
+            staleness,
+            True,
+            G,
+            folder,
+            folder / "weights.bin",
+            episode_slots=True,
+        )
+        for i in range(workers)
+    ]
     rows = Collector(build(G), learner.policy, 0.99, 0).layout(learner.policy)
-    return WorkerPoolFeed(folder, ProcessPool(jobs, learner.policy), [G] * workers, [rows] * workers, batch, 12, staleness,
-                  group=G)
+    return WorkerPoolFeed(
+        folder,
+        ProcessPool(jobs, learner.policy),
+        [G] * workers,
+        [rows] * workers,
+        batch,
+        12,
+        staleness,
+        group=G,
+    )
 
 
 def batches(feed, learner, count, update=True):
@@ -59,8 +87,14 @@ def batches(feed, learner, count, update=True):
     def remember():
         chosen = take()
         if chosen:
-            out.append([(f.uid, f.worker, f.rows, {k: v.copy() for k, v in feed.columns[f.slot].items()}) for f in chosen])
+            out.append(
+                [
+                    (f.uid, f.worker, f.rows, {k: v.copy() for k, v in feed.columns[f.slot].items()})
+                    for f in chosen
+                ]
+            )
         return chosen
+
     feed.ledger.take = remember
     stats = train(learner, feed, count) if update else [feed.next().stats]
     return out, stats
@@ -80,7 +114,7 @@ def test_every_episode_is_whole_and_is_what_its_actions_do_from_its_groups_start
             assert c["done"][:rows, m].nonzero()[0].tolist() == [last - 1]
             for t in range(last):
                 assert np.array_equal(c["obs/state"][t, m], obs["state"][0])
-                action = learner.policy.commands(torch.from_numpy(c["x0"][t, m:m + 1]).flatten(1)).numpy()
+                action = learner.policy.commands(torch.from_numpy(c["x0"][t, m : m + 1]).flatten(1)).numpy()
                 for j in range(E):
                     obs, reward, over, cut, _ = env.step(action[:, j])
                     total += float(reward[0])
@@ -91,7 +125,8 @@ def test_every_episode_is_whole_and_is_what_its_actions_do_from_its_groups_start
             version = c["version"][:last, m]
             assert (np.diff(version) >= 0).all()
             across += version[-1] > version[0]
-    assert across > 3 and max(s["staleness/max"] for s in stats) == 2  # episodes that went on under newer weights
+    # episodes that went on under newer weights
+    assert across > 3 and max(s["staleness/max"] for s in stats) == 2
 
 
 def test_every_group_is_trained_on_once_or_is_still_there():
@@ -108,7 +143,8 @@ def test_lanes_are_busy_where_lockstep_waits_for_the_slowest():
     shares = []
     for lanes in (False, True):
         learner, acted, lived = make_learner(), 0, 0
-        feed = local(learner, workers=1, staleness=50, batch=N, episode_slots=lanes)  # a bound that never binds
+        # a bound that never binds
+        feed = local(learner, workers=1, staleness=50, batch=N, episode_slots=lanes)
         line = feed.workers[0].collector
         act = line.act
 
@@ -116,6 +152,7 @@ def test_lanes_are_busy_where_lockstep_waits_for_the_slowest():
             nonlocal acted, lived
             acted, lived = acted + line.n, lived + int(line.alive.sum())
             act(actions, columns, t, whole)
+
         line.act = count
         train(learner, feed, 10)
         shares.append(lived / acted)
@@ -137,6 +174,7 @@ def test_a_members_noise_depends_on_its_group_and_decision_alone():
 def gone_on(learner, feed, make_learner, make_feed) -> tuple:
     """What goes on from the packed states of `learner` and `feed`, made anew -> (learner, feed)."""
     from robo_rl.checkpoint import pack, unpack
+
     tensors = {}
     saved = unpack(pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors), tensors)
     policy, learner = learner.policy.state_dict(), make_learner()
@@ -174,7 +212,8 @@ def blind(n):
 
 
 def train_under_kills(learner, feed, updates: int) -> list:
-    """Train while every third update a worker is killed; nothing is lost or handed over twice -> the statistics of the batches."""
+    """Train while every third update a worker is killed; nothing is lost or handed over twice -> the
+    statistics of the batches."""
     rng, killed, uids = random.Random(0), 0, taken_uids(feed)
 
     def kill(i, feed):
@@ -184,6 +223,7 @@ def train_under_kills(learner, feed, updates: int) -> list:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
                 killed += 1
+
     try:
         seen = train(learner, feed, updates, kill)
         with feed.condition:

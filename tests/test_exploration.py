@@ -27,7 +27,10 @@ from robo_rl.policies.exploration import BAND, level_of, with_level
 from robo_rl.selection import Look
 
 SPEC = ObsSpec(state=5, action=3, views=(), image_size=0, language=False)
-KINDS = {"gaussian": PolicyOptions(kind="gaussian", hidden=16), "flow": PolicyOptions(noise="learned", noise_steps="last", hidden=16)}
+KINDS = {
+    "gaussian": PolicyOptions(kind="gaussian", hidden=16),
+    "flow": PolicyOptions(noise="learned", noise_steps="last", hidden=16),
+}
 
 
 def policy_of(kind: str):
@@ -50,7 +53,8 @@ def test_a_level_is_the_std_around_what_the_policy_does_without_noise(kind):
 
 def test_a_policy_without_a_level_of_noise_is_refused_by_name():
     with pytest.raises(UserError, match="diffusion"):
-        with_level(make_policy(PolicyOptions(kind="diffusion", hidden=16), SPEC, 0), 0.3)  # a diffusion of few steps fine-tunes them all
+        # a diffusion of few steps fine-tunes them all
+        with_level(make_policy(PolicyOptions(kind="diffusion", hidden=16), SPEC, 0), 0.3)
 
 
 @dataclass
@@ -84,7 +88,10 @@ class FirstLook:
     share: float = 0.5
 
     def __post_init__(self):
-        self.config, self.report = TrainConfig(algo="pi_rl", rl=PiRlOptions(explore=self.share)), self.evaluator
+        self.config, self.report = (
+            TrainConfig(algo="pi_rl", rl=PiRlOptions(explore=self.share)),
+            self.evaluator,
+        )
         self.looks = [Look(0, self.successes, 100, 0.0)]
 
 
@@ -96,7 +103,10 @@ def test_the_most_noise_is_taken_that_leaves_the_share_of_the_odds_of_success_th
 
 
 def test_without_success_and_without_a_share_the_noise_stays_as_it_is():
-    for run in (FirstLook(policy_of("flow"), Noisy(0.0), successes=0), FirstLook(policy_of("flow"), Noisy(0.0), share=0.0)):
+    for run in (
+        FirstLook(policy_of("flow"), Noisy(0.0), successes=0),
+        FirstLook(policy_of("flow"), Noisy(0.0), share=0.0),
+    ):
         before = run.policy
         choose_noise(run)
         assert run.policy is before and not run.report.said
@@ -126,7 +136,9 @@ class Stopping:
     asked: int = signal.SIGINT
 
     def __post_init__(self):
-        self.config = TrainConfig(algo="ppo", rl=PpoOptions(), task="reach", envs=2, bc=BcOptions(own=4000), threads=1)
+        self.config = TrainConfig(
+            algo="ppo", rl=PpoOptions(), task="reach", envs=2, bc=BcOptions(own=4000), threads=1
+        )
         env = make_env(self.config, 1)
         self.policy = make_policy(PolicyOptions(kind="gaussian", hidden=16), obs_spec(env, False, ""), 0)
         env.close()
@@ -146,13 +158,22 @@ def test_a_signal_ends_a_round_after_the_episodes_that_are_being_played(tmp_path
 
 @pytest.mark.parametrize("algo", ["rlpd", "recap"])
 def test_methods_that_do_not_learn_from_fresh_rollouts_refuse_own_successes(tmp_path, algo):
-    assert "--bc.own" in robo_rl(tmp_path, "train", "--task", "reach", "--algo", algo, "--bc.own", "100", "--threads", "1").mistake
+    assert (
+        "--bc.own"
+        in robo_rl(
+            tmp_path, "train", "--task", "reach", "--algo", algo, "--bc.own", "100", "--threads", "1"
+        ).mistake
+    )
 
 
 def test_noise_that_a_user_names_is_not_chosen_for_them():
     base = recipes.recipe("mujoco", "pick_cube", "pi_rl", "state", "full")
     assert base.rl.explore > 0
-    assert recipes.exact(base, {"policy.noise-max"}).rl.explore == recipes.exact(base, {"policy.noise_min"}).rl.explore == 0
+    assert (
+        recipes.exact(base, {"policy.noise-max"}).rl.explore
+        == recipes.exact(base, {"policy.noise_min"}).rl.explore
+        == 0
+    )
     assert recipes.exact(base, {"seed"}).rl.explore == base.rl.explore
 
 
@@ -163,7 +184,11 @@ def test_the_recipe_plays_nothing_again_where_rollouts_are_made_in_another_way(n
 
 
 def test_a_checkpoint_with_one_count_of_supervised_updates_is_read_too():
-    assert taught_of({"taught": [600, 900]}) == (600, 900) and taught_of({"taught": 600}) == (600, 600) and taught_of({}) == (0, 0)
+    assert (
+        taught_of({"taught": [600, 900]}) == (600, 900)
+        and taught_of({"taught": 600}) == (600, 600)
+        and taught_of({}) == (0, 0)
+    )
 
 
 def test_a_mixture_draws_every_row_of_its_parts_alike():
@@ -171,7 +196,9 @@ def test_a_mixture_draws_every_row_of_its_parts_alike():
         def sample(size: int, generator: torch.Generator):
             rows = first + torch.randint(0, n, (size,), generator=generator)
             return {"state": rows[:, None].float()}, rows[:, None, None].float(), torch.ones(size, 1)
+
         return sample, n
+
     sample = mixed([part(0, 3), part(3, 1), part(4, 6)])
     obs, chunk, mask = sample(20_000, torch.Generator().manual_seed(0))
     assert len(obs["state"]) == len(chunk) == len(mask) == 20_000
@@ -180,9 +207,29 @@ def test_a_mixture_draws_every_row_of_its_parts_alike():
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_its_own_successes_counts_their_steps_and_goes_on_bit_for_bit_after_a_kill(tmp_path):
-    argv = ("train", *TINY, "--demos", "20", "--bc.updates", "500", "--bc.batch", "128", "--policy.hidden", "128", "--bc.own", "48",
-            "--eval-episodes", "40", "--steps", "12000", "--rl.explore", "0.5")
+def test_a_run_learns_from_its_own_successes_counts_their_steps_and_goes_on_bit_for_bit_after_a_kill(
+    tmp_path,
+):
+    argv = (
+        "train",
+        *TINY,
+        "--demos",
+        "20",
+        "--bc.updates",
+        "500",
+        "--bc.batch",
+        "128",
+        "--policy.hidden",
+        "128",
+        "--bc.own",
+        "48",
+        "--eval-episodes",
+        "40",
+        "--steps",
+        "12000",
+        "--rl.explore",
+        "0.5",
+    )
     assert (end := robo_rl(tmp_path, *argv, "--out", "whole")).code == 0, end
     assert "exploration noise" in end.err and "learnt from" in end.err
     rounds = sorted((tmp_path / "whole/own").iterdir())
@@ -190,7 +237,8 @@ def test_a_run_learns_from_its_own_successes_counts_their_steps_and_goes_on_bit_
     assert all(np.asarray(x.success).all() and 0 < len(x) <= 48 for x in data)
     evals = sorted((tmp_path / "whole/evals").glob("step_*.json"))
     steps = [json.loads(path.read_text())["step"] for path in evals]
-    assert steps[0] == 0 and steps[1] >= len(data[0].action)  # the first look after a round counts at least its successes
+    # the first look after a round counts at least its successes
+    assert steps[0] == 0 and steps[1] >= len(data[0].action)
     logged = map(json.loads, (tmp_path / "whole/metrics.jsonl").read_text().splitlines())
     made = [row["step"] for row in logged if "sft/loss" in row]
     assert len(made) > 3 and made == sorted(set(made))  # a curve of the supervised loss never goes back
@@ -199,6 +247,9 @@ def test_a_run_learns_from_its_own_successes_counts_their_steps_and_goes_on_bit_
     command.signal(signal.SIGKILL)
     command.wait()
     assert (end := robo_rl(tmp_path, "train", "--resume", "killed")).code == 0, end
-    last = [(checkpoint.checkpoints(tmp_path / name)[-1] / "policy.safetensors").read_bytes() for name in ("whole", "killed")]
+    last = [
+        (checkpoint.checkpoints(tmp_path / name)[-1] / "policy.safetensors").read_bytes()
+        for name in ("whole", "killed")
+    ]
     assert last[0] == last[1]
     shutil.rmtree(tmp_path / "killed")

@@ -35,32 +35,46 @@ class At:
                 seen += 1
                 if seen == self.k:
                     os.kill(os.getpid(), self.number)
+
         sys.addaudithook(hook)
 
 
 def numbers(run: Path) -> list[dict]:
     """The lines of metrics.jsonl without clock times."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "time" and not k.startswith(("time/", "rate/"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k != "time" and not k.startswith(("time/", "rate/"))} for row in rows
+    ]
 
 
 def assert_same_run(a: Path, b: Path) -> None:
-    """Bit for bit the same weights, optimizers, generators, env states, metrics and evaluations; times may differ."""
+    """Bit for bit the same weights, optimizers, generators, env states, metrics and evaluations; times may
+    differ."""
     names = [p.name for p in checkpoint.checkpoints(a)]
     assert names == [p.name for p in checkpoint.checkpoints(b)] and len(names) >= 3
     for name in names:
         for file in ("policy.safetensors", "train.safetensors", "meta.json"):
-            assert (a / "checkpoints" / name / file).read_bytes() == (b / "checkpoints" / name / file).read_bytes(), file
+            assert (a / "checkpoints" / name / file).read_bytes() == (
+                b / "checkpoints" / name / file
+            ).read_bytes(), file
     assert numbers(a) == numbers(b)
-    evals = [{p.name: {k: v for k, v in json.loads(p.read_text()).items() if k != "time"}
-              for p in (run / "evals").iterdir()} for run in (a, b)]
+    evals = [
+        {
+            p.name: {k: v for k, v in json.loads(p.read_text()).items() if k != "time"}
+            for p in (run / "evals").iterdir()
+        }
+        for run in (a, b)
+    ]
     assert evals[0] == evals[1] and "final.json" in evals[0]
     assert not list(b.glob("checkpoints/.*")) and not list(b.rglob(".*.tmp"))
 
 
 def saves(run: Path) -> list[str]:
     """Folder names of the checkpoints that a finished run made after its evaluations in RL, in order."""
-    return [checkpoint.name(s) for s in sorted({json.loads(p.read_text())["step"] for p in (run / "evals").iterdir()} - {0})]
+    return [
+        checkpoint.name(s)
+        for s in sorted({json.loads(p.read_text())["step"] for p in (run / "evals").iterdir()} - {0})
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +102,8 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(who
     rng, run = np.random.default_rng(1), tmp_path / "run"
     for deaths in range(40):
         command = ["--resume", "run"] if (run / "run.json").exists() else [*TINY, "--out", "run"]
-        k = int(rng.integers(1, 40) if deaths < 2 else rng.integers(40, 130))  # file operations, of saves and logs
+        # file operations, of saves and logs
+        k = int(rng.integers(1, 40) if deaths < 2 else rng.integers(40, 130))
         result = robo_rl(tmp_path, "train", *command, first=At(k, "run/"))
         assert result.code in (-9, 0), result
         if result.code == 0:
@@ -110,7 +125,10 @@ def test_a_run_killed_in_the_middle_of_a_save_resumes_by_auto(whole, tmp_path):
 def saver(folder: Path, step: int) -> "object":
     from robo_rl.experiment.config import TrainConfig
     from robo_rl.experiment.run import Run
-    run = Run(TrainConfig(video=False), folder, None, SimpleNamespace(lines=0, tell=lambda *args, **more: None))
+
+    run = Run(
+        TrainConfig(video=False), folder, None, SimpleNamespace(lines=0, tell=lambda *args, **more: None)
+    )
     run.policy, run.step = build(step), step
     run.looks = [Look(10, 1, 2, 0.5)]
     return run
@@ -143,7 +161,9 @@ def test_a_kill_before_any_file_operation_of_a_save_loses_nothing(step, tmp_path
         policy, meta = checkpoint.load_policy(last)
         state, _ = checkpoint.load_train(last)
         seen.add((meta["step"], state["marker"]))
-        assert meta["step"] in (30, step) and state["marker"] == ("second" if meta["step"] == 40 else state["marker"])
+        assert meta["step"] in (30, step) and state["marker"] == (
+            "second" if meta["step"] == 40 else state["marker"]
+        )
         expected = build(meta["step"]).state_dict()
         assert all((v == expected[n]).all() for n, v in policy.state_dict().items())
         assert checkpoint.load_policy(checkpoint.best(folder))[1]["step"] == 10
@@ -159,11 +179,16 @@ def test_a_kill_before_any_file_operation_of_a_save_loses_nothing(step, tmp_path
 def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on_exactly(whole, tmp_path):
     argv = ["train", *TINY, "--out", "run"]
     for number, code, name in ((signal.SIGINT, 130, saves(whole)[0]), (signal.SIGTERM, 143, saves(whole)[1])):
-        result = robo_rl(tmp_path, *argv, first=At(2, f"checkpoints/.{name}", number))  # while it saves this one
+        # while it saves this one
+        result = robo_rl(tmp_path, *argv, first=At(2, f"checkpoints/.{name}", number))
         assert result.code == code and "Traceback" not in result.err, result
         saved, _, hint = result.err.splitlines()[-1].partition("; go on with: robo_rl ")
         step = checkpoint.read_meta(checkpoint.checkpoints(tmp_path / "run")[-1])["step"]
-        assert saved == f"saved at step {step}" and hint == "train --resume run" and checkpoint.name(step) == name
+        assert (
+            saved == f"saved at step {step}"
+            and hint == "train --resume run"
+            and checkpoint.name(step) == name
+        )
         argv = hint.split()
     assert robo_rl(tmp_path, *argv).code == 0
     assert_same_run(whole, tmp_path / "run")
@@ -183,7 +208,9 @@ def test_ctrl_c_in_the_supervised_stage_ends_at_once_and_a_second_one_without_a_
     command.signal(signal.SIGTERM)
     command.signal(signal.SIGCONT)
     result = command.wait()
-    assert result.code == 130 and "robo_rl: interrupted" in result.err and "Traceback" not in result.err, result
+    assert result.code == 130 and "robo_rl: interrupted" in result.err and "Traceback" not in result.err, (
+        result
+    )
 
 
 def test_a_second_process_on_a_run_folder_is_told_whose_it_is(tmp_path):
@@ -193,7 +220,7 @@ def test_a_second_process_on_a_run_folder_is_told_whose_it_is(tmp_path):
     second = robo_rl(tmp_path, "train", "--resume", "run", timeout=30)
     assert f"pid {command.process.pid}" in second.mistake and f"kill {command.process.pid}" in second.mistake
     assert "already holds a run" in robo_rl(tmp_path, "train", *TINY, "--out", "run").mistake
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes()[:len(metrics)] == metrics
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes()[: len(metrics)] == metrics
     command.signal(signal.SIGKILL)
     assert command.wait().code == -9
     finish = Command(tmp_path, ["train", "--resume", "run"])  # a killed owner leaves no lock
@@ -210,14 +237,18 @@ def small_disk(tmp_path):
     """A disk of 230 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=230m", "tmpfs", disk], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=230m", "tmpfs", disk], capture_output=True, check=False
+    )
     if done.returncode:
         pytest.skip(f"cannot mount a small disk here: {done.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_disk_that_fills_up_stops_the_run_with_one_line_and_its_last_checkpoint_intact(whole, small_disk, tmp_path):
+def test_a_disk_that_fills_up_stops_the_run_with_one_line_and_its_last_checkpoint_intact(
+    whole, small_disk, tmp_path
+):
     run = small_disk / "run"
     first = At(2, f"checkpoints/.{saves(whole)[1]}", signal.SIGSTOP)
     command = Command(tmp_path, ["train", *TINY, "--out", run], first=first)
@@ -264,7 +295,11 @@ def test_a_damaged_line_in_the_metrics_is_named(cut):
     lines[1] = lines[1][:20] + b"\n"
     (cut / "metrics.jsonl").write_bytes(b"".join(lines))
     result = robo_rl(cut.parent, "train", "--resume", "run")
-    assert result.code == 2 and "metrics.jsonl, line 2 is damaged" in result.err and "Traceback" not in result.err
+    assert (
+        result.code == 2
+        and "metrics.jsonl, line 2 is damaged" in result.err
+        and "Traceback" not in result.err
+    )
 
 
 def flip(path: Path) -> None:
@@ -287,14 +322,22 @@ def test_a_damaged_checkpoint_is_named_and_doing_what_is_said_helps(harm, whole,
     for argv in (("eval", "run", "--checkpoint", "last", "--episodes", 2), ("train", "--resume", "run")):
         result = robo_rl(tmp_path, *argv)
         line = result.err.splitlines()[-1]
-        assert result.code == 2 and "Traceback" not in result.err and f"{last.relative_to(tmp_path)}/policy" in line, result
+        assert (
+            result.code == 2
+            and "Traceback" not in result.err
+            and f"{last.relative_to(tmp_path)}/policy" in line
+        ), result
         remedy = line.split("use the one before: ")[1]
     assert remedy == f"rm -r {last.relative_to(tmp_path)}"
     shutil.rmtree(tmp_path / remedy.split()[-1])
     harm(checkpoint.checkpoints(run)[-1] / "train.safetensors")  # acting needs none of it, training does
     assert robo_rl(tmp_path, "eval", "run", "--checkpoint", "last", "--episodes", 2).code == 0
     result = robo_rl(tmp_path, "train", "--resume", "run")
-    assert result.code == 2 and "train.safetensors" in result.err.splitlines()[-1] and "Traceback" not in result.err
+    assert (
+        result.code == 2
+        and "train.safetensors" in result.err.splitlines()[-1]
+        and "Traceback" not in result.err
+    )
 
 
 def test_a_damaged_run_json_is_named(cut):
@@ -305,9 +348,19 @@ def test_a_damaged_run_json_is_named(cut):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [
-    "--algo dppo", "--algo nft", "--algo reinflow", "--algo ppo", "--rl.advantage grpo", "--task Hopper-v5 --demos 0",
-    "--rl.normalise-obs --rl.scale-reward --rl.anneal-lr --rl.bc-coef 0.1", "--control joint_delta --randomise mass,latency:2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--algo dppo",
+        "--algo nft",
+        "--algo reinflow",
+        "--algo ppo",
+        "--rl.advantage grpo",
+        "--task Hopper-v5 --demos 0",
+        "--rl.normalise-obs --rl.scale-reward --rl.anneal-lr --rl.bc-coef 0.1",
+        "--control joint_delta --randomise mass,latency:2",
+    ],
+)
 def test_every_method_resumes_exactly(options, tmp_path):
     argv = ["train", *TINY, *options.split(), "--out"]
     assert robo_rl(tmp_path, *argv, "whole").code == 0

@@ -1,4 +1,5 @@
-"""JSON from anywhere: what is no plain document of bounded size is refused in one line; private files and folders."""
+"""JSON from anywhere: what is no plain document of bounded size is refused in one line; private files and
+folders."""
 
 import json
 import os
@@ -11,7 +12,17 @@ import numpy as np
 import pytest
 
 from robo_rl.errors import UserError
-from robo_rl.files import DEEP, keep_row, kept_rows, lock, parse_json, private_file, private_folder, read_json, write_json
+from robo_rl.files import (
+    DEEP,
+    keep_row,
+    kept_rows,
+    lock,
+    parse_json,
+    private_file,
+    private_folder,
+    read_json,
+    write_json,
+)
 
 BAD = {
     "deep arrays": b"[" * 60_000,
@@ -60,10 +71,19 @@ def test_what_python_writes_comes_back_as_it_was():
 
     def tree(level: int):
         kind = words.randrange(7) if level < 12 else words.randrange(5)
-        text = "".join(words.choices(string.printable + '"\\[]{}üé語🤖\ud83e\udd16'[:-2], k=words.randrange(12)))
-        return [None, words.random() * 10.0 ** words.randrange(-300, 300), words.getrandbits(127) - 2**126, text, True,
-                [tree(level + 1) for _ in range(words.randrange(4))] if kind == 5 else 0,
-                {f"{text}{k}": tree(level + 1) for k in range(words.randrange(4))} if kind == 6 else 0][kind]
+        text = "".join(
+            words.choices(string.printable + '"\\[]{}üé語🤖\ud83e\udd16'[:-2], k=words.randrange(12))
+        )
+        return [
+            None,
+            words.random() * 10.0 ** words.randrange(-300, 300),
+            words.getrandbits(127) - 2**126,
+            text,
+            True,
+            [tree(level + 1) for _ in range(words.randrange(4))] if kind == 5 else 0,
+            {f"{text}{k}": tree(level + 1) for k in range(words.randrange(4))} if kind == 6 else 0,
+        ][kind]
+
     for _ in range(300):
         x = {"x": tree(0)}
         for ascii_only in (True, False):
@@ -85,7 +105,11 @@ def test_brackets_in_strings_are_no_depth_and_the_limit_is_exact():
 def test_what_is_no_file_is_one_line_and_never_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name, says in (("pipe", "no regular file"), ("folder", "Is a directory|no regular file"), ("none", "does not exist")):
+    for name, says in (
+        ("pipe", "no regular file"),
+        ("folder", "Is a directory|no regular file"),
+        ("none", "does not exist"),
+    ):
         with pytest.raises(UserError, match=says):
             read_json(tmp_path / name)
 
@@ -93,6 +117,7 @@ def test_what_is_no_file_is_one_line_and_never_waited_for(tmp_path):
 def test_folders_and_files_that_are_made_for_one_user_are_closed_to_others(tmp_path):
     def mode(path):
         return stat.S_IMODE(path.stat().st_mode)
+
     old = os.umask(0)
     try:
         assert mode(private_folder(tmp_path / "a" / "b")) == 0o700
@@ -115,6 +140,7 @@ def test_text_that_is_no_unicode_is_refused_where_it_comes_in(tmp_path):
 
     from robo_rl.data.episode import Episode
     from robo_rl.human.correction_journal import CorrectionJournal
+
     half = "pick \udcff"
     says = "must be Unicode text.*half of a surrogate pair"
     with pytest.raises(UserError, match=f"episode: task {says}"):
@@ -134,6 +160,7 @@ def test_text_that_is_no_unicode_is_refused_where_it_comes_in(tmp_path):
 def leave_memory() -> None:
     """Let this process take 1.6 GB more than it has."""
     import resource
+
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (3 << 29),) * 2)
 
@@ -145,17 +172,55 @@ def test_what_the_memory_does_not_hold_is_one_line(tmp_path):
     from controllers.model import arm_model
     from controllers.robot import load_robot
     from robo_rl.files import free_memory, require_memory
+
     require_memory("nothing", 0, "")
-    with pytest.raises(UserError, match=r"1000000 envs needs about 31.* GB of memory and .* are free; use fewer envs or smaller"):
+    with pytest.raises(
+        UserError,
+        match=r"1000000 envs needs about 31.* GB of memory and .* are free; use fewer envs or smaller",
+    ):
         sims.make("mujoco", "pick_cube", num_envs=10**6, obs="rgb", image_size=512)
     assert 0 < free_memory() < 1 << 50
-    done = robo_rl(tmp_path, "train", "--task", "reach", "--envs", "1000000", "--workers", "0", "--out", "a", first=leave_memory)
+    done = robo_rl(
+        tmp_path,
+        "train",
+        "--task",
+        "reach",
+        "--envs",
+        "1000000",
+        "--workers",
+        "0",
+        "--out",
+        "a",
+        first=leave_memory,
+    )
     assert "1000000 envs needs about 5.0 GB" in done.mistake
-    done = robo_rl(tmp_path, "train", "--task", "reach", "--envs", "2", "--workers", "0", "--policy.hidden", "8192",
-                   "--policy.layers", "32", "--demos", "0", "--out", "b", "--threads", "1", first=leave_memory)
+    done = robo_rl(
+        tmp_path,
+        "train",
+        "--task",
+        "reach",
+        "--envs",
+        "2",
+        "--workers",
+        "0",
+        "--policy.hidden",
+        "8192",
+        "--policy.layers",
+        "32",
+        "--demos",
+        "0",
+        "--out",
+        "b",
+        "--threads",
+        "1",
+        first=leave_memory,
+    )
     assert done.code == 2 and "robo_rl: out of memory" in done.err and "Traceback" not in done.err, done
-    for text, says in (("<mujoco><nonsense/></mujoco>", "the model cannot be read"), ("<mujoco/>", "there is none to choose from"),
-                       ('<mujoco><worldbody><body><joint name="fr3_joint1"/></body></worldbody></mujoco>', "unknown joint")):
+    for text, says in (
+        ("<mujoco><nonsense/></mujoco>", "the model cannot be read"),
+        ("<mujoco/>", "there is none to choose from"),
+        ('<mujoco><worldbody><body><joint name="fr3_joint1"/></body></worldbody></mujoco>', "unknown joint"),
+    ):
         with pytest.raises(UserError, match=says):
             arm_model(load_robot("fr3"), text)
 
@@ -174,6 +239,8 @@ def test_rows_of_a_file_are_there_again_and_a_broken_line_is_told(tmp_path):
 
 def test_a_folder_where_a_file_is_to_be_written_is_named_and_stays(tmp_path):
     (tmp_path / "page.html").mkdir()
-    with pytest.raises(UserError, match=r"page.html is a folder where a file should be; give the name of a file$"):
+    with pytest.raises(
+        UserError, match=r"page.html is a folder where a file should be; give the name of a file$"
+    ):
         write_json(tmp_path / "page.html", {})
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

@@ -1,5 +1,5 @@
-"""Films of episodes, of collected, deployed and predicted ones: size, order, how long the first and the last picture stay, what is
-written on them."""
+"""Films of episodes, of collected, deployed and predicted ones: size, order, how long the first and the last
+picture stay, what is written on them."""
 
 from itertools import groupby, pairwise
 from types import SimpleNamespace
@@ -21,10 +21,12 @@ pytestmark = [pytest.mark.gl, pytest.mark.skipif(gl_backend() is None, reason=NO
 
 def one_that_stays(env):
     """A policy: the expert, but the first arm stands still."""
+
     def act(obs):
         actions = np.asarray(env.expert_action(), np.float32)
         actions[0] = 0
         return actions
+
     return act
 
 
@@ -107,6 +109,7 @@ def test_no_more_episodes_are_filmed_than_asked_for_and_each_from_its_beginning(
 @pytest.mark.parametrize("task", TASKS)
 def test_a_state_is_drawn_as_the_simulator_draws_itself(task):
     from sims.mujoco.scene_view import SceneView
+
     env = robo_rl.make_env("mujoco", task, 2, render=True)
     obs, _ = env.reset(seed=3)
     for _ in range(30):
@@ -115,7 +118,8 @@ def test_a_state_is_drawn_as_the_simulator_draws_itself(task):
     for i in range(2):
         view.show_state(i, obs["state"][i])
     drawn, real = view.pictures()["studio"].astype(int), env.studio()
-    assert (np.abs(drawn - real).max(-1) > 30).mean() < 0.003  # of the pixels: tilted objects are drawn upright
+    # of the pixels: tilted objects are drawn upright
+    assert (np.abs(drawn - real).max(-1) > 30).mean() < 0.003
     view.show_state(0, obs["state"][1])
     assert (np.abs(view.pictures([0])["studio"].astype(int) - real[0]).max(-1) > 30).mean() > 0.003
 
@@ -128,9 +132,19 @@ def windows(lengths, success, image: bool):
     won[np.arange(n), np.array(lengths) - 1] = success
     pictures = {"front": np.full((n, steps, 16, 16, 3), 60, np.uint8)} if image else {}
     start = {"task": np.array(["pick up the cube"] * n), "state": np.zeros((n, 36), np.float32)} | (
-        {"image/front": np.full((n, 16, 16, 3), 60, np.uint8)} if image else {})
-    w = SimpleNamespace(start=start, images=pictures, made=made, seen=made, success=won, state=np.zeros((n, steps, 36), np.float32))
-    p = SimpleNamespace(images={v: x + 140 for v, x in pictures.items()}, success=np.zeros((n, steps)), state=w.state)
+        {"image/front": np.full((n, 16, 16, 3), 60, np.uint8)} if image else {}
+    )
+    w = SimpleNamespace(
+        start=start,
+        images=pictures,
+        made=made,
+        seen=made,
+        success=won,
+        state=np.zeros((n, steps, 36), np.float32),
+    )
+    p = SimpleNamespace(
+        images={v: x + 140 for v, x in pictures.items()}, success=np.zeros((n, steps)), state=w.state
+    )
     return w, p
 
 
@@ -143,7 +157,10 @@ def test_a_model_is_filmed_beside_what_was_recorded_failures_first(tmp_path):
     frames = frames_of(path)
     assert title == "camera front" and frames.shape[1:] == (PAIR_HEIGHT, 2 * WIDTH, 3)
     assert TITLES == ("recorded", "model")
-    assert abs(frames[30, 360, 320].astype(int) - 60).max() < 8 and abs(frames[30, 360, 960].astype(int) - 200).max() < 8
+    assert (
+        abs(frames[30, 360, 320].astype(int) - 60).max() < 8
+        and abs(frames[30, 360, 960].astype(int) - 200).max() < 8
+    )
     assert results_of(frames, 40) == ["", "no success", "", "success", "", "success"]  # of the recording
     assert results_of(frames) == ["", "no success", "", "success", "", "no success"]  # of the model
     fps = 10  # at half speed
@@ -155,13 +172,16 @@ def test_a_model_is_filmed_beside_what_was_recorded_failures_first(tmp_path):
 
 def test_predicted_states_are_drawn_in_the_simulators_scene_and_others_are_not(tmp_path):
     from sims.mujoco.env import state_names_of
+
     env = robo_rl.make_env("mujoco", "pick_cube", 1, render=True)
     state = env.reset(seed=0)[0]["state"][0]
     w, p = windows([16], [False], image=False)
     w.start["state"][:], w.state[:] = state, state
     p.state = w.state.copy()
     p.state[..., 0] += 0.5  # the model turns the arm
-    control = SimpleNamespace(sim="mujoco", task="pick_cube", period=0.04, state_names=state_names_of(TASKS["pick_cube"]))
+    control = SimpleNamespace(
+        sim="mujoco", task="pick_cube", period=0.04, state_names=state_names_of(TASKS["pick_cube"])
+    )
     arrays = {"windows": w, "predicted": p, "model": SimpleNamespace(spec=SimpleNamespace(control=control))}
     [(_, path)] = side_by_side(tmp_path, arrays)
     left, right = np.split(frames_of(path)[:, 150:600].astype(int), 2, 2)  # between titles and marks

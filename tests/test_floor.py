@@ -23,7 +23,8 @@ SMALL = PolicyOptions(horizon=4, execute=4, hidden=16, layers=2)
 
 
 class Scripted(Run):
-    """A Run whose evaluations find as many successes of N as `finds` says, by step; the first starts are the easy ones."""
+    """A Run whose evaluations find as many successes of N as `finds` says, by step; the first starts are the
+    easy ones."""
 
     finds: dict[int, int] = {}
 
@@ -107,7 +108,9 @@ def test_a_resumed_run_knows_its_returns_and_does_not_repeat_them(tmp_path):
 
 def test_a_learner_that_cannot_take_smaller_steps_is_not_set_back_but_the_run_ends_with_the_best(tmp_path):
     class Own:
-        def state_dict(self): return {}
+        def state_dict(self):
+            return {}
+
     run, _ = run_of(tmp_path, s0=60, s1=20)
     start = weights(run.policy)
     run.step = 1
@@ -120,9 +123,43 @@ def test_a_learner_that_cannot_take_smaller_steps_is_not_set_back_but_the_run_en
 
 
 def test_a_method_that_is_made_to_fail_ends_no_worse_than_it_began_and_the_report_says_so(tmp_path):
-    done = robo_rl(tmp_path, "train", "--task", "reach", "--envs", 32, "--steps", 9000, "--eval-every", 2000, "--eval-episodes", 40,
-                   "--demos", 20, "--bc.updates", 500, "--policy.hidden", 64, "--rl.lr", 0.3, "--rl.trust-kl", 0, "--rl.critic-warmup", 0,
-                   "--rl.decisions", 8, "--rl.minibatch", 64, "--threads", 1, "--workers", 0, "--no-video", "--out", "run")
+    done = robo_rl(
+        tmp_path,
+        "train",
+        "--task",
+        "reach",
+        "--envs",
+        32,
+        "--steps",
+        9000,
+        "--eval-every",
+        2000,
+        "--eval-episodes",
+        40,
+        "--demos",
+        20,
+        "--bc.updates",
+        500,
+        "--policy.hidden",
+        64,
+        "--rl.lr",
+        0.3,
+        "--rl.trust-kl",
+        0,
+        "--rl.critic-warmup",
+        0,
+        "--rl.decisions",
+        8,
+        "--rl.minibatch",
+        64,
+        "--threads",
+        1,
+        "--workers",
+        0,
+        "--no-video",
+        "--out",
+        "run",
+    )
     assert done.code == 0, done.err
     run = tmp_path / "run"
     said = re.findall(r"success fell below that of the supervised policy.*", done.err)

@@ -68,7 +68,9 @@ def test_interpolation_moves_on_the_geodesic_at_constant_speed():
     whole = g.angle_between(a, b)
     for s in (0.25, 0.5, 0.9):
         mid = g.interpolate(a, b, np.full(100, s))
-        assert np.allclose(g.angle_between(mid, a), s * whole) and np.allclose(g.angle_between(b, mid), (1 - s) * whole)
+        assert np.allclose(g.angle_between(mid, a), s * whole) and np.allclose(
+            g.angle_between(b, mid), (1 - s) * whole
+        )
 
 
 def test_the_pose_error_moves_the_pose_onto_its_target():

@@ -1,4 +1,5 @@
-"""`--rl.allocate`: sizes meet their budget, estimates of groups of different sizes have no bias, feeds play what is planned."""
+"""`--rl.allocate`: sizes meet their budget, estimates of groups of different sizes have no bias, feeds play
+what is planned."""
 
 import json
 
@@ -39,12 +40,28 @@ class Pool:
 
 
 def planner(name, group=G, wanted=B // G, most=4, **kw):
-    return GroupPlanner(name, shape_of(name, group, most, "balance"), Pool(), 0, wanted, len(POOL), pool_arms(POOL), spare=most - 1, **kw)
+    return GroupPlanner(
+        name,
+        shape_of(name, group, most, "balance"),
+        Pool(),
+        0,
+        wanted,
+        len(POOL),
+        pool_arms(POOL),
+        spare=most - 1,
+        **kw,
+    )
 
 
 def seen(starts, success):
     n = len(starts)
-    return Ended(np.asarray(starts), np.zeros(n, np.int64), np.asarray(success, bool), np.asarray(success, float), np.ones(n, np.int64))
+    return Ended(
+        np.asarray(starts),
+        np.zeros(n, np.int64),
+        np.asarray(success, bool),
+        np.asarray(success, float),
+        np.ones(n, np.int64),
+    )
 
 
 def taught(p, rounds=3, seed=0):
@@ -57,6 +74,7 @@ def taught(p, rounds=3, seed=0):
 
 
 # ---- sizes
+
 
 def test_a_budget_is_spent_exactly_within_its_bounds_and_nearly_in_proportion():
     rng = np.random.default_rng(0)
@@ -94,7 +112,11 @@ def test_dars_gives_starts_below_one_half_the_same_sum_of_advantages_and_the_eas
     p.won, p.lost, p.total = 1000.0 * (POOL - 99) / 12, 1000.0 * (111 - POOL) / 12, np.array([1.0, 1.0])
     rate, n = p.rate(POOL), p.sizes_of(POOL, 64 * len(POOL))
     told = n * 2 * rate * (1 - rate)
-    assert np.ptp(told[rate < 0.5]) / told.max() < 0.05 and len(set(n[rate >= 0.5].tolist())) <= 2 and n[0] > 2 * n[-1]
+    assert (
+        np.ptp(told[rate < 0.5]) / told.max() < 0.05
+        and len(set(n[rate >= 0.5].tolist())) <= 2
+        and n[0] > 2 * n[-1]
+    )
 
 
 def test_xrpo_plays_uncertain_starts_most():
@@ -110,11 +132,19 @@ def test_of_starts_that_succeed_alike_the_long_ones_get_fewer_episodes(name):
     long = POOL >= 108
     for _ in range(4):
         starts = np.repeat(POOL, 20)
-        p.observe(Ended(starts, np.zeros(240, np.int64), (np.arange(240) % 2 == 0) & (starts >= 104), np.zeros(240),
-                        np.where(starts >= 108, 40, 10)))
+        p.observe(
+            Ended(
+                starts,
+                np.zeros(240, np.int64),
+                (np.arange(240) % 2 == 0) & (starts >= 104),
+                np.zeros(240),
+                np.where(starts >= 108, 40, 10),
+            )
+        )
     n = p.sizes_of(POOL, 8 * len(POOL))
     assert n.sum() == 96 and n[long].max() < n[(POOL >= 104) & ~long].min()
-    hopeless = n[POOL < 104]  # so far: duet gives the least to what hardly varies, trace the most, for others are mixed already
+    # so far: duet gives the least to what hardly varies, trace the most, for others are mixed already
+    hopeless = n[POOL < 104]
     assert hopeless.max() < n[long].min() if name == "duet" else hopeless.min() > n[POOL >= 104].max()
 
 
@@ -128,11 +158,13 @@ def test_a_planner_of_before_lengths_were_counted_is_read():
 
 def test_the_bandit_of_gdro_is_told_what_the_sizes_of_each_bin_were_worth():
     p = planner("gdro", group=8)
-    p.won, p.lost = np.where(POOL < 106, 0.0, 500.0), np.full(len(POOL), 500.0)  # half of the pool never succeeds, half now and then
+    # half of the pool never succeeds, half now and then
+    p.won, p.lost = np.where(POOL < 106, 0.0, 500.0), np.full(len(POOL), 500.0)
     p.plan(8 * 12)
     bins = p.bins(p.rate(p.starts))
     sizes = [set(p.sizes[bins == b].tolist()) for b in (0, 2)]
-    assert p.sizes.sum() == 96 and all(len(s) <= 2 for s in sizes)  # one size a bin, but for what rounding leaves
+    # one size a bin, but for what rounding leaves
+    assert p.sizes.sum() == 96 and all(len(s) <= 2 for s in sizes)
     starts = np.repeat(p.starts, p.sizes)
     p.observe(seen(starts, np.repeat(bins == 2, p.sizes) & (np.arange(96) % 2 == 0)))
     moved = p.gdro.log_weights != p.gdro.log_weights[:, -1:]
@@ -154,7 +186,9 @@ def test_an_arm_is_a_start_of_the_pool_or_a_task():
     ids = np.array([7, 3, 9])
     assert pool_arms(ids)(np.array([9, 3, 8, 7, 100, -1])).tolist() == [2, 1, -1, 0, -1, -1]
     starts = np.array([0, 1, 2, 3, 2**31 - 1])
-    assert (task_arms(3)(starts) == task_of(starts, 3)).all() and task_arms(3)(np.array([-1])).tolist() == [-1]
+    assert (task_arms(3)(starts) == task_of(starts, 3)).all() and task_arms(3)(np.array([-1])).tolist() == [
+        -1
+    ]
 
 
 def test_a_planner_that_was_saved_plans_what_it_would_have_planned():
@@ -163,24 +197,38 @@ def test_a_planner_that_was_saved_plans_what_it_would_have_planned():
         first = [a.next(23) for _ in range(3)]
         assert len({g for _, g in first}) >= 1
         b.load_state_dict(a.state_dict())
-        assert [a.next(16) for _ in range(20)] == [b.next(16) for _ in range(20)] and a.metrics() == b.metrics(), name
+        assert [a.next(16) for _ in range(20)] == [
+            b.next(16) for _ in range(20)
+        ] and a.metrics() == b.metrics(), name
 
 
 # ---- feeds
 
+
 def make_learner(**kw):
     policy = make_policy(PolicyOptions(horizon=E, execute=E, hidden=32, layers=2), SPEC, 0)
-    return pi_rl.make(policy, PiRlOptions(**{"decisions": 0, "advantage": "dr_grpo", "group": G, "epochs": 1, "minibatch": 64} | kw), 0)
+    return pi_rl.make(
+        policy,
+        PiRlOptions(
+            **{"decisions": 0, "advantage": "dr_grpo", "group": G, "epochs": 1, "minibatch": 64} | kw
+        ),
+        0,
+    )
 
 
 def local(learner, workers=1, staleness=0, lanes=B, source=None):
     o, source = learner.options, source or Pool()
     shape = shape_of(o.allocate, G, o.allocate_most, o.ada_rule)
-    planned = PlannedGroups(GroupPlanner(o.allocate, shape, source, 0, B // G, len(POOL), pool_arms(POOL), spare=o.allocate_most - 1))
+    planned = PlannedGroups(
+        GroupPlanner(
+            o.allocate, shape, source, 0, B // G, len(POOL), pool_arms(POOL), spare=o.allocate_most - 1
+        )
+    )
 
     def make(i, refresh):
         c = Collector(build(lanes // workers), learner.policy, 0.99, 0, i, source)
         return EpisodeSlots(i, c, learner.policy, refresh, shape.most, shape=shape)
+
     return InProcessFeed(workers, make, B, staleness, 12, 0, planned)
 
 
@@ -225,14 +273,18 @@ def test_refill_learns_from_mixed_groups_alone_and_counts_what_it_played():
     def remember(outcome):
         kept.append((outcome, keeps(outcome)))
         return kept[-1][1]
+
     feed.planned.planner.keeps = remember
     for r in rollouts(learner, feed, 5):
         assert not allocation.flat_groups(r.outcome.view(-1, G).numpy()).any() and r.outcome.numel() == B
         assert r.stats["episodes"] == len(r.ended) == G * len(kept) > B
         outcome = np.stack([x for x, _ in kept])
-        good = ~allocation.flat_groups(outcome)  # DAPO, arXiv 2503.14476, section 3.2: those that are mixed, until enough are there
+        # DAPO, arXiv 2503.14476, section 3.2: those that are mixed, until enough are there
+        good = ~allocation.flat_groups(outcome)
         assert [k for _, k in kept] == (good & (np.cumsum(good) <= B // G)).tolist() and good.sum() == B // G
-        assert r.stats["env_steps"] > float((r.executed * r.mask).sum()) and r.stats["success"] == pytest.approx(outcome.mean())
+        assert r.stats["env_steps"] > float((r.executed * r.mask).sum()) and r.stats[
+            "success"
+        ] == pytest.approx(outcome.mean())
         plain += len(kept)
         kept.clear()
     assert feed.ledger.refused == 0 and plain > 25
@@ -243,8 +295,12 @@ def test_refill_ends_where_all_groups_are_flat():
     feed = local(learner)
     for w in feed.workers:
         w.collector.env.radius = -1.0  # no episode succeeds
-    r, = rollouts(learner, feed, 1)
-    assert r.stats["episodes"] == 3 * B and r.outcome.numel() == B and feed.planned.metrics()["replaced"] == pytest.approx(2 / 3)
+    (r,) = rollouts(learner, feed, 1)
+    assert (
+        r.stats["episodes"] == 3 * B
+        and r.outcome.numel() == B
+        and feed.planned.metrics()["replaced"] == pytest.approx(2 / 3)
+    )
 
 
 def test_reinforce_ada_plays_a_start_until_it_has_both_outcomes_or_enough():
@@ -252,7 +308,10 @@ def test_reinforce_ada_plays_a_start_until_it_has_both_outcomes_or_enough():
     for r in rollouts(learner, local(learner), 4):
         for g in r.group[0].unique():
             outcome = r.outcome[r.group[0] == g].numpy()
-            rounds = [allocation.AdaRounds("balance", G, 4 * G).more(outcome[:m]) for m in range(G, len(outcome) + 1, G)]
+            rounds = [
+                allocation.AdaRounds("balance", G, 4 * G).more(outcome[:m])
+                for m in range(G, len(outcome) + 1, G)
+            ]
             assert rounds[-1] == 0 and all(rounds[:-1])
         adv, _, _, rows, _ = learner.credit.assign(r, learner.policy)
         trained = (adv.view(r.mask.shape) != 0).any(0)
@@ -260,12 +319,15 @@ def test_reinforce_ada_plays_a_start_until_it_has_both_outcomes_or_enough():
             mine = r.group[0] == g
             picked = trained & mine
             assert picked.sum() in (0, G)
-            assert torch.allclose(adv.view(r.mask.shape)[0, picked], (r.outcome - r.outcome[mine].mean())[picked], atol=1e-6)
+            assert torch.allclose(
+                adv.view(r.mask.shape)[0, picked], (r.outcome - r.outcome[mine].mean())[picked], atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("name,workers,staleness", [("dars", 1, 0), ("ada", 2, 2), ("refill", 2, 2)])
 def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved(name, workers, staleness):
     from robo_rl.checkpoint import pack, unpack
+
     ends = []
     for cut in (False, False, True):
         learner = make_learner(allocate=name)
@@ -273,8 +335,17 @@ def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved(name, wor
         list(rollouts(learner, feed, 3))
         if cut:
             tensors = {}
-            saved = unpack(pack({"learner": learner.state_dict(), "feed": feed.state(), "groups": feed.planned.state_dict()},
-                                tensors), tensors)
+            saved = unpack(
+                pack(
+                    {
+                        "learner": learner.state_dict(),
+                        "feed": feed.state(),
+                        "groups": feed.planned.state_dict(),
+                    },
+                    tensors,
+                ),
+                tensors,
+            )
             policy, learner = learner.policy.state_dict(), make_learner(allocate=name)
             learner.policy.load_state_dict(policy)
             learner.load_state_dict(saved["learner"])
@@ -292,11 +363,33 @@ def test_killed_workers_lose_no_group_of_any_size_and_hand_none_over_twice(name,
     shape = shape_of(name, G, 4, "balance")
     publish_states(tmp_path, None)
     publish_table(tmp_path, control.table)
-    jobs = [Job(i, build, N // 2, learner.policy.options, SPEC, 0.99, 0, 2, True, shape.most, tmp_path, tmp_path / "weights.bin",
-                episode_slots=True, starts=True, shape=shape) for i in range(2)]
-    rows = Collector(build(shape.most), learner.policy, 0.99, 0, starts=control).layout(learner.policy) | group_layout(shape.most)
+    jobs = [
+        Job(
+            i,
+            build,
+            N // 2,
+            learner.policy.options,
+            SPEC,
+            0.99,
+            0,
+            2,
+            True,
+            shape.most,
+            tmp_path,
+            tmp_path / "weights.bin",
+            episode_slots=True,
+            starts=True,
+            shape=shape,
+        )
+        for i in range(2)
+    ]
+    rows = Collector(build(shape.most), learner.policy, 0.99, 0, starts=control).layout(
+        learner.policy
+    ) | group_layout(shape.most)
     planned = PlannedGroups(GroupPlanner(name, shape, control, 0, 8 // G, spare=3))
-    feed = WorkerPoolFeed(tmp_path, ProcessPool(jobs, learner.policy), [G] * 2, [rows] * 2, 8, 12, 2, group=G, planned=planned)
+    feed = WorkerPoolFeed(
+        tmp_path, ProcessPool(jobs, learner.policy), [G] * 2, [rows] * 2, 8, 12, 2, group=G, planned=planned
+    )
     if name == "ada":
         assert all(s["episodes"] >= 8 for s in train_under_kills(learner, feed, 8))
     else:  # groups that were replaced are in no batch
@@ -311,19 +404,38 @@ def test_killed_workers_lose_no_group_of_any_size_and_hand_none_over_twice(name,
 GROUPS = ("--rl.advantage", "rloo", "--rl.group", "4", "--rl.decisions", "0")
 
 
-@pytest.mark.parametrize("argv, says", [
-    (["--rl.allocate", "dars", *GROUPS], "--starts pool"),
-    (["--rl.allocate", "dars"], "goes with rl.advantage grpo or dr_grpo or rloo, got gae"),
-    (["--rl.allocate", "ada", *GROUPS], "goes with rl.advantage dr_grpo, got rloo"),
-    (["--rl.allocate", "refill", *GROUPS, "--periodic", "2", "--max-staleness", "0", "--rl.epochs", "1"], "goes without --server"),
-    (["--rl.allocate", "dras", *GROUPS], "dars"),
-    (["--rl.allocate", "refill", *GROUPS, "--rl.allocate-most", "1"], "rl.allocate_most")])
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--rl.allocate", "dars", *GROUPS], "--starts pool"),
+        (["--rl.allocate", "dars"], "goes with rl.advantage grpo or dr_grpo or rloo, got gae"),
+        (["--rl.allocate", "ada", *GROUPS], "goes with rl.advantage dr_grpo, got rloo"),
+        (
+            [
+                "--rl.allocate",
+                "refill",
+                *GROUPS,
+                "--periodic",
+                "2",
+                "--max-staleness",
+                "0",
+                "--rl.epochs",
+                "1",
+            ],
+            "goes without --server",
+        ),
+        (["--rl.allocate", "dras", *GROUPS], "dars"),
+        (["--rl.allocate", "refill", *GROUPS, "--rl.allocate-most", "1"], "rl.allocate_most"),
+    ],
+)
 def test_a_mistake_on_the_command_line_is_one_clear_line(argv, says, tmp_path):
     assert says in robo_rl(tmp_path, "train", "--task", "reach", *argv).mistake
 
 
 def test_a_run_says_where_its_episodes_went(tmp_path):
-    tiny = [x for pair in zip(TINY[::2], TINY[1::2], strict=False) if pair[0] != "--rl.decisions" for x in pair]
+    tiny = [
+        x for pair in zip(TINY[::2], TINY[1::2], strict=False) if pair[0] != "--rl.decisions" for x in pair
+    ]
     pool = ("--starts", "pool", "--start-pool", "16", "--start-rows", "8", "--rl.allocate", "dars")
     assert robo_rl(tmp_path, "train", *tiny, "--no-video", *GROUPS, *pool, "--out", "run").code == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -332,4 +444,5 @@ def test_a_run_says_where_its_episodes_went(tmp_path):
     assert sum(rows[-1][f"groups/played_{i}"] for i in range(5)) == pytest.approx(1)
     from robo_rl.report.data import load
     from robo_rl.report.page import page
+
     assert "Episodes of a start" in page(load(tmp_path / "run"))

@@ -29,7 +29,20 @@ RUN = [w for w in TINY if w not in ("--workers", "0")]
 
 def start(tmp_path, *more):
     code = "from robo_rl.cli import main; main()"
-    argv = [sys.executable, "-c", code, "train", *RUN, "--steps", "12000", "--workers", "2", "--out", "run", *more]
+    argv = [
+        sys.executable,
+        "-c",
+        code,
+        "train",
+        *RUN,
+        "--steps",
+        "12000",
+        "--workers",
+        "2",
+        "--out",
+        "run",
+        *more,
+    ]
     with open(tmp_path / "said", "w") as said:
         return subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said)
 
@@ -44,7 +57,11 @@ def until(condition, process, tmp_path, seconds=600):  # a bound on hanging, not
 
 def steps(tmp_path):
     path = tmp_path / "run" / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
+    rows = (
+        [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
+        if path.exists()
+        else []
+    )
     return [r["step"] for r in rows if r["stage"] == "rl" and "staleness/max" in r]
 
 
@@ -53,8 +70,13 @@ def newest(tmp_path):
     with open(tmp_path / "run" / "metrics.jsonl", "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
         lines = file.read().splitlines(True)[1:]
-    return next(r["step"] for line in reversed(lines) if line.endswith(b"\n")
-                for r in [json.loads(line)] if r["stage"] == "rl" and "staleness/max" in r)
+    return next(
+        r["step"]
+        for line in reversed(lines)
+        if line.endswith(b"\n")
+        for r in [json.loads(line)]
+        if r["stage"] == "rl" and "staleness/max" in r
+    )
 
 
 def workers(process):
@@ -70,11 +92,16 @@ def workers(process):
 
 
 def test_a_run_whose_learner_and_workers_are_killed_goes_on_to_its_end(tmp_path):
-    robo_rl(tmp_path, "--version")  # the process that commands are forked from takes seconds to start, which the run does not wait for
+    # the process that commands are forked from takes seconds to start, which the run does not wait for
+    robo_rl(tmp_path, "--version")
     process = start(tmp_path, "--steps", "40000")
     try:
-        until(lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1, process, tmp_path)
-        learner, = psutil.Process(process.pid).children()
+        until(
+            lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1,
+            process,
+            tmp_path,
+        )
+        (learner,) = psutil.Process(process.pid).children()
         for victim in workers(process)[:1]:
             victim.kill()
         until(lambda: learner.is_running() and len(workers(process)) == 2, process, tmp_path)
@@ -97,30 +124,40 @@ def test_a_run_whose_learner_and_workers_are_killed_goes_on_to_its_end(tmp_path)
 @pytest.mark.timeout(1800)
 def test_two_hundred_kills_of_workers_server_and_learner_at_random_lose_nothing(tmp_path):
     rng, recoveries, kills, learners, last = random.Random(5), [], 0, 0, []
-    process = start(tmp_path, "--steps", "10000000", "--server", "--max-staleness", "2", "--eval-every", "20000")
+    process = start(
+        tmp_path, "--steps", "10000000", "--server", "--max-staleness", "2", "--eval-every", "20000"
+    )
     run, count = tmp_path / "run", int(os.environ.get("KILLS", 200))
 
     def victims():
-        """{name: process}: the learner every tenth time, else one or two of workers and server, not the same twice in a row:
-        the others may have made what was learnt since, and one that dies six times without finishing anything ends the run."""
+        """{name: process}: the learner every tenth time, else one or two of workers and server, not the same
+        twice in a row: the others may have made what was learnt since, and one that dies six times without
+        finishing anything ends the run."""
         if len(recoveries) % 10 == 9:
             return dict(zip(["learner"], psutil.Process(process.pid).children(), strict=False))
-        signed = {p.stem: int(p.read_text().split()[0]) for p in (run / "flight").glob("*.pid") if p.stem not in last}
+        signed = {
+            p.stem: int(p.read_text().split()[0])
+            for p in (run / "flight").glob("*.pid")
+            if p.stem not in last
+        }
         alive = {name: psutil.Process(pid) for name, pid in signed.items() if psutil.pid_exists(pid)}
         return {name: alive[name] for name in rng.sample(sorted(alive), min(len(alive), rng.choice((1, 2))))}
+
     try:
         until(lambda: len(steps(tmp_path)) > 3 and len(checkpoint.checkpoints(run)) > 1, process, tmp_path)
         while kills < count:
             time.sleep(rng.random() * 0.1)
             before, began, died = newest(tmp_path), time.monotonic(), []
-            with contextlib.suppress(psutil.Error, FileNotFoundError, IndexError):  # one left just now, or signs in
+            # one left just now, or signs in
+            with contextlib.suppress(psutil.Error, FileNotFoundError, IndexError):
                 for name, victim in victims().items():
                     victim.kill()
                     died.append(name)
             if not died:
                 continue
             last, kills, learners = died, kills + len(died), learners + ("learner" in died)
-            until(lambda before=before: newest(tmp_path) > before, process, tmp_path)  # more was learnt than ever before
+            # more was learnt than ever before
+            until(lambda before=before: newest(tmp_path) > before, process, tmp_path)
             recoveries.append(time.monotonic() - began)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
@@ -128,19 +165,41 @@ def test_two_hundred_kills_of_workers_server_and_learner_at_random_lose_nothing(
         process.kill()
     seen = steps(tmp_path)
     mean = sum(recoveries) / len(recoveries)
-    print(f"\n{kills} kills, {learners} of them of the learner: more learnt than before after {mean:.2f} s on average, "
-          f"{max(recoveries):.2f} s at most")
+    print(
+        f"\n{kills} kills, {learners} of them of the learner: more learnt than before after {mean:.2f} s on "
+        f"average, {max(recoveries):.2f} s at most"
+    )
     assert learners > count / 20
-    assert all(0 < b - a < 3 * (seen[1] - seen[0]) for a, b in itertools.pairwise(seen))  # every batch once, none left out
+    # every batch once, none left out
+    assert all(0 < b - a < 3 * (seen[1] - seen[0]) for a, b in itertools.pairwise(seen))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_fifty_kills_of_actor_and_learner_beside_a_person_lose_no_correction(tmp_path):
     rng, count, learners = random.Random(6), int(os.environ.get("KILLS", 50)), 0
-    argv = [sys.executable, "-c", "from robo_rl.cli import main; main()", "train", *TINY_REPLAY[:-3], "--no-video", "--workers", "1",
-            "--algo", "hil_serl", "--steps", "10000000", "--eval-every", "10000000", "--rl.operator", "scripted",
-            "--rl.scripted-operator.notice-time", "0.1", "--out", "run"]
+    argv = [
+        sys.executable,
+        "-c",
+        "from robo_rl.cli import main; main()",
+        "train",
+        *TINY_REPLAY[:-3],
+        "--no-video",
+        "--workers",
+        "1",
+        "--algo",
+        "hil_serl",
+        "--steps",
+        "10000000",
+        "--eval-every",
+        "10000000",
+        "--rl.operator",
+        "scripted",
+        "--rl.scripted-operator.notice-time",
+        "0.1",
+        "--out",
+        "run",
+    ]
     with open(tmp_path / "said", "w") as said:
         process = subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said)
     run, pid = tmp_path / "run", tmp_path / "run" / "flight" / "actor.pid"
@@ -148,9 +207,16 @@ def test_fifty_kills_of_actor_and_learner_beside_a_person_lose_no_correction(tmp
     def made(name: str) -> tuple[int, int]:
         """(control steps, those a person chose) in the journal of a store; the last may be being written."""
         rows = [(n, body) for kind, n, body in Journal(run / "replay" / name, 10**9).read() if kind == ADD]
-        human = sum(int((np.frombuffer(body[-3 * n:-2 * n], np.uint8) == HUMAN)[np.frombuffer(body[-2 * n:-n], np.uint8) > PAUSE].sum())
-                    for n, body in rows)
+        human = sum(
+            int(
+                (np.frombuffer(body[-3 * n : -2 * n], np.uint8) == HUMAN)[
+                    np.frombuffer(body[-2 * n : -n], np.uint8) > PAUSE
+                ].sum()
+            )
+            for n, body in rows
+        )
         return sum(n for n, _ in rows), human
+
     try:
         until(lambda: pid.exists() and made("online")[1] > 0, process, tmp_path)
         for _ in range(count):
@@ -159,25 +225,37 @@ def test_fifty_kills_of_actor_and_learner_beside_a_person_lose_no_correction(tmp
             if learner:
                 victims = psutil.Process(process.pid).children()
             else:
-                victims = [psutil.Process(p) for p in [int(pid.read_text().split()[0])] if psutil.pid_exists(p)] if pid.exists() else []
+                victims = (
+                    [psutil.Process(p) for p in [int(pid.read_text().split()[0])] if psutil.pid_exists(p)]
+                    if pid.exists()
+                    else []
+                )
             for victim in victims[:1]:
                 with contextlib.suppress(psutil.Error):
                     victim.kill()
             learners += learner
             until(lambda before=before: made("online")[0] > before[0][0] + 16, process, tmp_path)
             after = made("online"), made("corrections")
-            assert all(a[0] >= b[0] and a[1] >= b[1] for a, b in zip(after, before, strict=True))  # nothing that was there is gone
+            # nothing that was there is gone
+            assert all(a[0] >= b[0] and a[1] >= b[1] for a, b in zip(after, before, strict=True))
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:
         process.kill()
     online, corrections = made("online"), made("corrections")
-    print(f"\n{count} kills, {learners} of them of the learner: {online[0]} control steps, {online[1]} of them a person's")
-    assert learners >= count // 20 and 0 <= online[1] - corrections[1] <= 4 * count  # a kill between the two writes: one step of each env
-    assert online[1] > 50 and not psutil.pid_exists(int(pid.read_text().split()[0]) if pid.exists() else 2**22 + 1)
+    print(
+        f"\n{count} kills, {learners} of them of the learner: {online[0]} control steps, {online[1]} of them "
+        "a person's"
+    )
+    # a kill between the two writes: one step of each env
+    assert learners >= count // 20 and 0 <= online[1] - corrections[1] <= 4 * count
+    assert online[1] > 50 and not psutil.pid_exists(
+        int(pid.read_text().split()[0]) if pid.exists() else 2**22 + 1
+    )
 
 
-@pytest.mark.parametrize("send", (os.kill, os.killpg))  # to the guard alone, as `kill` does; to both, as a terminal does
+# to the guard alone, as `kill` does; to both, as a terminal does
+@pytest.mark.parametrize("send", (os.kill, os.killpg))
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
 def test_what_the_guard_is_told_the_run_hears_once(send, number):
     code = """
@@ -196,8 +274,12 @@ def run(tell):
 
 raise SystemExit(guarded(run, None))
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     assert process.stdout.readline() == b"ready\n"
     send(process.pid, number)
     assert process.wait(30) == 128 + number
@@ -229,7 +311,10 @@ def run(tell):
 
 raise SystemExit(guarded(run, None))
 """
-    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, timeout=60).returncode == 128 + signal.SIGTERM
+    assert (
+        subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, timeout=60).returncode
+        == 128 + signal.SIGTERM
+    )
 
 
 def test_the_guard_gives_up_on_a_learner_that_dies_again_and_again_without_a_new_checkpoint(tmp_path):
@@ -252,8 +337,12 @@ def first(tell):
 
 raise SystemExit(guard.guarded(first, die))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 128 + signal.SIGKILL and "go on with: robo_rl train --resume" in done.stderr, done
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 128 + signal.SIGKILL and "go on with: robo_rl train --resume" in done.stderr, (
+        done
+    )
     assert len(list(tmp_path.glob("life*"))) == 5 + 3
 
 
@@ -274,9 +363,15 @@ def test_if_the_guard_dies_the_run_saves_itself_and_leaves_no_process(tmp_path):
 def test_a_run_of_two_learners_of_which_one_is_killed_goes_on_and_is_resumed_with_one(tmp_path):
     process = start(tmp_path, "--learners", "2", "--steps", "10000000")
     try:
-        until(lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1, process, tmp_path)
+        until(
+            lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1,
+            process,
+            tmp_path,
+        )
         os.kill(int((tmp_path / "run" / "ranks" / "learner1.pid").read_text().split()[0]), signal.SIGKILL)
-        until(lambda: "going on from the last checkpoint" in (tmp_path / "said").read_text(), process, tmp_path)
+        until(
+            lambda: "going on from the last checkpoint" in (tmp_path / "said").read_text(), process, tmp_path
+        )
         before = len(steps(tmp_path))
         until(lambda: len(steps(tmp_path)) > before + 2, process, tmp_path)
         process.send_signal(signal.SIGINT)
@@ -305,15 +400,18 @@ def test_the_workers_of_a_run_are_ended_from_its_own_folder_and_never_from_a_cop
     """A copied run folder holds the pids of the original's workers, which are alive and at work for it."""
     flight = tmp_path / "run" / "flight"
     flight.mkdir(parents=True)
-    process = subprocess.Popen([sys.executable, "-c", SIGNED, str(flight)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SIGNED, str(flight)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     try:
         assert process.stdout.readline() == "signed in\n"
         shutil.copytree(tmp_path / "run", tmp_path / "copy")
         assert snapshot.evict(tmp_path / "copy" / "flight") == 0 and process.poll() is None
         pid = flight / "worker0.pid"
         words = pid.read_text().split()
-        for i, other in ((1, "1.5"), (2, "another-boot"), (3, "1:1")):  # a pid that came again, another machine, another folder
-            pid.write_text(" ".join(words[:i] + [other] + words[i + 1:]))
+        # a pid that came again, another machine, another folder
+        for i, other in ((1, "1.5"), (2, "another-boot"), (3, "1:1")):
+            pid.write_text(" ".join(words[:i] + [other] + words[i + 1 :]))
             assert snapshot.evict(flight) == 0 and process.poll() is None
         pid.write_text(" ".join(words))
         (tmp_path / "run").rename(tmp_path / "moved")  # the same folder under another name
@@ -324,7 +422,9 @@ def test_the_workers_of_a_run_are_ended_from_its_own_folder_and_never_from_a_cop
 
 
 @pytest.mark.parametrize("code", [1, 7])
-def test_a_learner_that_a_library_ends_goes_on_from_its_checkpoint_and_one_that_ends_by_itself_does_not(tmp_path, code):
+def test_a_learner_that_a_library_ends_goes_on_from_its_checkpoint_and_one_that_ends_by_itself_does_not(
+    tmp_path, code
+):
     script = """
 import os, pathlib, sys
 from robo_rl.experiment.supervise import guarded
@@ -341,8 +441,13 @@ def again(folder):
 
 raise SystemExit(guarded(first, again))
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(code)], capture_output=True, text=True, timeout=60,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), str(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == code and (tmp_path / "again").exists()
     assert f"ended by a library with exit status {code}" in done.stderr and done.stderr.count("going on") == 1
 
@@ -363,6 +468,10 @@ def again(folder):
 
 raise SystemExit(guarded(first, again))
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
-    assert done.stderr.endswith(f"robo_rl: cannot join\nrobo_rl: then go on with: robo_rl train --resume {tmp_path.resolve()}\n")
+    assert done.stderr.endswith(
+        f"robo_rl: cannot join\nrobo_rl: then go on with: robo_rl train --resume {tmp_path.resolve()}\n"
+    )

@@ -1,4 +1,5 @@
-"""A run whose numbers leave their healthy range says so: at once, once, in the run folder and in the report."""
+"""A run whose numbers leave their healthy range says so: at once, once, in the run folder and in the
+report."""
 
 import copy
 import importlib
@@ -40,14 +41,25 @@ def test_a_number_outside_is_told_after_three_updates_once_until_it_was_back_for
     assert [i for i, t in enumerate(told) if t] == [5]
     assert "KL is out of its healthy range (at most 0.2) from step 6: 0.5 at step 6; too far" in told[5][0]
     assert not any(looks(watch, "kl", [0.1, 0.1, 0.3, 0.1, 0.1, 0.1], first=47))
-    finding, = health.read(tmp_path)[1]
+    (finding,) = health.read(tmp_path)[1]
     assert (finding.begin, finding.end, finding.worst, finding.at) == (6, 52, 0.5, 6)
     assert [bool(t) for t in looks(watch, "kl", [0.3] * 4, first=60)] == [False, False, True, False]
     assert [f.begin for f in health.read(tmp_path)[1]] == [6, 62]
 
 
-@pytest.mark.parametrize("r,value,at_once", [(KL, 2.0, True), (KL, 1.9, False), (KL, math.nan, True), (KL, -math.inf, False),
-                                             (ESS, 0.01, True), (ESS, 0.2, False), (ESS, 1.0, False)], ids=str)
+@pytest.mark.parametrize(
+    "r,value,at_once",
+    [
+        (KL, 2.0, True),
+        (KL, 1.9, False),
+        (KL, math.nan, True),
+        (KL, -math.inf, False),
+        (ESS, 0.01, True),
+        (ESS, 0.2, False),
+        (ESS, 1.0, False),
+    ],
+    ids=str,
+)
 def test_what_is_far_outside_or_no_number_is_told_at_the_first_update(r, value, at_once):
     assert bool(Watch((r,)).look(7, {r.metric: value})) == at_once
 
@@ -62,7 +74,9 @@ def test_a_run_without_any_success_says_so_where_the_reward_is_sparse():
     def told(sparse, rates, episodes=40):
         watch = Watch(ranges(PpoOptions(), PolicyOptions(), 2, sparse))
         return [bool(watch.look(i, {"episodes": episodes, "success": r})) for i, r in enumerate(rates)]
-    assert told(True, [0.0] * 8) == [False] * 4 + [True] + [False] * 3  # 101 episodes at the third, three updates long
+
+    # 101 episodes at the third, three updates long
+    assert told(True, [0.0] * 8) == [False] * 4 + [True] + [False] * 3
     assert not any(told(False, [0.0] * 8)) and not any(told(True, [0.0, 0.01] * 8))
     assert not any(told(True, [0.0] * 8, episodes=5))
 
@@ -75,12 +89,20 @@ def test_a_run_that_loses_the_success_it_had_says_so():
 
 
 def test_the_range_of_kl_follows_the_reduction_of_the_log_prob():
-    whole, mean = (ranges(PpoOptions(), PolicyOptions(execute=4, logp_reduction=r), 3, True)[0] for r in ("sum", "mean"))
-    assert whole.high == 1.0 and mean.high == pytest.approx(1.0 / 144) and mean.alarm == pytest.approx(5.0 / 144)
+    whole, mean = (
+        ranges(PpoOptions(), PolicyOptions(execute=4, logp_reduction=r), 3, True)[0] for r in ("sum", "mean")
+    )
+    assert (
+        whole.high == 1.0 and mean.high == pytest.approx(1.0 / 144) and mean.alarm == pytest.approx(5.0 / 144)
+    )
 
 
 def test_the_range_of_a_bounded_kl_ends_at_twice_its_target():
-    kl = next(r for r in ranges(PiRlOptions(trust_kl=0.002), PolicyOptions(logp_reduction="mean"), 4, True) if r.metric == "kl")
+    kl = next(
+        r
+        for r in ranges(PiRlOptions(trust_kl=0.002), PolicyOptions(logp_reduction="mean"), 4, True)
+        if r.metric == "kl"
+    )
     assert kl.high == 0.004
 
 
@@ -123,7 +145,11 @@ def test_stale_data_of_weights_that_are_far_says_that_few_of_its_samples_count()
     assert watch.look(0, learner.update(copy.deepcopy(old), 0.0, version=2)) == []
     with torch.no_grad():
         learner.policy.log_std -= 0.7
-    told = [t for i in range(PATIENCE) for t in watch.look(i, learner.update(copy.deepcopy(old), 0.0, version=3 + i))]
+    told = [
+        t
+        for i in range(PATIENCE)
+        for t in watch.look(i, learner.update(copy.deepcopy(old), 0.0, version=3 + i))
+    ]
     assert any(t.startswith("effective sample size of stale data") for t in told), told
 
 
@@ -134,8 +160,10 @@ def test_an_actor_that_scored_by_other_weights_is_found_out():
     learner.policy.noise.high.fill_(0.28)  # as if the bound had moved after acting
     told = Watch(ranges(o, learner.policy.options, 2, False)).look(0, learner.update(rollout, 0.0))
     assert any(t.startswith("first log ratio") for t in told)
-    assert not any(r.metric == "first_log_ratio"
-                   for r in ranges(replace(o, proximal="ewma"), learner.policy.options, 2, False))
+    assert not any(
+        r.metric == "first_log_ratio"
+        for r in ranges(replace(o, proximal="ewma"), learner.policy.options, 2, False)
+    )
 
 
 def test_a_batch_that_was_refused_is_told_at_once():
@@ -149,19 +177,32 @@ def test_a_batch_that_was_refused_is_told_at_once():
 
 def test_the_options_of_every_on_policy_method_have_ranges():
     from robo_rl.options import OFF_POLICY, OFFLINE, RL_OPTIONS
+
     for algo in set(RL_OPTIONS) - set(OFF_POLICY) - set(OFFLINE):
         metrics = {r.metric for r in ranges(RL_OPTIONS[algo](), PolicyOptions(), 7, True)}
         assert {"failures", "skipped_updates"} <= metrics and ("drift" if algo == "nft" else "kl") in metrics
     assert importlib.util.find_spec("robo_rl.algos.nft") and "kl" not in {
-        r.metric for r in ranges(NftOptions(), PolicyOptions(), 7, True)}
+        r.metric for r in ranges(NftOptions(), PolicyOptions(), 7, True)
+    }
 
 
 # ---- the command
 
 
 def test_a_run_says_it_on_the_terminal_records_it_and_shows_it_in_the_report(tmp_path):
-    wild = robo_rl(tmp_path, "train", *TINY, "--rl.lr", "0.05", "--rl.trust-kl", "0", "--rl.max-grad-norm", "1000",
-                   "--out", "wild")
+    wild = robo_rl(
+        tmp_path,
+        "train",
+        *TINY,
+        "--rl.lr",
+        "0.05",
+        "--rl.trust-kl",
+        "0",
+        "--rl.max-grad-norm",
+        "1000",
+        "--out",
+        "wild",
+    )
     lines = [x for x in wild.err.splitlines() if x.startswith("warning: ")]
     assert wild.code == 0 and any("healthy range" in x and "--rl.lr" in x for x in lines), wild.err
     findings = json.loads((tmp_path / "wild" / "health.json").read_text())["findings"]
@@ -176,5 +217,5 @@ def test_a_run_says_it_on_the_terminal_records_it_and_shows_it_in_the_report(tmp
     calm = robo_rl(tmp_path, "train", *TINY, "--rl.lr", "0.00001", "--rl.trust-kl", "0", "--out", "calm")
     assert calm.code == 0 and "warning" not in calm.err
     assert json.loads((tmp_path / "calm" / "health.json").read_text())["findings"] == []
-    assert "unhealthy\": []" in robo_rl(tmp_path, "report", "calm", "--json").out
+    assert 'unhealthy": []' in robo_rl(tmp_path, "report", "calm", "--json").out
     assert "Healthy ranges" in (tmp_path / "calm" / "report.html").read_text()

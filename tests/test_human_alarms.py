@@ -12,7 +12,9 @@ from robo_rl.human import alarms, detect
 def walk(seed, length=12, f=6, noise=0.02):
     """A way through embedding space, as successes go, each a little differently."""
     rng, t = np.random.default_rng(seed), np.linspace(0, 1, length)[:, None]
-    return np.concatenate([np.sin(2 * t + np.arange(f // 2)), np.cos(3 * t + np.arange(f // 2))], 1) + noise * rng.normal(size=(length, f))
+    return np.concatenate(
+        [np.sin(2 * t + np.arange(f // 2)), np.cos(3 * t + np.arange(f // 2))], 1
+    ) + noise * rng.normal(size=(length, f))
 
 
 DEMOS = [walk(s) for s in range(5)]
@@ -22,7 +24,9 @@ ALPHA = 0.3
 
 @functools.cache
 def calibrated():
-    return alarms.largest_threshold([alarms.scores_by_check(walk(100 + s), REF, DEMOS) for s in range(120)], ALPHA)
+    return alarms.largest_threshold(
+        [alarms.scores_by_check(walk(100 + s), REF, DEMOS) for s in range(120)], ALPHA
+    )
 
 
 def monitor(n=1):

@@ -21,9 +21,15 @@ def walk(seed, length=30, f=12, noise=0.02, speed=1.0):
 
 def plain(cost):
     p, q = cost.shape
-    return d.sinkhorn(cost[None], np.ones((1, p, q), bool), np.full((1, p), 1 / p), np.full((1, q), 1 / q), eps=0.005,
-                      tol=1e-6,
-                      most=20_000)
+    return d.sinkhorn(
+        cost[None],
+        np.ones((1, p, q), bool),
+        np.full((1, p), 1 / p),
+        np.full((1, q), 1 / q),
+        eps=0.005,
+        tol=1e-6,
+        most=20_000,
+    )
 
 
 def test_transport_marginals_are_right_to_a_thousandth():
@@ -60,13 +66,18 @@ def test_a_demonstration_costs_nothing_against_itself_and_a_random_walk_much():
 def test_leaving_demonstrations_out_by_their_bound_changes_nothing():
     demos = [walk(s, length=20 + s, noise=0.3) for s in range(12)]
     ref, x = d.demo_embeddings(demos), walk(99, 25, noise=0.3)
-    assert d.float_index(x, ref, at_once=2).index == pytest.approx(d.float_index(x, ref, at_once=12).index, abs=1e-3)
+    assert d.float_index(x, ref, at_once=2).index == pytest.approx(
+        d.float_index(x, ref, at_once=12).index, abs=1e-3
+    )
 
 
 def test_the_index_compares_with_the_same_elapsed_time_alone():
     ref = d.demo_embeddings([walk(s) for s in range(5)])
     assert d.float_index(walk(9)[:6], ref).index < 0.02
-    assert d.float_index(np.repeat(walk(9)[:1], 12, 0), ref).index > 5 * d.float_index(walk(9)[:12], ref).index  # stuck
+    # stuck
+    assert (
+        d.float_index(np.repeat(walk(9)[:1], 12, 0), ref).index > 5 * d.float_index(walk(9)[:12], ref).index
+    )
 
 
 def test_a_check_takes_less_than_five_milliseconds():
@@ -85,6 +96,7 @@ def test_the_false_alarm_rate_is_kept_on_new_successes(alpha):
 
     def score():
         return np.cumsum(rng.normal(size=rng.integers(20, 40))) + 5 * rng.normal()
+
     rates = []
     for _ in range(60):
         t = d.calibrate([score() for _ in range(160)], alpha)
@@ -93,7 +105,10 @@ def test_the_false_alarm_rate_is_kept_on_new_successes(alpha):
 
 
 def test_too_few_successes_for_a_rate_is_one_clear_line():
-    with pytest.raises(UserError, match="a false-alarm rate of 0.05 needs 78 successful rollouts to calibrate on, there are 7"):
+    with pytest.raises(
+        UserError,
+        match="a false-alarm rate of 0.05 needs 78 successful rollouts to calibrate on, there are 7",
+    ):
         d.calibrate([np.zeros(3)] * 7, 0.05)
     with pytest.raises(UserError, match="needs at least one demonstration"):
         d.demo_embeddings([])
@@ -107,8 +122,10 @@ def test_rollouts_that_fail_are_caught_before_they_end():
 
     def failing(s):
         x = walk(s)
-        x[12:] = x[12] + 0.02 * np.random.default_rng(s).normal(size=x[12:].shape)  # stands still from step 12 on
+        # stands still from step 12 on
+        x[12:] = x[12] + 0.02 * np.random.default_rng(s).normal(size=x[12:].shape)
         return x
+
     t = d.calibrate([series(walk(100 + s)) for s in range(40)], 0.1)
     caught = [d.first_alarm(series(failing(200 + s)), t) for s in range(10)]
     assert np.mean([0 <= c < 29 for c in caught]) == 1 and np.mean([c >= 12 for c in caught]) >= 0.8
@@ -121,7 +138,7 @@ def test_a_rollout_that_outlasts_the_successes_is_an_alarm():
 
 
 def test_the_rewind_point_is_the_last_one_that_was_still_fine():
-    matched, limit = np.array([.1, .1, .2, .1, .6, .7, .9]), np.full(4, 0.3)
+    matched, limit = np.array([0.1, 0.1, 0.2, 0.1, 0.6, 0.7, 0.9]), np.full(4, 0.3)
     assert d.rewind_point(matched, limit) == 3 and d.rewind_point(matched, limit, least=4) == 2
     assert d.rewind_point(np.full(5, 0.9), limit) == 0
 
@@ -139,8 +156,14 @@ def test_the_cheap_alarms_say_what_they_are_named_after():
 def test_a_score_is_judged_among_rollouts_that_run_at_the_same_time_where_the_clock_knows_nothing():
     lengths, failed = [3, 5, 9, 9], [False, False, True, True]
     assert d.auroc_while_running([d.late_score(n) for n in lengths], failed) == 0.5
-    assert d.auroc_while_running([np.full(n, float(f)) for n, f in zip(lengths, failed, strict=True)], failed) == 1.0
-    assert d.auroc_while_running([np.full(n, -float(f)) for n, f in zip(lengths, failed, strict=True)], failed) == 0.0
+    assert (
+        d.auroc_while_running([np.full(n, float(f)) for n, f in zip(lengths, failed, strict=True)], failed)
+        == 1.0
+    )
+    assert (
+        d.auroc_while_running([np.full(n, -float(f)) for n, f in zip(lengths, failed, strict=True)], failed)
+        == 0.0
+    )
     assert np.isnan(d.auroc_while_running([np.zeros(3)], [True]))
 
 
@@ -148,11 +171,16 @@ def test_the_largest_of_normalised_scores_alarms_where_one_of_them_is_strange():
     rng = np.random.default_rng(0)
     a, b = rng.normal(5, 0.1, (40, 10)), rng.normal(-2, 30, (40, 10))  # of two sizes
     scales = [d.by_time(list(x[:20])) for x in (a, b)]
-    good = [d.largest(*(d.normalised(x[i], *s) for x, s in zip((a, b), scales, strict=True))) for i in range(20, 40)]
+    good = [
+        d.largest(*(d.normalised(x[i], *s) for x, s in zip((a, b), scales, strict=True)))
+        for i in range(20, 40)
+    ]
     threshold = d.calibrate(good, 0.2, outlast=False)
     strange = a[0].copy()
     strange[4] = 7.0  # 20 of its own deviations, and far inside the other's
-    alarm = d.first_alarm(d.largest(d.normalised(strange, *scales[0]), d.normalised(b[0], *scales[1])), threshold)
+    alarm = d.first_alarm(
+        d.largest(d.normalised(strange, *scales[0]), d.normalised(b[0], *scales[1])), threshold
+    )
     assert alarm == 4
 
 
@@ -161,18 +189,27 @@ def test_a_state_of_no_demonstration_is_far_at_whatever_time():
     demos = [rng.normal(size=(n, 4)) for n in (7, 12)]
     assert d.far_score(demos[1][::-1], demos).max() < 1e-5
     away = d.far_score(demos[0] + np.array([0, 0, 0, 9.0]), demos)
-    assert np.allclose(away, [min(np.linalg.norm(p - q) for one in demos for q in one) for p in demos[0] + np.array([0, 0, 0, 9.0])])
+    assert np.allclose(
+        away,
+        [
+            min(np.linalg.norm(p - q) for one in demos for q in one)
+            for p in demos[0] + np.array([0, 0, 0, 9.0])
+        ],
+    )
 
 
 def test_the_monitor_alarms_above_its_threshold_and_after_the_last_success_and_never_below():
     ref, point = d.demo_embeddings([walk(s) for s in range(3)]), walk(9)
     far = 9 * np.ones(12)
-    monitor = d.FailureMonitor(ref, d.Threshold(np.full(1, 0.1), np.full(1, 0.01), 1.0, 5), np.full(30, 0.1), 2)
+    monitor = d.FailureMonitor(
+        ref, d.Threshold(np.full(1, 0.1), np.full(1, 0.01), 1.0, 5), np.full(30, 0.1), 2
+    )
     assert [monitor.check(0, x) > 1 for x in point[:8]] == [False] * 6 + [True] * 2
     monitor.begin(0)
     assert [monitor.check(0, x) > 1 for x in point[:3]] == [False] * 3 and monitor.check(0, far) > 1
     assert monitor.rewind_to(0) == 2 and monitor.rewind_to(1) == 0
-    unsure = d.FailureMonitor(ref, d.Threshold(np.zeros(1), np.ones(1), np.inf, 5), np.full(30, 0.1), 1)  # time alone
+    # time alone
+    unsure = d.FailureMonitor(ref, d.Threshold(np.zeros(1), np.ones(1), np.inf, 5), np.full(30, 0.1), 1)
     assert [unsure.check(0, far) > 1 for _ in range(8)] == [False] * 6 + [True] * 2
 
 
@@ -180,9 +217,36 @@ def test_the_monitor_alarms_above_its_threshold_and_after_the_last_success_and_n
 def test_the_comparison_of_detectors_runs_on_a_run_of_today(tmp_path):
     root = Path(__file__).parent.parent
     env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    for command in (["-m", "robo_rl", "train", "--task", "reach", "--algo", "bc", "--preset", "quick", "--demos", "20", "--workers", "0",
-                     "--no-video", "--out", "run"],
-                    [root / "launch/compare_detectors.py", "run", "--rollouts", "60", "--alpha", "0.5", "--out", "table.json"]):
+    for command in (
+        [
+            "-m",
+            "robo_rl",
+            "train",
+            "--task",
+            "reach",
+            "--algo",
+            "bc",
+            "--preset",
+            "quick",
+            "--demos",
+            "20",
+            "--workers",
+            "0",
+            "--no-video",
+            "--out",
+            "run",
+        ],
+        [
+            root / "launch/compare_detectors.py",
+            "run",
+            "--rollouts",
+            "60",
+            "--alpha",
+            "0.5",
+            "--out",
+            "table.json",
+        ],
+    ):
         subprocess.run([sys.executable, *command], cwd=tmp_path, env=env, check=True)
     table = {row["detector"]: row for row in json.loads((tmp_path / "table.json").read_text())}
     assert {"FLOAT", "far", "largest", "largest + time"} <= set(table) and table["largest"]["successes"] > 0

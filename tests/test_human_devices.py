@@ -25,8 +25,10 @@ from robo_rl.human.leader_arm import LeaderArm, tool_of
 from robo_rl.human.reading import Reading, command
 from robo_rl.types import ActionAxis, ControlSpec
 
-AXES = (*(ActionAxis(n, "m", -0.02, 0.02, "delta", "base") for n in ("dx", "dy", "dz")),
-        ActionAxis("gripper", "m", 0.0, 0.08, "absolute"))
+AXES = (
+    *(ActionAxis(n, "m", -0.02, 0.02, "delta", "base") for n in ("dx", "dy", "dz")),
+    ActionAxis("gripper", "m", 0.0, 0.08, "absolute"),
+)
 SPEC = ControlSpec("toy", "t", AXES, 0.02, 100)
 
 
@@ -165,11 +167,20 @@ def test_the_mapping_that_the_page_shows_is_one(tmp_path):
     assert load_mapping(path, "gamepad").dead_man == "BTN_TL"
 
 
-@pytest.mark.parametrize("text, words", [
-    ('{"axes": {"ABS_Q": ["x", 1]}}', "unknown mapping: axes 'ABS_Q'"), ('{"axes": {"ABS_Y": "x"}}', "needs .axis, factor"),
-    ('{"axes": {"ABS_Y": ["x", 2]}}', r"factor must be in \[-1, 1\]"), ('{"buttons": {"BTN_TR": "grip"}}', "one input does one thing"),
-    ('{"buttons": {"BTN_EAST": "jump"}}', "Allowed: .*success"), ('{"deadman": "BTN_TL"}', "did you mean 'dead_man'"),
-    ('{"axes": {}}', "needs axes"), ('{"dead_zone": 1}', "dead_zone must be in"), ('[1]', "mine.json")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ('{"axes": {"ABS_Q": ["x", 1]}}', "unknown mapping: axes 'ABS_Q'"),
+        ('{"axes": {"ABS_Y": "x"}}', "needs .axis, factor"),
+        ('{"axes": {"ABS_Y": ["x", 2]}}', r"factor must be in \[-1, 1\]"),
+        ('{"buttons": {"BTN_TR": "grip"}}', "one input does one thing"),
+        ('{"buttons": {"BTN_EAST": "jump"}}', "Allowed: .*success"),
+        ('{"deadman": "BTN_TL"}', "did you mean 'dead_man'"),
+        ('{"axes": {}}', "needs axes"),
+        ('{"dead_zone": 1}', "dead_zone must be in"),
+        ("[1]", "mine.json"),
+    ],
+)
 def test_a_mapping_that_is_wrong_is_one_clear_line(tmp_path, text, words):
     path = tmp_path / "mine.json"
     path.write_text(text)
@@ -177,7 +188,10 @@ def test_a_mapping_that_is_wrong_is_one_clear_line(tmp_path, text, words):
         load_mapping(path, "gamepad")
 
 
-@pytest.mark.parametrize("code, ends, won", [(NORTH, "terminated", True), (WEST, "terminated", False), (SELECT, "truncated", False)])
+@pytest.mark.parametrize(
+    "code, ends, won",
+    [(NORTH, "terminated", True), (WEST, "terminated", False), (SELECT, "truncated", False)],
+)
 def test_a_mark_ends_the_episode_as_it_says(pipe, code, ends, won):
     env = PointReach(2, limit=100)
     wrapped = InterventionEnv(env, DeviceOperator(gamepad(pipe[0]), env.spec, 2), blend=0)
@@ -187,15 +201,21 @@ def test_a_mark_ends_the_episode_as_it_says(pipe, code, ends, won):
     assert not wrapped.step(still)[4]["mark"].any()
     os.write(pipe[1], key(code))
     _, reward, terminated, truncated, info = wrapped.step(still)
-    assert (terminated | truncated).tolist() == [True, False] and (terminated if ends == "terminated" else truncated)[0]
+    assert (terminated | truncated).tolist() == [True, False] and (
+        terminated if ends == "terminated" else truncated
+    )[0]
     assert info["success"].tolist() == [won, False] and reward.tolist() == [float(won), 0]
     _, reward, *_, info = wrapped.step(still)
     assert not info["mark"].any() and reward[0] == 0
 
 
-def test_attention_lasts_from_the_dead_man_button_to_the_hand_back_and_stopping_in_between_is_part_of_it(pipe):
+def test_attention_lasts_from_the_dead_man_button_to_the_hand_back_and_stopping_in_between_is_part_of_it(
+    pipe,
+):
     now, env = [0.0], PointReach(1, limit=100)
-    wrapped = InterventionEnv(env, DeviceOperator(gamepad(pipe[0]), env.spec, 1, rest=0.25, clock=lambda: now[0]), blend=0)
+    wrapped = InterventionEnv(
+        env, DeviceOperator(gamepad(pipe[0]), env.spec, 1, rest=0.25, clock=lambda: now[0]), blend=0
+    )
     wrapped.reset(seed=0)
     env.goal[:] = 99
     attended = []
@@ -210,7 +230,9 @@ def test_attention_lasts_from_the_dead_man_button_to_the_hand_back_and_stopping_
 def test_taking_over_leaves_the_gripper_as_it_is(pipe):
     now = [0.0]
     operator = DeviceOperator(gamepad(pipe[0]), SPEC, 1, clock=lambda: now[0])
-    closed = OperatorView(np.zeros((1, 4), np.float32), np.float32([[0, 0, 0, -1]]), np.zeros(1, bool), np.array([5]))
+    closed = OperatorView(
+        np.zeros((1, 4), np.float32), np.float32([[0, 0, 0, -1]]), np.zeros(1, bool), np.array([5])
+    )
     os.write(pipe[1], key(TR))
     assert operator.intervene(closed).actions[0, 3] == -1
     os.write(pipe[1], key(SOUTH))
@@ -316,17 +338,29 @@ def test_a_reading_becomes_a_command_of_the_envs_axes():
 
 
 def test_each_axis_is_commanded_as_what_it_is():
-    axes = (ActionAxis("torque", "1", -2, 2, "absolute"), ActionAxis("joint1", "rad", -3, 3, "absolute"),
-            ActionAxis("gripper", "m", 0, 0.08, "absolute"), ActionAxis("panda_finger_joint1", "m", 0, 0.04, "absolute"))
+    axes = (
+        ActionAxis("torque", "1", -2, 2, "absolute"),
+        ActionAxis("joint1", "rad", -3, 3, "absolute"),
+        ActionAxis("gripper", "m", 0, 0.08, "absolute"),
+        ActionAxis("panda_finger_joint1", "m", 0, 0.04, "absolute"),
+    )
     spec, last = ControlSpec("toy", "t", axes, 0.1, 100), np.float32([0.3, 0.5, 1, 1])
     got = command(Reading(np.float32([-1, 0.5, 1, 0, 0, 0]), -1.0, True), spec, last=last)
     assert np.allclose(got, [-1, 0.55, -1, -1])  # a torque is the stick, a position goes on from where it is
 
 
-@pytest.mark.parametrize("text, words", [
-    ("gamepad:/dev/input/event99", "cannot open /dev/input/event99"), ("mouse:/x", "Allowed"),
-    ("gamepad:/a,/b", "a device is kind:file"), ("leader:left,mapping=x", "has no mapping"), ("leader:left", "no device of this"),
-    ("gamepad:/dev/input/event99,mapping=/none.json", "none.json"), ("spacemouse", "no spacemouse is plugged in")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("gamepad:/dev/input/event99", "cannot open /dev/input/event99"),
+        ("mouse:/x", "Allowed"),
+        ("gamepad:/a,/b", "a device is kind:file"),
+        ("leader:left,mapping=x", "has no mapping"),
+        ("leader:left", "no device of this"),
+        ("gamepad:/dev/input/event99,mapping=/none.json", "none.json"),
+        ("spacemouse", "no spacemouse is plugged in"),
+    ],
+)
 def test_a_device_that_is_not_there_is_one_clear_line(text, words):
     with pytest.raises(UserError, match=words):
         open_device(text)

@@ -13,7 +13,8 @@ from robo_rl.human.lost import auroc_once_lost, caught_in_time, expert_wins, los
 
 def test_an_episode_is_lost_after_the_last_check_from_which_somebody_wins():
     assert lost_from([True, True, False, False]) == 2
-    assert lost_from([True, False, True, False]) == 3  # a try that failed is no loss while a later one succeeds
+    # a try that failed is no loss while a later one succeeds
+    assert lost_from([True, False, True, False]) == 3
     assert lost_from([False, False]) == 0
     assert lost_from([False, True]) == -1 and lost_from([]) == -1
 
@@ -24,7 +25,9 @@ def test_the_clock_is_right_about_failures_only_as_often_as_it_is_wrong_about_su
     clock = detect.calibrate([detect.late_score(n) for n in lengths[::2]], 0.1, False)
     quiet = np.mean([detect.first_alarm(detect.late_score(n), clock) < 0 for n in lengths[1::2]])
     late = [detect.first_alarm(detect.late_score(100), clock)] * 30  # failures last to the limit of 100
-    assert min(late) >= 0 and (caught_in_time(late, lengths[1::2]) + quiet) / 2 == pytest.approx(0.5, abs=1e-9)
+    assert min(late) >= 0 and (caught_in_time(late, lengths[1::2]) + quiet) / 2 == pytest.approx(
+        0.5, abs=1e-9
+    )
     assert caught_in_time([0, -1], [5, 7]) == 0.5 and caught_in_time([5, 6], [6]) == 0.5
     assert np.isnan(caught_in_time([], [3]))
 
@@ -45,7 +48,7 @@ def test_a_cube_that_is_pushed_off_the_ledge_is_lost_and_one_that_is_behind_time
     off = {k: v.copy() for k, v in on.items()}
     names = [env.model.joint(j).name for j in range(env.model.njnt)]
     at = 1 + int(env.model.jnt_qposadr[names.index("cube")])  # time, then positions
-    np.testing.assert_allclose(off["physics"][:, at:at + 2], env.scene.pos[0][:2].T, atol=1e-5)
+    np.testing.assert_allclose(off["physics"][:, at : at + 2], env.scene.pos[0][:2].T, atol=1e-5)
     off["physics"][:, at + 1] += 0.3  # beside the ledge
     rows = [{k: v[i] for k, v in s.items()} for s in (on, off) for i in range(3)]
     assert expert_wins(env, rows, 200).tolist() == [True] * 3 + [False] * 3
@@ -69,10 +72,32 @@ def test_pushes_along_the_ledge_take_any_time_and_the_expert_drops_nothing():
 def test_the_comparison_of_ways_to_help_runs_on_a_run_of_today(tmp_path):
     root = Path(__file__).parent.parent
     env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    for command in (["-m", "robo_rl", "train", "--task", "launch.ledge:PushOnLedge", "--algo", "bc", "--preset", "quick", "--demos", "20",
-                     "--bc.updates", "60", "--workers", "0", "--no-video", "--out", tmp_path / "run"],
-                    ["launch/compare_help.py", tmp_path / "run", "--episodes", "4", "--updates", "5", "--ways", "0", "3"]):
-        done = subprocess.run([sys.executable, *command], cwd=root, env=env, check=True, capture_output=True, text=True)
+    for command in (
+        [
+            "-m",
+            "robo_rl",
+            "train",
+            "--task",
+            "launch.ledge:PushOnLedge",
+            "--algo",
+            "bc",
+            "--preset",
+            "quick",
+            "--demos",
+            "20",
+            "--bc.updates",
+            "60",
+            "--workers",
+            "0",
+            "--no-video",
+            "--out",
+            tmp_path / "run",
+        ],
+        ["launch/compare_help.py", tmp_path / "run", "--episodes", "4", "--updates", "5", "--ways", "0", "3"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=root, env=env, check=True, capture_output=True, text=True
+        )
     nobody, recovering = done.stdout.splitlines()[-2:]
     assert nobody.startswith("nobody helps: ") and nobody.count("interventions 0.00") == 1
     assert recovering.startswith("backing out, then corrections") and "interventions 0.00" not in recovering

@@ -15,7 +15,8 @@ from robo_rl.policies import ObsSpec, make_policy
 
 def test_the_longest_wait_is_served_first_and_holds_stay():
     waiting, held = np.array([5.0, 2.0, np.nan, 3.0]), np.array([UNASSIGNED, UNASSIGNED, 0, UNASSIGNED])
-    assert assign(waiting, held, 1).tolist() == [UNASSIGNED, UNASSIGNED, 0, UNASSIGNED]  # the only operator is busy
+    # the only operator is busy
+    assert assign(waiting, held, 1).tolist() == [UNASSIGNED, UNASSIGNED, 0, UNASSIGNED]
     assert assign(waiting, held, 2).tolist() == [UNASSIGNED, 1, 0, UNASSIGNED]
     assert assign(waiting, held, 9).tolist() == [3, 1, 0, 2]
 
@@ -26,8 +27,8 @@ def test_assignment_is_one_to_one_for_any_queue():
         n, m = rng.integers(1, 12), rng.integers(1, 6)
         waiting = np.where(rng.random(n) < 0.5, rng.random(n), np.nan)
         held = np.full(n, UNASSIGNED)
-        taken = rng.permutation(n)[:rng.integers(0, min(n, m) + 1)]
-        held[taken] = rng.permutation(m)[:len(taken)]
+        taken = rng.permutation(n)[: rng.integers(0, min(n, m) + 1)]
+        held[taken] = rng.permutation(m)[: len(taken)]
         out = assign(waiting, held, int(m))
         used = out[out != UNASSIGNED]
         assert len(set(used.tolist())) == len(used) and (used < m).all() and (out[taken] == held[taken]).all()
@@ -41,7 +42,8 @@ def test_a_twin_that_is_the_real_thing_gives_exactly_the_cells_that_fail():
     rates, trials = np.array([0.9, 0.4, 0.0, 0.1, 0.6]), np.full(5, 20_000)
     got = target_starts(rng.binomial(trials, rates), trials, 0.5)
     assert got.tolist() == [1, 3, 2]  # those that succeed at times first
-    assert target_starts(np.array([0, 0]), np.array([0, 5])).tolist() == [1]  # never tried is not known to be hard
+    # never tried is not known to be hard
+    assert target_starts(np.array([0, 0]), np.array([0, 5])).tolist() == [1]
 
 
 # ------------------------------------------------------------ robots with help
@@ -53,7 +55,9 @@ def points(n, operator=None, freeze=False, limit=40):
 
 
 def policy(execute=4):
-    return make_policy(PolicyOptions(horizon=4, execute=execute, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
+    return make_policy(
+        PolicyOptions(horizon=4, execute=execute, hidden=16, layers=1), ObsSpec(state=4, action=2), 0
+    )
 
 
 def test_every_start_becomes_one_episode_whatever_the_number_of_robots():
@@ -67,7 +71,9 @@ def test_every_start_becomes_one_episode_whatever_the_number_of_robots():
 
 
 def test_steps_of_help_are_recorded_and_accounted():
-    person = ScriptedOperatorOptions(notice_time=0.3, disagreement=0.1, reaction_time=0.2, slip_rate=0, until_end=True)
+    person = ScriptedOperatorOptions(
+        notice_time=0.3, disagreement=0.1, reaction_time=0.2, slip_rate=0, until_end=True
+    )
     episodes = []
     _, env = points(2, lambda e: ScriptedOperator(e, person))
     robots = RobotFleet(env, policy(), range(6), on_episode=lambda e, i: episodes.append(e))
@@ -75,9 +81,15 @@ def test_steps_of_help_are_recorded_and_accounted():
         robots.step()
     human = sum(int((e.phase == CORRECTION).sum()) for e in episodes)
     a = robots.stats.summary()
-    assert a["human_steps"] == human > 0 and a["operator_minutes"] == pytest.approx(a["attended_steps"] * 0.1 / 60)
+    assert a["human_steps"] == human > 0 and a["operator_minutes"] == pytest.approx(
+        a["attended_steps"] * 0.1 / 60
+    )
     # the reaction of about two steps is the person's time too, where the episode lasts so long
-    assert human + a["interventions"] <= a["attended_steps"] <= human + 6 * a["help_requests"] + 6 * a["interventions"]
+    assert (
+        human + a["interventions"]
+        <= a["attended_steps"]
+        <= human + 6 * a["help_requests"] + 6 * a["interventions"]
+    )
     assert a["successes"] == 6 and a["interventions"] >= 5 and a["steps"] == sum(len(e) for e in episodes)
     assert a["interventions_per_hour"] == pytest.approx(a["interventions"] / (a["steps"] * 0.1 / 3600))
     for e in episodes:
@@ -88,11 +100,16 @@ def test_an_episode_that_is_cut_ends_with_the_step_after_the_hand_back_and_its_h
     class Once(NoOperator):
         def intervene(self, view):
             wanted = (view.steps >= 3) & (view.steps < 7) | (view.steps > 12)
-            return Intervention(np.ones_like(view.proposed) * 0.3, np.where(wanted, CORRECTION, POLICY).astype(np.uint8))
+            return Intervention(
+                np.ones_like(view.proposed) * 0.3, np.where(wanted, CORRECTION, POLICY).astype(np.uint8)
+            )
+
     for cut in (True, False):
         env, wrapped = points(2, lambda e: Once(), limit=20)
         episodes = []
-        robots = RobotFleet(wrapped, policy(), range(4), on_episode=lambda e, i, to=episodes: to.append(e), cut=cut)
+        robots = RobotFleet(
+            wrapped, policy(), range(4), on_episode=lambda e, i, to=episodes: to.append(e), cut=cut
+        )
         env.goal[:] = 99
         while robots.is_running:
             robots.step()
@@ -110,6 +127,7 @@ def test_waiting_uses_up_no_steps_and_is_not_recorded():
             intervention = super().intervene(view)
             intervention.phase[0] = PAUSE if 5 <= self.now < 100 else POLICY
             return intervention
+
     env, wrapped = points(2, lambda e: Waits(), freeze=True, limit=20)
     got = []
     robots = RobotFleet(wrapped, policy(), [7, 8], on_episode=lambda e, i: got.append((i, len(e), e)))
@@ -117,7 +135,8 @@ def test_waiting_uses_up_no_steps_and_is_not_recorded():
     while robots.is_running:
         robots.step()
     lengths = {i: n for i, n, _ in got}
-    assert lengths == {0: 20, 1: 20} or lengths == {0: 19, 1: 20}  # at most the one step in which it came to rest
+    # at most the one step in which it came to rest
+    assert lengths == {0: 20, 1: 20} or lengths == {0: 19, 1: 20}
     assert robots.stats.pause_steps > 90
 
 
@@ -144,6 +163,7 @@ def test_one_operator_serves_many_failed_robots_one_after_the_other():
         options = ScriptedOperatorOptions(reaction_time=0.2, slip_rate=0, until_end=True, late_share=1)
         made.append(OperatorAssignment(ScriptedOperator(env, options), 1))
         return made[0]
+
     env, wrapped = points(4, make_operator, freeze=True, limit=60)
     got = []
     robots = RobotFleet(wrapped, policy(), range(4), on_episode=lambda e, i: got.append(e), rewindable=True)
@@ -159,12 +179,14 @@ def test_one_operator_serves_many_failed_robots_one_after_the_other():
             break
     assert len(got) == 4 and all(e.success for e in got) and sorted(i for i, _ in back) == [0, 1, 2, 3]
     assert robots.stats.interventions == 4 and made[0].waited_steps > 0
-    assert all((e.phase == CORRECTION).all() for e in got)  # went back to the start: nothing of the policy is left
+    # went back to the start: nothing of the policy is left
+    assert all((e.phase == CORRECTION).all() for e in got)
 
 
 def test_freezing_needs_snapshots():
     class Plain(PointReach):
         get_state = property(lambda self: (_ for _ in ()).throw(AttributeError("get_state")))
+
     with pytest.raises(UserError, match="freeze needs an env with snapshots"):
         InterventionEnv(Plain(1), NoOperator(), freeze=True)
 

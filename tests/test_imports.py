@@ -16,7 +16,8 @@ LAYERS = (
     "types errors geometry",
     "plugins",
     "old_names",
-    "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise tree_credit",
+    "files compiled options contract starts stats advantages corrections losses optim sampling noise "
+    "normalise tree_credit",
     "lora shapes",
     "policies data rewards log journal selection health provenance signals child stored",
     "checkpoint rollout replay results",
@@ -31,13 +32,29 @@ LAYERS = (
     "__main__",
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
-PURE = {*LAYERS[0].split(), *LAYERS[2].split(), *LAYERS[3].split()} - {"files", "compiled"}  # no file, no clock, no process
-SIDE_BY_SIDE = {"sims": {"types", "errors", "plugins", "files", "compiled", "geometry", "contract", "starts"},
-                "controllers": {"geometry", "errors", "files", "compiled"},
-                "world_models": {"types", "files", "lora", "data", "log", "checkpoint", "provenance", "signals",
-                                 *PURE}}  # what of robo_rl the packages beside it may import
-HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
-         "wandb", "transformers", "jax", "numba"]
+# no file, no clock, no process
+PURE = {*LAYERS[0].split(), *LAYERS[2].split(), *LAYERS[3].split()} - {"files", "compiled"}
+SIDE_BY_SIDE = {
+    "sims": {"types", "errors", "plugins", "files", "compiled", "geometry", "contract", "starts"},
+    "controllers": {"geometry", "errors", "files", "compiled"},
+    "world_models": {"types", "files", "lora", "data", "log", "checkpoint", "provenance", "signals", *PURE},
+}  # what of robo_rl the packages beside it may import
+HEAVY = [
+    "torch",
+    "mujoco",
+    "gymnasium",
+    "pyarrow",
+    "av",
+    "tensorboard",
+    "matplotlib",
+    "mani_skill",
+    "sapien",
+    "envpool",
+    "wandb",
+    "transformers",
+    "jax",
+    "numba",
+]
 
 
 def imports(path: Path) -> set[str]:
@@ -92,14 +109,27 @@ def test_packages_beside_robo_rl_import_only_its_first_layers(package):
         names = imports(path)
         wrong = [n for n in names if n.split(".")[0] == "robo_rl" and part(n) not in SIDE_BY_SIDE[package]]
         assert not wrong, f"{path} imports {', '.join(wrong)}"
-        others = {n.split(".")[0] for n in names} & ({"sims", "controllers", "world_models", "tests"} - {package})
+        others = {n.split(".")[0] for n in names} & (
+            {"sims", "controllers", "world_models", "tests"} - {package}
+        )
         assert not others, f"{path} imports {others}"
         if package == "controllers":
             assert not any(n.split(".")[0] == "torch" for n in names), f"{path} runs on the robot: no torch"
 
 
 def test_the_pure_layer_touches_no_file_clock_or_process():
-    impure = {"os", "pathlib", "time", "subprocess", "socket", "shutil", "threading", "multiprocessing", "random", "io"}
+    impure = {
+        "os",
+        "pathlib",
+        "time",
+        "subprocess",
+        "socket",
+        "shutil",
+        "threading",
+        "multiprocessing",
+        "random",
+        "io",
+    }
     for path in sources("robo_rl"):
         if layer_of(path) in PURE:
             assert not {n.split(".")[0] for n in imports(path)} & impure, path
@@ -113,12 +143,15 @@ def module_of(path: Path) -> str:
 def graph() -> dict[str, set[str]]:
     """Module -> the modules of this repository that it imports, at the top or in a function."""
     paths = {module_of(p): p for package in ("robo_rl", *SIDE_BY_SIDE) for p in sources(package)}
-    return {name: {n if n in paths else n.rpartition(".")[0] for n in imports(path)} & {*paths} - {name}
-            for name, path in paths.items()}
+    return {
+        name: {n if n in paths else n.rpartition(".")[0] for n in imports(path)} & {*paths} - {name}
+        for name, path in paths.items()
+    }
 
 
 def circles(of: dict[str, set[str]]) -> list[set[str]]:
     """Sets of modules each of which leads to every other of its set (strongly connected, more than one)."""
+
     def reached(begin: str) -> set[str]:
         seen, open_ = set(), [begin]
         while open_:
@@ -126,6 +159,7 @@ def circles(of: dict[str, set[str]]) -> list[set[str]]:
                 seen.add(name)
                 open_.append(name)
         return seen
+
     leads = {name: reached(name) for name in of}
     found = {frozenset(b for b in leads[a] if a in leads[b]) for a in of if a in leads[a]}
     return [set(c) for c in found]
@@ -160,9 +194,13 @@ def test_simulators_are_loaded_only_where_they_are_made():
 
 
 def loaded(*commands: list[str]) -> dict:
-    """Import robo_rl in a fresh interpreter, then run commands -> {"seconds": of the import, "heavy": modules of
-    HEAVY that are there after it and after each command}."""
-    done = subprocess.run([sys.executable, "-c", f"""
+    """Import robo_rl in a fresh interpreter, then run commands -> {"seconds": of the import, "heavy": modules
+    of HEAVY that are there after it and after each command}."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"""
 import contextlib, io, json, sys, time
 began = time.perf_counter()
 import robo_rl
@@ -173,8 +211,14 @@ for argv in {commands}:
         from robo_rl.cli import main
         main(argv)
     heavy.append([m for m in {HEAVY} if m in sys.modules])
-print(json.dumps({{"heavy": heavy, "seconds": seconds}}))"""],
-                          cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+print(json.dumps({{"heavy": heavy, "seconds": seconds}}))""",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     return json.loads(done.stdout)
 
 
@@ -186,6 +230,7 @@ def test_importing_robo_rl_loads_nothing_heavy_and_is_quick():
 
 def test_help_loads_nothing_heavy():
     from robo_rl.cli import COMMANDS
+
     there = [c for c in COMMANDS if (ROOT / "robo_rl" / "cli" / f"{c}.py").exists()]
     assert {"train", "eval", "collect", "doctor", "report"} <= {*there}
     commands = [["--help"], *([c, "--help"] for c in there)]
@@ -195,23 +240,53 @@ def test_help_loads_nothing_heavy():
 
 def test_a_wrong_name_is_told_before_torch_or_a_simulator_is_loaded():
     """torch takes seconds; a name is looked at before it."""
-    wrong = ["train --sim mujco", "train --task pick_cub", "train --sim maniskill --task PickCub", "train --algo pirl",
-             "train --obs rbg", "train --preset quik", "train --control ee_delt", "train --reward dens", "train --randomise mas",
-             "train --resume nowhere", "train --init nowhere", "collect --task pick_cub", "collect --sim mujco", "eval nowhere",
-             "report nowhere", "correct nowhere", "serve nowhere", "deploy nowhere", "workers nowhere 2", "bench simm", "wm trin",
-             "vla chek", "vla check nowhere", "vla convert nowhere there"]
+    wrong = [
+        "train --sim mujco",
+        "train --task pick_cub",
+        "train --sim maniskill --task PickCub",
+        "train --algo pirl",
+        "train --obs rbg",
+        "train --preset quik",
+        "train --control ee_delt",
+        "train --reward dens",
+        "train --randomise mas",
+        "train --resume nowhere",
+        "train --init nowhere",
+        "collect --task pick_cub",
+        "collect --sim mujco",
+        "eval nowhere",
+        "report nowhere",
+        "correct nowhere",
+        "serve nowhere",
+        "deploy nowhere",
+        "workers nowhere 2",
+        "bench simm",
+        "wm trin",
+        "vla chek",
+        "vla check nowhere",
+        "vla convert nowhere there",
+    ]
     for argv, heavy in zip(wrong, loaded(*(w.split() for w in wrong))["heavy"][1:], strict=True):
         assert not heavy, f"robo_rl {argv} loads {heavy}"
 
 
 def test_every_package_and_its_files_are_in_the_wheel():
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    there = {".".join(p.parent.relative_to(ROOT).parts) for name in ("robo_rl", *SIDE_BY_SIDE)
-             for p in (ROOT / name).rglob("__init__.py")}
+    there = {
+        ".".join(p.parent.relative_to(ROOT).parts)
+        for name in ("robo_rl", *SIDE_BY_SIDE)
+        for p in (ROOT / name).rglob("__init__.py")
+    }
     assert set(config["packages"]) == there
     for name in ("robo_rl", *SIDE_BY_SIDE):
-        packed = {f for pattern in config.get("package-data", {}).get(name, []) for f in (ROOT / name).glob(pattern)}
-        data = {f for f in (ROOT / name).rglob("*") if f.is_file() and f.parent.name != "__pycache__" and f.suffix != ".py"}
+        packed = {
+            f for pattern in config.get("package-data", {}).get(name, []) for f in (ROOT / name).glob(pattern)
+        }
+        data = {
+            f
+            for f in (ROOT / name).rglob("*")
+            if f.is_file() and f.parent.name != "__pycache__" and f.suffix != ".py"
+        }
         assert not data - packed, f"not in the wheel: {data - packed}"
 
 
@@ -222,7 +297,12 @@ def test_every_package_says_that_it_has_types():
 
 def test_every_file_of_launch_is_in_the_wheel_at_its_own_place():
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    packed = {Path(folder) / f.name: f for folder, patterns in folders.items() for pattern in patterns for f in ROOT.glob(pattern)}
+    packed = {
+        Path(folder) / f.name: f
+        for folder, patterns in folders.items()
+        for pattern in patterns
+        for f in ROOT.glob(pattern)
+    }
     there = [f for f in (ROOT / "launch").rglob("*") if f.is_file() and "__pycache__" not in f.parts]
     assert {Path("share/robo_rl") / f.relative_to(ROOT): f for f in there} == packed
 
@@ -234,12 +314,16 @@ def test_tests_and_launch_are_no_packages():
 
 def fresh(code: str) -> str:
     """What `code` prints in a fresh interpreter."""
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
 
 
 def test_the_first_update_of_any_method_loads_no_compiler():
-    """The first step of an optimizer of torch.optim imports torch._dynamo, which takes as long as torch itself."""
-    print(fresh("""
+    """The first step of an optimizer of torch.optim imports torch._dynamo, which takes as long as torch
+    itself."""
+    print(
+        fresh("""
 import sys, torch
 from robo_rl.algos.bc import train
 from robo_rl.algos.credit import Credit, descend
@@ -255,12 +339,14 @@ Temperature(0.1, 1e-3, -1.0).step(torch.ones(4))
 train(policy, lambda n, g: ({'state': torch.ones(n, 3)}, torch.ones(n, 2, 2), torch.ones(n, 2)), BcOptions(updates=1), 0)
 loaded = sorted(m for m in sys.modules if m.split('.')[:2] in (['torch', '_dynamo'], ['torch', '_inductor']))
 assert not loaded, loaded
-"""))
+""")  # noqa: E501
+    )
 
 
 @pytest.mark.parametrize("task", ["pick_cube", "HalfCheetah-v5"])
 def test_what_workers_are_forked_with_has_no_thread_and_no_context_of_a_gpu(task):
-    print(fresh(f"""
+    print(
+        fresh(f"""
 import importlib, sys, threading, sims
 for name in sims.preload("mujoco", {task!r}):
     importlib.import_module(name)
@@ -268,7 +354,8 @@ others = [t for t in threading.enumerate() if t is not threading.main_thread()]
 for t in others:
     t.join(60)  # a timer that was cancelled
 assert threading.active_count() == 1 and not {{"torch.cuda", "mujoco", "glfw"}} & {{*sys.modules}}
-"""))
+""")
+    )
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -294,8 +381,13 @@ def missing_names(trees: dict[str, ast.Module]) -> list[str]:
             if not isinstance(node, ast.ImportFrom) or node.module.split(".")[0] not in ours:
                 continue
             names = there.get(node.module, set())
-            out += [f"{module} imports {node.module}.{a.name}" for a in node.names
-                    if a.name not in names and f"{node.module}.{a.name}" not in trees and "__getattr__" not in names]
+            out += [
+                f"{module} imports {node.module}.{a.name}"
+                for a in node.names
+                if a.name not in names
+                and f"{node.module}.{a.name}" not in trees
+                and "__getattr__" not in names
+            ]
     return out
 
 
@@ -304,7 +396,9 @@ def test_every_name_that_is_imported_from_our_own_files_is_there():
     for name in ("robo_rl", *SIDE_BY_SIDE):
         for path in sources(name):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            trees[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text(encoding="utf-8"))
+            trees[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(
+                path.read_text(encoding="utf-8")
+            )
     assert not missing_names(trees)
     wrong = {"a": ast.parse("x = 1"), "b": ast.parse("def f():\n    from a import x, y")}
     assert missing_names(wrong) == ["b imports a.y"]

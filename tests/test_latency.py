@@ -26,7 +26,11 @@ SPEC = ObsSpec(state=6, action=3, action_names=("a", "b", "c"))
 
 
 def made(tmp_path, **options):
-    policy = make_policy(PolicyOptions(**({"kind": "flow", "hidden": 32, "layers": 2, "horizon": 6, "execute": 3} | options)), SPEC, 0)
+    policy = make_policy(
+        PolicyOptions(**({"kind": "flow", "hidden": 32, "layers": 2, "horizon": 6, "execute": 3} | options)),
+        SPEC,
+        0,
+    )
     with torch.no_grad():
         policy.head.out.weight.mul_(8.0)  # else an untrained chunk does not depend on its noise
         policy.action_norm.mean.copy_(torch.tensor([0.1, 0.0, -0.2]))
@@ -48,7 +52,9 @@ def test_numpy_and_torch_guide_a_chunk_alike_and_towards_the_prefix(tmp_path, ac
     theirs = guided_chunk(policy, tensors, torch.Generator().manual_seed(3), goal, weights, gains).numpy()
     assert np.allclose(ours, theirs, atol=2e-4)
     plain = actor.act(obs, noise, rows=6)
-    assert np.allclose(plain, plain_chunks(policy, tensors, torch.Generator().manual_seed(3))[0].numpy(), atol=1e-4)
+    assert np.allclose(
+        plain, plain_chunks(policy, tensors, torch.Generator().manual_seed(3))[0].numpy(), atol=1e-4
+    )
     assert np.array_equal(plain[:3], actor.act(obs, noise))
     if predict == "velocity":
         assert np.abs(ours - goal)[:2].mean() < 0.7 * np.abs(plain - goal)[:2].mean()
@@ -64,9 +70,16 @@ def test_guidance_is_the_pure_functions_velocity_with_the_policys_own_vjp(tmp_pa
     y = ((goal - norm.mean.numpy()) / norm.std.numpy()).astype(np.float64)
     x = torch.from_numpy(noise)[None].requires_grad_()
     v = policy.velocity(policy.encode({"state": torch.zeros(1, 6)}), x.view(1, 6, 3), torch.ones(1)).flatten()
-    jac = torch.stack([torch.autograd.grad(v[i], x, retain_graph=True)[0][0] for i in range(18)]).numpy()  # dv/dx
-    wanted = guided_velocity(v.detach().numpy().reshape(6, 3), noise.reshape(6, 3), 1.0, y, weights,
-                             vjp=lambda p: (p.ravel() @ (np.eye(18) - jac)).reshape(6, 3))
+    # dv/dx
+    jac = torch.stack([torch.autograd.grad(v[i], x, retain_graph=True)[0][0] for i in range(18)]).numpy()
+    wanted = guided_velocity(
+        v.detach().numpy().reshape(6, 3),
+        noise.reshape(6, 3),
+        1.0,
+        y,
+        weights,
+        vjp=lambda p: (p.ravel() @ (np.eye(18) - jac)).reshape(6, 3),
+    )
     got = actor.act(obs, noise, rows=6, prefix=(goal, weights, [guidance_gain(1.0)]))
     assert np.allclose((got - norm.mean.numpy()) / norm.std.numpy(), noise.reshape(6, 3) - wanted, atol=1e-3)
 
@@ -74,7 +87,10 @@ def test_guidance_is_the_pure_functions_velocity_with_the_policys_own_vjp(tmp_pa
 @pytest.mark.parametrize("predict", ["velocity", "action"])
 def test_a_taught_policy_keeps_the_rows_that_are_given_and_numpy_and_torch_go_on_alike(tmp_path, predict):
     policy, actor = made(tmp_path, predict=predict, commit=4)
-    obs, goal = np.linspace(-1, 1, 6).astype(np.float32), np.random.default_rng(1).uniform(-0.5, 0.5, (6, 3)).astype(np.float32)
+    obs, goal = (
+        np.linspace(-1, 1, 6).astype(np.float32),
+        np.random.default_rng(1).uniform(-0.5, 0.5, (6, 3)).astype(np.float32),
+    )
     noise = torch.randn(1, 18, generator=torch.Generator().manual_seed(3))[0].numpy()
     tensors, plain = {"state": torch.from_numpy(obs)[None]}, actor.act(obs, noise, rows=6)
     for count in (0, 1, 4):
@@ -83,7 +99,10 @@ def test_a_taught_policy_keeps_the_rows_that_are_given_and_numpy_and_torch_go_on
         assert np.allclose(ours, theirs, atol=1e-4) and np.allclose(ours[:count], goal[:count], atol=1e-6)
         assert (np.abs(ours - plain)[count:].max() > 0.01) == (count > 0)
     assert np.array_equal(plain, actor.act(obs, noise, rows=6))  # nothing of it stays
-    for wrong, says in (((goal, 5), "at most 4 rows given"), ((goal[:5], 2), "a prefix has 6 rows of 3 numbers")):
+    for wrong, says in (
+        ((goal, 5), "at most 4 rows given"),
+        ((goal[:5], 2), "a prefix has 6 rows of 3 numbers"),
+    ):
         with pytest.raises(UserError, match=says):
             actor.act(obs, noise, committed=wrong)
         with pytest.raises(UserError, match=says):
@@ -92,19 +111,36 @@ def test_a_taught_policy_keeps_the_rows_that_are_given_and_numpy_and_torch_go_on
 
 @pytest.mark.parametrize("window", [0, 3])
 def test_supervision_teaches_to_go_on_from_given_rows(window):
-    """Chunks of two kinds, all up or all down, that the observation does not tell apart: the given row does."""
-    policy = make_policy(PolicyOptions(kind="flow", hidden=64, layers=2, horizon=6, execute=3, commit=2, predict="action", window=window,
-                                       weigh_errors=window > 0), SPEC, 0)
+    """Chunks of two kinds, all up or all down, that the observation does not tell apart: the given row
+    does."""
+    policy = make_policy(
+        PolicyOptions(
+            kind="flow",
+            hidden=64,
+            layers=2,
+            horizon=6,
+            execute=3,
+            commit=2,
+            predict="action",
+            window=window,
+            weigh_errors=window > 0,
+        ),
+        SPEC,
+        0,
+    )
     g = torch.Generator().manual_seed(0)
 
     def sample(size, generator):
         sign = torch.randint(0, 2, (size, 1, 1), generator=generator) * 2.0 - 1
         return {"state": torch.zeros(size, 6)}, 0.5 * sign.expand(size, 6, 3), torch.ones(size, 6)
+
     bc.train(policy, sample, BcOptions(updates=500, batch=64, lr=4e-3, ema=0.9), 0)
     obs = {"state": torch.zeros(1, 6)}
     for sign in (-1, 1):
         for seed in range(6):
-            rows = committed_chunk(policy, obs, g.manual_seed(seed), np.full((6, 3), 0.5 * sign, np.float32), 1)
+            rows = committed_chunk(
+                policy, obs, g.manual_seed(seed), np.full((6, 3), 0.5 * sign, np.float32), 1
+            )
             assert torch.allclose(rows, torch.full((6, 3), 0.5 * sign), atol=0.2)
     free = {int(plain_chunks(policy, obs, g.manual_seed(seed))[0].mean().sign()) for seed in range(12)}
     assert free == {-1, 1}
@@ -131,20 +167,49 @@ def test_inference_that_takes_more_rows_than_were_taught_is_said_once(capsys):
 def test_only_flows_are_guided_and_only_by_chunks_of_their_shape(tmp_path):
     policy, actor = made(tmp_path)
     with pytest.raises(UserError, match="a prefix has 6 rows of 3 numbers"):
-        actor.act(np.zeros(6, np.float32), rng=np.random.default_rng(0), prefix=(np.zeros((5, 3)), np.zeros(5), [0.0] * 4))
+        actor.act(
+            np.zeros(6, np.float32),
+            rng=np.random.default_rng(0),
+            prefix=(np.zeros((5, 3)), np.zeros(5), [0.0] * 4),
+        )
     with pytest.raises(UserError, match="a prefix has 6 rows of 3 numbers"):
-        guided_chunk(policy, {"state": torch.zeros(1, 6)}, torch.Generator(), np.zeros((6, 2)), np.zeros(6), [0.0] * 4)
+        guided_chunk(
+            policy, {"state": torch.zeros(1, 6)}, torch.Generator(), np.zeros((6, 2)), np.zeros(6), [0.0] * 4
+        )
     gaussian = make_policy(PolicyOptions(kind="gaussian", hidden=16, layers=2, horizon=6, execute=3), SPEC, 0)
     with pytest.raises(UserError, match="guides flow policies alone"):
-        guided_chunk(gaussian, {"state": torch.zeros(1, 6)}, torch.Generator(), np.zeros((6, 3)), np.zeros(6), [0.0] * 4)
+        guided_chunk(
+            gaussian,
+            {"state": torch.zeros(1, 6)},
+            torch.Generator(),
+            np.zeros((6, 3)),
+            np.zeros(6),
+            [0.0] * 4,
+        )
 
 
-# ---- asynchronous execution behind a mask (Xiaomi-Robotics-0) -----------------------------------------------------------
+# ---- asynchronous execution behind a mask (Xiaomi-Robotics-0) ----------------------------------------------
 
 
 def windowed(window, **options):
-    return make_policy(PolicyOptions(**({"kind": "flow", "hidden": 32, "layers": 1, "horizon": 8, "execute": 4, "commit": 3,
-                                         "window": window} | options)), SPEC, 0)
+    return make_policy(
+        PolicyOptions(
+            **(
+                {
+                    "kind": "flow",
+                    "hidden": 32,
+                    "layers": 1,
+                    "horizon": 8,
+                    "execute": 4,
+                    "commit": 3,
+                    "window": window,
+                }
+                | options
+            )
+        ),
+        SPEC,
+        0,
+    )
 
 
 def test_the_mask_is_a_sink_and_a_band():
@@ -158,8 +223,12 @@ def test_rows_that_are_not_given_stand_ten_places_further_back_and_given_ones_ar
     assert row_places(torch.tensor([5, 2]), given, 4, 2).tolist() == [[5, 6, 17, 18], [12, 13, 14, 15]]
     assert row_places(torch.tensor([5]), given[:1], 4, 0).tolist() == [[5, 6, 7, 8]]
     times = row_times(t, given, 4, 8)
-    assert torch.equal(times[0, :2], time_embedding(torch.zeros(2), 8)) and torch.equal(times[0, 2], time_embedding(t, 8)[0])
-    assert torch.equal(row_times(t, None, 4, 8)[:, 3], time_embedding(t, 8)) and torch.equal(times[1], row_times(t, None, 4, 8)[1])
+    assert torch.equal(times[0, :2], time_embedding(torch.zeros(2), 8)) and torch.equal(
+        times[0, 2], time_embedding(t, 8)[0]
+    )
+    assert torch.equal(row_times(t, None, 4, 8)[:, 3], time_embedding(t, 8)) and torch.equal(
+        times[1], row_times(t, None, 4, 8)[1]
+    )
     policy = windowed(3)
     context, _ = policy.commit(policy.encode({"state": torch.zeros(2, 6)}), torch.tensor([0, 2]))
     places = torch.tensor([[0, *range(11, 19)], [0, 1, 2, *range(13, 19)]])
@@ -172,12 +241,17 @@ def test_a_row_behind_the_window_does_not_see_the_rows_that_are_given_and_all_se
     given, _ = policy.commit(context, torch.tensor([2]))
 
     def v(context, x):
-        return policy.head(policy.head.embed(context), x.flatten(1), policy.head.time(torch.tensor([0.5]))).view(8, 3)
+        return policy.head(
+            policy.head.embed(context), x.flatten(1), policy.head.time(torch.tensor([0.5]))
+        ).view(8, 3)
+
     plain = v(given, x)
     for row in range(8):
         moved = x.clone()
         moved[0, row] += 1.0
-        assert (v(given, moved) - plain).abs().amax(1).gt(1e-6).tolist() == [row <= h < row + 3 for h in range(8)]
+        assert (v(given, moved) - plain).abs().amax(1).gt(1e-6).tolist() == [
+            row <= h < row + 3 for h in range(8)
+        ]
     other = policy.commit(policy.encode({"state": torch.randn(1, 6)}), torch.tensor([2]))[0]
     assert (v(other, x) - plain).abs().amax(1).gt(1e-4).all()
 
@@ -208,14 +282,20 @@ def test_entries_count_by_their_error_over_the_mean_one():
     same = windowed(2)
     same.load_state_dict(policy.state_dict())
     rows = {"state": torch.randn(5, 6)}, torch.randn(5, 8, 3), torch.ones(5, 8)
-    assert policy.bc_loss(*rows, torch.Generator().manual_seed(0)) > same.bc_loss(*rows, torch.Generator().manual_seed(0))
+    assert policy.bc_loss(*rows, torch.Generator().manual_seed(0)) > same.bc_loss(
+        *rows, torch.Generator().manual_seed(0)
+    )
 
 
 def test_a_window_is_for_flows_of_rows_and_runs_on_torch(tmp_path):
-    for options, says in (({"kind": "gaussian"}, "policy.window goes with policy.kind flow, pi0"), ({"hidden": 33}, "even policy.hidden"),
-                          ({"noise": "learned"}, "policy.noise sde or cps"), ({"window": 9}, "policy.window"),
-                          ({"kind": "pi0", "commit": 2, "commit_least": 1}, "go with policy.kind flow, got pi0"),
-                          ({"kind": "xvla", "window": 0, "weigh_errors": True}, "policy.weigh_errors goes with flow")):
+    for options, says in (
+        ({"kind": "gaussian"}, "policy.window goes with policy.kind flow, pi0"),
+        ({"hidden": 33}, "even policy.hidden"),
+        ({"noise": "learned"}, "policy.noise sde or cps"),
+        ({"window": 9}, "policy.window"),
+        ({"kind": "pi0", "commit": 2, "commit_least": 1}, "go with policy.kind flow, got pi0"),
+        ({"kind": "xvla", "window": 0, "weigh_errors": True}, "policy.weigh_errors goes with flow"),
+    ):
         with pytest.raises(UserError, match=says):
             PolicyOptions(**({"window": 2, "horizon": 8, "execute": 4} | options))
     save_checkpoint(tmp_path / "ckpt", windowed(2), {}, {"step": 0, "best": {"step": -1}})
@@ -228,7 +308,7 @@ def test_a_window_is_for_flows_of_rows_and_runs_on_torch(tmp_path):
     assert not in_numpy({"kind": "flow", "window": 2}, spec) and in_numpy({"kind": "flow", "window": 0}, spec)
 
 
-# ---- in simulated time -------------------------------------------------------------------------------------------------
+# ---- in simulated time -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.2])
@@ -242,20 +322,26 @@ def test_a_chunk_comes_late_by_its_latency_and_what_was_missed_is_made_up(latenc
         rows = np.zeros((40, axes))
         rows[:, 0], rows[:, 6] = 0.2, 1.0
         if prefix is not None:
-            rows[:prefix.end] = prefix.rows[:prefix.end]
+            rows[: prefix.end] = prefix.rows[: prefix.end]
         return rows
+
     out = evaluate_late(env, decide, 20, np.array([5, 6]), latency=latency, chunking="rtc")
     late = round(latency / env.spec.period)
     assert out["starved"] == [late] * 2 and len(out["success"]) == 2 and asked[0][1] is None
     prefixes = [p for _, p in asked if p is not None]
     assert prefixes and all(isinstance(p, Prefix) for p in prefixes) and prefixes[-1].delay == late
-    assert np.allclose(prefixes[-1].rows[:prefixes[-1].end, 0], 0.2, atol=1e-6) or late
-    assert max(out["seam"]) < (0.81 if latency else 1e-6)  # made up at whole actions, 1.0, then 0.2; chunks agree
+    assert np.allclose(prefixes[-1].rows[: prefixes[-1].end, 0], 0.2, atol=1e-6) or late
+    # made up at whole actions, 1.0, then 0.2; chunks agree
+    assert max(out["seam"]) < (0.81 if latency else 1e-6)
     env.close()
 
 
 def test_options_that_make_no_sense_are_named():
-    for wrong, says in (({"latency": 0.2}, "--latency needs --chunking"), ({"chunking": "rtx"}, "rtx"), ({"latency": -1.0}, "--latency"),
-                        ({"chunking": "rtc", "on": "dds"}, "simulated time")):
+    for wrong, says in (
+        ({"latency": 0.2}, "--latency needs --chunking"),
+        ({"chunking": "rtx"}, "rtx"),
+        ({"latency": -1.0}, "--latency"),
+        ({"chunking": "rtc", "on": "dds"}, "simulated time"),
+    ):
         with pytest.raises(UserError, match=says):
             EvalConfig(**wrong)

@@ -10,8 +10,8 @@ from robo_rl.runtime.ledger import Ledger
 
 
 def test_a_thousand_random_schedules_keep_every_count_and_the_bound():
-    """Workers of any speed with one lease or many that die, come back, leave for good, join or hand over rubbish, and a
-    learner that dies."""
+    """Workers of any speed with one lease or many that die, come back, leave for good, join or hand over
+    rubbish, and a learner that dies."""
     for seed in range(1000):
         rng = random.Random(seed)
         workers, eta, decisions = rng.randint(1, 5), rng.randint(0, 4), rng.randint(1, 6)
@@ -56,13 +56,22 @@ def test_a_thousand_random_schedules_keep_every_count_and_the_bound():
         assert len({u for uids in order for u in uids}) == sum(map(len, order))  # nothing twice
         if point:  # the learner dies: what it took since comes again in the same order
             again = Ledger(batch, eta, slots, book.shares)
-            again.recover([led.Fragment(*(getattr(f, k) for k in led.Fragment.__slots__))
-                           for f in book.fragments.values()], *point[:4])
-            for uids in order[point[4]:]:
+            again.recover(
+                [
+                    led.Fragment(*(getattr(f, k) for k in led.Fragment.__slots__))
+                    for f in book.fragments.values()
+                ],
+                *point[:4],
+            )
+            for uids in order[point[4] :]:
                 assert [f.uid for f in again.take()] == uids
                 again.publish(again.version + 1)
                 again.check()
-            assert (again.version, again.next_batch, again.taken) == (book.version, book.next_batch, book.taken)
+            assert (again.version, again.next_batch, again.taken) == (
+                book.version,
+                book.next_batch,
+                book.taken,
+            )
 
 
 def test_synchronous_work_is_one_fixed_share_of_each_worker():
@@ -148,7 +157,11 @@ def test_a_dead_worker_s_fragment_goes_to_its_successor_as_another_attempt():
 
 def test_a_synchronous_batch_of_several_rounds_gives_each_worker_as_many_fragments():
     book = Ledger(24, 0, 8, {0: (2, 3), 1: (2, 3)})
-    assert book.rounds() == 2 and Ledger(25, 0, 8, {0: (2, 3)}).rounds() == 0 and Ledger(4, 0, 8, {0: (2, 3)}).rounds() == 1
+    assert (
+        book.rounds() == 2
+        and Ledger(25, 0, 8, {0: (2, 3)}).rounds() == 0
+        and Ledger(4, 0, 8, {0: (2, 3)}).rounds() == 1
+    )
     first, second = book.lease(0), book.lease(0, more=True)
     assert second.uid != first.uid and book.lease(0, more=True) is None  # its two shares
     book.seal(first.uid, 1, 0)  # half of the first is given back: as much is left to lease
@@ -163,8 +176,16 @@ def test_fragments_taken_one_by_one_count_as_those_of_a_whole_batch_do():
     for f in leases:
         book.seal(f.uid, 2, 0)
     assert book.ready() == 12
-    assert book.take_from(0, last=False) is leases[0] and (book.taken, book.next_batch, book.ready()) == (6, 0, 6)
-    assert book.take_from(1, last=True) is leases[1] and (book.taken, book.next_batch, book.ready()) == (12, 1, 0)
+    assert book.take_from(0, last=False) is leases[0] and (book.taken, book.next_batch, book.ready()) == (
+        6,
+        0,
+        6,
+    )
+    assert book.take_from(1, last=True) is leases[1] and (book.taken, book.next_batch, book.ready()) == (
+        12,
+        1,
+        0,
+    )
     book.publish(1)
     assert sorted(book.commit()) == [leases[0].slot, leases[1].slot] and book.committed == 12
     book.check()
@@ -254,7 +275,9 @@ def test_of_a_workers_finished_fragments_the_oldest_is_taken_first():
     leases = [book.lease(0, more=True) for _ in range(3)]
     for f in reversed(leases):
         book.seal(f.uid, 1, 0)
-    assert [book.take_from(0, last=False).uid for _ in range(3)] == [0, 1, 2] and book.take_from(0, last=True) is None
+    assert [book.take_from(0, last=False).uid for _ in range(3)] == [0, 1, 2] and book.take_from(
+        0, last=True
+    ) is None
 
 
 def test_what_was_admitted_under_a_wider_bound_stays_when_it_is_lowered():

@@ -1,4 +1,5 @@
-"""LeRobot's policies in our envs: the worker, what goes over its socket, mistakes, and LeRobot itself where it is installed."""
+"""LeRobot's policies in our envs: the worker, what goes over its socket, mistakes, and LeRobot itself where
+it is installed."""
 
 import contextlib
 import json
@@ -21,7 +22,14 @@ from robo_rl.evaluation import evaluate
 from robo_rl.experiment.console import open_session
 from robo_rl.experiment.deploy import DeployOptions, deploy
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
-from robo_rl.experiment.lerobot_policy import VARIABLE, LeRobotClient, LeRobotPolicy, find_python, for_console, parse_cameras
+from robo_rl.experiment.lerobot_policy import (
+    VARIABLE,
+    LeRobotClient,
+    LeRobotPolicy,
+    find_python,
+    for_console,
+    parse_cameras,
+)
 from robo_rl.experiment.lerobot_worker import FrameSocket, LeRobotModel, answer_questions
 from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.policies import ObsSpec
@@ -31,7 +39,9 @@ SPEC = ObsSpec(state=3, action=2, views=("front", "wrist"), image_size=8, langua
 ABOUT = {"type": "act", "state": 3, "action": 2, "views": ["front", "wrist"], "horizon": 5, "history": False}
 REAL = os.environ.get(VARIABLE, "")
 FAKE = {  # of LeRobot, what the worker asks for: a policy whose actions are sums of what it sees
-    "lerobot/__init__.py": "", "lerobot/configs/__init__.py": "", "lerobot/policies/__init__.py": "",
+    "lerobot/__init__.py": "",
+    "lerobot/configs/__init__.py": "",
+    "lerobot/policies/__init__.py": "",
     "lerobot/configs/policies.py": """
 import json, types
 class Feature:
@@ -79,14 +89,24 @@ def make_pre_post_processors(config, pretrained_path, preprocessor_overrides):
         assert x.ndim == 2
         return x * 2
     return (lambda batch: batch), after
-"""}
+""",  # noqa: E501
+}
 
 
 def policy_folder(path: Path, **changes) -> Path:
     path.mkdir(parents=True, exist_ok=True)
-    config = {"type": "act", "n_obs_steps": 1, "chunk_size": 5, "actions": 2, "input_features": {
-        "observation.state": [3], "observation.images.front": [3, 8, 8], "observation.images.wrist": [3, 8, 8],
-        "observation.images.empty_camera_0": [3, 8, 8]}} | changes
+    config = {
+        "type": "act",
+        "n_obs_steps": 1,
+        "chunk_size": 5,
+        "actions": 2,
+        "input_features": {
+            "observation.state": [3],
+            "observation.images.front": [3, 8, 8],
+            "observation.images.wrist": [3, 8, 8],
+            "observation.images.empty_camera_0": [3, 8, 8],
+        },
+    } | changes
     (path / "config.json").write_text(json.dumps(config))
     return path
 
@@ -108,8 +128,10 @@ def fake(tmp_path, monkeypatch):
 
 def observation(n=3, seed=0):
     rng = np.random.default_rng(seed)
-    return {"state": rng.normal(size=(n, 3)).astype(np.float32), "task": np.array(["push", "pull it", "push"])[:n]} | {
-        f"image/{v}": rng.integers(0, 256, (n, 8, 8, 3), dtype=np.uint8) for v in SPEC.views}
+    return {
+        "state": rng.normal(size=(n, 3)).astype(np.float32),
+        "task": np.array(["push", "pull it", "push"])[:n],
+    } | {f"image/{v}": rng.integers(0, 256, (n, 8, 8, 3), dtype=np.uint8) for v in SPEC.views}
 
 
 def expected(obs):
@@ -123,7 +145,9 @@ class BesideIt(LeRobotPolicy):
 
     def __init__(self, model, tmp_path, **changes):
         self.model = model
-        super().__init__(str(policy_folder(tmp_path / "policy")), "python", **{"spec": SPEC, "execute": 4} | changes)
+        super().__init__(
+            str(policy_folder(tmp_path / "policy")), "python", **{"spec": SPEC, "execute": 4} | changes
+        )
 
     def _start(self):
         ours, theirs = socket.socketpair()
@@ -132,6 +156,7 @@ class BesideIt(LeRobotPolicy):
         def work():
             with theirs, contextlib.suppress(OSError):
                 answer_questions(FrameSocket(theirs), self.model)
+
         threading.Thread(target=work, daemon=True).start()
         return FrameSocket(ours)
 
@@ -158,7 +183,9 @@ def test_a_policy_in_another_python_sees_names_and_words_and_its_chunks_come_bac
         assert policy.about["views"] == ["front", "wrist"] and policy.about["horizon"] == 5
         want = 2 * (expected(obs)[:, None, None] + np.arange(5, dtype=np.float32)[:, None] + noise[..., :2])
         np.testing.assert_allclose(policy.chunks(obs, noise), want, rtol=1e-5)
-        assert policy(obs).shape == (3, 4, 2) and not np.array_equal(policy(obs), policy(obs)), "each decision has noise of its own"
+        assert policy(obs).shape == (3, 4, 2) and not np.array_equal(policy(obs), policy(obs)), (
+            "each decision has noise of its own"
+        )
         place = policy.place
     assert policy.process.poll() is not None and not place.exists()
 
@@ -171,7 +198,9 @@ def test_the_models_side_by_itself_takes_what_the_socket_carries(fake, tmp_path)
         got = model.act(arrays, list(map(str, obs["task"])), 0)
         np.testing.assert_allclose(got[:, 0, 0], 2 * (expected(obs) + 100 * count), rtol=1e-5)
     model.reset()
-    np.testing.assert_allclose(model.act(arrays, list(map(str, obs["task"])), 0)[:, 0, 1], 2 * (expected(obs) + 100), rtol=1e-5)
+    np.testing.assert_allclose(
+        model.act(arrays, list(map(str, obs["task"])), 0)[:, 0, 1], 2 * (expected(obs) + 100), rtol=1e-5
+    )
 
 
 def test_what_is_not_there_or_does_not_load_is_one_line(fake, tmp_path, monkeypatch):
@@ -182,7 +211,9 @@ def test_what_is_not_there_or_does_not_load_is_one_line(fake, tmp_path, monkeypa
         find_python("/no/python")
     with pytest.raises(UserError, match="no policy folder of LeRobot"):
         LeRobotPolicy(str(tmp_path), fake, SPEC, 4)
-    with pytest.raises(UserError, match="policy .* in python: ValueError: Policy type 'gone' is not available"):
+    with pytest.raises(
+        UserError, match="policy .* in python: ValueError: Policy type 'gone' is not available"
+    ):
         BesideIt(Says(error="ValueError: Policy type 'gone' is not available."), tmp_path)
     with pytest.raises(ValueError, match="Policy type 'gone' is not available"):
         LeRobotModel(str(policy_folder(tmp_path / "gone", type="gone")))
@@ -193,23 +224,38 @@ def test_what_is_not_there_or_does_not_load_is_one_line(fake, tmp_path, monkeypa
         LeRobotPolicy(str(policy_folder(tmp_path / "p")), str(ends), SPEC, 4)
 
 
-@pytest.mark.parametrize(("about", "changes", "line"), [
-    ({"state": 4}, {}, "takes a state of 4 numbers and gives 2, the env has 3 and 2"),
-    ({"views": ["top"]}, {}, "looks through top, the env has front, wrist; say which is which: --lerobot-cameras"),
-    ({"views": ["top"]}, {"cameras": {"top": "left"}}, r"looks through top \(our left\)"),
-    ({"horizon": 3}, {}, "gives chunks of 3 steps, the run executes 4: --execute 3"),
-    ({"horizon": 1, "history": True}, {}, "looks back, so it decides every step, the run executes 4: --execute 1")])
+@pytest.mark.parametrize(
+    ("about", "changes", "line"),
+    [
+        ({"state": 4}, {}, "takes a state of 4 numbers and gives 2, the env has 3 and 2"),
+        (
+            {"views": ["top"]},
+            {},
+            "looks through top, the env has front, wrist; say which is which: --lerobot-cameras",
+        ),
+        ({"views": ["top"]}, {"cameras": {"top": "left"}}, r"looks through top \(our left\)"),
+        ({"horizon": 3}, {}, "gives chunks of 3 steps, the run executes 4: --execute 3"),
+        (
+            {"horizon": 1, "history": True},
+            {},
+            "looks back, so it decides every step, the run executes 4: --execute 1",
+        ),
+    ],
+)
 def test_a_policy_of_another_robot_is_one_line(about, changes, line, tmp_path):
     with pytest.raises(UserError, match=line):
         BesideIt(Says(**about), tmp_path, **changes)
 
 
-@pytest.mark.parametrize(("answer", "line"), [
-    (np.full((3, 5, 2), np.nan, np.float32), "actions that are not finite"),
-    (np.zeros((3, 2), np.float32), r"gives no actions \[3, H, 2\], got \(3, 2\)"),
-    (np.zeros((3, 2, 2), np.float32), "gives chunks of 2 steps, the run executes 4: --execute 2"),
-    (RuntimeError("out of\nmemory"), r"RuntimeError: out of\?memory"),
-])
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (np.full((3, 5, 2), np.nan, np.float32), "actions that are not finite"),
+        (np.zeros((3, 2), np.float32), r"gives no actions \[3, H, 2\], got \(3, 2\)"),
+        (np.zeros((3, 2, 2), np.float32), "gives chunks of 2 steps, the run executes 4: --execute 2"),
+        (RuntimeError("out of\nmemory"), r"RuntimeError: out of\?memory"),
+    ],
+)
 def test_what_a_policy_answers_is_looked_at(answer, line, tmp_path):
     with contextlib.closing(BesideIt(Says(answer), tmp_path)) as policy, pytest.raises(UserError, match=line):
         policy(observation())
@@ -229,16 +275,22 @@ def test_cameras_go_by_other_names_if_asked(tmp_path):
             return super().act(arrays, tasks, seed)
 
     model, obs = Looks(views=["top"]), observation()
-    assert parse_cameras("top=wrist,side=front") == {"top": "wrist", "side": "front"} and parse_cameras("") == {}
+    assert (
+        parse_cameras("top=wrist,side=front") == {"top": "wrist", "side": "front"} and parse_cameras("") == {}
+    )
     with pytest.raises(UserError, match="--lerobot-cameras names"):
         parse_cameras("top")
     with contextlib.closing(BesideIt(model, tmp_path, cameras={"top": "wrist"})) as policy:
         policy(obs)
-    assert np.array_equal(model.got["image/top"], obs["image/wrist"]) and set(model.got) == {"state", "image/top"}
+    assert np.array_equal(model.got["image/top"], obs["image/wrist"]) and set(model.got) == {
+        "state",
+        "image/top",
+    }
 
 
 def test_it_acts_in_the_place_of_a_runs_policy_and_hears_when_episodes_begin(tmp_path):
     from toys import PointReach
+
     spec = ObsSpec(state=4, action=2)
     model = Says(state=4, views=[])
     with contextlib.closing(BesideIt(model, tmp_path, spec=spec, seed=3)) as policy:
@@ -250,8 +302,12 @@ def test_it_acts_in_the_place_of_a_runs_policy_and_hears_when_episodes_begin(tmp
 @pytest.mark.slow
 def test_eval_takes_it_by_its_folder(fake, tmp_path):
     run = write_run(tmp_path / "run", state=36)
-    folder = policy_folder(tmp_path / "p", actions=7, chunk_size=8, input_features={"observation.state": [36]})
-    options = EvalConfig(checkpoint="last", episodes=2, envs=2, max_steps=8, policy=f"lerobot:{folder}", lerobot_python=fake)
+    folder = policy_folder(
+        tmp_path / "p", actions=7, chunk_size=8, input_features={"observation.state": [36]}
+    )
+    options = EvalConfig(
+        checkpoint="last", episodes=2, envs=2, max_steps=8, policy=f"lerobot:{folder}", lerobot_python=fake
+    )
     found = evaluate_checkpoint(run, options)
     assert found["policy"] == f"lerobot:{folder}" and len(found["success"]) == 2
 
@@ -300,7 +356,9 @@ def test_an_arms_policy_that_says_nothing_or_ends_or_refuses_is_one_line(tmp_pat
             return super().act(arrays, tasks, seed)
 
     now = [0.0]
-    client = LeRobotClient(BesideIt(Sleeps(), tmp_path / "a"), "push", patience=0.0, deadline=3.0, clock=lambda: now[0])
+    client = LeRobotClient(
+        BesideIt(Sleeps(), tmp_path / "a"), "push", patience=0.0, deadline=3.0, clock=lambda: now[0]
+    )
     client.ask(one_observation(), 0.0)
     now[0] = 2.9
     assert client.poll(0.1) is None
@@ -324,8 +382,15 @@ def test_an_arms_policy_that_says_nothing_or_ends_or_refuses_is_one_line(tmp_pat
 def test_deploy_takes_it_by_its_folder_and_holds_the_arm_when_it_ends(fake, tmp_path):
     run, said = write_run(tmp_path / "run", state=36), []
     folder = policy_folder(tmp_path / "p", **BLIND, gain=0.0, dies=3)
-    options = DeployOptions(run=str(run), transport="inprocess", speed=1.5, seconds=4.0, policy=f"lerobot:{folder}", lerobot_python=fake,
-                            execute=5)
+    options = DeployOptions(
+        run=str(run),
+        transport="inprocess",
+        speed=1.5,
+        seconds=4.0,
+        policy=f"lerobot:{folder}",
+        lerobot_python=fake,
+        execute=5,
+    )
     with pytest.raises(UserError, match=r"ended \(out of memory\); the arm was braked and holds"):
         deploy(options, said.append, said.append)
     assert re.match(r"[12] chunks", said[0]), said  # one was to warm up
@@ -334,13 +399,17 @@ def test_deploy_takes_it_by_its_folder_and_holds_the_arm_when_it_ends(fake, tmp_
 def test_console_takes_it_by_its_folder_and_its_end_is_one_line(fake, tmp_path):
     pytest.importorskip("websockets", reason="needs robo_rl[console]")
     run, folder = write_run(tmp_path / "run", state=36), policy_folder(tmp_path / "p", **BLIND, gain=0.001)
-    session, _ = open_session(ConsoleOptions(run=str(run), robots=2, policy=f"lerobot:{folder}", lerobot_python=fake, execute=5))
+    session, _ = open_session(
+        ConsoleOptions(run=str(run), robots=2, policy=f"lerobot:{folder}", lerobot_python=fake, execute=5)
+    )
     try:
         policy = session.fleet.policy
         seen = session.fleet.obs["state"].sum(1) + np.array([len(str(t)) for t in session.fleet.obs["task"]])
         assert session.fleet.execute == 5 and policy.answer < 60
         rows = session.fleet.plan()
-        assert rows.shape == (2, 7) and np.allclose(rows[:, 0] - rows[0, 0], 0.002 * (seen - seen[0]), atol=1e-4)
+        assert rows.shape == (2, 7) and np.allclose(
+            rows[:, 0] - rows[0, 0], 0.002 * (seen - seen[0]), atol=1e-4
+        )
         assert (rows[:, 0] >= 0.002 * seen - 1e-4).all() and (rows[:, 0] <= 0.002 * (seen + 1) + 1e-4).all()
         policy.process.kill()
         policy.process.wait()
@@ -361,12 +430,20 @@ def test_a_policy_that_looks_back_is_none_for_the_console(fake, tmp_path):
         for_console(BesideIt(Back(), tmp_path, execute=1))
 
 
-@pytest.mark.parametrize(("make", "mistake", "line"), [
-    (DeployOptions, {"lerobot_python": "python"}, "--lerobot-python goes with --policy lerobot:FOLDER"),
-    (DeployOptions, {"execute": 3, "policy": "process"}, "--execute goes with --policy lerobot:FOLDER"),
-    (DeployOptions, {"policy": "lerobot:p", "chunking": "rtc"}, "--chunking rtc asks for rows that agree with others"),
-    (ConsoleOptions, {"policy": "process"}, "--policy is lerobot:FOLDER"),
-    (ConsoleOptions, {"lerobot_cameras": "a=b"}, "--lerobot-cameras goes with --policy lerobot:FOLDER")])
+@pytest.mark.parametrize(
+    ("make", "mistake", "line"),
+    [
+        (DeployOptions, {"lerobot_python": "python"}, "--lerobot-python goes with --policy lerobot:FOLDER"),
+        (DeployOptions, {"execute": 3, "policy": "process"}, "--execute goes with --policy lerobot:FOLDER"),
+        (
+            DeployOptions,
+            {"policy": "lerobot:p", "chunking": "rtc"},
+            "--chunking rtc asks for rows that agree with others",
+        ),
+        (ConsoleOptions, {"policy": "process"}, "--policy is lerobot:FOLDER"),
+        (ConsoleOptions, {"lerobot_cameras": "a=b"}, "--lerobot-cameras goes with --policy lerobot:FOLDER"),
+    ],
+)
 def test_options_of_an_arm_and_of_the_console_that_say_nothing_are_one_line(make, mistake, line):
     with pytest.raises(UserError, match=line):
         make(run="x", **mistake)
@@ -412,11 +489,12 @@ for part in (policy, before, after):
     part.save_pretrained(out / "policy")
 import transformers
 print(transformers.__version__)
-"""
+"""  # noqa: E501
 
 
 def place_as_transformers_4(policy):
-    """transformers 4 gives patch k of a row the place k - 1 (the first keeps its own): k / n (1 - 1e-6) lies below the k-th of n bounds."""
+    """transformers 4 gives patch k of a row the place k - 1 (the first keeps its own): k / n (1 - 1e-6) lies
+    below the k-th of n bounds."""
     table = next(p for name, p in policy.trunk.vision.named_parameters() if name.startswith("place"))
     side = int(len(table.view(-1, table.shape[-1])) ** 0.5)
     at = (torch.arange(side) - 1).clamp(min=0)
@@ -425,20 +503,31 @@ def place_as_transformers_4(policy):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot")
+@pytest.mark.skipif(
+    not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot"
+)
 @pytest.mark.timeout(1800)
 def test_a_tiny_smolvla_that_lerobot_saved_does_the_same_in_its_own_environment_and_in_ours(tmp_path):
     from robo_rl.options import PolicyOptions
     from robo_rl.policies import make_policy, obs_tensors
+
     alone = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([REAL, "-c", MAKE, str(tmp_path)], capture_output=True, text=True, env=alone, check=False)
+    done = subprocess.run(
+        [REAL, "-c", MAKE, str(tmp_path)], capture_output=True, text=True, env=alone, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     folder = tmp_path / "policy"
     spec = ObsSpec(state=5, action=3, views=("front", "wrist"), image_size=32, language=True, text=256)
-    ours = make_policy(PolicyOptions(kind="smolvla", folder=str(folder), words=str(tmp_path / "vlm"), horizon=6, execute=6), spec, 0).eval()
+    ours = make_policy(
+        PolicyOptions(kind="smolvla", folder=str(folder), words=str(tmp_path / "vlm"), horizon=6, execute=6),
+        spec,
+        0,
+    ).eval()
     rng, n = np.random.default_rng(0), 4
-    obs = {"state": rng.normal(size=(n, 5)).astype(np.float32) * 2, "task": np.array(["pick up the cube", "push", "open it", "push"])} | {
-        f"image/{v}": rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8) for v in spec.views}
+    obs = {
+        "state": rng.normal(size=(n, 5)).astype(np.float32) * 2,
+        "task": np.array(["pick up the cube", "push", "open it", "push"]),
+    } | {f"image/{v}": rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8) for v in spec.views}
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(n, ours.chunk, generator=torch.Generator().manual_seed(1)).view(n, 6, -1).numpy()
     if done.stdout.split()[-1].startswith("4."):
@@ -452,13 +541,18 @@ def test_a_tiny_smolvla_that_lerobot_saved_does_the_same_in_its_own_environment_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot")
+@pytest.mark.skipif(
+    not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot"
+)
 @pytest.mark.timeout(1800)
-def test_a_smolvla_that_was_trained_here_does_the_same_in_lerobot_from_the_folder_that_is_made_for_it(tmp_path):
+def test_a_smolvla_that_was_trained_here_does_the_same_in_lerobot_from_the_folder_that_is_made_for_it(
+    tmp_path,
+):
     import test_vla_lerobot_folder as made
 
     from robo_rl.policies import obs_tensors
     from robo_rl.policies.vla.convert import convert
+
     ours, obs, n = made.trained(tmp_path / "c", "smolvla"), made.observation(), 3
     convert(tmp_path / "c", tmp_path / "out", "lerobot", made.TASKS)
     which = "import importlib.metadata as m; print(m.version('transformers'))"
@@ -468,8 +562,17 @@ def test_a_smolvla_that_was_trained_here_does_the_same_in_lerobot_from_the_folde
     noise = torch.randn(n, ours.chunk, generator=torch.Generator().manual_seed(1)).view(n, 6, -1).numpy()
     with contextlib.closing(LeRobotPolicy(str(tmp_path / "out"), REAL, made.SPEC, 4)) as policy:
         theirs = policy.chunks(obs, noise)
-        assert policy.about == {"type": "smolvla", "state": 5, "action": 3, "views": ["front", "wrist"], "horizon": 6, "history": False}
-    mine = ours.act(obs_tensors(obs, made.SPEC), torch.Generator().manual_seed(1), explore=False).actions.numpy()
+        assert policy.about == {
+            "type": "smolvla",
+            "state": 5,
+            "action": 3,
+            "views": ["front", "wrist"],
+            "horizon": 6,
+            "history": False,
+        }
+    mine = ours.act(
+        obs_tensors(obs, made.SPEC), torch.Generator().manual_seed(1), explore=False
+    ).actions.numpy()
     print("largest difference", np.abs(mine - theirs[:, :4]).max(), "of actions of", np.abs(theirs).mean())
     np.testing.assert_allclose(mine, theirs[:, :4], atol=1e-5)
 
@@ -486,24 +589,46 @@ batch = {k: torch.from_numpy(x[k]) for k in x.files if k.startswith("observation
 made = before(batch | {"task": [str(t) for t in x["task"]]})
 np.savez(out, tokens=made["observation.language.tokens"], mask=made["observation.language.attention_mask"], state=made["observation.state"],
          actions=after(torch.from_numpy(x["raw"])), chunk=config.chunk_size, execute=config.n_action_steps)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot")
-@pytest.mark.parametrize(("family", "words"), [("pi0", ""), ("pi05", ""), ("smolvla", ""), ("pi0", "tokenizer.model"),
-                                               ("pi05", "tokenizer.model"), ("smolvla", "a/tokenizer.json")])
+@pytest.mark.skipif(
+    not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot"
+)
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("pi0", ""),
+        ("pi05", ""),
+        ("smolvla", ""),
+        ("pi0", "tokenizer.model"),
+        ("pi05", "tokenizer.model"),
+        ("smolvla", "a/tokenizer.json"),
+    ],
+)
 @pytest.mark.timeout(1800)
-def test_lerobots_processors_from_the_folder_that_is_made_give_what_ours_give(family, words, tmp_path, word_files):
+def test_lerobots_processors_from_the_folder_that_is_made_give_what_ours_give(
+    family, words, tmp_path, word_files
+):
     import test_vla_lerobot_folder as made
 
     from robo_rl.policies.vla.convert import convert
-    ours, obs = made.trained(tmp_path / "c", family, word_files / words if words else "words:512"), made.observation()
+
+    ours, obs = (
+        made.trained(tmp_path / "c", family, word_files / words if words else "words:512"),
+        made.observation(),
+    )
     convert(tmp_path / "c", tmp_path / "out", "lerobot", made.TASKS)
     raw = np.random.default_rng(3).normal(size=(3, 3)).astype(np.float32)
     np.savez(tmp_path / "given.npz", raw=raw, task=obs["task"], **{"observation.state": obs["state"]})
-    done = subprocess.run([REAL, "-c", PROCESS, str(tmp_path / "out"), str(tmp_path / "given.npz"), str(tmp_path / "got.npz")],
-                          capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False)
+    done = subprocess.run(
+        [REAL, "-c", PROCESS, str(tmp_path / "out"), str(tmp_path / "given.npz"), str(tmp_path / "got.npz")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     got = np.load(tmp_path / "got.npz")
     assert (int(got["chunk"]), int(got["execute"])) == (6, 4)
@@ -514,10 +639,14 @@ def test_lerobots_processors_from_the_folder_that_is_made_give_what_ours_give(fa
     np.testing.assert_allclose(got["actions"], ours.action_norm.inverse(torch.from_numpy(raw)), atol=1e-6)
 
 
-@pytest.mark.parametrize(("mistake", "line"), [
-    ({"lerobot_python": "python"}, "--lerobot-python goes with --policy lerobot:FOLDER"),
-    ({"policy": "model"}, "ws://HOST:PORT of a server or lerobot:FOLDER, got 'model'"),
-    ({"policy": "lerobot:p", "on": "arm"}, "goes without --on")])
+@pytest.mark.parametrize(
+    ("mistake", "line"),
+    [
+        ({"lerobot_python": "python"}, "--lerobot-python goes with --policy lerobot:FOLDER"),
+        ({"policy": "model"}, "ws://HOST:PORT of a server or lerobot:FOLDER, got 'model'"),
+        ({"policy": "lerobot:p", "on": "arm"}, "goes without --on"),
+    ],
+)
 def test_options_that_say_nothing_are_one_line(mistake, line):
     with pytest.raises(UserError, match=line):
         EvalConfig(**mistake)

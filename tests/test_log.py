@@ -30,8 +30,14 @@ class Clock:
 
 def python(code, stdin=None, stderr=subprocess.PIPE, env=None):
     """A child process running `code`."""
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdin=stdin, stdout=subprocess.PIPE,
-                            stderr=stderr, text=True, env=env)
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=env,
+    )
 
 
 # --------------------------------------------------------------------------------------------------- files
@@ -44,13 +50,25 @@ class Config:
 
 
 def test_json_is_strict_and_equal_objects_give_equal_bytes(tmp_path):
-    obj = {"c": Config(3e-4, Path("a/b")), "n": np.int64(3), "x": np.array([1.0, np.nan]), "inf": float("inf"),
-           "t": (1, "ü"), "flag": np.bool_(True)}
+    obj = {
+        "c": Config(3e-4, Path("a/b")),
+        "n": np.int64(3),
+        "x": np.array([1.0, np.nan]),
+        "inf": float("inf"),
+        "t": (1, "ü"),
+        "flag": np.bool_(True),
+    }
     write_json(tmp_path / "a.json", obj)
     write_json(tmp_path / "b.json", obj)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    assert read_json(tmp_path / "a.json") == {"c": {"lr": 3e-4, "out": "a/b"}, "n": 3, "x": [1.0, None],
-                                              "inf": None, "t": [1, "ü"], "flag": True}
+    assert read_json(tmp_path / "a.json") == {
+        "c": {"lr": 3e-4, "out": "a/b"},
+        "n": 3,
+        "x": [1.0, None],
+        "inf": None,
+        "t": [1, "ü"],
+        "flag": True,
+    }
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
@@ -104,13 +122,16 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_file_whole(tmp_
 
 
 def test_a_run_folder_has_one_writer_and_the_second_is_told_who(tmp_path):
-    child = python(f"""
+    child = python(
+        f"""
         import sys
         from robo_rl.files import lock
         with lock({str(tmp_path)!r}):
             print("held", flush=True)
             sys.stdin.read()
-        """, stdin=subprocess.PIPE)
+        """,
+        stdin=subprocess.PIPE,
+    )
     child.stdout.readline()
     with pytest.raises(UserError, match=rf"pid {child.pid}\) is writing"), lock(tmp_path):
         pass
@@ -167,7 +188,11 @@ def test_metrics_come_back_as_columns(tmp_path):
         clock.now += 2.5
         log.log(4096, {"train/success": np.float32(0.25), "train/kl": float("nan"), "train/x": float("inf")})
     m = read_metrics(tmp_path)
-    assert m["step"].tolist() == [0, 4096] and m["stage"].tolist() == ["sft", "rl"] and m["time"].tolist() == [0, 2.5]
+    assert (
+        m["step"].tolist() == [0, 4096]
+        and m["stage"].tolist() == ["sft", "rl"]
+        and m["time"].tolist() == [0, 2.5]
+    )
     np.testing.assert_array_equal(m["sft/loss"], [0.5, np.nan])
     np.testing.assert_array_equal(m["train/success"], [np.nan, 0.25])
     assert np.isnan(m["train/kl"]).all() and np.isnan(m["train/x"]).all()
@@ -262,6 +287,7 @@ def test_wrong_names_are_refused(tmp_path):
 
 def tensorboard_scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0})
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -368,7 +394,8 @@ def test_success_so_far_is_smoothed_and_ignores_what_is_not_known():
 
 def test_on_a_terminal_the_line_is_live_and_stdout_stays_clean():
     main, side = os.openpty()
-    child = python("""
+    child = python(
+        """
         import sys, warnings
         from robo_rl.log import Progress
         with Progress() as p:
@@ -379,7 +406,10 @@ def test_on_a_terminal_the_line_is_live_and_stdout_stays_clean():
             p.start("rl", 10)
             p.update(4, success=0.75)
             p.say("evaluation [bold]0.75[/bold]")
-        """, stderr=side, env={**os.environ, "TERM": "xterm", "COLUMNS": "110"})
+        """,
+        stderr=side,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "110"},
+    )
     out, _ = child.communicate(timeout=30)
     os.close(side)
     seen = b""
@@ -397,9 +427,24 @@ def test_on_a_terminal_the_line_is_live_and_stdout_stays_clean():
 
 def test_numbers_are_short():
     assert [si(x) for x in (0, 7, 99.94, 512, 999.6, 4096, 99_999, 1_254_000, 2e9)] == [
-        "0", "7", "99.9", "512", "1.00k", "4.10k", "100k", "1.25M", "2.00G"]
+        "0",
+        "7",
+        "99.9",
+        "512",
+        "1.00k",
+        "4.10k",
+        "100k",
+        "1.25M",
+        "2.00G",
+    ]
     assert [clock_text(x) for x in (0, 48, 725, 3729, float("nan"), float("inf"))] == [
-        "0:00", "0:48", "12:05", "1:02:09", "–", "–"]
+        "0:00",
+        "0:48",
+        "12:05",
+        "1:02:09",
+        "–",
+        "–",
+    ]
 
 
 def test_the_log_imports_neither_torch_nor_tensorboard():

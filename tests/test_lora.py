@@ -1,4 +1,5 @@
-"""Low-rank adapters: the same bits at the start, merged equals unmerged, saved alone, and all that is sent."""
+"""Low-rank adapters: the same bits at the start, merged equals unmerged, saved alone, and all that is
+sent."""
 
 import copy
 import json
@@ -26,10 +27,13 @@ PLAIN = PolicyOptions(horizon=4, execute=4, hidden=32, layers=3, denoise_steps=3
 SPEC = ObsSpec(state=4, action=2)
 SEEN = ObsSpec(state=4, action=2, views=("front",), image_size=32, language=True)
 HEAD = LoraOptions(rank=2, alpha=4.0, targets=("head",), full=("none",))
-CASES = [(PLAIN, SPEC, HEAD), (replace(PLAIN, noise="learned", noise_steps="all"), SPEC, replace(HEAD, full=("noise",))),
-         (replace(PLAIN, kind="gaussian"), SPEC, replace(HEAD, targets=("net.*",), full=("log_std",))),
-         (replace(PLAIN, kind="diffusion", denoise_steps=5, finetune_steps=3), SPEC, HEAD),
-         (replace(PLAIN, width=32), SEEN, LoraOptions(rank=4))]
+CASES = [
+    (PLAIN, SPEC, HEAD),
+    (replace(PLAIN, noise="learned", noise_steps="all"), SPEC, replace(HEAD, full=("noise",))),
+    (replace(PLAIN, kind="gaussian"), SPEC, replace(HEAD, targets=("net.*",), full=("log_std",))),
+    (replace(PLAIN, kind="diffusion", denoise_steps=5, finetune_steps=3), SPEC, HEAD),
+    (replace(PLAIN, width=32), SEEN, LoraOptions(rank=4)),
+]
 IDS = ["flow", "flow-noise", "gaussian", "diffusion", "pictures"]
 
 
@@ -61,7 +65,9 @@ def test_a_fresh_adapter_changes_no_bit_of_actions_and_densities(options, spec, 
     mine = acted(policy, spec)
     assert torch.equal(mine.actions, chunk.actions) and torch.equal(mine.logp, chunk.logp)
     obs = observations(spec, 6)
-    assert torch.equal(policy.score(policy.encode(obs), chunk.trace)[0], plain.score(plain.encode(obs), chunk.trace)[0])
+    assert torch.equal(
+        policy.score(policy.encode(obs), chunk.trace)[0], plain.score(plain.encode(obs), chunk.trace)[0]
+    )
 
 
 @pytest.mark.parametrize(("options", "spec", "how"), CASES, ids=IDS)
@@ -81,17 +87,26 @@ def test_a_layer_that_is_called_and_one_whose_weight_is_read_are_the_same():
     layer.options = PLAIN
     drawn(lora.attach(layer, LoraOptions(rank=2, targets=("0",), full=("none",)), 0))
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(layer(x), nn.functional.linear(x, layer[0].weight, layer[0].bias), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        layer(x), nn.functional.linear(x, layer[0].weight, layer[0].bias), atol=1e-6, rtol=1e-6
+    )
     for out in (layer(x), layer[0].weight):
         grads = torch.autograd.grad(out.square().sum(), [layer[0].lora_A.weight, layer[0].lora_B.weight])
         assert all(g.abs().max() > 0 for g in grads)
 
 
 def test_only_adapters_and_what_is_named_learn():
-    policy = make_policy(replace(PLAIN, width=32, lora=LoraOptions(rank=2, targets=("trunk.blocks",))), SEEN, 0)
+    policy = make_policy(
+        replace(PLAIN, width=32, lora=LoraOptions(rank=2, targets=("trunk.blocks",))), SEEN, 0
+    )
     learns = {k for k, p in policy.named_parameters() if p.requires_grad}
     assert "trunk.blocks.0.qkv.lora_A.weight" in learns and "head.out.weight" in learns
-    assert not learns & {"trunk.blocks.0.qkv.weight", "trunk.blocks.0.qkv.bias", "trunk.images.0.stem.weight", "trunk.words.weight"}
+    assert not learns & {
+        "trunk.blocks.0.qkv.weight",
+        "trunk.blocks.0.qkv.bias",
+        "trunk.images.0.stem.weight",
+        "trunk.words.weight",
+    }
     assert set(lora.moving(policy)) >= learns and not set(lora.moving(policy)) & lora.frozen_names(policy)
     alone = make_policy(replace(PLAIN, lora=HEAD), SPEC, 0)
     assert all(".lora_" in k for k, p in alone.named_parameters() if p.requires_grad)
@@ -126,13 +141,18 @@ def test_a_checkpoint_with_adapters_comes_back_and_a_robot_reads_it(tmp_path):
 
 def test_an_adapter_saved_alone_has_pefts_names_and_fits_the_same_base_again(tmp_path):
     plain = make_policy(replace(PLAIN, width=32), SEEN, 3)
-    policy = drawn(lora.attach(copy.deepcopy(plain), LoraOptions(rank=2, alpha=6.0, targets=("qkv",), full=("head",)), 0))
+    policy = drawn(
+        lora.attach(copy.deepcopy(plain), LoraOptions(rank=2, alpha=6.0, targets=("qkv",), full=("head",)), 0)
+    )
     policy.head.out.weight.data += 1
     lora.save_adapter(policy, tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 2, 6.0)
-    assert config["target_modules"] == ["trunk.blocks.0.qkv", "trunk.blocks.1.qkv"] and config["modules_to_save"] == ["head"]
+    assert config["target_modules"] == ["trunk.blocks.0.qkv", "trunk.blocks.1.qkv"] and config[
+        "modules_to_save"
+    ] == ["head"]
     from safetensors.torch import load_file
+
     names = set(load_file(tmp_path / "adapter_model.safetensors"))
     assert {"base_model.model.trunk.blocks.0.qkv.lora_A.weight", "base_model.model.head.out.weight"} <= names
     assert "base_model.model.trunk.blocks.0.qkv.weight" not in names
@@ -160,7 +180,8 @@ def test_what_workers_are_sent_is_the_adapters_and_comes_out_bit_for_bit(tmp_pat
         assert reader.fetch() == version and reader.swap(mine) == version
         assert all(torch.equal(v, policy.state_dict()[k]) for k, v in mine.state_dict().items())
     whole = sum(v.nbytes for v in policy.state_dict().values())
-    assert reader.layout.size <= 0.08 * whole  # head.body is 2 of 256 x 256 and its adapters are of rank 1, beside normalisers
+    # head.body is 2 of 256 x 256 and its adapters are of rank 1, beside normalisers
+    assert reader.layout.size <= 0.08 * whole
     writer.close()
 
 
@@ -187,13 +208,39 @@ def test_mistakes_are_one_line():
         LoraOptions(rank=-1)
     with pytest.raises(UserError, match="has no adapters"):
         lora.save_adapter(make_policy(PLAIN, SPEC, 0), None)
-    assert isinstance(make_policy(replace(PLAIN, kind="gaussian", lora=replace(HEAD, targets=("net",))), SPEC, 0), GaussianPolicy)
+    assert isinstance(
+        make_policy(replace(PLAIN, kind="gaussian", lora=replace(HEAD, targets=("net",))), SPEC, 0),
+        GaussianPolicy,
+    )
 
 
 def test_a_run_with_adapters_trains_resumes_and_is_merged(tmp_path, capsys):
     run = str(tmp_path / "r")
-    common = ["--envs", "8", "--demos", "2", "--bc.updates", "20", "--steps", "512", "--eval-episodes", "4", "--no-video", "--workers", "0",
-              "--threads", "1", "--policy.hidden", "32", "--rl.decisions", "4", "--target", "0", "--out", run]
+    common = [
+        "--envs",
+        "8",
+        "--demos",
+        "2",
+        "--bc.updates",
+        "20",
+        "--steps",
+        "512",
+        "--eval-episodes",
+        "4",
+        "--no-video",
+        "--workers",
+        "0",
+        "--threads",
+        "1",
+        "--policy.hidden",
+        "32",
+        "--rl.decisions",
+        "4",
+        "--target",
+        "0",
+        "--out",
+        run,
+    ]
     with pytest.raises(SystemExit) as e:
         main(["train", *common, "--policy.lora.rank", "2", "--policy.lora.targets", "head"])
     assert not e.value.code
@@ -206,4 +253,6 @@ def test_a_run_with_adapters_trains_resumes_and_is_merged(tmp_path, capsys):
     merged, _ = checkpoint.load_policy(tmp_path / "r" / "checkpoints" / "merged")
     last, _ = checkpoint.load_policy(checkpoint.checkpoints(tmp_path / "r")[-1])
     assert last.options.lora.rank == 2 and not lora.adapted(merged)
-    torch.testing.assert_close(acted(merged, last.spec).actions, acted(last, last.spec).actions, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        acted(merged, last.spec).actions, acted(last, last.spec).actions, atol=2e-6, rtol=1e-5
+    )

@@ -26,10 +26,20 @@ def loose() -> None:
     os.umask(0)
 
 
-@pytest.mark.parametrize(("options", "beside"), [
-    ((*TINY[:-3], "--workers", "2", "--server", "--no-video"), ("flight/slots.bin", "flight/weights.bin", "flight/worker1.state")),
-    ((*TINY_REPLAY[:-3], "--workers", "1", "--algo", "demo_sac", "--no-video"), ("replay/online", "flight/actor.words"))],
-    ids=["workers", "actor"])
+@pytest.mark.parametrize(
+    ("options", "beside"),
+    [
+        (
+            (*TINY[:-3], "--workers", "2", "--server", "--no-video"),
+            ("flight/slots.bin", "flight/weights.bin", "flight/worker1.state"),
+        ),
+        (
+            (*TINY_REPLAY[:-3], "--workers", "1", "--algo", "demo_sac", "--no-video"),
+            ("replay/online", "flight/actor.words"),
+        ),
+    ],
+    ids=["workers", "actor"],
+)
 def test_every_file_of_a_run_is_its_user_s_alone_while_it_goes_on_and_after(tmp_path, options, beside):
     shm, run = Path("/dev/shm"), tmp_path / "run"
     before = set(shm.iterdir()) if shm.is_dir() else set()
@@ -38,8 +48,13 @@ def test_every_file_of_a_run_is_its_user_s_alone_while_it_goes_on_and_after(tmp_
     def there() -> bool:
         seen.update(modes(run) if run.exists() else {})
         return all((run / name).exists() for name in beside) and any((run / "checkpoints").glob("step_*"))
+
     command.until(there, 200)
-    new = {p for p in (set(shm.iterdir()) if shm.is_dir() else set()) - before if p.lstat().st_uid == os.geteuid()}
+    new = {
+        p
+        for p in (set(shm.iterdir()) if shm.is_dir() else set()) - before
+        if p.lstat().st_uid == os.geteuid()
+    }
     seen |= modes(run, *(p for p in new if "robo_rl" in p.name))
     assert command.wait(200).code == 0
     seen |= modes(run)

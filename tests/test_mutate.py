@@ -13,7 +13,7 @@ def test_every_mutant_is_a_program_that_differs(file):
     assert len(found) > 20
     plain = ast.dump(ast.parse(source))
     for mutant in found[::7]:
-        changed = source[:mutant.begin] + mutant.after.encode() + source[mutant.end:]
+        changed = source[: mutant.begin] + mutant.after.encode() + source[mutant.end :]
         assert ast.dump(ast.parse(changed)) != plain, mutant.label()
 
 
@@ -24,7 +24,9 @@ def test_the_tests_named_for_a_file_exist():
 
 
 def test_every_fault_called_equivalent_still_exists_and_has_a_reason():
-    made = {m.key for file in mutate.TARGETS for m in mutate.mutants_of(file, (mutate.ROOT / file).read_bytes())}
+    made = {
+        m.key for file in mutate.TARGETS for m in mutate.mutants_of(file, (mutate.ROOT / file).read_bytes())
+    }
     known = mutate.equivalent()
     assert set(known) <= made
     assert all(reason.strip() for reason in known.values())

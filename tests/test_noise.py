@@ -26,12 +26,14 @@ def test_the_same_key_draws_the_same_whatever_the_generator_drew_before():
     torch.randn(3, generator=g)  # an odd number: one normal is kept for the next call
     assert torch.equal(torch.randn(7, generator=seed_noise(g, 12345)), want) and g.initial_seed() == 12345
     g.manual_seed(2)
-    assert torch.equal(torch.randn(3, generator=g), torch.randn(3, generator=torch.Generator().manual_seed(2)))
+    assert torch.equal(
+        torch.randn(3, generator=g), torch.randn(3, generator=torch.Generator().manual_seed(2))
+    )
 
 
 def test_the_words_of_the_state_are_splitmix64_from_the_key():
     key = mix(1, 2, 3)
-    state = seed_noise(torch.Generator(), key).get_state().numpy()[24:24 + 8 * 624].view(np.uint64)
+    state = seed_noise(torch.Generator(), key).get_state().numpy()[24 : 24 + 8 * 624].view(np.uint64)
     h, want = key, []
     for _ in range(312):
         out = int(hashed(h))  # one step of SplitMix64 is the hash of its counter

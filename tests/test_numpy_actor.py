@@ -34,15 +34,30 @@ def saved(tmp_path, policy):
 
 def same_noise(policy, state, seed):
     """The torch policy's actions, and the noise its chain began with."""
-    actions = policy.act({"state": torch.from_numpy(state[None])}, torch.Generator().manual_seed(seed), False).actions[0]
+    actions = policy.act(
+        {"state": torch.from_numpy(state[None])}, torch.Generator().manual_seed(seed), False
+    ).actions[0]
     noise = torch.empty(1, policy.chunk).normal_(generator=torch.Generator().manual_seed(seed))
     return actions.numpy(), noise[0].numpy()
 
 
-@pytest.mark.parametrize("kw", [{}, {"activation": "silu"}, {"activation": "tanh"}, {"layers": 1}, {"layers": 5},
-                                {"denoise_steps": 1}, {"denoise_steps": 10}, {"horizon": 1, "execute": 1},
-                                {"noise": "learned", "noise_steps": "all"}, {"predict": "action"},
-                                {"predict": "action", "denoise_steps": 7}], ids=str)
+@pytest.mark.parametrize(
+    "kw",
+    [
+        {},
+        {"activation": "silu"},
+        {"activation": "tanh"},
+        {"layers": 1},
+        {"layers": 5},
+        {"denoise_steps": 1},
+        {"denoise_steps": 10},
+        {"horizon": 1, "execute": 1},
+        {"noise": "learned", "noise_steps": "all"},
+        {"predict": "action"},
+        {"predict": "action", "denoise_steps": 7},
+    ],
+    ids=str,
+)
 def test_it_acts_as_the_torch_policy_from_the_same_noise(tmp_path, kw):
     policy = trained(**kw)
     actor = NumpyActor.load(saved(tmp_path, policy))
@@ -65,7 +80,10 @@ def test_a_state_beyond_ten_deviations_is_clipped_as_the_normaliser_does(tmp_pat
 def test_a_call_leaves_nothing_behind_for_the_next(tmp_path):
     actor = NumpyActor.load(saved(tmp_path, trained()))
     rng = np.random.default_rng(0)
-    states, noises = rng.standard_normal((3, 9)).astype(np.float32), rng.standard_normal((3, 112)).astype(np.float32)
+    states, noises = (
+        rng.standard_normal((3, 9)).astype(np.float32),
+        rng.standard_normal((3, 112)).astype(np.float32),
+    )
     first = [actor.act(s, n) for s, n in zip(states, noises, strict=True)]
     kept = [a.copy() for a in first]
     again = [actor.act(s, n) for s, n in zip(states[::-1], noises[::-1], strict=True)][::-1]
@@ -79,15 +97,19 @@ def test_the_generator_decides_the_noise(tmp_path):
     a, b, c = (actor.act(state, rng=np.random.default_rng(s)) for s in (1, 1, 2))
     assert np.array_equal(a, b) and not np.array_equal(a, c)
     noise = np.random.default_rng(1).standard_normal(112, dtype=np.float32)
-    assert np.array_equal(a, actor.act(state, noise)) and np.array_equal(a, actor.act(state, noise.reshape(16, 7)))
+    assert np.array_equal(a, actor.act(state, noise)) and np.array_equal(
+        a, actor.act(state, noise.reshape(16, 7))
+    )
 
 
 def test_it_runs_where_there_is_no_torch(tmp_path):
     path = saved(tmp_path, trained())
-    code = ("import sys; sys.modules['torch'] = None\n"
-            "import numpy as np; from robo_rl.policies.numpy_actor import NumpyActor\n"
-            f"a = NumpyActor.load({str(path)!r}).act(np.zeros(9, np.float32), rng=np.random.default_rng(0))\n"
-            "assert a.shape == (8, 7) and not [m for m in sys.modules if m.startswith('torch.')]")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import numpy as np; from robo_rl.policies.numpy_actor import NumpyActor\n"
+        f"a = NumpyActor.load({str(path)!r}).act(np.zeros(9, np.float32), rng=np.random.default_rng(0))\n"
+        "assert a.shape == (8, 7) and not [m for m in sys.modules if m.startswith('torch.')]"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -109,10 +131,18 @@ def test_bad_input_is_told_in_one_line(tmp_path):
         NumpyActor.load(path)
 
 
-@pytest.mark.parametrize("kw, spec, text", [
-    ({"kind": "gaussian"}, {}, "gaussian"), ({"kind": "diffusion", "denoise_steps": 5}, {}, "diffusion"),
-    ({}, {"language": True}, "an instruction"), ({}, {"views": ("front",), "image_size": 32, "language": True}, "images")])
+@pytest.mark.parametrize(
+    "kw, spec, text",
+    [
+        ({"kind": "gaussian"}, {}, "gaussian"),
+        ({"kind": "diffusion", "denoise_steps": 5}, {}, "diffusion"),
+        ({}, {"language": True}, "an instruction"),
+        ({}, {"views": ("front",), "image_size": 32, "language": True}, "images"),
+    ],
+)
 def test_policies_it_cannot_carry_are_refused(tmp_path, kw, spec, text):
-    policy = make_policy(PolicyOptions(hidden=16, layers=2, width=32, depth=1, **kw), ObsSpec(state=9, action=7, **spec), 0)
+    policy = make_policy(
+        PolicyOptions(hidden=16, layers=2, width=32, depth=1, **kw), ObsSpec(state=9, action=7, **spec), 0
+    )
     with pytest.raises(UserError, match=text):
         NumpyActor.load(saved(tmp_path, policy))

@@ -1,4 +1,5 @@
-"""Methods that learn from replay: critics and densities by definition, methods equal in their degenerate cases."""
+"""Methods that learn from replay: critics and densities by definition, methods equal in their degenerate
+cases."""
 
 import copy
 import importlib
@@ -54,7 +55,10 @@ METHODS = {
     "calql": ({"kind": "squashed"}, CalQlOptions(**RL)),
     "wsrl": ({"kind": "squashed"}, WsrlOptions(**RL, demo_share=0.0)),
     "expo": (dict(kind="guided", edit_scale=0.2, candidates=3, **NET), ExpoOptions(**RL)),
-    "pa_rl": (dict(kind="guided", local_steps=2, candidates=4, keep=2, **NET), PaRlOptions(**RL, cql_alpha=0.1)),
+    "pa_rl": (
+        dict(kind="guided", local_steps=2, candidates=4, keep=2, **NET),
+        PaRlOptions(**RL, cql_alpha=0.1),
+    ),
     "iql": ({}, IqlOptions(**RL)),
     "aloe": ({}, AloeOptions(**RL)),
 }
@@ -73,8 +77,14 @@ def filled(n: int = 300, seed: int = 0, execute: int = E) -> Replay:
     lane = np.zeros(1, np.int64)
     for t in range(n):
         over = t % 10 == 9
-        r.add(lane, {"state": rng.standard_normal((1, S))}, rng.uniform(-1, 1, (1, A)), np.array([float(over)]),
-              np.array([over and t % 20 == 9]), EXPERT if t % 20 < 10 else 0)
+        r.add(
+            lane,
+            {"state": rng.standard_normal((1, S))},
+            rng.uniform(-1, 1, (1, A)),
+            np.array([float(over)]),
+            np.array([over and t % 20 == 9]),
+            EXPERT if t % 20 < 10 else 0,
+        )
         if over:
             r.close(lane, {"state": rng.standard_normal((1, S))})
     return r
@@ -125,7 +135,8 @@ def test_the_squashed_density_integrates_to_one_and_is_torchs():
     area = torch.trapezoid(logp.double().exp(), a[:, 0].double())
     assert abs(float(area) - 1) < 1e-3
     theirs = torch.distributions.TransformedDistribution(
-        torch.distributions.Normal(mean, log_std.exp()), torch.distributions.transforms.TanhTransform())
+        torch.distributions.Normal(mean, log_std.exp()), torch.distributions.transforms.TanhTransform()
+    )
     inside = u.abs()[:, 0] < 4
     torch.testing.assert_close(logp[inside], theirs.log_prob(a[inside])[:, 0], atol=1e-3, rtol=1e-3)
 
@@ -157,8 +168,12 @@ def test_the_target_ends_where_the_episode_terminated_and_stays_in_what_returns_
     rows.rewards, rows.discounts = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0.0, 0.81, 0.9])
     rows.bound, v = torch.tensor([1.0, 0.6, -math.inf]), torch.tensor([7.0, 0.5, 3.0])
     torch.testing.assert_close(td_target(rows, v, RlpdOptions()), torch.tensor([1.0, 0.405, 3.2]))
-    torch.testing.assert_close(td_target(rows, v, RlpdOptions(max_target=1.0)), torch.tensor([1.0, 0.405, 1.0]))
-    torch.testing.assert_close(td_target(rows, v, RlpdOptions(max_target=1.0, floor=True)), torch.tensor([1.0, 0.6, 1.0]))
+    torch.testing.assert_close(
+        td_target(rows, v, RlpdOptions(max_target=1.0)), torch.tensor([1.0, 0.405, 1.0])
+    )
+    torch.testing.assert_close(
+        td_target(rows, v, RlpdOptions(max_target=1.0, floor=True)), torch.tensor([1.0, 0.6, 1.0])
+    )
     assert float(td_loss(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 2.0]))) == 2.0
 
 
@@ -186,14 +201,17 @@ def test_calql_without_a_bound_is_cql_and_with_one_pushes_no_lower():
     plain = (0.5 * (torch.logsumexp(terms, -1) - math.log(6)) - data).mean()
     torch.testing.assert_close(cql_penalty(q, logp, box, data, none, 4, 0.5), plain)
     q.requires_grad_(True)
-    slope, = torch.autograd.grad(cql_penalty(q, logp, box, data, torch.full((5,), 50.0), 4, 0.5), q)
+    (slope,) = torch.autograd.grad(cql_penalty(q, logp, box, data, torch.full((5,), 50.0), 4, 0.5), q)
     assert not slope.any()  # what lies below the return of the data is left alone
 
 
 def test_calqls_soft_maximum_is_over_the_box_whatever_the_policy_that_samples_it():
-    """T log of the integral of exp(Q / T) over [-1, 1]^2, Q = -|a|^2 / 2: the sum of a grid, from policies near and far."""
+    """T log of the integral of exp(Q / T) over [-1, 1]^2, Q = -|a|^2 / 2: the sum of a grid, from policies
+    near and far."""
+
     def value(a):
         return -0.5 * a.square().sum(-1)
+
     t, m, line = 0.2, 20_000, torch.linspace(-1, 1, 801)
     cell = float(line[1] - line[0]) ** 2
     want = t * torch.log((value(torch.cartesian_prod(line, line)) / t).exp().sum() * cell)
@@ -202,14 +220,22 @@ def test_calqls_soft_maximum_is_over_the_box_whatever_the_policy_that_samples_it
         u = mean + std * torch.randn(m, 2, generator=generator)
         actions, logp = squash(u, torch.full((2,), mean), torch.full((2,), std).log())
         box = torch.rand(m, 2, generator=generator) * 2 - 1
-        got = cql_penalty(value(actions)[None, None], logp[None], value(box)[None, None], torch.zeros(1, 1),
-                          torch.full((1,), -math.inf), 2, t)
+        got = cql_penalty(
+            value(actions)[None, None],
+            logp[None],
+            value(box)[None, None],
+            torch.zeros(1, 1),
+            torch.full((1,), -math.inf),
+            2,
+            t,
+        )
         assert abs(float(got - want)) < 0.01, (mean, std)
 
 
 def test_calql_pushes_down_what_the_policy_does_and_not_the_whole_box():
-    """A chunk of 16 entries, a policy as narrow as the preset's, and critics that think 0.5 more of what it does than of anything else: the
-    gradient is on the policy's actions (at T = 1 it is 1e-8 of that on uniform ones), unless the data's return was more."""
+    """A chunk of 16 entries, a policy as narrow as the preset's, and critics that think 0.5 more of what it
+    does than of anything else: the gradient is on the policy's actions (at T = 1 it is 1e-8 of that on
+    uniform ones), unless the data's return was more."""
     d, b, m = 16, 64, 8
     head = torch.zeros(b, d), torch.full((b, d), math.log(0.1))
     u = head[0][:, None] + 0.1 * torch.randn(b, m, d, generator=torch.Generator().manual_seed(0))
@@ -221,20 +247,31 @@ def test_calql_pushes_down_what_the_policy_does_and_not_the_whole_box():
         loss = cql_penalty(q, logp, box, torch.zeros(1, b), torch.full((b,), bound), d, t)
         mine, others = torch.autograd.grad(loss, (q, box))
         return float(mine.sum()), float(others.sum())
+
     mine, others = shares(-math.inf, CalQlOptions().cql_temperature)
     assert mine > 0.99 and others < 0.01
     assert shares(-math.inf, 1.0)[0] < 1e-5  # what it was
     assert shares(0.6, CalQlOptions().cql_temperature)[0] > 0.99  # above what is known to be reachable: down
-    assert shares(0.8, CalQlOptions().cql_temperature) == (0, pytest.approx(0, abs=1e-6))  # below it: left alone
+    # below it: left alone
+    assert shares(0.8, CalQlOptions().cql_temperature) == (0, pytest.approx(0, abs=1e-6))
 
 
 # ---- methods in their degenerate cases
 
 
 def test_rlpd_without_demonstrations_layer_norm_and_ensemble_is_sac():
-    """Two critics, both in the minimum, entropy in the target: y and both losses as Haarnoja et al. write them."""
-    options = RlpdOptions(batch=32, critics=2, subset=2, critic_hidden=16, layer_norm=False, entropy_backup=True, alpha=0.2,
-                          max_grad_norm=1e6)
+    """Two critics, both in the minimum, entropy in the target: y and both losses as Haarnoja et al. write
+    them."""
+    options = RlpdOptions(
+        batch=32,
+        critics=2,
+        subset=2,
+        critic_hidden=16,
+        layer_norm=False,
+        entropy_backup=True,
+        alpha=0.2,
+        max_grad_norm=1e6,
+    )
     learner = build("rlpd", options=options)
     rows, g = batch(learner), learner.generator.get_state()
     policy, q1 = copy.deepcopy(learner.policy), copy.deepcopy(learner.critics.critic)
@@ -258,17 +295,27 @@ def test_rlpd_without_demonstrations_layer_norm_and_ensemble_is_sac():
 
 
 def test_rlpd_is_the_papers_update_twenty_of_ten_critics_and_one_of_the_actor():
-    """Against separate networks, torch's Adam and the equations of the paper: least of two critics drawn anew, layer norm, the mean of all
-    ten for the actor, entropy -> -D/2 by the temperature."""
+    """Against separate networks, torch's Adam and the equations of the paper: least of two critics drawn
+    anew, layer norm, the mean of all ten for the actor, entropy -> -D/2 by the temperature."""
     options = RlpdOptions(batch=32, critic_hidden=16)
-    assert (options.critics, options.subset, options.utd, options.actor_every, options.demo_share) == (10, 2, 20, 20, 0.5)
+    assert (options.critics, options.subset, options.utd, options.actor_every, options.demo_share) == (
+        10,
+        2,
+        20,
+        20,
+        0.5,
+    )
     learner = build("rlpd", options=options)
     actor, log_alpha = copy.deepcopy(learner.policy.actor), torch.zeros((), requires_grad=True)
     ours = learner.critics.critic
     nets = [separate(ours, i) for i in range(10)]
     slow = copy.deepcopy(nets)
     params = [p for net in nets for p in net.parameters()]
-    opts = torch.optim.Adam(params, 3e-4), torch.optim.Adam(actor.parameters(), 3e-4), torch.optim.Adam([log_alpha], 3e-4)
+    opts = (
+        torch.optim.Adam(params, 3e-4),
+        torch.optim.Adam(actor.parameters(), 3e-4),
+        torch.optim.Adam([log_alpha], 3e-4),
+    )
     noise = torch.Generator()
     noise.set_state(learner.generator.get_state())
     store, d = filled(), E * A
@@ -278,6 +325,7 @@ def test_rlpd_is_the_papers_update_twenty_of_ten_critics_and_one_of_the_actor():
         u = mean + log_std.exp() * torch.randn(mean.shape, generator=noise)
         gauss = torch.distributions.Normal(mean, log_std.exp()).log_prob(u)
         return torch.tanh(u), (gauss - 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))).sum(1)
+
     rng = np.random.default_rng(3)
     batches = [store.sample(32, rng) for _ in range(40)]
     for i, b in enumerate(batches):
@@ -322,7 +370,10 @@ def separate(q: Ensemble, i: int) -> nn.Sequential:
         linear = nn.Linear(w.shape[1], w.shape[2])
         linear.weight.data, linear.bias.data = w[i].t().detach().clone(), q.biases[k][i, 0].detach().clone()
         norm = nn.LayerNorm(w.shape[2])
-        norm.weight.data, norm.bias.data = q.gains[k][i, 0].detach().clone(), q.shifts[k][i, 0].detach().clone()
+        norm.weight.data, norm.bias.data = (
+            q.gains[k][i, 0].detach().clone(),
+            q.shifts[k][i, 0].detach().clone(),
+        )
         layers += [linear, norm, nn.ReLU()]
     out = nn.Linear(q.out.shape[1], 1)
     out.weight.data, out.bias.data = q.out[i].t().detach().clone(), q.out_bias[i, 0].detach().clone()
@@ -347,7 +398,9 @@ def test_with_a_teacher_the_better_of_two_acts_and_makes_the_target(name):
     with torch.no_grad():
         policy.actor.net[-1].bias.add_(1.0)  # it has learnt something else
     own = policy.commands_of(torch.tanh(policy.actor(rows.context.pooled)[0]), rows.context)
-    old = policy.commands_of(torch.tanh(policy.teacher[0](rows.context.pooled)[0]), rows.context, policy.teacher[-1])
+    old = policy.commands_of(
+        torch.tanh(policy.teacher[0](rows.context.pooled)[0]), rows.context, policy.teacher[-1]
+    )
     q = torch.stack([policy.judge(rows.context.pooled, a.flatten(1)).min(0).values for a in (own, old)])
     assert 0 < (q[0] >= q[1]).sum() < len(own)  # both turn up
     want = torch.where((q[0] >= q[1])[:, None, None], own, old)
@@ -385,9 +438,13 @@ def test_an_actor_may_begin_slowly_and_goes_on_at_its_pace_after_a_checkpoint():
     assert b.actor_opt.param_groups[0]["lr"] == 7.5e-4
 
 
-@pytest.mark.parametrize(("imitate", "led_to", "held"), [("taught", 1.0, False), ("success", 1.0, True),
-                                                         ("success", 0.0, False), ("success", -math.inf, False)])
-def test_an_actor_is_held_near_its_own_chunks_only_if_asked_and_if_they_led_to_a_success(imitate, led_to, held):
+@pytest.mark.parametrize(
+    ("imitate", "led_to", "held"),
+    [("taught", 1.0, False), ("success", 1.0, True), ("success", 0.0, False), ("success", -math.inf, False)],
+)
+def test_an_actor_is_held_near_its_own_chunks_only_if_asked_and_if_they_led_to_a_success(
+    imitate, led_to, held
+):
     def loss(change: float, source: int) -> float:
         learner = build("demo_sac", options=DemoSacOptions(**RL, bc_coef=3.0, imitate=imitate))
         rows = batch(learner)
@@ -396,6 +453,7 @@ def test_an_actor_is_held_near_its_own_chunks_only_if_asked_and_if_they_led_to_a
         rows.bound[rows.source == 0] = led_to
         rows.actions[mine] *= change
         return float(learner.actor_step(rows)["actor_loss"])
+
     assert (loss(1.0, 0) != loss(0.5, 0)) == held
     assert loss(1.0, EXPERT) != loss(0.5, EXPERT)
 
@@ -411,7 +469,10 @@ def test_before_a_learner_takes_it_up_a_policy_with_a_teacher_acts_alone():
 
 
 def test_hil_serl_without_a_gripper_is_demo_sac():
-    a, b = build("demo_sac"), build("hil_serl", policy={"gripper": "continuous"}, options=HilSerlOptions(**RL))
+    a, b = (
+        build("demo_sac"),
+        build("hil_serl", policy={"gripper": "continuous"}, options=HilSerlOptions(**RL)),
+    )
     for i in range(4):
         rows = batch(a, seed=i)
         for learner in (a, b):
@@ -431,14 +492,18 @@ def test_the_gripper_learns_by_double_dqn_with_the_cost_of_changing():
         best = policy.grasp(rows.next_context.pooled).argmax(1)
         y = rows.rewards + rows.discounts * target(rows.next_context.pooled)[torch.arange(32), best]
         y = y - 0.3 * hil_serl.changes(commands, rows.before[:, 1])
-        want = (policy.grasp(rows.context.pooled)[torch.arange(32), gripper_label(commands)] - y).square().mean()
+        want = (
+            (policy.grasp(rows.context.pooled)[torch.arange(32), gripper_label(commands)] - y).square().mean()
+        )
     torch.testing.assert_close(learner.grasp_step(rows)["grasp_loss"], want)
 
 
 def test_a_policy_with_a_discrete_gripper_commands_a_sequence_and_moves_freely():
     policy = build("hil_serl", GRIP).policy
     actions = policy.act({"state": torch.randn(50, S)}, torch.Generator().manual_seed(0), True).actions
-    assert set(actions[..., 1].unique().tolist()) <= {-1.0, 1.0} and actions[..., 0].unique().numel() == 50 * E
+    assert (
+        set(actions[..., 1].unique().tolist()) <= {-1.0, 1.0} and actions[..., 0].unique().numel() == 50 * E
+    )
     assert actions.shape == (50, E, A)
 
 
@@ -450,7 +515,9 @@ def test_expo_with_one_sample_and_no_edit_judges_the_flow():
     a = flow_samples(learner.policy, rows.next_context, 1, learner.generator, learner.head)[:, 0]
     y = rows.rewards + rows.discounts * target(rows.next_context.pooled, a)[subset].min(0).values
     learner.generator.set_state(state)
-    torch.testing.assert_close(learner.critic_step(rows)["critic_loss"], td_loss(q(rows.context.pooled, rows.flat), y).detach())
+    torch.testing.assert_close(
+        learner.critic_step(rows)["critic_loss"], td_loss(q(rows.context.pooled, rows.flat), y).detach()
+    )
 
 
 def test_expo_with_edits_of_no_reach_is_best_of_n():
@@ -493,7 +560,10 @@ def test_expos_edits_leave_flow_and_critics_alone_and_its_acting_flow_follows_sl
     rows = batch(learner)
     loss, _ = learner.edit_loss(rows)
     loss.backward()
-    assert all(p.grad is None for p in [*learner.head_params, *learner.critics.params, *learner.policy.head.parameters()])
+    assert all(
+        p.grad is None
+        for p in [*learner.head_params, *learner.critics.params, *learner.policy.head.parameters()]
+    )
     assert any(p.grad is not None and p.grad.any() for p in learner.edit_params)
     before, fast = learner.policy.head.out.weight.clone(), learner.head.out.weight.clone()
     learner.actor_step(rows)
@@ -520,7 +590,8 @@ def test_optimised_actions_begin_at_the_nearest_candidate_move_to_the_best_and_s
     moved = climb(bowl, torch.zeros(6, 1), found, 3, 40, 0.1)
     assert moved.abs().max() <= 1 and bowl.goal.grad is None
     torch.testing.assert_close(moved, torch.tensor([0.5, 1.0]).expand_as(moved), atol=1e-3, rtol=0)
-    far = climb(bowl, torch.zeros(6, 1), found, 3, 5, 50.0)  # steps that overshoot: the best point on the way stays
+    # steps that overshoot: the best point on the way stays
+    far = climb(bowl, torch.zeros(6, 1), found, 3, 5, 50.0)
     assert (bowl.many(None, far)[0] >= bowl.many(None, none)[0] - 1e-6).all()
 
 
@@ -553,7 +624,10 @@ def test_nothing_of_pa_rls_critic_changes_when_the_flow_learns():
     rows = batch(learner)
     before = [p.clone() for p in [*learner.critics.params, *learner.policy.judge.parameters()]]
     learner.actor_step(rows)
-    assert all(torch.equal(a, b) for a, b in zip(before, [*learner.critics.params, *learner.policy.judge.parameters()], strict=False))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, [*learner.critics.params, *learner.policy.judge.parameters()], strict=False)
+    )
 
 
 def test_the_expectile_of_one_half_is_the_mean_and_higher_ones_lean_to_the_best():
@@ -561,7 +635,9 @@ def test_the_expectile_of_one_half_is_the_mean_and_higher_ones_lean_to_the_best(
     torch.testing.assert_close(iql.expectile_loss(u, 0.5), 0.5 * u.square().mean())
     x = torch.linspace(-3, 3, 6001)
     sample = torch.tensor([0.0, 1.0])
-    best = [float(x[torch.stack([iql.expectile_loss(sample - v, tau) for v in x]).argmin()]) for tau in (0.5, 0.9)]
+    best = [
+        float(x[torch.stack([iql.expectile_loss(sample - v, tau) for v in x]).argmin()]) for tau in (0.5, 0.9)
+    ]
     assert abs(best[0] - 0.5) < 1e-3 and abs(best[1] - 0.9) < 1e-3
 
 
@@ -590,12 +666,16 @@ def test_weights_are_capped_and_carry_no_gradient():
 
 
 def test_weights_of_the_positive_part_are_those_of_drawing_rows_by_it():
-    """A-LoL: rows are drawn with probability A+ / sum A+, so the mean of w l over all rows is the mean of l over draws."""
+    """A-LoL: rows are drawn with probability A+ / sum A+, so the mean of w l over all rows is the mean of l
+    over draws."""
     adv, loss = torch.tensor([2.0, -1.0, 0.0, 6.0], requires_grad=True), torch.tensor([1.0, 5.0, 7.0, 3.0])
     weight = iql.positive_weight(adv, 100.0)
     assert not weight.requires_grad and weight.tolist() == [1.0, 0.0, 0.0, 3.0]
     assert float((weight * loss).mean()) == pytest.approx(0.25 * 1 + 0.75 * 3)
-    assert iql.positive_weight(adv, 2.0).tolist() == [1.0, 0.0, 0.0, 2.0] and not iql.positive_weight(-adv.abs(), 2.0).any()
+    assert (
+        iql.positive_weight(adv, 2.0).tolist() == [1.0, 0.0, 0.0, 2.0]
+        and not iql.positive_weight(-adv.abs(), 2.0).any()
+    )
     learner = build("iql", options=IqlOptions(**RL, weighting="positive"))
     rows = batch(learner)
     told = learner.actor_step(rows)
@@ -612,12 +692,17 @@ def test_what_was_not_the_start_s_own_is_not_imitated():
     g = torch.Generator().manual_seed(5)
     a = learner.policy.imitation(rows.context, rows.actions, rows.own.float(), g)
     rows.actions[:, 1] = 0.77
-    b = learner.policy.imitation(rows.context, rows.actions, rows.own.float(), torch.Generator().manual_seed(5))
-    head = learner.policy.head.from_x.weight  # the noised chunk is an input too; with no weight on it nothing is left
+    b = learner.policy.imitation(
+        rows.context, rows.actions, rows.own.float(), torch.Generator().manual_seed(5)
+    )
+    # the noised chunk is an input too; with no weight on it nothing is left
+    head = learner.policy.head.from_x.weight
     with torch.no_grad():
         head[:, A:] = 0
-    c, d = (learner.policy.imitation(rows.context, x, rows.own.float(), torch.Generator().manual_seed(5))
-            for x in (rows.actions, torch.cat([rows.actions[:, :1], -rows.actions[:, 1:]], 1)))
+    c, d = (
+        learner.policy.imitation(rows.context, x, rows.own.float(), torch.Generator().manual_seed(5))
+        for x in (rows.actions, torch.cat([rows.actions[:, :1], -rows.actions[:, 1:]], 1))
+    )
     assert torch.equal(c, d) and not torch.equal(a, b)
 
 
@@ -638,7 +723,10 @@ def test_wsrl_switches_once_with_targets_as_the_critics_are_and_fresh_optimizers
     assert learner.critics.opt.state and learner.conservative
     learner.begin_online()
     assert not learner.critics.opt.state and not learner.conservative
-    assert all(torch.equal(p, q) for p, q in zip(learner.critics.params, learner.critics.target.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(learner.critics.params, learner.critics.target.parameters(), strict=True)
+    )
     learner.update(lambda n: filled().sample(n, np.random.default_rng(0)), 2)
     again = build("wsrl")
     again.load_state_dict(learner.state_dict())
@@ -647,24 +735,35 @@ def test_wsrl_switches_once_with_targets_as_the_critics_are_and_fresh_optimizers
 
 
 def test_aloes_critic_values_the_present_policy_and_not_who_made_the_data():
-    """A chain of three: positive actions go on, the others end it with nothing; the last step pays 1. The data goes on nine
-    times of ten, the policy every second time: Q(s_0, on) = 0.9^2 / 4 by dynamic programming, the data's return 0.66."""
+    """A chain of three: positive actions go on, the others end it with nothing; the last step pays 1. The
+    data goes on nine times of ten, the policy every second time: Q(s_0, on) = 0.9^2 / 4 by dynamic
+    programming, the data's return 0.66."""
     rng, gamma = np.random.default_rng(0), 0.9
     r = Replay({"state": ((3,), np.float32)}, 1, 1, gamma, 9000, 1)
     lane = np.zeros(1, np.int64)
     for _ in range(900):
         for s in range(3):
             on = rng.random() < 0.9
-            r.add(lane, {"state": np.eye(3)[[s]]}, np.array([[1.0 if on else -1.0]]) * rng.uniform(0.2, 1),
-                  np.array([float(on and s == 2)]), np.array([not on or s == 2]))
+            r.add(
+                lane,
+                {"state": np.eye(3)[[s]]},
+                np.array([[1.0 if on else -1.0]]) * rng.uniform(0.2, 1),
+                np.array([float(on and s == 2)]),
+                np.array([not on or s == 2]),
+            )
             if not on or s == 2:
                 r.close(lane, {"state": np.eye(3)[[s]]})
                 break
-    policy = make_policy(PolicyOptions(horizon=1, execute=1, hidden=8, layers=1), ObsSpec(state=3, action=1), 0)
+    policy = make_policy(
+        PolicyOptions(horizon=1, execute=1, hidden=8, layers=1), ObsSpec(state=3, action=1), 0
+    )
     with torch.no_grad():  # no drift: the flow keeps its noise, half of it positive
         policy.head.out.weight.zero_()
-    learner = aloe.make(policy, AloeOptions(batch=128, critics=2, subset=2, critic_hidden=32, critic_lr=3e-3, gamma=gamma,
-                                            tau=0.02), 0)
+    learner = aloe.make(
+        policy,
+        AloeOptions(batch=128, critics=2, subset=2, critic_hidden=32, critic_lr=3e-3, gamma=gamma, tau=0.02),
+        0,
+    )
     draws = np.random.default_rng(1)
     for i in range(700):
         if i == 500:
@@ -686,6 +785,7 @@ def test_a_learner_resumed_makes_the_same_next_updates(name):
     def draw(seed):
         rng = np.random.default_rng(seed)
         return lambda n: store.sample(n, rng)
+
     a = build(name, spec)
     a.update(draw(0), 4)
     a.begin_online()
@@ -694,7 +794,10 @@ def test_a_learner_resumed_makes_the_same_next_updates(name):
     b.load_state_dict(copy.deepcopy(a.state_dict()))
     ma, mb = a.update(draw(1), 4), b.update(draw(1), 4)
     assert ma == mb
-    assert all(torch.equal(x, y) for x, y in zip(a.policy.state_dict().values(), b.policy.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(a.policy.state_dict().values(), b.policy.state_dict().values(), strict=True)
+    )
     for learner in (a, b):
         learner.policy.eval()
     obs = {"state": torch.randn(5, S, generator=torch.Generator().manual_seed(0))}
@@ -707,7 +810,9 @@ def test_a_learner_resumed_makes_the_same_next_updates(name):
 def test_metrics_are_finite_and_the_actor_waits_in_the_offline_stage_unless_it_has_one(name):
     learner = build(name, GRIP if name == "hil_serl" else SPEC)
     store, rng = filled(), np.random.default_rng(0)
-    actor = {k: v.clone() for k, v in learner.policy.state_dict().items() if "judge" not in k and "grasp" not in k}
+    actor = {
+        k: v.clone() for k, v in learner.policy.state_dict().items() if "judge" not in k and "grasp" not in k
+    }
     first = learner.update(lambda n: store.sample(n, rng), 4, actor=False)
     assert all(torch.equal(v, learner.policy.state_dict()[k]) for k, v in actor.items())
     both = learner.update(lambda n: store.sample(n, rng), 4)
@@ -722,6 +827,7 @@ def test_every_batch_of_an_update_has_the_shares_asked_for():
         def sample(self, n, rng):
             seen.append(self.counts(n))
             return super().sample(n, rng)
+
     mixture, rng = Watch({"demonstrations": (demos, 0.5), "online": (online, 0.5)}), np.random.default_rng(0)
     learner.update(lambda n: mixture.sample(n, rng), 5)
     assert seen == [[16, 16]] * 5
@@ -730,20 +836,37 @@ def test_every_batch_of_an_update_has_the_shares_asked_for():
 def test_methods_refuse_policies_they_cannot_train():
     squashed, flow = (make_policy(PolicyOptions(**SMALL, kind=k), SPEC, 0) for k in ("squashed", "flow"))
     guided = make_policy(PolicyOptions(**SMALL, kind="guided", edit_scale=0.1, local_steps=1), SPEC, 0)
-    for module, policy, options, word in ((rlpd, flow, RlpdOptions(), "squashed"), (demo_sac, flow, DemoSacOptions(), "squashed"),
-                                          (hil_serl, flow, HilSerlOptions(), "squashed"),
-                                          (calql, flow, CalQlOptions(), "squashed"), (wsrl, squashed, WsrlOptions(), "demo-share"),
-                                          (expo, flow, ExpoOptions(), "guided"), (expo, guided, ExpoOptions(), "local-steps"),
-                                          (pa_rl, guided, PaRlOptions(), "edit-scale"), (iql, squashed, IqlOptions(), "flow"),
-                                          (expo, guided, ExpoOptions(critics=3), "critics"), (aloe, squashed, AloeOptions(), "flow")):
+    for module, policy, options, word in (
+        (rlpd, flow, RlpdOptions(), "squashed"),
+        (demo_sac, flow, DemoSacOptions(), "squashed"),
+        (hil_serl, flow, HilSerlOptions(), "squashed"),
+        (calql, flow, CalQlOptions(), "squashed"),
+        (wsrl, squashed, WsrlOptions(), "demo-share"),
+        (expo, flow, ExpoOptions(), "guided"),
+        (expo, guided, ExpoOptions(), "local-steps"),
+        (pa_rl, guided, PaRlOptions(), "edit-scale"),
+        (iql, squashed, IqlOptions(), "flow"),
+        (expo, guided, ExpoOptions(critics=3), "critics"),
+        (aloe, squashed, AloeOptions(), "flow"),
+    ):
         with pytest.raises(UserError, match=word):
             module.make(policy, options, 0)
 
 
 # ---- learning
 
-TOY = {"batch": 128, "critics": 3, "critic_hidden": 64, "gamma": 0.95, "max_target": 1.0, "floor": True, "warmup": 600, "critic_lr": 1e-3,
-           "lr": 3e-4, "tau": 0.01}
+TOY = {
+    "batch": 128,
+    "critics": 3,
+    "critic_hidden": 64,
+    "gamma": 0.95,
+    "max_target": 1.0,
+    "floor": True,
+    "warmup": 600,
+    "critic_lr": 1e-3,
+    "lr": 3e-4,
+    "tau": 0.01,
+}
 HEADS = {"horizon": 2, "execute": 2, "hidden": 64, "layers": 2}
 GUIDED = {"kind": "guided", "critics": 3, "critic_hidden": 64}
 LEARNS = {
@@ -758,9 +881,12 @@ LEARNS = {
 }
 
 
-def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: int = 12) -> tuple[float, float]:
+def improve(
+    name: str, seed: int, updates: int = 1200, envs: int = 16, limit: int = 12
+) -> tuple[float, float]:
     """Six demonstrations, a weak supervised policy, then replay: success before and after on 200 starts."""
     from robo_rl.algos.offpolicy import OffPolicyLearner
+
     head, o = LEARNS[name]
     env, rows = PointReach(envs, limit), {"state": ((4,), np.float32)}
     policy = make_policy(PolicyOptions(**HEADS | head), SPEC, seed)
@@ -770,11 +896,18 @@ def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: in
     def keep(episode):
         lane, n = np.zeros(1, np.int64), len(episode.action)
         for t in range(n):
-            demos.add(lane, {"state": episode.state[t:t + 1]}, episode.action[t:t + 1], episode.reward[t:t + 1],
-                      np.array([t == n - 1]), EXPERT)
+            demos.add(
+                lane,
+                {"state": episode.state[t : t + 1]},
+                episode.action[t : t + 1],
+                episode.reward[t : t + 1],
+                np.array([t == n - 1]),
+                EXPERT,
+            )
         demos.close(lane, {"state": episode.state[-1:]})
         states.append(episode.state)
         actions.append(episode.action)
+
     record(PointReach(8, 20), 6, 0, keep)
     policy.obs_norm.fit(torch.from_numpy(np.concatenate(states)))
     policy.action_norm.fit(torch.from_numpy(np.concatenate(actions)), floor=0.05)
@@ -782,7 +915,9 @@ def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: in
     for _ in range(60):
         b = tensors(policy, demos.sample(64, rng))
         opt.zero_grad()
-        policy.bc_loss(b.obs, b.actions, b.own.float(), torch.Generator().manual_seed(int(rng.integers(1 << 30)))).backward()
+        policy.bc_loss(
+            b.obs, b.actions, b.own.float(), torch.Generator().manual_seed(int(rng.integers(1 << 30)))
+        ).backward()
         opt.step()
     before = np.mean(evaluate(PointReach(200, limit), policy, eval_starts(200))["success"])
     learner: OffPolicyLearner = importlib.import_module(f"robo_rl.algos.{name}").make(policy, o, seed)

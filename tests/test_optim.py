@@ -7,7 +7,11 @@ import torch
 
 from robo_rl.optim import AdamW
 
-KW = [{"lr": 1e-3, "eps": 1e-5, "weight_decay": 1e-2}, {"lr": 3e-4, "eps": 1e-8, "weight_decay": 0.0}, {"lr": 1e-2, "betas": (0.8, 0.95)}]
+KW = [
+    {"lr": 1e-3, "eps": 1e-5, "weight_decay": 1e-2},
+    {"lr": 3e-4, "eps": 1e-8, "weight_decay": 0.0},
+    {"lr": 1e-2, "betas": (0.8, 0.95)},
+]
 
 
 def params() -> list[torch.Tensor]:
@@ -32,7 +36,9 @@ def walk(opt, params, steps) -> None:
 
 def torchs(params, kw, fused: bool):
     """torch.optim.AdamW, whose decay is 0.01 unless named."""
-    return torch.optim.AdamW(params, **({"weight_decay": 0.0} | kw), fused=fused, foreach=None if fused else True)
+    return torch.optim.AdamW(
+        params, **({"weight_decay": 0.0} | kw), fused=fused, foreach=None if fused else True
+    )
 
 
 def same(a, b) -> bool:
@@ -63,9 +69,13 @@ def test_either_goes_on_from_the_state_of_the_other(kw, fused):
     walk(a, mine, range(20))
     walk(b, theirs, range(20))
     assert a.state_dict()["state"].keys() == b.state_dict()["state"].keys()
-    assert {k: type(v) for k, v in a.state_dict()["param_groups"][0].items()} == \
-        {k: type(v) for k, v in torchs(params(), kw, fused).state_dict()["param_groups"][0].items()}
-    there, back = [p.detach().clone().requires_grad_() for p in mine], [p.detach().clone().requires_grad_() for p in theirs]
+    assert {k: type(v) for k, v in a.state_dict()["param_groups"][0].items()} == {
+        k: type(v) for k, v in torchs(params(), kw, fused).state_dict()["param_groups"][0].items()
+    }
+    there, back = (
+        [p.detach().clone().requires_grad_() for p in mine],
+        [p.detach().clone().requires_grad_() for p in theirs],
+    )
     c, d = AdamW(there, lr=9.0, fused=fused), torchs(back, {"lr": 9.0}, fused)
     c.load_state_dict(copy.deepcopy(b.state_dict()))
     d.load_state_dict(copy.deepcopy(a.state_dict()))
@@ -89,14 +99,23 @@ def test_a_parameter_without_gradient_stays_and_counts_no_step():
     opt = AdamW(mine, 1e-3, weight_decay=0.1)
     mine[0].grad = torch.ones_like(mine[0])
     opt.step()
-    assert same(mine[1:], params()[1:]) and list(opt.state) == [mine[0]] and float(opt.state[mine[0]]["step"]) == 1
+    assert (
+        same(mine[1:], params()[1:])
+        and list(opt.state) == [mine[0]]
+        and float(opt.state[mine[0]]["step"]) == 1
+    )
     opt.zero_grad()
     opt.step()
     assert float(opt.state[mine[0]]["step"]) == 1
 
 
-@pytest.mark.parametrize("others,words", [(lambda p: p[:-1], "of 4 parameters, the optimizer has 5"),
-                                          (lambda p: p[::-1], r"shape \(129,\), the parameter \(7, 33\)")])
+@pytest.mark.parametrize(
+    "others,words",
+    [
+        (lambda p: p[:-1], "of 4 parameters, the optimizer has 5"),
+        (lambda p: p[::-1], r"shape \(129,\), the parameter \(7, 33\)"),
+    ],
+)
 def test_the_state_of_other_parameters_is_refused(others, words):
     theirs = others(params())
     opt = torch.optim.AdamW(theirs, fused=True)

@@ -1,4 +1,5 @@
-"""What a user brings: a simulator, a task, a policy, a method named as module:object; the pages of docs/tutorials run as they stand."""
+"""What a user brings: a simulator, a task, a policy, a method named as module:object; the pages of
+docs/tutorials run as they stand."""
 
 import os
 import re
@@ -36,12 +37,46 @@ from sims.mujoco.tasks import PICK, REACH
 TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
 PAGES = ("own_simulator", "own_task", "own_policy", "own_method", "own_replay")
 RL = ("--rl.decisions", "4", "--rl.minibatch", "64", "--rl.critic-warmup", "0")
-BUDGET = {"own_simulator": ("--envs", "8", "--workers", "1", *RL), "own_task": ("--envs", "8", "--workers", "1", *RL),
-          "own_policy": ("--envs", "8", "--workers", "1", *RL), "own_method": ("--envs", "8", "--workers", "0", "--rl.decisions", "4"),
-          "own_replay": ("--envs", "4", "--workers", "0", "--demos", "2", "--rl.warmup", "200", "--rl.pretrain", "5", "--rl.utd", "0.5")}
-TINY = ("--steps", "700", "--eval-every", "300", "--eval-episodes", "4", "--demos-most", "0", "--bc.updates", "20", "--bc.batch", "16",
-        "--threads", "1")
-OPTIONS, SPEC = PolicyOptions(kind="gaussian", horizon=3, execute=2, hidden=16, layers=1), ObsSpec(state=5, action=2)
+BUDGET = {
+    "own_simulator": ("--envs", "8", "--workers", "1", *RL),
+    "own_task": ("--envs", "8", "--workers", "1", *RL),
+    "own_policy": ("--envs", "8", "--workers", "1", *RL),
+    "own_method": ("--envs", "8", "--workers", "0", "--rl.decisions", "4"),
+    "own_replay": (
+        "--envs",
+        "4",
+        "--workers",
+        "0",
+        "--demos",
+        "2",
+        "--rl.warmup",
+        "200",
+        "--rl.pretrain",
+        "5",
+        "--rl.utd",
+        "0.5",
+    ),
+}
+TINY = (
+    "--steps",
+    "700",
+    "--eval-every",
+    "300",
+    "--eval-episodes",
+    "4",
+    "--demos-most",
+    "0",
+    "--bc.updates",
+    "20",
+    "--bc.batch",
+    "16",
+    "--threads",
+    "1",
+)
+OPTIONS, SPEC = (
+    PolicyOptions(kind="gaussian", horizon=3, execute=2, hidden=16, layers=1),
+    ObsSpec(state=5, action=2),
+)
 
 
 def write_page(page: str, folder: Path) -> list[list[str]]:
@@ -86,15 +121,28 @@ def test_what_a_page_says_of_python_holds(here):
     write_page("own_simulator", here)
     env = robo_rl.make_env("point:make", num_envs=8, reward="sparse")
     assert env.num_envs == 8 and not env.dense
-    result = robo_rl.evaluate(lambda obs: np.clip(2 * obs["state"][:, 4:] - obs["state"][:, 2:4], -1, 1), env, episodes=16)
+    result = robo_rl.evaluate(
+        lambda obs: np.clip(2 * obs["state"][:, 4:] - obs["state"][:, 2:4], -1, 1), env, episodes=16
+    )
     assert result.success_rate == 1
 
 
 def test_a_run_of_own_simulator_policy_and_method_is_stopped_and_resumes_bit_for_bit(here):
     for page in PAGES:
         write_page(page, here)
-    config = robo_rl.recipe(sim="point:make", algo="reinforce:make", workers=0, envs=8, steps=800, eval_episodes=4, eval_every=300,
-                            max_steps=20, video=False, policy={"kind": "gauss:make", "hidden": 16}, rl={"decisions": 4})
+    config = robo_rl.recipe(
+        sim="point:make",
+        algo="reinforce:make",
+        workers=0,
+        envs=8,
+        steps=800,
+        eval_episodes=4,
+        eval_every=300,
+        max_steps=20,
+        video=False,
+        policy={"kind": "gauss:make", "hidden": 16},
+        rl={"decisions": 4},
+    )
 
     class Enough(Exception):
         pass
@@ -102,9 +150,11 @@ def test_a_run_of_own_simulator_policy_and_method_is_stopped_and_resumes_bit_for
     def stop(event):
         if event.kind == "checkpoint" and event.step:
             raise Enough
+
     assert config.max_staleness == 0  # a method that says nothing of stale data gets none
     whole = robo_rl.train(config, quiet=True)
-    assert re.fullmatch(r"point-goal-reinforce-make-s0-[\d-]+", whole.folder.name)  # a folder's name has no colon
+    # a folder's name has no colon
+    assert re.fullmatch(r"point-goal-reinforce-make-s0-[\d-]+", whole.folder.name)
     with pytest.raises(Enough):
         robo_rl.train(replace(config, out="parts"), stop, quiet=True)
     assert load_config(Path("parts")).rl == config.rl and type(config.rl).__name__ == "Options"
@@ -121,17 +171,44 @@ def test_workers_of_ray_find_what_the_learner_finds(tmp_path):
     for page in PAGES:
         write_page(page, tmp_path)
     own = ("--sim", "point:make", "--algo", "reinforce:make", "--policy.kind", "gauss:make")
-    result = command(tmp_path, "train", *own, "--backend", "ray", "--workers", "1", "--envs", "8", "--rl.decisions", "4", *TINY,
-                     timeout=240)
+    result = command(
+        tmp_path,
+        "train",
+        *own,
+        "--backend",
+        "ray",
+        "--workers",
+        "1",
+        "--envs",
+        "8",
+        "--rl.decisions",
+        "4",
+        *TINY,
+        timeout=240,
+    )
     assert result.code == 0, result.err
 
 
 # ---- names
 
 
-@pytest.mark.parametrize(("name", "own"), [
-    ("my_pkg.sims:make", True), ("a:b.c", True), ("gym:Pendulum", False), ("envpool:X", False), ("wm:runs", False), ("dds:speed", False),
-    ("mujoco", False), ("pick_cube", False), ("gym:Pendulum-v1", False), ("a:b/c", False), ("C:\\x", False), ("a b:c", False)])
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("my_pkg.sims:make", True),
+        ("a:b.c", True),
+        ("gym:Pendulum", False),
+        ("envpool:X", False),
+        ("wm:runs", False),
+        ("dds:speed", False),
+        ("mujoco", False),
+        ("pick_cube", False),
+        ("gym:Pendulum-v1", False),
+        ("a:b/c", False),
+        ("C:\\x", False),
+        ("a b:c", False),
+    ],
+)
 def test_prefixes_of_ours_are_no_modules(name, own):
     assert plugins.is_object(name) == own
 
@@ -147,7 +224,8 @@ def test_a_name_that_leads_nowhere_says_where_it_was_looked_for_and_what_is_near
         plugins.load_object("mine:make_por", "--sim")
     with pytest.raises(UserError, match="without .py: mine:make_pour"):
         plugins.load_object("mine.py:make_pour", "--sim")
-    with pytest.raises(ModuleNotFoundError, match="absent_package_x"):  # the user's module is there, what it needs is not
+    # the user's module is there, what it needs is not
+    with pytest.raises(ModuleNotFoundError, match="absent_package_x"):
         plugins.load_object("needs:make", "--sim")
 
 
@@ -164,7 +242,8 @@ def test_a_module_of_the_current_folder_comes_before_an_installed_one(here):
 
 
 MISTAKES = {
-    "takes no control (got 'ee_delta'); it takes task, num_envs, reward, max_steps": "--sim point:make --control ee_delta",
+    "takes no control (got 'ee_delta'); it takes task, num_envs, reward, max_steps": "--sim point:make "
+    "--control ee_delta",
     "must take (num_envs=…): missing a required argument: 'max_steps'": "--sim point:PointMass",
     "the env must be a gymnasium.vector.VectorEnv, got dict": "--sim wrong:no_env",
     "rewards must be float32 of shape (40,), got float64": "--sim wrong:rewards",
@@ -172,13 +251,15 @@ MISTAKES = {
     "must be a sims.mujoco.tasks.Task, got function": "--task wrong:no_env",
     "success must be bool, got float32": "--task wrong:success",
     "a policy must be a torch.nn.Module, got int": "--task reach --policy.kind wrong:number",
-    "must take (options, spec, seed): too many positional arguments": "--task reach --policy.kind wrong:no_env",
+    "must take (options, spec, seed): too many positional arguments": "--task reach --policy.kind "
+    "wrong:no_env",
     "the learner lacks the method 'update'": "--task reach --algo wrong:method --policy.kind gaussian",
     "must take (policy, options, seed, demos=…)": "--task reach --algo wrong:no_demos",
     "its options, the attribute Options of make or of its module, are missing": "--algo point:make",
-    "must be a frozen dataclass that derives from RolloutOptions or OffPolicyOptions": "--algo wrong:bad_options",
+    "must be a frozen dataclass that derives from RolloutOptions or OffPolicyOptions": "--algo "
+    "wrong:bad_options",
 }
-WRONG = '''
+WRONG = """
 import dataclasses
 import numpy as np
 from point import PointMass
@@ -222,7 +303,7 @@ no_demos.Options = RolloutOptions
 def bad_options(policy, options, seed, demos=None):
     return policy
 bad_options.Options = dict
-'''
+"""
 
 
 @pytest.mark.parametrize("says", MISTAKES)
@@ -230,7 +311,9 @@ def test_what_is_wrong_with_it_is_one_line_before_a_run_begins(says, tmp_path):
     write_page("own_simulator", tmp_path)
     (tmp_path / "wrong.py").write_text(WRONG)
     argv = MISTAKES[says].split()
-    result = command(tmp_path, "train", *argv, "--workers", "0", *(() if "--sim" in argv else ("--demos", "2")))
+    result = command(
+        tmp_path, "train", *argv, "--workers", "0", *(() if "--sim" in argv else ("--demos", "2"))
+    )
     assert says in result.mistake
     assert not (tmp_path / "runs").exists()
 
@@ -238,18 +321,21 @@ def test_what_is_wrong_with_it_is_one_line_before_a_run_begins(says, tmp_path):
 # ---- tasks
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"xml": "<body>"}, "its MJCF is refused: XML parse error"),
-    ({"objects": ("cub",)}, "objects names 'cub', but its xml has no <freejoint"),
-    ({"joints": ("hinge",)}, "joints names 'hinge', but its xml has no hinge or slide"),
-    ({"uses_goal": True}, "uses_goal needs a body with mocap"),
-    ({"uses_slide": True}, "uses_slide needs a joint named drawer"),
-    ({"place": lambda u: None}, "place must return a Start"),
-    ({"place": REACH.place}, r"must give centre of shape \(3, 1, 3\), got \(3, 0, 3\)"),
-    ({"success": lambda s: np.zeros(2, bool)}, r"success of 3 envs must have shape \(3,\), got \(2,\)"),
-    ({"observed": ("x",)}, "observe gives the rows that observed names: one is missing"),
-    ({"observe": lambda s: s.tcp, "observed": ("x",)}, r"must have shape \(1, 3\), got \(3, 3\)"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"xml": "<body>"}, "its MJCF is refused: XML parse error"),
+        ({"objects": ("cub",)}, "objects names 'cub', but its xml has no <freejoint"),
+        ({"joints": ("hinge",)}, "joints names 'hinge', but its xml has no hinge or slide"),
+        ({"uses_goal": True}, "uses_goal needs a body with mocap"),
+        ({"uses_slide": True}, "uses_slide needs a joint named drawer"),
+        ({"place": lambda u: None}, "place must return a Start"),
+        ({"place": REACH.place}, r"must give centre of shape \(3, 1, 3\), got \(3, 0, 3\)"),
+        ({"success": lambda s: np.zeros(2, bool)}, r"success of 3 envs must have shape \(3,\), got \(2,\)"),
+        ({"observed": ("x",)}, "observe gives the rows that observed names: one is missing"),
+        ({"observe": lambda s: s.tcp, "observed": ("x",)}, r"must have shape \(1, 3\), got \(3, 3\)"),
+    ],
+)
 def test_a_task_that_does_not_fit_its_form_is_told_in_one_sentence(change, says):
     check_task(PICK)
     with pytest.raises(AssertionError, match=says):
@@ -272,7 +358,8 @@ Seen = replace(PushButton, observe=lambda s: top(s)[2:], observed=("top",), expe
         action = expert.expert_action()
         expert.step(action)
         obs, *_, info = env.step(action)
-    assert info["success"].all() and (obs["state"][:, -2] > 0.012).all()  # pressed, and the state says how far
+    # pressed, and the state says how far
+    assert info["success"].all() and (obs["state"][:, -2] > 0.012).all()
     assert np.allclose(obs["state"][:, -1], 0.05 - obs["state"][:, -2], atol=1e-6)
     assert not hasattr(env, "expert_action") and not hasattr(env, "recovery_action")
     with pytest.raises(UserError, match="more:Seen has no scripted expert"):
@@ -325,19 +412,23 @@ class NoGradient(GaussianPolicy):
         return super().bc_loss(*args, **more).detach()
 
 
-@pytest.mark.parametrize(("cls", "says"), [
-    (Ratio, "a ratio of exactly 1: let act and score call one function"),
-    (Shape, r"actions of act must be a tensor of shape \(5, 2, 2\), got \(5, 1, 2\)"),
-    (GlobalNoise, "act must draw from its generator alone"),
-    (Rows, "must not depend on the other rows of the batch"),
-    (Unsaved, "loads the state_dict of another must act as that does"),
-    (OtherOptions, "policy.options and policy.spec must be those that it was made of"),
-    (NoGradient, "bc_loss must be differentiable"),
-])
+@pytest.mark.parametrize(
+    ("cls", "says"),
+    [
+        (Ratio, "a ratio of exactly 1: let act and score call one function"),
+        (Shape, r"actions of act must be a tensor of shape \(5, 2, 2\), got \(5, 1, 2\)"),
+        (GlobalNoise, "act must draw from its generator alone"),
+        (Rows, "must not depend on the other rows of the batch"),
+        (Unsaved, "loads the state_dict of another must act as that does"),
+        (OtherOptions, "policy.options and policy.spec must be those that it was made of"),
+        (NoGradient, "bc_loss must be differentiable"),
+    ],
+)
 def test_a_policy_that_breaks_the_contract_is_told_in_one_sentence(cls, says):
     def make(seed):
         torch.manual_seed(seed)
         return cls(OPTIONS, SPEC)
+
     with pytest.raises(AssertionError, match=says):
         check_policy(make, OPTIONS, SPEC)
 
@@ -347,7 +438,9 @@ def test_a_policy_that_breaks_the_contract_is_told_in_one_sentence(cls, says):
 def test_our_policies_keep_the_contract(kind, views):
     options = PolicyOptions(kind=kind, horizon=3, execute=2, hidden=16, layers=1, denoise_steps=5, depth=1)
     spec = replace(SPEC, views=views, image_size=32 * len(views), language=bool(views))
-    assert "ratio" in check_policy(lambda seed: make_policy(options, spec, seed), options, spec, atol=0 if kind == "gaussian" else 1e-5)
+    assert "ratio" in check_policy(
+        lambda seed: make_policy(options, spec, seed), options, spec, atol=0 if kind == "gaussian" else 1e-5
+    )
 
 
 # ---- methods
@@ -357,7 +450,12 @@ class Learner:
     """A learner of PPO with one thing wrong: `broken` says what."""
 
     def __init__(self, policy, options, seed, broken):
-        self.inner, self.policy, self.sampler, self.broken = ppo.make(policy, options, seed), policy, policy, broken
+        self.inner, self.policy, self.sampler, self.broken = (
+            ppo.make(policy, options, seed),
+            policy,
+            policy,
+            broken,
+        )
 
     def update(self, rollout, progress, version=None):
         metrics = self.inner.update(rollout, progress, version)
@@ -370,8 +468,13 @@ class Learner:
 
     def state_dict(self):
         state = self.inner.state_dict()
-        return {k: v for k, v in state.items() if k != "actor_opt"} if self.broken == "state" else \
-            {"odd": {1, 2}} if self.broken == "odd" else state
+        return (
+            {k: v for k, v in state.items() if k != "actor_opt"}
+            if self.broken == "state"
+            else {"odd": {1, 2}}
+            if self.broken == "odd"
+            else state
+        )
 
     def load_state_dict(self, state):
         if "actor_opt" not in state:
@@ -379,15 +482,22 @@ class Learner:
         self.inner.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("broken", "says"), [
-    ("none", "update must return a dict of metrics, got NoneType"), ("text", "must be numbers by name, got 'kl': str"),
-    ("weights", "must leave the weights finite"),
-    ("state", "a run would not resume exactly"), ("odd", "state_dict must be a dict of tensors")])
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("none", "update must return a dict of metrics, got NoneType"),
+        ("text", "must be numbers by name, got 'kl': str"),
+        ("weights", "must leave the weights finite"),
+        ("state", "a run would not resume exactly"),
+        ("odd", "state_dict must be a dict of tensors"),
+    ],
+)
 def test_a_method_that_breaks_the_contract_is_told_in_one_sentence(broken, says):
     options = PpoOptions(critic_warmup=0, minibatch=8, epochs=1)
 
     def make(policy, options, seed):
         return Learner(policy, options, seed, broken)
+
     with pytest.raises(AssertionError, match=says):
         check_method(make, options, make_policy(OPTIONS, SPEC, 0))
 
@@ -404,14 +514,22 @@ def test_our_methods_keep_the_contract(algo, advantage):
 @pytest.mark.parametrize("algo", ["demo_sac", "expo", "iql", "wsrl"])
 def test_our_methods_of_replay_keep_the_contract(algo):
     config = robo_rl.recipe(task="reach", algo=algo, preset="quick")
-    policy = make_policy(replace(config.policy, horizon=2, execute=2, hidden=16, layers=1, critic_hidden=16), SPEC, 0)
+    policy = make_policy(
+        replace(config.policy, horizon=2, execute=2, hidden=16, layers=1, critic_hidden=16), SPEC, 0
+    )
     options = replace(config.rl, critic_hidden=16, batch=32)
     assert check_method(find_method(algo), options, policy) == ("members", "metrics", "resume")
 
 
-@pytest.mark.parametrize(("broken", "says"), [
-    ("none", "update must return a dict of metrics, got NoneType"), ("state", "a run would not resume exactly"),
-    ("online", "the learner lacks the method 'begin_online'"), ("actor", "learner.offline_actor must say whether")])
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("none", "update must return a dict of metrics, got NoneType"),
+        ("state", "a run would not resume exactly"),
+        ("online", "the learner lacks the method 'begin_online'"),
+        ("actor", "learner.offline_actor must say whether"),
+    ],
+)
 def test_a_method_of_replay_that_breaks_the_contract_is_told_in_one_sentence(broken, says):
     class Broken(demo_sac.DemoSacLearner):
         owns = ("critics", "actor_opt") if broken == "state" else demo_sac.DemoSacLearner.owns
@@ -420,13 +538,18 @@ def test_a_method_of_replay_that_breaks_the_contract_is_told_in_one_sentence(bro
 
         def update(self, *args, **more):
             return None if broken == "none" else super().update(*args, **more)
+
     config = robo_rl.recipe(task="reach", algo="demo_sac", preset="quick")
-    policy = make_policy(replace(config.policy, horizon=2, execute=2, hidden=16, layers=1, critic_hidden=16), SPEC, 0)
+    policy = make_policy(
+        replace(config.policy, horizon=2, execute=2, hidden=16, layers=1, critic_hidden=16), SPEC, 0
+    )
     with pytest.raises(AssertionError, match=says):
         check_method(Broken, replace(config.rl, critic_hidden=16, batch=32), policy)
 
 
-def test_a_method_that_derives_its_options_from_ours_starts_from_that_recipe_but_for_what_it_names_itself(here):
+def test_a_method_that_derives_its_options_from_ours_starts_from_that_recipe_but_for_what_it_names_itself(
+    here,
+):
     write_page("own_replay", here)
     (here / "slower.py").write_text("""
 from dataclasses import dataclass
@@ -438,17 +561,36 @@ class Options(doubt.Options):
 def make(policy, options, seed, demos=None):
     return doubt.make(policy, options, seed)
 """)
-    ours, doubt, slower = (robo_rl.recipe(task="reach", algo=algo) for algo in ("demo_sac", "doubt:make", "slower:make"))
+    ours, doubt, slower = (
+        robo_rl.recipe(task="reach", algo=algo) for algo in ("demo_sac", "doubt:make", "slower:make")
+    )
     of = [{f.name: getattr(c.rl, f.name) for f in fields(ours.rl)} for c in (ours, doubt, slower)]
-    assert of[1] == of[0] and of[2] == of[0] | {"utd": 0.25} and of[0]["utd"] != 0.25 and doubt.rl.doubt == 0.5
-    assert doubt.policy == ours.policy and (doubt.envs, doubt.steps, doubt.bc) == (ours.envs, ours.steps, ours.bc)
+    assert (
+        of[1] == of[0] and of[2] == of[0] | {"utd": 0.25} and of[0]["utd"] != 0.25 and doubt.rl.doubt == 0.5
+    )
+    assert doubt.policy == ours.policy and (doubt.envs, doubt.steps, doubt.bc) == (
+        ours.envs,
+        ours.steps,
+        ours.bc,
+    )
 
 
 def test_a_run_of_an_own_method_of_replay_is_stopped_and_resumes_bit_for_bit(here):
     write_page("own_replay", here)
-    config = robo_rl.recipe(task="reach", algo="doubt:make", workers=0, envs=4, steps=800, eval_episodes=4, eval_every=300, demos="2",
-                            video=False, policy={"hidden": 16}, bc={"updates": 10, "batch": 16},
-                            rl={"warmup": 100, "pretrain": 5, "utd": 0.5, "batch": 32})
+    config = robo_rl.recipe(
+        task="reach",
+        algo="doubt:make",
+        workers=0,
+        envs=4,
+        steps=800,
+        eval_episodes=4,
+        eval_every=300,
+        demos="2",
+        video=False,
+        policy={"hidden": 16},
+        bc={"updates": 10, "batch": 16},
+        rl={"warmup": 100, "pretrain": 5, "utd": 0.5, "batch": 32},
+    )
     whole = robo_rl.train(config, quiet=True)
 
     class Enough(Exception):
@@ -457,6 +599,7 @@ def test_a_run_of_an_own_method_of_replay_is_stopped_and_resumes_bit_for_bit(her
     def stop(event):
         if event.kind == "checkpoint" and event.step:
             raise Enough
+
     with pytest.raises(Enough):
         robo_rl.train(replace(config, out="parts"), stop, quiet=True)
     parts = robo_rl.resume("parts", quiet=True)
@@ -471,6 +614,7 @@ def test_options_without_a_default_are_refused():
         speed: float
 
     def make(policy, options, seed, demos=None): ...
+
     make.Options = Options
     with pytest.raises(UserError, match="must have a default for every option; speed has none"):
         plugins.options_class(make, "a:make", "--algo", (RolloutOptions,))
@@ -508,14 +652,23 @@ def test_our_tasks_are_ids_of_gymnasium_once_they_are_registered():
     actions = np.random.default_rng(0).uniform(-1, 1, (25, 4, 7)).astype(np.float32)
     for action in actions:
         ours_now, theirs_now = ours.step(action), env.step(action)
-        assert np.array_equal(ours_now[0]["state"], theirs_now[0]["state"]) and np.array_equal(ours_now[1], theirs_now[1])
+        assert np.array_equal(ours_now[0]["state"], theirs_now[0]["state"]) and np.array_equal(
+            ours_now[1], theirs_now[1]
+        )
     assert theirs_now[3].all() and np.array_equal(env.expert_action(), ours.expert_action())
     env.close()
     env.close()
 
 
 def test_an_id_with_its_module_needs_nothing_before_it(tmp_path):
-    code = "import gymnasium; print(gymnasium.make_vec('sims.gymnasium_ids:robo_rl/reach-v0', num_envs=2).control.task)"
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TUTORIALS.parents[1]), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    code = (
+        "import gymnasium; print(gymnasium.make_vec('sims.gymnasium_ids:robo_rl/reach-v0', "
+        "num_envs=2).control.task)"
+    )
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(TUTORIALS.parents[1]), os.environ.get("PYTHONPATH", "")])
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "reach\n"

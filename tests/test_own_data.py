@@ -30,11 +30,15 @@ SMALL = (24, 32)
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("sets")
-    return {robot: datasets.write(root / robot, robot, episodes=4, length=14, size=SMALL) for robot in datasets.ROBOTS}
+    return {
+        robot: datasets.write(root / robot, robot, episodes=4, length=14, size=SMALL)
+        for robot in datasets.ROBOTS
+    }
 
 
 def copy(sets, robot: str, to: Path) -> Path:
     import shutil
+
     return Path(shutil.copytree(sets[robot], to))
 
 
@@ -46,6 +50,7 @@ def refused(call, *words: str) -> None:
 
 
 # ---- pictures on demand
+
 
 def test_pictures_by_row_are_those_of_the_whole_video_whatever_the_cache_and_the_threads(sets):
     data = load(sets["droid"])
@@ -82,27 +87,40 @@ def test_batches_that_are_decoded_when_they_come_repeat_for_a_seed_whatever_the_
     spec = offline.spec_of(TrainConfig(demos="x", image_size=16), labelled(data))
     parts = []
     for threads in (0, 2):
-        sample = demo_sampler(data, replace(spec, image_size=160), 4, DataOptions(cache_mb=1, threads=threads))
+        sample = demo_sampler(
+            data, replace(spec, image_size=160), 4, DataOptions(cache_mb=1, threads=threads)
+        )
         parts.append([sample(6, torch.Generator().manual_seed(3)) for _ in range(3)])
     for (a, chunk_a, mask_a), (b, chunk_b, mask_b) in zip(*parts, strict=True):
-        assert all(torch.equal(a[k], b[k]) for k in a) and torch.equal(chunk_a, chunk_b) and torch.equal(mask_a, mask_b)
+        assert (
+            all(torch.equal(a[k], b[k]) for k in a)
+            and torch.equal(chunk_a, chunk_b)
+            and torch.equal(mask_a, mask_b)
+        )
     assert {"tokens", "state", "image/wrist_left"} <= set(parts[0][0][0])
 
 
 def labelled(data):
-    data.meta.info["features"]["action"]["robo_rl"] = {"units": {"unit": ["rad"] * 8, "kind": ["absolute"] * 8}, "sources": ["unknown"]}
+    data.meta.info["features"]["action"]["robo_rl"] = {
+        "units": {"unit": ["rad"] * 8, "kind": ["absolute"] * 8},
+        "sources": ["unknown"],
+    }
     return data
 
 
 def test_cameras_are_chosen_renamed_and_those_that_are_not_there_are_named():
     there = ["cam_high", "cam_low"]
     assert choose_views("", there) == {"cam_high": "cam_high", "cam_low": "cam_low"}
-    assert list(choose_views("wrist=cam_low,cam_high", there).items()) == [("wrist", "cam_low"), ("cam_high", "cam_high")]
+    assert list(choose_views("wrist=cam_low,cam_high", there).items()) == [
+        ("wrist", "cam_low"),
+        ("cam_high", "cam_high"),
+    ]
     refused(lambda: choose_views("cam_hi", there), "cam_hi", "cam_high, cam_low")
     refused(lambda: choose_views("a=cam_high,a=cam_low", there), "named twice")
 
 
 # ---- units
+
 
 def test_units_are_read_per_axis_with_their_kind():
     assert labels.parse_units("deg", 3) == labels.Units(("deg",) * 3, ("absolute",) * 3)
@@ -114,7 +132,13 @@ def test_units_are_read_per_axis_with_their_kind():
 
 def test_units_that_nobody_stated_are_refused_and_stated_by_a_command(sets, tmp_path, capsys):
     folder = copy(sets, "so100", tmp_path / "so100")
-    refused(lambda: labels.need_units(load_meta(folder)), "nobody stated the units", "6 action axes", "robo_rl data label", "--units")
+    refused(
+        lambda: labels.need_units(load_meta(folder)),
+        "nobody stated the units",
+        "6 action axes",
+        "robo_rl data label",
+        "--units",
+    )
     labels.state_units(folder, "deg*5,%")
     assert labels.need_units(load_meta(folder)).unit == ("deg",) * 5 + ("%",)
     assert str(labels.units_of(load_meta(folder))) == "5 in deg (absolute), 1 in % (absolute)"
@@ -128,6 +152,7 @@ def test_alohas_units_are_known(sets):
 
 # ---- success
 
+
 def test_success_comes_from_a_label_and_pays_once(sets, tmp_path):
     folder = copy(sets, "aloha", tmp_path / "aloha")
     assert not load(folder).is_judged
@@ -135,7 +160,11 @@ def test_success_comes_from_a_label_and_pays_once(sets, tmp_path):
     path.write_text("0\n2\n")
     data = load(folder, label=f"success={path}")
     assert data.is_judged and data.success.tolist() == [True, False, True, False]
-    assert data.reward.sum() == 2 and data.reward[data.to[[0, 2]] - 1].tolist() == [1, 1] and data.terminated.tolist() == [1, 0, 1, 0]
+    assert (
+        data.reward.sum() == 2
+        and data.reward[data.to[[0, 2]] - 1].tolist() == [1, 1]
+        and data.terminated.tolist() == [1, 0, 1, 0]
+    )
     labels.label_success(folder, "all")
     assert load(folder).success.all()
     (tmp_path / "won.json").write_text(json.dumps([True, False, True, True]))
@@ -148,7 +177,11 @@ def test_a_label_that_does_not_fit_is_refused(sets, tmp_path):
     (tmp_path / "won.txt").write_text("7")
     refused(lambda: load(folder, label=f"success={tmp_path / 'won.txt'}"), "no episode 7", "0 to 3")
     refused(lambda: load(folder, label="all"), "success=all")
-    refused(lambda: load(folder, label="success=most"), "all, none, a file that names", "or judge (robo_rl data label alone)")
+    refused(
+        lambda: load(folder, label="success=most"),
+        "all, none, a file that names",
+        "or judge (robo_rl data label alone)",
+    )
     labels.label_success(folder, "all")
     path = folder / layout.LABELS
     path.write_text(path.read_text().replace('"frames": ', '"frames": 1'))
@@ -157,6 +190,7 @@ def test_a_label_that_does_not_fit_is_refused(sets, tmp_path):
 
 def test_labels_and_units_keep_the_checksums_right(sets, tmp_path):
     from robo_rl.data.lerobot import accept
+
     folder = copy(sets, "aloha", tmp_path / "aloha")
     accept(folder)
     labels.label_success(folder, "none")
@@ -168,17 +202,22 @@ def test_labels_and_units_keep_the_checksums_right(sets, tmp_path):
 
 # ---- normalisers
 
+
 def test_axes_are_normalised_by_their_own_range(sets):
     data = load(sets["so100"])
     data.action[:, 2] = 7.0  # one that never moves
     data.action[:, 3] *= 1e-5  # metres of a fine motion
-    spec = offline.spec_of(TrainConfig(demos="x", data=DataOptions(cameras="laptop"), image_size=16), with_units(data))
+    spec = offline.spec_of(
+        TrainConfig(demos="x", data=DataOptions(cameras="laptop"), image_size=16), with_units(data)
+    )
     policy = make_policy(PolicyOptions(hidden=16), spec, 0)
     for kind in ("mean_std", "quantiles"):
         fit_normalisers(policy, data, kind)
         x = policy.action_norm(torch.from_numpy(data.action))
         assert bool((x[:, 2] == 0).all()) and 0.4 < float(x[:, 3].std()) < 1.1
-        torch.testing.assert_close(policy.action_norm.inverse(x), torch.from_numpy(data.action), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            policy.action_norm.inverse(x), torch.from_numpy(data.action), rtol=1e-5, atol=1e-5
+        )
         wrong = policy.action_norm.inverse(torch.full((1, 6), 3.0))  # of a policy, three of its units off
         assert abs(float(wrong[0, 2]) - 7) < 1e-4 < abs(float(wrong[0, 0] - x[0, 0]))
     low, high = np.quantile(data.action[:, 0].astype(np.float64), [0.01, 0.99])
@@ -188,24 +227,51 @@ def test_axes_are_normalised_by_their_own_range(sets):
 
 def with_units(data):
     n = len(data.features.action)
-    data.meta.info["features"]["action"]["robo_rl"] = {"units": {"unit": ["deg"] * n, "kind": ["absolute"] * n}, "sources": ["unknown"]}
+    data.meta.info["features"]["action"]["robo_rl"] = {
+        "units": {"unit": ["deg"] * n, "kind": ["absolute"] * n},
+        "sources": ["unknown"],
+    }
     return data
 
 
 def test_statistics_of_relative_actions_are_those_of_all_steps_ahead(sets):
     data = load(sets["aloha"])
     got = axis_statistics(data, (True,) + (False,) * 13, horizon=3)
-    moved = [data.action[i + h, 0] - data.state[i, 0] for a, b in zip(data.from_, data.to, strict=True) for i in range(a, b)
-             for h in range(3) if i + h < b]
-    np.testing.assert_allclose([got["action"][s][0] for s in ("mean", "std", "min", "q99")],
-                               [np.mean(moved), np.std(moved), np.min(moved), np.quantile(moved, 0.99)], rtol=1e-5)
-    np.testing.assert_allclose(got["action"]["q01"][1:], np.quantile(data.action[:, 1:], 0.01, axis=0), rtol=1e-5)
+    moved = [
+        data.action[i + h, 0] - data.state[i, 0]
+        for a, b in zip(data.from_, data.to, strict=True)
+        for i in range(a, b)
+        for h in range(3)
+        if i + h < b
+    ]
+    np.testing.assert_allclose(
+        [got["action"][s][0] for s in ("mean", "std", "min", "q99")],
+        [np.mean(moved), np.std(moved), np.min(moved), np.quantile(moved, 0.99)],
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        got["action"]["q01"][1:], np.quantile(data.action[:, 1:], 0.01, axis=0), rtol=1e-5
+    )
 
 
 # ---- training without an env
 
-TINY = ["--bc.updates", "12", "--bc.batch", "8", "--bc.noises", "2", "--policy.hidden", "16", "--policy.width", "16", "--policy.depth", "1",
-        "--image-size", "16"]
+TINY = [
+    "--bc.updates",
+    "12",
+    "--bc.batch",
+    "8",
+    "--bc.noises",
+    "2",
+    "--policy.hidden",
+    "16",
+    "--policy.width",
+    "16",
+    "--policy.depth",
+    "1",
+    "--image-size",
+    "16",
+]
 
 
 def run_command(*argv: str) -> int:
@@ -214,36 +280,79 @@ def run_command(*argv: str) -> int:
     return int(e.value.code or 0)
 
 
-def test_a_data_set_in_its_own_units_trains_without_an_env_and_is_judged_by_held_out_episodes(sets, tmp_path, capsys):
+def test_a_data_set_in_its_own_units_trains_without_an_env_and_is_judged_by_held_out_episodes(
+    sets, tmp_path, capsys
+):
     out = tmp_path / "run"
     assert run_command("train", "--algo", "bc", "--demos", str(sets["aloha"]), "--out", str(out), *TINY) == 0
     said = capsys.readouterr().err
     assert "held out: 1 of 4 episodes" in said
     document = json.loads((out / "heldout.json").read_text())
-    assert len(document["axes"]) == 14 and document["axes"][0]["unit"] == "rad" and document["axes"][6]["unit"] == "1"
+    assert (
+        len(document["axes"]) == 14
+        and document["axes"][0]["unit"] == "rad"
+        and document["axes"][6]["unit"] == "1"
+    )
     assert load_config(out).sim == "none"
     policy, _ = checkpoint.load_policy(checkpoint.checkpoints(out)[-1])
-    assert policy.spec.views == ("cam_high", "cam_left_wrist") and policy.spec.units[0] == "rad" and policy.spec.fit == "pad"
-    obs = {"state": np.zeros((2, 14), np.float32), "task": ["transfer the cube"] * 2,
-           **{f"image/{v}": np.zeros((2, *SMALL, 3), np.uint8) for v in policy.spec.views}}
+    assert (
+        policy.spec.views == ("cam_high", "cam_left_wrist")
+        and policy.spec.units[0] == "rad"
+        and policy.spec.fit == "pad"
+    )
+    obs = {
+        "state": np.zeros((2, 14), np.float32),
+        "task": ["transfer the cube"] * 2,
+        **{f"image/{v}": np.zeros((2, *SMALL, 3), np.uint8) for v in policy.spec.views},
+    }
     actions = policy.act(obs_tensors(obs, policy.spec), torch.Generator(), explore=False).actions
     assert actions.shape == (2, 8, 14)
 
 
 def test_a_vision_language_action_model_learns_from_it_with_its_own_pictures_and_units(sets, tmp_path):
     out = tmp_path / "run"
-    assert run_command("train", "--algo", "bc", "--demos", str(sets["aloha"]), "--policy", "smolvla", "--policy.size", "tiny",
-                       "--policy.horizon", "10", "--policy.execute", "5", "--bc.updates", "2", "--bc.batch", "2", "--bc.noises", "1",
-                       "--data.cache-mb", "1", "--out", str(out)) == 0
+    assert (
+        run_command(
+            "train",
+            "--algo",
+            "bc",
+            "--demos",
+            str(sets["aloha"]),
+            "--policy",
+            "smolvla",
+            "--policy.size",
+            "tiny",
+            "--policy.horizon",
+            "10",
+            "--policy.execute",
+            "5",
+            "--bc.updates",
+            "2",
+            "--bc.batch",
+            "2",
+            "--bc.noises",
+            "1",
+            "--data.cache-mb",
+            "1",
+            "--out",
+            str(out),
+        )
+        == 0
+    )
     policy, _ = checkpoint.load_policy(checkpoint.checkpoints(out)[-1])
     data = load(sets["aloha"])
     rows, _ = offline.split(data, 0.1, 0)
     own = axis_statistics(data, rows=rows)["action"]
     torch.testing.assert_close(policy.processor.action_norm.shift, torch.from_numpy(own["mean"]).float())
     torch.testing.assert_close(policy.processor.action_norm.scale, torch.from_numpy(own["std"]).float())
-    obs = {"state": data.state[:2], "task": ["transfer the cube"] * 2, **{f"image/{v}": data.frames(v, 0)[:2] for v in data.views}}
+    obs = {
+        "state": data.state[:2],
+        "task": ["transfer the cube"] * 2,
+        **{f"image/{v}": data.frames(v, 0)[:2] for v in data.views},
+    }
     kept = obs_tensors(obs, policy.spec)
-    assert kept["image/cam_high"].shape == (2, *SMALL, 3)  # as recorded: the model makes it square by its own rule
+    # as recorded: the model makes it square by its own rule
+    assert kept["image/cam_high"].shape == (2, *SMALL, 3)
     assert policy.act(kept, torch.Generator(), explore=False).actions.shape == (2, 5, 14)
 
 
@@ -252,8 +361,16 @@ def test_it_learns_to_predict_the_actions_of_episodes_that_it_has_not_seen(sets,
     folder = datasets.write(tmp_path / "set", "so100", episodes=40, length=40, views=0)
     labels.state_units(folder, "deg*5,%")
     from robo_rl.experiment.train import train
-    config = TrainConfig(sim="none", algo="bc", demos=str(folder), out=str(tmp_path / "run"), seed=1,
-                         bc=BcOptions(updates=300, batch=64), policy=PolicyOptions(horizon=4, execute=2, hidden=64, predict="action"))
+
+    config = TrainConfig(
+        sim="none",
+        algo="bc",
+        demos=str(folder),
+        out=str(tmp_path / "run"),
+        seed=1,
+        bc=BcOptions(updates=300, batch=64),
+        policy=PolicyOptions(horizon=4, execute=2, hidden=64, predict="action"),
+    )
     train(config, quiet=True)
     axes = json.loads((tmp_path / "run" / "heldout.json").read_text())["axes"]
     assert np.mean([a["error"] / a["error_of_mean"] for a in axes]) < 0.4  # seeds 0 to 2: 0.20 to 0.24
@@ -263,23 +380,54 @@ def test_units_that_nobody_stated_end_training_before_a_folder_is_made(sets, tmp
     out = tmp_path / "run"
     assert run_command("train", "--algo", "bc", "--demos", str(sets["so100"]), "--out", str(out), *TINY) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "nobody stated the units" in said and "--units" in said and not out.exists()
+    assert (
+        said.count("\n") == 1 and "nobody stated the units" in said and "--units" in said and not out.exists()
+    )
 
 
 def test_a_plan_of_a_data_set_counts_its_pictures_and_starts_nothing(sets, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    argv = ["--algo", "bc", "--demos", str(sets["aloha"]), "--policy", "smolvla", "--policy.size", "tiny", "--data.cache-mb", "1", "--plan"]
+    argv = [
+        "--algo",
+        "bc",
+        "--demos",
+        str(sets["aloha"]),
+        "--policy",
+        "smolvla",
+        "--policy.size",
+        "tiny",
+        "--data.cache-mb",
+        "1",
+        "--plan",
+    ]
     assert run_command("train", *argv, "--bc.batch", "4", "--bc.updates", "1") == 0
     out = capsys.readouterr().out
-    assert "moments of AdamW" in out and "held-out frames" in out and out.strip().splitlines()[-1].startswith("fits")
+    assert (
+        "moments of AdamW" in out
+        and "held-out frames" in out
+        and out.strip().splitlines()[-1].startswith("fits")
+    )
     size = len(load(sets["aloha"]).action) * 2 * 3 * SMALL[0] * SMALL[1]
-    assert f"{size / 1e6:,.1f} MB" in next(line for line in out.splitlines() if "pictures of all frames" in line)
+    assert f"{size / 1e6:,.1f} MB" in next(
+        line for line in out.splitlines() if "pictures of all frames" in line
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_does_not_fit_the_data_ends_training_before_a_folder_is_made(sets, tmp_path, capsys):
     out = tmp_path / "run"
-    argv = ["--algo", "bc", "--demos", str(sets["aloha"]), "--policy", "smolvla", "--policy.size", "tiny", "--policy.words", "words:9000"]
+    argv = [
+        "--algo",
+        "bc",
+        "--demos",
+        str(sets["aloha"]),
+        "--policy",
+        "smolvla",
+        "--policy.size",
+        "tiny",
+        "--policy.words",
+        "words:9000",
+    ]
     assert run_command("train", *argv, "--out", str(out)) == 2
     assert "wrong tokeniser: words:9000 has 9000 tokens" in capsys.readouterr().err and not out.exists()
 
@@ -300,9 +448,11 @@ def test_actions_in_other_units_are_not_taken_for_commands_of_an_env(tmp_path, c
 
 # ---- damage, told by training as by the reader
 
+
 def test_a_gap_in_time_is_named_with_its_frame(sets, tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
+
     folder = copy(sets, "aloha", tmp_path / "aloha")
     path = layout.data_path(folder, 0, 0)
     table = pq.read_table(path, partitioning=None)
@@ -321,22 +471,57 @@ def test_a_cut_video_is_named_with_its_bytes(sets, tmp_path):
 
 # ---- at full size
 
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_cameras_of_480_by_640_are_checked_and_learnt_from_in_two_gigabytes(tmp_path):
     """The pictures are 3.7 GB decoded; every command stays below 2 GB, torch and all."""
     import subprocess
     import sys
+
     folder = datasets.write(tmp_path / "aloha", "aloha", episodes=10, length=199)
     assert sum(h * w * 3 for h, w in load(folder).views.values()) * len(load(folder).action) > 3.6e9
-    commands = [["data", "check", str(folder)],
-                ["train", "--algo", "bc", "--demos", str(folder), "--out", str(tmp_path / "run"), "--data.cache-mb", "1", *TINY],
-                ["train", "--algo", "bc", "--demos", str(folder), "--policy", "smolvla", "--policy.size", "tiny", "--bc.updates", "30",
-                 "--out", str(tmp_path / "vla")]]  # batch and cache as they come
-    code = ("import atexit, sys, memory; from robo_rl.cli import main; atexit.register(lambda: print(memory.peak_memory())); "
-            "main(sys.argv[1:])")
+    commands = [
+        ["data", "check", str(folder)],
+        [
+            "train",
+            "--algo",
+            "bc",
+            "--demos",
+            str(folder),
+            "--out",
+            str(tmp_path / "run"),
+            "--data.cache-mb",
+            "1",
+            *TINY,
+        ],
+        [
+            "train",
+            "--algo",
+            "bc",
+            "--demos",
+            str(folder),
+            "--policy",
+            "smolvla",
+            "--policy.size",
+            "tiny",
+            "--bc.updates",
+            "30",
+            "--out",
+            str(tmp_path / "vla"),
+        ],
+    ]  # batch and cache as they come
+    code = (
+        "import atexit, sys, memory; from robo_rl.cli import main; atexit.register(lambda: "
+        "print(memory.peak_memory())); main(sys.argv[1:])"
+    )
     for argv in commands:
-        out = subprocess.run([sys.executable, "-c", code, *argv], check=True, cwd=Path(__file__).parent, text=True,
-                             stdout=subprocess.PIPE).stdout
+        out = subprocess.run(
+            [sys.executable, "-c", code, *argv],
+            check=True,
+            cwd=Path(__file__).parent,
+            text=True,
+            stdout=subprocess.PIPE,
+        ).stdout
         assert int(out.split()[-1]) < 2 << 30, argv
     assert (tmp_path / "run" / "heldout.json").exists()

@@ -35,14 +35,24 @@ def test_the_demonstrators_own_policy_learns_as_without_weights_and_weights_have
     assert (suffix_weights(np.zeros(400), last, 4, gamma=1.0) == 1).all()
     assert (suffix_weights(np.zeros(400), last, 4) > 0.9).all()
     far = [suffix_weights(np.full(400, x), last, 4) for x in (-5.0, 5.0)]
-    assert far[0].min() == LEAST and far[1].max() == MOST and (np.diff(far[0]) >= 0).all() and (np.diff(far[1]) <= 0).all()
+    assert (
+        far[0].min() == LEAST
+        and far[1].max() == MOST
+        and (np.diff(far[0]) >= 0).all()
+        and (np.diff(far[1]) <= 0).all()
+    )
 
 
 def learnt(weight):
     spec = ObsSpec(state=3, action=2)
     policy = make_policy(PolicyOptions(horizon=2, execute=2, hidden=16, layers=2), spec, 0)
     g = torch.Generator().manual_seed(0)
-    sample = bc.demos_sampler({"state": torch.randn(50, 3, generator=g)}, torch.rand(50, 2, 2, generator=g), torch.ones(50, 2), weight)
+    sample = bc.demos_sampler(
+        {"state": torch.randn(50, 3, generator=g)},
+        torch.rand(50, 2, 2, generator=g),
+        torch.ones(50, 2),
+        weight,
+    )
     bc.train(policy, sample, BcOptions(updates=20, batch=16), 0)
     return torch.cat([p.detach().flatten() for p in policy.parameters()])
 
@@ -55,18 +65,45 @@ def test_equal_weights_change_nothing_and_others_do():
 
 
 def test_a_run_weighs_its_demonstrations_by_another_runs_policy(tmp_path):
-    small = ("--algo", "bc", "--task", "reach", "--demos", "4", "--bc.batch", "32", "--policy.hidden", "32", "--eval-episodes", "8",
-             "--no-video", "--threads", "1", "--demos-most", "0")
+    small = (
+        "--algo",
+        "bc",
+        "--task",
+        "reach",
+        "--demos",
+        "4",
+        "--bc.batch",
+        "32",
+        "--policy.hidden",
+        "32",
+        "--eval-episodes",
+        "8",
+        "--no-video",
+        "--threads",
+        "1",
+        "--demos-most",
+        "0",
+    )
     assert robo_rl(tmp_path, "train", *small, "--bc.updates", "40", "--out", "shown").code == 0
     for name, more in (("plain", ()), ("pear", ("--bc.pear", "shown"))):
-        result = robo_rl(tmp_path, "train", *small, "--demos", "shown/demos", "--bc.updates", "100", *more, "--out", name)
+        result = robo_rl(
+            tmp_path, "train", *small, "--demos", "shown/demos", "--bc.updates", "100", *more, "--out", name
+        )
         assert result.code == 0, result.err
     rows = [json.loads(x) for x in (tmp_path / "pear" / "metrics.jsonl").read_text().splitlines()]
     told = [r for r in rows if "sft/pear_mean" in r]
-    assert len(told) == 10 and all(LEAST <= r["sft/pear_least"] <= r["sft/pear_mean"] <= r["sft/pear_most"] <= MOST + 1e-5 for r in told)
+    assert len(told) == 10 and all(
+        LEAST <= r["sft/pear_least"] <= r["sft/pear_mean"] <= r["sft/pear_most"] <= MOST + 1e-5 for r in told
+    )
     assert told[0]["sft/pear_mean"] < 1  # at first it goes on worse than who showed it
-    losses = [[r["sft/loss"] for r in map(json.loads, (tmp_path / n / "metrics.jsonl").read_text().splitlines()) if "sft/loss" in r][-1]
-              for n in ("plain", "pear")]
+    losses = [
+        [
+            r["sft/loss"]
+            for r in map(json.loads, (tmp_path / n / "metrics.jsonl").read_text().splitlines())
+            if "sft/loss" in r
+        ][-1]
+        for n in ("plain", "pear")
+    ]
     assert losses[0] != losses[1]
 
 

@@ -26,17 +26,38 @@ G, ROUNDS = 4, 3
 
 def local(learner, workers=2, seed=0):
     def make(i, refresh):
-        return Worker(i, Collector(build(N // workers), learner.policy, 0.99, seed, i), learner.policy, refresh, 0, True, G)
+        return Worker(
+            i,
+            Collector(build(N // workers), learner.policy, 0.99, seed, i),
+            learner.policy,
+            refresh,
+            0,
+            True,
+            G,
+        )
+
     return InProcessFeed(workers, make, ROUNDS * N, 0, 3, seed)
 
 
 def processes(folder, learner, workers=2, resume=None):
     n = N // workers
-    jobs = [Job(i, build, n, learner.policy.options, SPEC, 0.99, 0, 0, True, G, folder, folder / "weights.bin")
-            for i in range(workers)]
+    jobs = [
+        Job(i, build, n, learner.policy.options, SPEC, 0.99, 0, 0, True, G, folder, folder / "weights.bin")
+        for i in range(workers)
+    ]
     rows = Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy)
-    return WorkerPoolFeed(folder, ProcessPool(jobs, learner.policy), [n] * workers, [rows] * workers, ROUNDS * N, 3, 0, resume, G,
-                  streams=True)
+    return WorkerPoolFeed(
+        folder,
+        ProcessPool(jobs, learner.policy),
+        [n] * workers,
+        [rows] * workers,
+        ROUNDS * N,
+        3,
+        0,
+        resume,
+        G,
+        streams=True,
+    )
 
 
 def train(learner, feed, updates, each=lambda i, feed: None):
@@ -104,6 +125,7 @@ def test_a_stream_of_processes_gives_the_run_of_one_process_even_if_they_are_kil
         process = feed.pool.processes[i % 2].process
         if i and process is not None:
             os.kill(process.pid, signal.SIGKILL)
+
     try:
         train(other, feed, 4, kill)
     finally:
@@ -134,7 +156,15 @@ def test_a_learner_that_dies_in_the_middle_of_a_stream_takes_the_same_batch_agai
 
 
 def test_the_statistics_of_pieces_add_up():
-    rows = [{"episodes": 2.0, "env_steps": 10.0, "success": 1.0, "staleness/max": 0.0, "staleness/mean": 0.0},
-            {"episodes": 6.0, "env_steps": 30.0, "success": 0.5, "staleness/max": 1.0, "staleness/mean": 0.5}]
-    assert merge_batch_stats(rows) == {"episodes": 8.0, "env_steps": 40.0, "success": 0.625, "staleness/max": 1.0, "staleness/mean": 0.25}
+    rows = [
+        {"episodes": 2.0, "env_steps": 10.0, "success": 1.0, "staleness/max": 0.0, "staleness/mean": 0.0},
+        {"episodes": 6.0, "env_steps": 30.0, "success": 0.5, "staleness/max": 1.0, "staleness/mean": 0.5},
+    ]
+    assert merge_batch_stats(rows) == {
+        "episodes": 8.0,
+        "env_steps": 40.0,
+        "success": 0.625,
+        "staleness/max": 1.0,
+        "staleness/mean": 0.25,
+    }
     assert merge_batch_stats(rows[:1]) is rows[0]

@@ -1,4 +1,5 @@
-"""A person beside a run that learns: a device that is a fed stream, the console's page, and what they mark."""
+"""A person beside a run that learns: a device that is a fed stream, the console's page, and what they
+mark."""
 
 import json
 import os
@@ -32,15 +33,41 @@ ONE = ("--envs", "1", "--rl.operator-speed", "0")
 
 def own(*skip):
     """The options of a small run with one env."""
-    pairs = [TINY_REPLAY[i:i + 2] for i in range(0, len(TINY_REPLAY) - 1, 2)]
-    return [w for name, value in pairs if name not in (*skip, "--envs") for w in (name, value)] + ["--no-video", *ONE]
+    pairs = [TINY_REPLAY[i : i + 2] for i in range(0, len(TINY_REPLAY) - 1, 2)]
+    return [w for name, value in pairs if name not in (*skip, "--envs") for w in (name, value)] + [
+        "--no-video",
+        *ONE,
+    ]
 
 
 def test_what_a_person_does_with_a_device_is_learned_from_and_what_they_mark_is_the_reward(tmp_path):
-    feed = Feed(tmp_path / "pad", [b"", b"", key(TR) + stick(1, -1), b"", b"", b"", press(NORTH), key(TR, 0) + stick(1, 0), *[b""] * 20])
+    feed = Feed(
+        tmp_path / "pad",
+        [
+            b"",
+            b"",
+            key(TR) + stick(1, -1),
+            b"",
+            b"",
+            b"",
+            press(NORTH),
+            key(TR, 0) + stick(1, 0),
+            *[b""] * 20,
+        ],
+    )
     env, now = PointReach(1, limit=100), [0.0]
-    operator = DeviceOperator(MappedDevice(EventFile(str(feed.path)), DEFAULTS["gamepad"]), env.spec, 1, clock=lambda: now[0], rest=0.15)
-    policy = make_policy(PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=8, layers=1), ObsSpec(state=4, action=2), 0)
+    operator = DeviceOperator(
+        MappedDevice(EventFile(str(feed.path)), DEFAULTS["gamepad"]),
+        env.spec,
+        1,
+        clock=lambda: now[0],
+        rest=0.15,
+    )
+    policy = make_policy(
+        PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=8, layers=1),
+        ObsSpec(state=4, action=2),
+        0,
+    )
     online, corrections = (Replay({"state": ((4,), np.float32)}, 2, 2, 0.9, 100, 1) for _ in range(2))
     collector = ReplayCollector(InterventionEnv(env, operator, blend=0), policy, online, corrections, 0)
     env.goal[:] = 99
@@ -69,7 +96,10 @@ def test_the_last_states_of_a_success_are_marks_and_those_just_before_are_not_kn
     state = np.arange(12, dtype=np.float32)[:, None]
     got = marks_of(state, np.array([7, 5]), np.array([True, False]), last=2, hidden=3)
     assert got.state[:, 0].tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11]
-    assert got.success.tolist() == [False, False, True, True, *[False] * 5] and got.episode.tolist() == [0] * 4 + [1] * 5
+    assert (
+        got.success.tolist() == [False, False, True, True, *[False] * 5]
+        and got.episode.tolist() == [0] * 4 + [1] * 5
+    )
 
 
 def test_a_robot_that_stood_still_before_the_mark_is_no_failure():
@@ -80,13 +110,19 @@ def test_a_robot_that_stood_still_before_the_mark_is_no_failure():
 
 def test_a_success_classifier_is_trained_from_what_people_marked(tmp_path):
     from robo_rl.rewards import train
+
     rng = np.random.default_rng(0)
-    folders = [str(recorded(tmp_path / name, outcomes, rng)) for name, outcomes in (("a", [True, False] * 10), ("b", [False] * 20))]
+    folders = [
+        str(recorded(tmp_path / name, outcomes, rng))
+        for name, outcomes in (("a", [True, False] * 10), ("b", [False] * 20))
+    ]
     policy = make_policy(PolicyOptions(hidden=8, layers=1), ObsSpec(state=4, action=2), 0)
     marks = marks_of_data(folders, policy, 2)
     assert marks.episode.max() == 39 and marks.success.sum() == 20  # two states of ten episodes
     model, said = train(marks, 0.1, 2, 0)
-    assert said["recall"] == 1 and model.probability(np.float32([[1, 0, 0, 0], [0, 0, 0, 0]])).round().tolist() == [1, 0]
+    assert said["recall"] == 1 and model.probability(
+        np.float32([[1, 0, 0, 0], [0, 0, 0, 0]])
+    ).round().tolist() == [1, 0]
 
 
 def test_marks_that_cannot_train_are_one_clear_line(tmp_path):
@@ -117,13 +153,21 @@ def test_people_at_the_page_take_over_a_robot_that_learns_and_mark_it():
     assert info["phase"].tolist() == [POLICY, CORRECTION] and info["executed"][1].tolist() == [1, -1]
     console.state.drive("ann", 1, number, [0, 0], "pause")
     info = env.step(act)[4]
-    assert info["phase"].tolist() == [POLICY, PAUSE] and not info["held"].any() and info["attended"].tolist() == [False, True]
+    assert (
+        info["phase"].tolist() == [POLICY, PAUSE]
+        and not info["held"].any()
+        and info["attended"].tolist() == [False, True]
+    )
     console.state.label("ann", 1, int(console.state.episode[1]), True)
     _, reward, terminated, _, info = env.step(act)
     assert reward.tolist() == [0, 1] and terminated.tolist() == [False, True] and info["success"][1]
     obs, _ = env.reset(options={"reset_mask": np.array([False, True])})
     seen = console.page_state("ann")
-    assert seen["robots"][1]["last"] == "marked a success" and seen["robots"][1]["holder"] == "" and seen["account"]["successes"] == 1
+    assert (
+        seen["robots"][1]["last"] == "marked a success"
+        and seen["robots"][1]["holder"] == ""
+        and seen["account"]["successes"] == 1
+    )
     assert console.operator_stats.attended_steps == 3 and console.operator_stats.human_steps == 1
     assert console.operator_stats.interventions == 1
 
@@ -131,8 +175,18 @@ def test_people_at_the_page_take_over_a_robot_that_learns_and_mark_it():
 def test_a_person_with_a_device_takes_part_in_a_whole_run(tmp_path):
     idle, help_ = [b""] * 6, [key(TR) + stick(1, -1), *[b""] * 8, press(NORTH), key(TR, 0)]
     feed = Feed(tmp_path / "pad", [*idle, *help_, *idle, *help_, *idle])
-    result = robo_rl(tmp_path, "train", "--algo", "hil_serl", *own("--steps", "--rl.warmup"), *FEW, "--out", "run", "--rl.operator",
-                     f"gamepad:{feed.path}")
+    result = robo_rl(
+        tmp_path,
+        "train",
+        "--algo",
+        "hil_serl",
+        *own("--steps", "--rl.warmup"),
+        *FEW,
+        "--out",
+        "run",
+        "--rl.operator",
+        f"gamepad:{feed.path}",
+    )
     feed.close()
     assert result.code == 0 and "operator min" in result.err + result.out, result
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -145,29 +199,67 @@ def test_a_person_with_a_device_takes_part_in_a_whole_run(tmp_path):
 
 def test_a_person_marks_the_episodes_that_train_the_classifier_of_a_run(tmp_path):
     feed = Feed(tmp_path / "pad", [b"", *[b"", b"", press(NORTH), b"", b"", press(WEST)] * 12])
-    result = robo_rl(tmp_path, "train", "--algo", "hil_serl", *own("--steps", "--rl.warmup"), *FEW, "--out", "run", "--rl.operator",
-                     f"gamepad:{feed.path}", "--rl.judge", "classifier", "--rl.judge-episodes", "24", "--rl.judge-rate", "0.2")
+    result = robo_rl(
+        tmp_path,
+        "train",
+        "--algo",
+        "hil_serl",
+        *own("--steps", "--rl.warmup"),
+        *FEW,
+        "--out",
+        "run",
+        "--rl.operator",
+        f"gamepad:{feed.path}",
+        "--rl.judge",
+        "classifier",
+        "--rl.judge-episodes",
+        "24",
+        "--rl.judge-rate",
+        "0.2",
+    )
     feed.close()
     assert result.code == 0 and "success classifier: threshold" in result.out + result.err, result
     marks = load(tmp_path / "run" / "marks")
     assert marks.success.tolist() == [True, False] * 12
-    again = robo_rl(tmp_path, "train", "--algo", "demo_sac", *own("--steps", "--rl.warmup"), *FEW, "--out", "next",
-                    "--rl.judge", "classifier", "--rl.judge-marks", "run/marks", "--rl.judge-rate", "0.2")
+    again = robo_rl(
+        tmp_path,
+        "train",
+        "--algo",
+        "demo_sac",
+        *own("--steps", "--rl.warmup"),
+        *FEW,
+        "--out",
+        "next",
+        "--rl.judge",
+        "classifier",
+        "--rl.judge-marks",
+        "run/marks",
+        "--rl.judge-rate",
+        "0.2",
+    )
     assert again.code == 0 and "success classifier: threshold" in again.out + again.err, again
 
 
-@pytest.mark.parametrize("more, words", [
-    (("--rl.operator", "joystick"), "unknown --rl.operator 'joystick'"), (("--rl.operator", "gamepad:/none"), "cannot open /none"),
-    (("--rl.operator", "scripted:x"), "takes nothing after it"),
-    (("--rl.judge", "classifier", "--rl.judge-marks", "none"), "none is no data set")])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (("--rl.operator", "joystick"), "unknown --rl.operator 'joystick'"),
+        (("--rl.operator", "gamepad:/none"), "cannot open /none"),
+        (("--rl.operator", "scripted:x"), "takes nothing after it"),
+        (("--rl.judge", "classifier", "--rl.judge-marks", "none"), "none is no data set"),
+    ],
+)
 def test_a_person_who_cannot_be_there_is_one_clear_line(tmp_path, more, words):
     assert words in robo_rl(tmp_path, "train", "--algo", "hil_serl", *own(), "--out", "run", *more).err
 
 
 def test_a_marked_episode_of_the_console_is_kept_for_the_classifier_whether_somebody_helped_or_not(tmp_path):
     from robo_rl.human.console.recorder import CorrectionRecorder
+
     spec = PointReach(1).spec
-    recorder = CorrectionRecorder(tmp_path / "corrections", tmp_path / "journal", spec, 1, marks=tmp_path / "marks")
+    recorder = CorrectionRecorder(
+        tmp_path / "corrections", tmp_path / "journal", spec, 1, marks=tmp_path / "marks"
+    )
     alone = Episode(np.zeros((3, 4)), np.zeros((3, 2)), success=True, source=["policy"] * 3, phase=[0] * 3)
     recorder.end_episode(alone, 0)
     recorder.save_mark(alone)

@@ -19,11 +19,46 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.shapes import only_shapes
 
-ARGV = ["--workers", "0", "--envs", "8", "--demos", "2", "--bc.updates", "2", "--eval-episodes", "4", "--threads", "1", "--no-video",
-        "--rl.decisions", "4", "--rl.minibatch", "32", "--rl.epochs", "1", "--target", "0", "--demos-most", "0"]
+ARGV = [
+    "--workers",
+    "0",
+    "--envs",
+    "8",
+    "--demos",
+    "2",
+    "--bc.updates",
+    "2",
+    "--eval-episodes",
+    "4",
+    "--threads",
+    "1",
+    "--no-video",
+    "--rl.decisions",
+    "4",
+    "--rl.minibatch",
+    "32",
+    "--rl.epochs",
+    "1",
+    "--target",
+    "0",
+    "--demos-most",
+    "0",
+]
 
-SMALL = ["--policy.size", "small", "--task", "pick_by_name", "--obs", "rgb", "--image-size", "64", "--rl.minibatch", "16", "--bc.batch",
-         "16"]
+SMALL = [
+    "--policy.size",
+    "small",
+    "--task",
+    "pick_by_name",
+    "--obs",
+    "rgb",
+    "--image-size",
+    "64",
+    "--rl.minibatch",
+    "16",
+    "--bc.batch",
+    "16",
+]
 
 
 def test_activations_are_those_that_the_backward_pass_keeps_and_grow_with_the_rows():
@@ -33,6 +68,7 @@ def test_activations_are_those_that_the_backward_pass_keeps_and_grow_with_the_ro
 
     def loss(n: int) -> torch.Tensor:
         return net(x.expand(n, -1).contiguous()).sum()
+
     for n in (10, 20):
         assert kept(own, loss, n)[0] == 4 * n * (64 + 64)  # the input and what tanh gave
     assert extrapolated(net, loss, 1000)[0] == int(plans.BACKWARD * 4 * 1000 * 128)
@@ -42,7 +78,9 @@ def test_activations_are_those_that_the_backward_pass_keeps_and_grow_with_the_ro
 def test_what_is_counted_from_shapes_is_what_the_same_policy_with_weights_keeps(kind):
     config = parse(["--policy", kind, "--task", "pick_by_name", "--obs", "rgb", "--image-size", "32"])
     spec = ObsSpec(state=9, action=7, views=("front",), image_size=32, language=True, text=config.policy.text)
-    want = extrapolated(policy := make_policy(config.policy, spec, 0), plans.supervised_loss(config, policy), 32)[0]
+    want = extrapolated(
+        policy := make_policy(config.policy, spec, 0), plans.supervised_loss(config, policy), 32
+    )[0]
     with only_shapes(large=512):
         policy = make_policy(config.policy, spec, 0)
         bytes_kept, seconds = extrapolated(policy, plans.supervised_loss(config, policy), 32, 1e9)
@@ -52,12 +90,27 @@ def test_what_is_counted_from_shapes_is_what_the_same_policy_with_weights_keeps(
 
 @pytest.mark.slow
 def test_the_plan_of_a_whole_model_makes_no_weights_and_says_what_it_estimates():
-    argv = ["--policy", "smolvla", "--policy.size", "full", "--task", "pick_by_name", "--obs", "rgb", "--image-size", "64",
-            "--rl.freeze-trunk", "--policy.keep-prefix", *ARGV]
+    argv = [
+        "--policy",
+        "smolvla",
+        "--policy.size",
+        "full",
+        "--task",
+        "pick_by_name",
+        "--obs",
+        "rgb",
+        "--image-size",
+        "64",
+        "--rl.freeze-trunk",
+        "--policy.keep-prefix",
+        *ARGV,
+    ]
     config = parse(argv)
     before = resident()
     plan = plans.make_plan(config)
-    assert resident() - before < 1e9 and plan.parts[1].what == "weights" and 1.2e9 < plan.parts[1].size < 2.2e9
+    assert (
+        resident() - before < 1e9 and plan.parts[1].what == "weights" and 1.2e9 < plan.parts[1].size < 2.2e9
+    )
     assert plan.peak > 2 * plan.parts[1].size and "estimates from their operations" in plan.text()
     assert all(s > 0 for _, s in plan.seconds)
 
@@ -67,7 +120,13 @@ def test_moments_have_a_master_where_weights_are_in_bf16():
 
 
 def test_the_peak_is_that_of_the_largest_phase_and_says_what_is_too_large():
-    parts = (PlanPart("process", 100), PlanPart("weights", 10), PlanPart("a", 50, "x"), PlanPart("b", 30, "x"), PlanPart("c", 70, "y"))
+    parts = (
+        PlanPart("process", 100),
+        PlanPart("weights", 10),
+        PlanPart("a", 50, "x"),
+        PlanPart("b", 30, "x"),
+        PlanPart("c", 70, "y"),
+    )
     plan = Plan(parts, (("learner", 1.5),), 85, "cpu")
     assert plan.peak == 190 and plan.missing == 5
     assert plan.text().splitlines()[-1].startswith("does not fit") and "the largest part is c" in plan.text()
@@ -79,7 +138,11 @@ def test_a_plan_counts_what_adapters_leave_frozen_only_as_weights(capsys):
         made = plans.make_plan(parse([*ARGV, "--policy.hidden", "256", *more]))
         assert {what for what, _ in made.seconds} == {"simulator", "policy", "learner"}
         return {p.what: p.size for p in made.parts if p.phase != "supervised"}
-    full, thin = parts(), parts("--policy.lora.rank", "2", "--policy.lora.targets", "head", "--policy.lora.full", "none")
+
+    full, thin = (
+        parts(),
+        parts("--policy.lora.rank", "2", "--policy.lora.targets", "head", "--policy.lora.full", "none"),
+    )
     assert full["weights"] < thin["weights"] < 1.1 * full["weights"]
     critic = thin["critic"]
     assert thin["gradients"] - critic < 0.1 * (full["gradients"] - critic)
@@ -89,29 +152,67 @@ def test_a_plan_counts_what_adapters_leave_frozen_only_as_weights(capsys):
 
 def test_a_plan_counts_rollouts_that_are_replayed_and_a_second_policy():
     def parts(*more: str) -> dict[str, int]:
-        return {p.what: p.size for p in plans.make_plan(parse([*ARGV, *more])).parts if p.phase != "supervised"}
+        return {
+            p.what: p.size for p in plans.make_plan(parse([*ARGV, *more])).parts if p.phase != "supervised"
+        }
+
     plain, more = parts("--rl.replay", "0"), parts("--rl.replay", "0.5", "--rl.replay-age", "3")
     assert more["rollouts that are replayed"] == pytest.approx(3 * plain["rollouts"], rel=0.01)
-    assert more["rows in the order of learning"] == pytest.approx(2 * plain["rows in the order of learning"], rel=0.01)
-    assert parts("--rl.advantage", "istar", "--rl.decisions", "0")["second policy, of istar"] > plain["weights"]
+    assert more["rows in the order of learning"] == pytest.approx(
+        2 * plain["rows in the order of learning"], rel=0.01
+    )
+    assert (
+        parts("--rl.advantage", "istar", "--rl.decisions", "0")["second policy, of istar"] > plain["weights"]
+    )
 
 
-@pytest.mark.parametrize("argv", [[], ["--algo", "ppo"], ["--algo", "rlpd", "--rl.warmup", "64"], ["--rl.advantage", "grpo"]],
-                         ids=["pi_rl", "ppo", "rlpd", "groups"])
+@pytest.mark.parametrize(
+    "argv",
+    [[], ["--algo", "ppo"], ["--algo", "rlpd", "--rl.warmup", "64"], ["--rl.advantage", "grpo"]],
+    ids=["pi_rl", "ppo", "rlpd", "groups"],
+)
 def test_a_twin_is_the_same_run_at_a_tiny_size(argv):
     config = parse(argv)
     small = twin(config)
-    assert (small.sim, small.task, small.algo, small.obs, small.seed) == (config.sim, config.task, config.algo, config.obs, config.seed)
-    assert (small.policy.kind, small.policy.horizon, small.policy.predict) == (config.policy.kind, config.policy.horizon,
-                                                                              config.policy.predict)
-    assert type(small.rl) is type(config.rl) and small.policy.hidden <= 32 and small.envs <= 16 and small.device == "cpu"
+    assert (small.sim, small.task, small.algo, small.obs, small.seed) == (
+        config.sim,
+        config.task,
+        config.algo,
+        config.obs,
+        config.seed,
+    )
+    assert (small.policy.kind, small.policy.horizon, small.policy.predict) == (
+        config.policy.kind,
+        config.policy.horizon,
+        config.policy.predict,
+    )
+    assert (
+        type(small.rl) is type(config.rl)
+        and small.policy.hidden <= 32
+        and small.envs <= 16
+        and small.device == "cpu"
+    )
     assert 0 < small.steps <= 3000 and small.rl.gamma == config.rl.gamma
 
 
 def test_a_twin_runs(tmp_path, capsys):
     with pytest.raises(SystemExit) as e:
-        main(["train", "--twin", "--workers", "0", "--out", str(tmp_path / "t"), "--policy.lora.rank", "2", "--policy.lora.targets",
-              "head", "--policy.dtype", "bf16"])
+        main(
+            [
+                "train",
+                "--twin",
+                "--workers",
+                "0",
+                "--out",
+                str(tmp_path / "t"),
+                "--policy.lora.rank",
+                "2",
+                "--policy.lora.targets",
+                "head",
+                "--policy.dtype",
+                "bf16",
+            ]
+        )
     assert not e.value.code and len(list((tmp_path / "t" / "checkpoints").glob("step_*"))) >= 2
     assert ("--policy.dtype bf16: this CPU" in capsys.readouterr().err) == bool(slow_bf16())
 
@@ -121,7 +222,9 @@ def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as e:
         main(["train", *ARGV, "--plan"])
     said = capsys.readouterr().out
-    assert not e.value.code and "moments of AdamW" in said and said.strip().splitlines()[-1].startswith("fits")
+    assert (
+        not e.value.code and "moments of AdamW" in said and said.strip().splitlines()[-1].startswith("fits")
+    )
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit) as e:
         main(["train", "--algo", "rlpd", "--plan"])
@@ -129,12 +232,34 @@ def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["--policy.hidden", "3072", "--bc.batch", "64"],
-                                  ["--obs", "rgb", "--task", "reach", "--policy.width", "192", "--policy.depth", "4", "--rl.decisions",
-                                   "16", "--rl.minibatch", "256", "--bc.batch", "64", "--bc.noises", "1", "--rl.no-freeze-trunk"],
-                                  ["--policy", "pi05", *SMALL, "--rl.no-freeze-trunk"],
-                                  ["--policy", "smolvla", *SMALL, "--policy.keep-prefix", "--rl.freeze-trunk"]],
-                         ids=["wide", "pictures", "pi05", "smolvla, frozen"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--policy.hidden", "3072", "--bc.batch", "64"],
+        [
+            "--obs",
+            "rgb",
+            "--task",
+            "reach",
+            "--policy.width",
+            "192",
+            "--policy.depth",
+            "4",
+            "--rl.decisions",
+            "16",
+            "--rl.minibatch",
+            "256",
+            "--bc.batch",
+            "64",
+            "--bc.noises",
+            "1",
+            "--rl.no-freeze-trunk",
+        ],
+        ["--policy", "pi05", *SMALL, "--rl.no-freeze-trunk"],
+        ["--policy", "smolvla", *SMALL, "--policy.keep-prefix", "--rl.freeze-trunk"],
+    ],
+    ids=["wide", "pictures", "pi05", "smolvla, frozen"],
+)
 def test_the_peak_of_a_run_is_within_fifteen_percent_of_its_plan(more, tmp_path):
     argv = [*ARGV, "--envs", "16", "--steps", "512", "--starts", "uniform", "--rl.critic-warmup", "0", *more]
     _check_peak(argv, tmp_path)
@@ -142,8 +267,11 @@ def test_the_peak_of_a_run_is_within_fifteen_percent_of_its_plan(more, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:data set .* without checksums")
-@pytest.mark.parametrize("more", [["tiny", "--bc.updates", "20"], ["small", "--bc.updates", "3", "--bc.batch", "16"]],
-                         ids=["tiny, as it comes", "small"])
+@pytest.mark.parametrize(
+    "more",
+    [["tiny", "--bc.updates", "20"], ["small", "--bc.updates", "3", "--bc.batch", "16"]],
+    ids=["tiny, as it comes", "small"],
+)
 def test_the_peak_of_learning_from_videos_is_within_fifteen_percent_of_its_plan(more, tmp_path):
     folder = datasets.write(tmp_path / "aloha", "aloha", episodes=4, length=199)
     argv = ["--algo", "bc", "--demos", str(folder), "--policy", "smolvla", "--policy.size", *more]
@@ -152,6 +280,7 @@ def test_the_peak_of_learning_from_videos_is_within_fifteen_percent_of_its_plan(
 
 def _check_peak(argv: list[str], tmp_path) -> None:
     import multiprocessing
+
     context = multiprocessing.get_context("spawn")
     with context.Pool(1, maxtasksperchild=1) as pool:
         want = pool.apply(_peak_of_plan, (argv,))
@@ -167,5 +296,6 @@ def _peak_of_plan(argv: list[str]) -> int:
 
 def _peak_of_run(argv: list[str], out: str) -> int:
     from robo_rl.experiment.train import train
+
     train(replace(parse(argv), out=out), quiet=True)
     return peak_memory()

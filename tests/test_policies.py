@@ -10,14 +10,26 @@ from robo_rl.policies.nets import ChunkHead, StateTrunk, time_features, tokenize
 from robo_rl.sampling import chunk_logp
 
 KINDS = {
-    "flow-sde": {}, "flow-cps": {"noise": "cps"}, "flow-sde-all": {"noise_steps": "all"},
-    "flow-noise": {"noise": "learned", "noise_steps": "all"}, "flow-noise-one": {"noise": "learned"},
+    "flow-sde": {},
+    "flow-cps": {"noise": "cps"},
+    "flow-sde-all": {"noise_steps": "all"},
+    "flow-noise": {"noise": "learned", "noise_steps": "all"},
+    "flow-noise-one": {"noise": "learned"},
     "diffusion": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2},
-    "diffusion-all": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 5}, "gaussian": {"kind": "gaussian"},
-    "diffusion-floor": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "std_scale": 0.0, "std_floor": 0.2},
+    "diffusion-all": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 5},
+    "gaussian": {"kind": "gaussian"},
+    "diffusion-floor": {
+        "kind": "diffusion",
+        "denoise_steps": 5,
+        "finetune_steps": 2,
+        "std_scale": 0.0,
+        "std_floor": 0.2,
+    },
     "mean-logp": {"logp_reduction": "mean"},
-    "flow-last": {"noise_steps": "last"}, "flow-noise-last": {"noise": "learned", "noise_steps": "last", "predict": "action"},
-    "flow-action": {"predict": "action"}, "flow-action-all": {"predict": "action", "noise": "learned", "noise_steps": "all"},
+    "flow-last": {"noise_steps": "last"},
+    "flow-noise-last": {"noise": "learned", "noise_steps": "last", "predict": "action"},
+    "flow-action": {"predict": "action"},
+    "flow-action-all": {"predict": "action", "noise": "learned", "noise_steps": "all"},
     "diffusion-action": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "predict": "action"},
 }
 
@@ -47,7 +59,13 @@ def test_the_gaussians_log_prob_is_chunk_logp_over_the_executed_entries(reductio
     with torch.no_grad():
         policy.log_std.add_(0.3 * torch.randn_like(policy.log_std))
         x, mean = torch.randn(7, 18), torch.randn(7, 18)
-        want = chunk_logp(x.view(7, 6, 3), mean.view(7, 6, 3), policy.log_std.exp().expand(7, 18).view(7, 6, 3), 4, reduction)
+        want = chunk_logp(
+            x.view(7, 6, 3),
+            mean.view(7, 6, 3),
+            policy.log_std.exp().expand(7, 18).view(7, 6, 3),
+            4,
+            reduction,
+        )
         assert torch.allclose(policy._density(x, mean), want, atol=1e-5)
 
 
@@ -76,7 +94,7 @@ def test_steps_beyond_the_executed_ones_do_not_move_the_log_prob(kind):
     obs, chunk = draw(policy)
     before, _ = policy.score(policy.encode(obs), chunk.trace)
     other = {k: v.clone() for k, v in chunk.trace.items()}
-    other["x_next"][..., 4 * 3:] += 1.0
+    other["x_next"][..., 4 * 3 :] += 1.0
     after, _ = policy.score(policy.encode(obs), other)
     assert torch.equal(before, after)
 
@@ -112,7 +130,10 @@ def test_cps_draws_only_steps_that_have_noise_and_its_entropy_is_finite(noise_st
     rows = []
     for i in range(8):  # every decision moves the weights
         policy.zero_grad()
-        policy.score(policy.encode({"state": obs["state"][i:i + 1]}), {k: v[i:i + 1] for k, v in chunk.trace.items()})[0].sum().backward()
+        policy.score(
+            policy.encode({"state": obs["state"][i : i + 1]}),
+            {k: v[i : i + 1] for k, v in chunk.trace.items()},
+        )[0].sum().backward()
         rows.append(float(policy.head.out.weight.grad.abs().max()))
     assert min(rows) > 0
 
@@ -137,7 +158,9 @@ def test_a_chain_without_noise_has_no_entropy_and_no_gradient():
     policy = build(noise_level=0.0)
     obs, chunk = draw(policy)
     logp, entropy = policy.score(policy.encode(obs), chunk.trace)
-    assert float(entropy) == 0 and not logp.any() and sorted(chunk.trace["k"].unique().tolist()) == [0, 1, 2, 3]
+    assert (
+        float(entropy) == 0 and not logp.any() and sorted(chunk.trace["k"].unique().tolist()) == [0, 1, 2, 3]
+    )
 
 
 @pytest.mark.parametrize("predict", ["velocity", "action"])
@@ -155,7 +178,9 @@ def test_the_split_first_layer_is_one_matrix_on_the_concatenation():
     head = ChunkHead(4, 6, 16, 1, "relu")
     context, x, t = torch.randn(9, 4), torch.randn(9, 6), torch.rand(9)
     whole = torch.cat([head.from_context.weight, head.from_x.weight], 1)
-    hidden = torch.relu(torch.cat([context, x], 1) @ whole.T + head.from_context.bias + head.from_time(time_features(t)))
+    hidden = torch.relu(
+        torch.cat([context, x], 1) @ whole.T + head.from_context.bias + head.from_time(time_features(t))
+    )
     assert torch.allclose(head(head.embed(Context(context)), x, head.time(t)), head.out(hidden), atol=1e-5)
 
 
@@ -201,7 +226,9 @@ def test_without_exploration_a_diffusion_chain_is_the_mean_of_the_steps_that_rl_
 def test_the_std_of_a_random_denoise_step_is_a_share_of_ddpms_with_a_floor():
     own = build("diffusion", std_floor=1e-9).loud_s
     for scale, floor in ((1.0, 0.1), (0.5, 0.1), (0.0, 0.2)):
-        assert torch.allclose(build("diffusion", std_scale=scale, std_floor=floor).loud_s, (scale * own).clamp(min=floor))
+        assert torch.allclose(
+            build("diffusion", std_scale=scale, std_floor=floor).loud_s, (scale * own).clamp(min=floor)
+        )
 
 
 def test_without_ddpms_own_noise_exploration_stays_near_the_evaluated_chain():
@@ -209,8 +236,11 @@ def test_without_ddpms_own_noise_exploration_stays_near_the_evaluated_chain():
 
     def distance(**noise):
         policy = build("diffusion", **noise)
-        loud, quiet = (policy.act(obs, torch.Generator().manual_seed(3), explore).x0 for explore in (True, False))
+        loud, quiet = (
+            policy.act(obs, torch.Generator().manual_seed(3), explore).x0 for explore in (True, False)
+        )
         return float((loud - quiet).abs().max())
+
     assert distance(std_scale=0.0, std_floor=1e-6) < 1e-4
     assert distance(std_scale=1.0, std_floor=1e-6) > 0.1
 
@@ -249,7 +279,15 @@ def test_flow_matching_learns_a_distribution_that_euler_steps_reproduce():
 def taught(predict, chunk_of, updates, kind="flow-sde", horizon=8, size=7):
     """A policy after `updates` steps on chunks `chunk_of(state [B,3], generator)`, and the generator."""
     torch.manual_seed(0)
-    policy = build(kind, ObsSpec(state=3, action=size), hidden=128, layers=3, horizon=horizon, execute=horizon, predict=predict)
+    policy = build(
+        kind,
+        ObsSpec(state=3, action=size),
+        hidden=128,
+        layers=3,
+        horizon=horizon,
+        execute=horizon,
+        predict=predict,
+    )
     opt, g = torch.optim.Adam(policy.head.parameters(), 1e-3), torch.Generator().manual_seed(0)
     for _ in range(updates):
         state = torch.randn(256, 3, generator=g)
@@ -267,17 +305,21 @@ def test_a_network_that_predicts_actions_samples_closely_long_before_one_that_mu
 
     def chunk_of(state, g):
         return torch.tanh(state @ way).view(-1, 8, 7)
+
     error = {}
     for predict in ("velocity", "action"):
         policy, g = taught(predict, chunk_of, 150, kind)
         state = torch.randn(500, 3, generator=g)
-        error[predict] = float((policy.act({"state": state}, g, False).actions - chunk_of(state, g)).square().mean().sqrt())
+        error[predict] = float(
+            (policy.act({"state": state}, g, False).actions - chunk_of(state, g)).square().mean().sqrt()
+        )
     assert error["action"] < 0.2 and error["velocity"] > 2 * error["action"], error
 
 
 def test_a_network_that_predicts_actions_samples_both_modes_and_nothing_between():
     def chunk_of(state, g):
         return (torch.randint(0, 2, (len(state), 1, 1), generator=g) * 1.6 - 0.8).expand(-1, 4, 2)
+
     policy, g = taught("action", chunk_of, 600, horizon=4, size=2)
     x = policy.act({"state": torch.randn(2000, 3, generator=g)}, g, False).actions.mean((1, 2))
     assert 0.35 < float((x > 0).float().mean()) < 0.65 and float((x.abs() < 0.5).float().mean()) < 0.1
@@ -288,11 +330,16 @@ def test_several_noises_per_chunk_are_as_many_rows_with_one_each(kind):
     policy = build(kind=kind)
     rng = torch.Generator().manual_seed(0)
     spec, h = policy.spec, policy.options.horizon
-    rows = [torch.randn(6, spec.state, generator=rng), torch.randn(6, h, spec.action, generator=rng).clamp(-1, 1), torch.ones(6, h)]
+    rows = [
+        torch.randn(6, spec.state, generator=rng),
+        torch.randn(6, h, spec.action, generator=rng).clamp(-1, 1),
+        torch.ones(6, h),
+    ]
     rows[2][0, 2:] = 0
 
     def loss(state, chunk, mask, **noises):
         return policy.bc_loss({"state": state}, chunk, mask, torch.Generator().manual_seed(3), **noises)
+
     assert torch.equal(loss(*rows, noises=5), loss(*(x.repeat_interleave(5, 0) for x in rows)))
     assert torch.equal(loss(*rows, noises=1), loss(*rows))
 
@@ -300,8 +347,11 @@ def test_several_noises_per_chunk_are_as_many_rows_with_one_each(kind):
 def test_the_vision_language_policy_hears_the_instruction_and_sees_the_image():
     spec = ObsSpec(state=5, action=3, views=("front",), image_size=32, language=True)
     policy = build(spec=spec, width=32, depth=1)
-    obs = {"state": torch.zeros(2, 5), "tokens": torch.from_numpy(tokenize(["pick the red cube", "pick the blue cube"])),
-           "image/front": torch.zeros(2, 32, 32, 3, dtype=torch.uint8)}
+    obs = {
+        "state": torch.zeros(2, 5),
+        "tokens": torch.from_numpy(tokenize(["pick the red cube", "pick the blue cube"])),
+        "image/front": torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
+    }
     a = policy.encode(obs).pooled
     assert not torch.allclose(a[0], a[1])
     obs["image/front"] = obs["image/front"].clone()
@@ -328,9 +378,14 @@ def test_words_are_hashed_alike_everywhere_and_case_does_not_count():
 
 
 def test_bad_policy_options_say_what_is_allowed():
-    for kw, text in (({"execute": 9}, "execute"), ({"denoise_steps": 0}, "denoise_steps"), ({"noise_min": 0.0}, "noise_min"),
-                     ({"kind": "diffusion", "denoise_steps": 7}, "divide"), ({"noise_level": 9.0}, "noise_level"),
-                     ({"noise": "cps", "noise_level": 1.5}, r"noise_level \(of noise cps\) must be in \[0, 1\]")):
+    for kw, text in (
+        ({"execute": 9}, "execute"),
+        ({"denoise_steps": 0}, "denoise_steps"),
+        ({"noise_min": 0.0}, "noise_min"),
+        ({"kind": "diffusion", "denoise_steps": 7}, "divide"),
+        ({"noise_level": 9.0}, "noise_level"),
+        ({"noise": "cps", "noise_level": 1.5}, r"noise_level \(of noise cps\) must be in \[0, 1\]"),
+    ):
         with pytest.raises(UserError, match=text):
             PolicyOptions(**kw)
 
@@ -342,5 +397,7 @@ def test_an_instruction_scales_the_entries_of_a_state_beside_the_state_itself():
     words = trunk.words.weight[tokens].sum(1)  # padding embeds as zero
     factor = words @ trunk.gate.weight.T + trunk.gate.bias
     assert context.shape[1] == trunk.size and torch.equal(context[:, :5], state)
-    assert torch.allclose(context[:, 5:10], state * factor, atol=1e-5) and torch.allclose(context[:, 10:], words / 4, atol=1e-6)
+    assert torch.allclose(context[:, 5:10], state * factor, atol=1e-5) and torch.allclose(
+        context[:, 10:], words / 4, atol=1e-6
+    )
     assert float((factor[0] - factor[1]).abs().min()) > 1e-3

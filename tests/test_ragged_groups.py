@@ -17,23 +17,35 @@ def test_groups_of_one_size_have_the_advantage_that_they_always_had_in_any_order
     group = torch.arange(6).repeat_interleave(5)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
     got = ragged_advantage(outcome.flatten()[order], group[order], kind)
-    assert torch.allclose(got, group_advantage(outcome, kind).flatten()[order], atol=1e-6) and (got[group[order] == 2] == 0).all()
+    assert (
+        torch.allclose(got, group_advantage(outcome, kind).flatten()[order], atol=1e-6)
+        and (got[group[order] == 2] == 0).all()
+    )
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
 def test_each_of_groups_of_different_sizes_has_the_advantage_that_it_has_alone(kind):
     sizes = [2, 7, 1, 3, 5]
     outcome = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(2))
-    got = ragged_advantage(outcome, torch.repeat_interleave(torch.tensor([9, 2, 4, 1, 7]), torch.tensor(sizes)), kind)
+    got = ragged_advantage(
+        outcome, torch.repeat_interleave(torch.tensor([9, 2, 4, 1, 7]), torch.tensor(sizes)), kind
+    )
     for mine, whole in zip(got.split(sizes), outcome.split(sizes), strict=True):
-        assert torch.allclose(mine, group_advantage(whole[None], kind)[0] if len(whole) > 1 else torch.zeros(1), atol=1e-6)
+        assert torch.allclose(
+            mine, group_advantage(whole[None], kind)[0] if len(whole) > 1 else torch.zeros(1), atol=1e-6
+        )
     with pytest.raises(ValueError, match="mc_grpo"):
         ragged_advantage(outcome, torch.zeros(sum(sizes), dtype=torch.int64), "mc_grpo")
 
 
 def test_the_gradient_of_groups_of_different_sizes_is_the_exact_one_by_enumeration():
-    """Two starts, an action of two each, success with a probability of (start, action): E over all outcomes of rloo's estimate."""
-    theta, win, sizes = torch.tensor([0.3, -0.4], dtype=torch.float64), torch.tensor([[0.2, 0.7], [0.9, 0.5]]).double(), (2, 4)
+    """Two starts, an action of two each, success with a probability of (start, action): E over all outcomes
+    of rloo's estimate."""
+    theta, win, sizes = (
+        torch.tensor([0.3, -0.4], dtype=torch.float64),
+        torch.tensor([[0.2, 0.7], [0.9, 0.5]]).double(),
+        (2, 4),
+    )
     p = torch.sigmoid(theta)
     exact = p * (1 - p) * (win[:, 1] - win[:, 0])
     group, total = torch.repeat_interleave(torch.arange(2), torch.tensor(sizes)), torch.zeros(2).double()
@@ -57,7 +69,12 @@ def test_reinforce_ada_picks_of_every_pool_what_it_picks_of_one():
     for g in range(40):
         mine = outcome[group == 3 * g]
         one = allocation.ada_pick(mine, 4, rng)
-        assert picked[group == 3 * g].sum() == len(one) and outcome[picked & (group == 3 * g)].sum() == mine[one].sum()
-        assert np.allclose(np.sort(adv[picked & (group == 3 * g)]), np.sort(allocation.ada_advantage(mine, one)))
+        assert (
+            picked[group == 3 * g].sum() == len(one)
+            and outcome[picked & (group == 3 * g)].sum() == mine[one].sum()
+        )
+        assert np.allclose(
+            np.sort(adv[picked & (group == 3 * g)]), np.sort(allocation.ada_advantage(mine, one))
+        )
     first = [np.flatnonzero(picked[group == 3 * g])[0] for g in range(40) if sizes[g] > 8]
     assert len(set(first)) > 3  # not always the first

@@ -22,12 +22,20 @@ NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head with two CPUs, that this process is attached to, and another node with two, both on this machine."""
+    """A head with two CPUs, that this process is attached to, and another node with two, both on this
+    machine."""
     from ray.cluster_utils import Cluster
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]))
-        patch.setenv("RAY_worker_niceness", "0")  # as in a cluster of our own: else a busy machine starves them
-        c = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        )
+        # as in a cluster of our own: else a busy machine starves them
+        patch.setenv("RAY_worker_niceness", "0")
+        c = Cluster(
+            initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True}
+        )
         try:
             node = c.add_node(**NODE)
             ray.init(address=c.address, log_to_driver=False, logging_level="ERROR")
@@ -39,16 +47,40 @@ def cluster():
 
 def feed_of(folder, learner, workers, staleness, **options):
     from robo_rl.runtime.ray_pool import RayPool
+
     jobs, layouts = [], []
     for i in range(workers):
-        jobs.append(Job(i, build, N // workers, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder, folder / "w"))
+        jobs.append(
+            Job(
+                i,
+                build,
+                N // workers,
+                learner.policy.options,
+                SPEC,
+                0.99,
+                0,
+                staleness,
+                True,
+                0,
+                folder,
+                folder / "w",
+            )
+        )
         layouts.append(Collector(build(N // workers), learner.policy, 0.99, 0).layout(learner.policy))
-    return WorkerPoolFeed(folder, RayPool(jobs, learner.policy, **options), [N // workers] * workers, layouts, N * T, T, staleness)
+    return WorkerPoolFeed(
+        folder,
+        RayPool(jobs, learner.policy, **options),
+        [N // workers] * workers,
+        layouts,
+        N * T,
+        T,
+        staleness,
+    )
 
 
 def train_until(condition, learner, feed, seconds=150):
-    """Updates until `condition()` -> their statistics. How many it takes is not known: they are made in a tenth of the time in
-    which Ray notices a death or starts an actor."""
+    """Updates until `condition()` -> their statistics. How many it takes is not known: they are made in a
+    tenth of the time in which Ray notices a death or starts an actor."""
     seen, end = [], time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, (list(feed.pool.actors.values()), feed.ledger.shares)
@@ -64,6 +96,7 @@ def taken_workers(feed):
         chosen = take()
         out.extend((f.uid, f.worker) for f in chosen or ())
         return chosen
+
     feed.ledger.take = remember
     return out
 
@@ -73,13 +106,16 @@ def all_at_work(feed):
     return all(a.here and a.deaths == 0 for a in list(feed.pool.actors.values()))
 
 
-def test_one_actor_without_staleness_gives_the_parameters_of_the_plain_loop_though_it_is_killed_twice(cluster, tmp_path):
+def test_one_actor_without_staleness_gives_the_parameters_of_the_plain_loop_though_it_is_killed_twice(
+    cluster, tmp_path
+):
     learner = make_learner()
     feed = feed_of(tmp_path, learner, 1, 0)
 
     def each(i, feed):
         if i in (2, 4):
             ray.kill(feed.pool.actors[0].handle)
+
     try:
         train(learner, feed, 6, each)
         assert feed.pool.restarts == 2
@@ -114,8 +150,14 @@ def test_actors_join_and_leave_while_the_run_goes_on(cluster, tmp_path):
         for n in (3, 1, 2):
             before = len(taken)
             want(tmp_path, n)
-            seen += train_until(lambda n=n, before=before: sorted(feed.ledger.shares) == sorted(feed.pool.actors) == list(range(n)) and
-                                {w for _, w in taken[before:]} >= set(range(n)), learner, feed)
+            seen += train_until(
+                lambda n=n, before=before: (
+                    sorted(feed.ledger.shares) == sorted(feed.pool.actors) == list(range(n))
+                    and {w for _, w in taken[before:]} >= set(range(n))
+                ),
+                learner,
+                feed,
+            )
     finally:
         feed.close()
     uids = [uid for uid, _ in taken]
@@ -130,7 +172,7 @@ def test_an_actor_for_whom_there_is_no_place_holds_no_lease_until_there_is_one(c
     try:
         train(learner, feed, 3)
         with feed.condition:
-            away, = [i for i, a in feed.pool.actors.items() if not a.here]
+            (away,) = [i for i, a in feed.pool.actors.items() if not a.here]
             assert not feed.ledger.held(away) and sorted(feed.ledger.shares) == [1 - away]
         ray.util.remove_placement_group(others)
         taken = taken_workers(feed)
@@ -148,7 +190,8 @@ def test_weights_pass_from_machine_to_machine_and_a_dead_one_on_the_way_costs_no
         assert len({a.placed for a in feed.pool.actors.values()}) == 2
         lacked = feed.pool.lacked
         train(learner, feed, 5)
-        assert feed.pool.lacked - lacked <= 5  # without the tree each of three actors asks for the weights of each update
+        # without the tree each of three actors asks for the weights of each update
+        assert feed.pool.lacked - lacked <= 5
         ray.kill(feed.pool.actors[0].handle)  # the first of its machine passes weights on
         train_until(lambda: feed.pool.restarts and all_at_work(feed), learner, feed)
         assert feed.pool.restarts == 1
@@ -157,15 +200,34 @@ def test_weights_pass_from_machine_to_machine_and_a_dead_one_on_the_way_costs_no
 
 
 def test_a_run_whose_raylet_is_killed_says_so_and_goes_on_with_a_cluster_started_anew(tmp_path):
-    run = Command(tmp_path, ("train", *TINY[:-3], "--backend", "ray", "--workers", 1, "--out", "run", "--no-video",
-                             "--steps", 6000, "--eval-every", 1000), guarded=True)
+    run = Command(
+        tmp_path,
+        (
+            "train",
+            *TINY[:-3],
+            "--backend",
+            "ray",
+            "--workers",
+            1,
+            "--out",
+            "run",
+            "--no-video",
+            "--steps",
+            6000,
+            "--eval-every",
+            1000,
+        ),
+        guarded=True,
+    )
 
     def daemons(name):
         return [p for p in psutil.Process(run.process.pid).children(recursive=True) if name in p.name()]
+
     run.until(lambda: len(list((tmp_path / "run" / "checkpoints").glob("step_*"))) > 1)
-    raylet, = daemons("raylet")
+    (raylet,) = daemons("raylet")
     actors = [p for p in raylet.children() if "RayWorker" in p.name()]
-    assert actors and all(p.nice() == psutil.Process().nice() for p in actors)  # as the process pool's, not at Ray's 15
+    # as the process pool's, not at Ray's 15
+    assert actors and all(p.nice() == psutil.Process().nice() for p in actors)
     raylet.kill()
     run.until(lambda: "going on from the last checkpoint (restart 1)" in run.said())
     assert not psutil.wait_procs(actors, 30)[1]
@@ -177,5 +239,18 @@ def test_an_address_at_which_no_cluster_listens_is_said_before_anything_is_train
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         free = s.getsockname()[1]
-    done = robo_rl(tmp_path, "train", *TINY[:-3], "--backend", "ray", "--workers", 1, "--ray-address", f"127.0.0.1:{free}")
-    assert f"cannot join the Ray cluster at 127.0.0.1:{free}" in done.mistake and "ray start --head" in done.mistake
+    done = robo_rl(
+        tmp_path,
+        "train",
+        *TINY[:-3],
+        "--backend",
+        "ray",
+        "--workers",
+        1,
+        "--ray-address",
+        f"127.0.0.1:{free}",
+    )
+    assert (
+        f"cannot join the Ray cluster at 127.0.0.1:{free}" in done.mistake
+        and "ray start --head" in done.mistake
+    )

@@ -1,4 +1,5 @@
-"""Parts of the pool of Ray actors that need no cluster: the tree of weights, messages out of order, start-up failures in one line."""
+"""Parts of the pool of Ray actors that need no cluster: the tree of weights, messages out of order, start-up
+failures in one line."""
 
 import sys
 import types
@@ -33,7 +34,8 @@ def test_weights_reach_every_actor_once_and_the_learner_sends_to_four_machines_a
     depth, reach = 1, 4  # machines that are reached in `depth` hops: 4 + 16 + …
     while reach < machines:
         depth, reach = depth + 1, reach + 4 ** (depth + 1)
-    assert max(d for (_, k), d in got if k == 0) == depth  # the first actor of each machine; its others one hop later
+    # the first actor of each machine; its others one hop later
+    assert max(d for (_, k), d in got if k == 0) == depth
     assert max((d for (_, k), d in got if k), default=0) <= depth + 1
     assert max(sum(1 for (i, _), _ in below if i != h[0]) for h, below in every(roots)) <= 4
 
@@ -60,7 +62,9 @@ def test_weights_that_overtake_each_other_in_the_tree_all_arrive():
     a, (full, one, two, three), learner = actor()
     assert [a.receive(m) for m in (full, two, three)] == ["applied", "need_full", "need_full"]
     assert a.receive(one) == "applied"
-    assert a.refresh() == 3 and all(torch.equal(v, learner.policy.state_dict()[k]) for k, v in a.policy.state_dict().items())
+    assert a.refresh() == 3 and all(
+        torch.equal(v, learner.policy.state_dict()[k]) for k, v in a.policy.state_dict().items()
+    )
 
 
 def test_an_actor_that_lacks_weights_says_so_soon_and_goes_on_once_it_has_them(monkeypatch):
@@ -80,22 +84,34 @@ def test_whatever_ray_raises_at_start_up_is_one_line(monkeypatch):
     class Ray(types.ModuleType):
         said, starts = None, 0
 
-        def is_initialized(self): return False
-        def shutdown(self): pass
+        def is_initialized(self):
+            return False
+
+        def shutdown(self):
+            pass
 
         def init(self, **options):
             self.starts += 1
             raise self.said
+
     ray = Ray("ray")
     monkeypatch.setitem(sys.modules, "ray", ray)
     ray.__spec__ = object()
-    for ray.said in (Exception("The current node timed out during startup.\nThis can happen if …"), RuntimeError(""),
-                     ConnectionError("no"), ValueError("object_store_memory is too small"), AssertionError()):
+    for ray.said in (
+        Exception("The current node timed out during startup.\nThis can happen if …"),
+        RuntimeError(""),
+        ConnectionError("no"),
+        ValueError("object_store_memory is too small"),
+        AssertionError(),
+    ):
         for address in ("", "auto"):
             with pytest.raises(UserError) as e:
                 join(address, 2)
-            assert "\n" not in str(e.value) and ("ray start --head" if address else "on this machine") in str(e.value)
-            assert ray.starts == (1 if address else ray_pool.STARTS)  # a cluster of our own may only have been slow to start
+            assert "\n" not in str(e.value) and ("ray start --head" if address else "on this machine") in str(
+                e.value
+            )
+            # a cluster of our own may only have been slow to start
+            assert ray.starts == (1 if address else ray_pool.STARTS)
             ray.starts = 0
 
 
@@ -103,13 +119,17 @@ def test_a_cluster_of_our_own_that_does_not_start_at_once_is_started_again(monke
     class Ray(types.ModuleType):
         calls = ()
 
-        def is_initialized(self): return False
-        def shutdown(self): self.calls += ("shutdown",)
+        def is_initialized(self):
+            return False
+
+        def shutdown(self):
+            self.calls += ("shutdown",)
 
         def init(self, **options):
             self.calls += ("init",)
             if len(self.calls) == 1:
                 raise RuntimeError("The current node timed out during startup.")
+
     ray = Ray("ray")
     ray.__spec__ = object()
     monkeypatch.setitem(sys.modules, "ray", ray)

@@ -1,7 +1,7 @@
 """Every command and Python example that the README and docs/ show is run here, with budgets cut to seconds.
 
-`.ci/run` runs the README's test command itself and builds the site. A block below a line `*Not run by the tests…: REASON.*` is skipped; the
-reader sees the reason too.
+`.ci/run` runs the README's test command itself and builds the site. A block below a line `*Not run by the
+tests…: REASON.*` is skipped; the reader sees the reason too.
 """
 
 import ast
@@ -18,12 +18,24 @@ from robo_rl.options import OFF_POLICY
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = [p for p in sorted((ROOT / "docs").rglob("*.md"), key=lambda p: ("tutorials" not in p.parts, p))
-        if not p.name.startswith("own_")]  # tests/test_own.py runs these
+DOCS = [
+    p
+    for p in sorted((ROOT / "docs").rglob("*.md"), key=lambda p: ("tutorials" not in p.parts, p))
+    if not p.name.startswith("own_")
+]  # tests/test_own.py runs these
 SKIPPED = r"(\*Not run by the tests[^:\n]*: [^\n]+\*\n\n)?"
-FOUND = [found for page in [README, *(p.read_text() for p in DOCS)] for found in re.findall(SKIPPED + r"```bash\n(.*?)```", page, re.S)]
+FOUND = [
+    found
+    for page in [README, *(p.read_text() for p in DOCS)]
+    for found in re.findall(SKIPPED + r"```bash\n(.*?)```", page, re.S)
+]
 BLOCKS = [block for skipped, block in FOUND if not skipped]
-LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.split("#")[0].strip()]
+LINES = [
+    line.split("#")[0].strip()
+    for block in BLOCKS
+    for line in block.splitlines()
+    if line.split("#")[0].strip()
+]
 PARTS = [part.strip() for line in LINES for part in line.split("&&")]
 SHOWN = [tuple(shlex.split(p)[1:]) for p in PARTS if p.startswith((".venv/bin/robo_rl ", "robo_rl "))]
 COMMANDS = [list(c) for c in dict.fromkeys(SHOWN)]  # a page may repeat what another shows
@@ -34,8 +46,9 @@ def budget(argv: list[str]) -> list[str]:
     tiny_options = TINY_REPLAY if set(OFF_POLICY) & set(argv) else TINY
 
     def tiny(*skip: str) -> list[str]:
-        pairs = [tiny_options[i:i + 2] for i in range(0, len(tiny_options) - 1, 2)]
+        pairs = [tiny_options[i : i + 2] for i in range(0, len(tiny_options) - 1, 2)]
         return [w for name, value in pairs if name not in (*skip, *argv) for w in (name, value)]
+
     if "dds" in argv or "arm" in argv:
         pytest.skip("tests/test_robot_env.py learns and collects on the arm")
     if argv[0] == "train" and "--resume" not in argv:
@@ -49,26 +62,74 @@ def budget(argv: list[str]) -> list[str]:
         if "--rl.synthetic" in argv:
             argv = [*argv, "--rl.synthetic-updates", "20", "--rl.synthetic-rows", "200"]
         if "rgb" in argv:  # an update costs a hundred times that of a state policy
-            return [*argv, *tiny(*skip, "--bc.updates", "--steps"), "--bc.updates", "3", "--steps", "1000", "--no-video"]
+            return [
+                *argv,
+                *tiny(*skip, "--bc.updates", "--steps"),
+                "--bc.updates",
+                "3",
+                "--steps",
+                "1000",
+                "--no-video",
+            ]
         return [*argv, *tiny(*skip), "--torch-threads", "1", "--no-video"]
     if argv[0] == "collect" and "rgb" in argv:
         at = argv.index("--episodes")
-        return [*argv[:at], "--episodes", "16", *argv[at + 2:], "--envs", "16", "--threads", "1"]
+        return [*argv[:at], "--episodes", "16", *argv[at + 2 :], "--envs", "16", "--threads", "1"]
     if argv[:2] == ["wm", "train"] and "video" in argv:
-        return [*argv, "--fit.updates", "3", "--fit.arm", "5", "--fit.batch", "2", "--net.width", "16", "--fit.heads", "2",
-                "--fit.imagined", "2", "--horizon", "8", "--net.steps", "2"]
+        return [
+            *argv,
+            "--fit.updates",
+            "3",
+            "--fit.arm",
+            "5",
+            "--fit.batch",
+            "2",
+            "--net.width",
+            "16",
+            "--fit.heads",
+            "2",
+            "--fit.imagined",
+            "2",
+            "--horizon",
+            "8",
+            "--net.steps",
+            "2",
+        ]
     if argv[:2] == ["wm", "train"] and "encoded" in argv:
-        return [*argv, "--fit.pictures", "3", "--fit.batch", "2", "--fit.dynamics.updates", "5", "--net.width", "16"]
-    if argv[:2] == ["wm", "train"] and "text" in argv:  # as long as it takes to be better than a world that stands still
+        return [
+            *argv,
+            "--fit.pictures",
+            "3",
+            "--fit.batch",
+            "2",
+            "--fit.dynamics.updates",
+            "5",
+            "--net.width",
+            "16",
+        ]
+    # as long as it takes to be better than a world that stands still
+    if argv[:2] == ["wm", "train"] and "text" in argv:
         return [*argv, "--fit.updates", "300", "--fit.batch", "32", "--net.width", "32"]
     if argv[:2] == ["wm", "tune"]:
         return [*argv, "--fit.updates", "2", "--fit.batch", "2", "--fit.inverse", "5", "--windows", "4"]
     if argv[:2] == ["wm", "eval"]:
         probed = "2" if "--policies" in argv else "0"
-        return [*argv, "--windows", "8", "--horizon", "16", "--episodes", "4", "--inverse", "5", "--probe", probed]
+        return [
+            *argv,
+            "--windows",
+            "8",
+            "--horizon",
+            "16",
+            "--episodes",
+            "4",
+            "--inverse",
+            "5",
+            "--probe",
+            probed,
+        ]
     if argv[0] == "collect" and "--policy" in argv:
         at = argv.index("--episodes")
-        return [*argv[:at], "--episodes", "40", *argv[at + 2:], "--threads", "1"]
+        return [*argv[:at], "--episodes", "40", *argv[at + 2 :], "--threads", "1"]
     if argv[:2] == ["wm", "train"]:
         return [*argv, "--fit.updates", "40", "--fit.batch", "32", "--net.hidden", "32", "--net.members", "2"]
     if argv[:2] == ["wm", "judge"]:
@@ -81,14 +142,29 @@ def budget(argv: list[str]) -> list[str]:
         return [*argv, "--seconds", "2", "--port", "0"]
     if argv[0] == "correct":
         argv = [a for a in argv if a not in ("--rounds", "3")]
-        return [*argv, "--rounds", "1", "--episodes", "3", "--calibration", "8", "--bc.updates", "5", "--eval-episodes", "4", "--no-video"]
+        return [
+            *argv,
+            "--rounds",
+            "1",
+            "--episodes",
+            "3",
+            "--calibration",
+            "8",
+            "--bc.updates",
+            "5",
+            "--eval-episodes",
+            "4",
+            "--no-video",
+        ]
     if argv[0] == "bench":
         return [*argv, "--quick", "--seconds", "0.05"]
     return argv
 
 
 def test_the_readme_shows_the_two_commands_and_they_use_the_pins():
-    main, tests = (re.search(rf"<!-- {n} -->\n```bash\n(.*?)\n```", README, re.S)[1] for n in ("main", "tests"))
+    main, tests = (
+        re.search(rf"<!-- {n} -->\n```bash\n(.*?)\n```", README, re.S)[1] for n in ("main", "tests")
+    )
     assert "\n" not in main and "-c constraints.txt" in main and "robo_rl train" in main
     assert "\n" not in tests and "-c constraints.txt" in tests and "pytest" in tests
 
@@ -107,6 +183,7 @@ def teach(folder: Path, demos: Path) -> None:
     """Corrections of a person in the data set that the console writes to."""
     from robo_rl.data.reader import load
     from robo_rl.data.writer import Writer
+
     demos = load(demos)
     with Writer(folder, spec=demos.spec) as w:
         e = demos.episode(0)
@@ -141,13 +218,33 @@ def test_every_command_of_the_readme_runs(argv, workplace):
 
 # ---- Python examples
 
-SMALL = {"policy": {"hidden": 32}, "bc": {"updates": 30, "batch": 32}, "demos": "2", "video": False, "workers": 0, "threads": 1,
-         "envs": 16, "steps": 1000, "eval_every": 500, "eval_episodes": 8, "rl": {"decisions": 4, "minibatch": 64, "epochs": 2}}
+SMALL = {
+    "policy": {"hidden": 32},
+    "bc": {"updates": 30, "batch": 32},
+    "demos": "2",
+    "video": False,
+    "workers": 0,
+    "threads": 1,
+    "envs": 16,
+    "steps": 1000,
+    "eval_every": 500,
+    "eval_episodes": 8,
+    "rl": {"decisions": 4, "minibatch": 64, "epochs": 2},
+}
 LESS = {"recipe": SMALL, "evaluate": {"episodes": 8}, "collect": {"episodes": 4}}
 FIT = "fit=options.FitOptions(updates=40, batch=32), net=options.LatentOptions(hidden=32, members=2)"
 MORE = {"WorldModelConfig": FIT, "WorldEvalConfig": "windows=8, horizon=16, episodes=4, inverse=5"}
-EXAMPLES = {str(p.relative_to(ROOT)): blocks for p in [ROOT / "README.md", *DOCS]
-            if (blocks := [b for skipped, b in re.findall(SKIPPED + r"```python\n(.*?)```", p.read_text(), re.S) if not skipped])}
+EXAMPLES = {
+    str(p.relative_to(ROOT)): blocks
+    for p in [ROOT / "README.md", *DOCS]
+    if (
+        blocks := [
+            b
+            for skipped, b in re.findall(SKIPPED + r"```python\n(.*?)```", p.read_text(), re.S)
+            if not skipped
+        ]
+    )
+}
 NOTEBOOKS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.ipynb"))
 
 
@@ -163,7 +260,9 @@ class Smaller(ast.NodeTransformer):
             if name == "recipe" and isinstance(written.get("rl"), ast.Dict):
                 less["rl"] = less["rl"] | ast.literal_eval(written["rl"])
             keep = [k for k in node.keywords if k.arg not in less]
-            node.keywords = keep + [ast.keyword(k, ast.parse(repr(v), mode="eval").body) for k, v in less.items()]
+            node.keywords = keep + [
+                ast.keyword(k, ast.parse(repr(v), mode="eval").body) for k, v in less.items()
+            ]
         elif name in MORE:
             node.keywords += ast.parse(f"f({MORE[name]})", mode="eval").body.keywords
         return node
@@ -190,6 +289,7 @@ def test_the_cells_of_a_notebook_run_in_order(path, tmp_path, monkeypatch):
 
         def update(self, figure):
             Shown.times += 1
+
     names = {"__name__": "__main__", "display": lambda *a, **k: Shown()}  # IPython's
     for cell in json.loads((ROOT / path).read_text())["cells"]:
         assert not cell.get("outputs"), "a notebook is committed without outputs"
@@ -201,7 +301,16 @@ def test_the_cells_of_a_notebook_run_in_order(path, tmp_path, monkeypatch):
 def test_every_metric_of_the_runs_above_is_explained(workplace):
     page = (ROOT / "docs/reference/metrics.md").read_text()
     known = {*re.findall(r"`([a-z]+/[\w*]+(?:/<task>)?)`", page)}
-    told = {re.sub(r"^(\w+/\w+)/\w+$", r"\1/<task>", k)
-            for p in workplace.rglob("metrics.jsonl") for line in p.read_text().splitlines() for k in json.loads(line) if "/" in k}
+    told = {
+        re.sub(r"^(\w+/\w+)/\w+$", r"\1/<task>", k)
+        for p in workplace.rglob("metrics.jsonl")
+        for line in p.read_text().splitlines()
+        for k in json.loads(line)
+        if "/" in k
+    }
     assert told
-    assert not {k for k in told if k not in known and f"{k.split('/')[0]}/*" not in known and not k.startswith("staleness/hist_")}
+    assert not {
+        k
+        for k in told
+        if k not in known and f"{k.split('/')[0]}/*" not in known and not k.startswith("staleness/hist_")
+    }

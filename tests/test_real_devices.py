@@ -1,4 +1,5 @@
-"""Gamepad, keyboard, SpaceMouse as devices of the kernel. Where it has no uinput or uhid, `.ci/devices` runs this in a virtual machine."""
+"""Gamepad, keyboard, SpaceMouse as devices of the kernel. Where it has no uinput or uhid, `.ci/devices` runs
+this in a virtual machine."""
 
 import os
 from dataclasses import replace
@@ -16,13 +17,23 @@ from robo_rl.human.intervention import CORRECTION, PAUSE, OperatorView
 from robo_rl.types import ActionAxis, ControlSpec
 
 VM = "may not be written here (.ci/devices runs this in a virtual machine)"
-uinput = pytest.mark.skipif(not os.access("/dev/uinput", os.W_OK), reason=f"/dev/uinput is not there, or {VM}")
+uinput = pytest.mark.skipif(
+    not os.access("/dev/uinput", os.W_OK), reason=f"/dev/uinput is not there, or {VM}"
+)
 uhid = pytest.mark.skipif(not os.access("/dev/uhid", os.W_OK), reason=f"/dev/uhid is not there, or {VM}")
 W, G = 17, 34
 X, Y = 0, 1
 PAD_AXES = {X: (128, 0, 255), Y: (128, 0, 255)}
-SPEC = ControlSpec("toy", "t", (*(ActionAxis(n, "m", -0.02, 0.02, "delta", "base") for n in ("dx", "dy", "dz")),
-                                ActionAxis("gripper", "m", 0.0, 0.08, "absolute")), 0.02, 100)
+SPEC = ControlSpec(
+    "toy",
+    "t",
+    (
+        *(ActionAxis(n, "m", -0.02, 0.02, "delta", "base") for n in ("dx", "dy", "dz")),
+        ActionAxis("gripper", "m", 0.0, 0.08, "absolute"),
+    ),
+    0.02,
+    100,
+)
 
 
 def pad():
@@ -31,9 +42,11 @@ def pad():
 
 def keep_reading(device, until):
     """Readings until one fits: the kernel hands events over in its own time."""
+
     def look():
         got = device.read()
         return got if until(got) else None
+
     return wait_for(look)
 
 
@@ -88,12 +101,18 @@ def test_a_gamepad_that_is_pulled_out_pauses_the_robot_and_helps_again_once_it_i
     view = OperatorView(np.zeros((1, 4)), np.zeros((1, 4)), np.zeros(1, bool), np.ones(1, int))
     made = pad()
     path, clock = [made.path], [0.0]
-    operator = DeviceOperator(open_device(f"gamepad:{made.path}"), SPEC, 1, clock=lambda: clock[0],
-                              reopen=lambda: open_device(f"gamepad:{path[0]}"))
+    operator = DeviceOperator(
+        open_device(f"gamepad:{made.path}"),
+        SPEC,
+        1,
+        clock=lambda: clock[0],
+        reopen=lambda: open_device(f"gamepad:{path[0]}"),
+    )
 
     def phase():
         clock[0] += 2.0
         return int(operator.intervene(view).phase[0])
+
     made.write(key(TR) + event(3, Y, 0) + SYN)
     wait_for(lambda: phase() == CORRECTION)
     made.close()

@@ -1,4 +1,5 @@
-"""RECAP: returns, values, advantages and indicators by their definitions; guidance at its ends; the stage as a user runs it."""
+"""RECAP: returns, values, advantages and indicators by their definitions; guidance at its ends; the stage as
+a user runs it."""
 
 import copy
 import json
@@ -12,7 +13,15 @@ import torch
 from commands import TINY, robo_rl
 
 from robo_rl.algos import bc, recap
-from robo_rl.algos.recap import Episodes, advantages, expected_value, indicators, returns_to_go, value_bin, value_loss
+from robo_rl.algos.recap import (
+    Episodes,
+    advantages,
+    expected_value,
+    indicators,
+    returns_to_go,
+    value_bin,
+    value_loss,
+)
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.options import BcOptions, PolicyOptions, RecapOptions
@@ -25,15 +34,26 @@ from robo_rl.policies.numpy_actor import NumpyActor
 SPEC = ObsSpec(state=5, action=3)
 SMALL = {"horizon": 4, "execute": 2, "hidden": 16, "layers": 2}
 VLA = ObsSpec(state=5, action=3, views=("front",), image_size=32, language=True, text=64)
-KINDS = {"velocity": ({}, SPEC), "action": ({"predict": "action"}, SPEC), "diffusion": ({"kind": "diffusion", "finetune_steps": 4}, SPEC),
-         "pi05": ({"kind": "pi05"}, VLA), "smolvla": ({"kind": "smolvla"}, VLA)}
+KINDS = {
+    "velocity": ({}, SPEC),
+    "action": ({"predict": "action"}, SPEC),
+    "diffusion": ({"kind": "diffusion", "finetune_steps": 4}, SPEC),
+    "pi05": ({"kind": "pi05"}, VLA),
+    "smolvla": ({"kind": "smolvla"}, VLA),
+}
 
 
 def episodes(*length, success=None, task=None, forced=()):
     to = np.cumsum(length)
     marks = np.zeros(to[-1], bool)
     marks[list(forced)] = True
-    return Episodes(to - np.array(length), to, np.array(success or [True] * len(to)), np.array(task or [0] * len(to)), marks)
+    return Episodes(
+        to - np.array(length),
+        to,
+        np.array(success or [True] * len(to)),
+        np.array(task or [0] * len(to)),
+        marks,
+    )
 
 
 def build(kind="velocity", seed=0, **options):
@@ -47,7 +67,8 @@ def told(obs, value):
 
 # ---- labels
 
-def test_the_return_is_minus_the_steps_that_are_left_and_the_cost_of_a_failure_over_the_longest_episode_of_the_task():
+
+def test_the_return_is_minus_the_steps_left_and_the_cost_of_a_failure_over_the_longest_episode():
     e = episodes(3, 2, 4, success=[True, False, True], task=[0, 0, 1])
     got = returns_to_go(e, fail=2.0)  # longest of task 0: 3, of task 1: 4; over 1 + 2
     want = [-2 / 9, -1 / 9, 0, -(1 / 3 + 2) / 3, -2 / 3, -3 / 12, -2 / 12, -1 / 12, 0]
@@ -74,12 +95,13 @@ def test_the_advantage_is_its_definition_the_sum_of_n_rewards_and_the_value_afte
     returns, values = returns_to_go(e, 1.5), rng.uniform(-1, 0, 17).astype(np.float32)
     got = advantages(returns, values, e, n)
     for a, b in zip(e.from_, e.to, strict=True):
-        reward = np.append(returns[a:b - 1] - returns[a + 1:b], returns[b - 1])
+        reward = np.append(returns[a : b - 1] - returns[a + 1 : b], returns[b - 1])
         for t in range(b - a):
             after = values[a + t + n] if a + t + n < b else 0.0
-            assert got[a + t] == pytest.approx(reward[t:t + n].sum() + after - values[a + t], abs=1e-6)
+            assert got[a + t] == pytest.approx(reward[t : t + n].sum() + after - values[a + t], abs=1e-6)
     whole = advantages(returns, values, e, 0)
-    np.testing.assert_array_equal(whole, advantages(returns, values, e, 100))  # beyond the end of every episode
+    # beyond the end of every episode
+    np.testing.assert_array_equal(whole, advantages(returns, values, e, 100))
     np.testing.assert_allclose(whole, returns - values)
 
 
@@ -87,29 +109,41 @@ def test_the_asked_share_of_every_task_is_positive_and_what_a_person_did_in_any_
     e = episodes(10, 10, task=[0, 1], forced=(0, 1))
     adv = np.concatenate([np.arange(10), 100 + np.arange(10)]).astype(np.float32)
     got, epsilon = indicators(adv, e, 0.3)
-    assert np.flatnonzero(got).tolist() == [0, 1, 7, 8, 9, 17, 18, 19] and epsilon[1] == pytest.approx(epsilon[0] + 100)
+    assert np.flatnonzero(got).tolist() == [0, 1, 7, 8, 9, 17, 18, 19] and epsilon[1] == pytest.approx(
+        epsilon[0] + 100
+    )
     assert indicators(adv, e, 1.0)[0].all()
 
 
 def test_values_of_an_episode_come_from_a_function_that_did_not_learn_from_it():
     features, returns = torch.eye(8).repeat_interleave(20, 0), torch.linspace(-1, 0, 8).repeat_interleave(20)
-    fold, o = torch.arange(8).repeat_interleave(20) % 2, RecapOptions(folds=2, value_updates=200, value_batch=64)
+    fold, o = (
+        torch.arange(8).repeat_interleave(20) % 2,
+        RecapOptions(folds=2, value_updates=200, value_batch=64),
+    )
     apart = recap.ValueFunctions(8, o, 0)
     apart.fit(features, returns, fold)
     alone = recap.ValueFunctions(8, RecapOptions(folds=1, value_updates=200, value_batch=64), 0)
     alone.fit(features, returns, torch.zeros(160, dtype=torch.long))
-    error = [float((v - returns).abs().mean()) for v in (apart.values(features, fold), alone.values(features, 0 * fold))]
-    assert error[1] < 0.02 < 0.1 < error[0]  # each episode is a point of its own: nothing else tells its return
+    error = [
+        float((v - returns).abs().mean())
+        for v in (apart.values(features, fold), alone.values(features, 0 * fold))
+    ]
+    # each episode is a point of its own: nothing else tells its return
+    assert error[1] < 0.02 < 0.1 < error[0]
 
 
 def test_a_share_of_a_batch_is_not_told_the_advantage():
     obs = {"state": torch.zeros(50, 1), ADVANTAGE: torch.ones(50)}
     sample = recap.untold(bc.demos_sampler(obs, torch.zeros(50, 1, 1), torch.ones(50, 1)), 0.3)
     drawn = sample(4000, torch.Generator().manual_seed(0))[0][ADVANTAGE]
-    assert set(drawn.tolist()) == {0.0, 1.0} and float((drawn == 0).float().mean()) == pytest.approx(0.3, abs=0.03)
+    assert set(drawn.tolist()) == {0.0, 1.0} and float((drawn == 0).float().mean()) == pytest.approx(
+        0.3, abs=0.03
+    )
 
 
 # ---- the policy
+
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
@@ -121,6 +155,7 @@ def test_guidance_of_one_is_the_policy_that_is_told_and_of_nought_the_one_that_i
         other = build(kind, guidance=beta)
         other.load_state_dict(policy.state_dict())
         return other.act(obs, torch.Generator().manual_seed(1), False).actions
+
     good, nothing = act(1.0, told(obs, 1)), act(1.0, told(obs, 0))
     assert torch.equal(act(1.0, obs), good) and not torch.allclose(good, nothing, atol=1e-5)
     torch.testing.assert_close(act(0.0, obs), nothing, rtol=0, atol=2e-6)
@@ -132,7 +167,10 @@ def test_guidance_of_one_is_the_policy_that_is_told_and_of_nought_the_one_that_i
 def test_the_guided_velocity_is_the_untold_one_and_beta_times_what_telling_adds(kind):
     policy = build(kind, guidance=2.5)
     obs, g = observations(policy.spec, 4), torch.Generator().manual_seed(2)
-    x, t = torch.randn(4, policy.options.horizon, policy.width, generator=g), torch.tensor([0.2, 0.5, 0.8, 1.0])
+    x, t = (
+        torch.randn(4, policy.options.horizon, policy.width, generator=g),
+        torch.tensor([0.2, 0.5, 0.8, 1.0]),
+    )
     v, good, nothing = (policy.velocity(policy.encode(o), x, t) for o in (obs, told(obs, 1), told(obs, 0)))
     torch.testing.assert_close(v, nothing + 2.5 * (good - nothing), atol=1e-5, rtol=1e-5)
     assert plain_chunks(policy, obs, g).shape == (len(obs["state"]), 4, 3)
@@ -150,7 +188,9 @@ def test_a_context_keeps_its_untold_rows_in_columns_and_through_every_change():
     context = build("pi05", guidance=2.0).encode(observations(VLA, 4))
     again = Context.of(Context.cat([context.pick(slice(2)), context.pick(slice(2, 4))]).columns())
     assert again.plain is not None and context.plain is not None and len(again.repeat(2).plain) == 8
-    assert torch.equal(again.plain.pooled, context.plain.pooled) and torch.equal(again.plain.kv[1][0], context.plain.kv[1][0])
+    assert torch.equal(again.plain.pooled, context.plain.pooled) and torch.equal(
+        again.plain.kv[1][0], context.plain.kv[1][0]
+    )
     assert torch.equal(again.pooled, context.pooled) and not torch.equal(again.pooled, again.plain.pooled)
 
 
@@ -159,7 +199,10 @@ def test_a_context_keeps_its_untold_rows_in_columns_and_through_every_change():
 def test_supervision_that_says_nothing_of_an_advantage_teaches_the_untold_policy(kind):
     policy, mask = build(kind), torch.ones(4, 4)
     obs, chunk = observations(policy.spec, 4), torch.rand(4, 4, 3) * 2 - 1
-    loss = [float(policy.bc_loss(o, chunk, mask, torch.Generator().manual_seed(0))) for o in (obs, told(obs, 0), told(obs, 1))]
+    loss = [
+        float(policy.bc_loss(o, chunk, mask, torch.Generator().manual_seed(0)))
+        for o in (obs, told(obs, 0), told(obs, 1))
+    ]
     assert loss[0] == loss[1] != loss[2]
 
 
@@ -167,10 +210,16 @@ def test_a_vla_reads_the_advantage_as_text_of_its_prompt():
     policy = build("pi05")
     obs = observations(VLA, 1)
     prompts = []
-    policy.processor.prompts = lambda texts, state, of=policy.processor.prompts: (prompts.extend(texts), of(texts, state))[1]
+    policy.processor.prompts = lambda texts, state, of=policy.processor.prompts: (
+        prompts.extend(texts),
+        of(texts, state),
+    )[1]
     for value in (1, 0, -1):
         policy.encode(told(obs, value))
-    assert prompts[0] == prompts[1] + ". Advantage: positive" and prompts[2] == prompts[1] + ". Advantage: negative"
+    assert (
+        prompts[0] == prompts[1] + ". Advantage: positive"
+        and prompts[2] == prompts[1] + ". Advantage: negative"
+    )
 
 
 @torch.no_grad()
@@ -194,23 +243,34 @@ def test_policies_that_cannot_be_told_an_advantage_are_refused(options):
 
 # ---- learning
 
+
 def test_from_random_actions_of_which_half_were_right_the_policy_learns_the_right_ones():
-    """An episode is one step; it succeeds where the sign of the action is that of the state. Imitation of all keeps half."""
+    """An episode is one step; it succeeds where the sign of the action is that of the state. Imitation of all
+    keeps half."""
     rng, spec = np.random.default_rng(0), ObsSpec(state=1, action=1)
     state, action = (rng.choice([-1.0, 1.0], (400, 1)).astype(np.float32) for _ in range(2))
-    e = Episodes(np.arange(400), np.arange(400) + 1, (state == action)[:, 0], np.zeros(400, int), np.zeros(400, bool))
+    e = Episodes(
+        np.arange(400), np.arange(400) + 1, (state == action)[:, 0], np.zeros(400, int), np.zeros(400, bool)
+    )
     o = RecapOptions(positive=0.5, folds=2, value_updates=50, value_batch=64)
     good, metrics = recap.label(torch.from_numpy(state), e, o, 0)
     assert (good == e.success).all() and metrics["positive_of_failures"] == 0
-    obs = {"state": torch.from_numpy(state), ADVANTAGE: torch.from_numpy(np.where(good, 1.0, -1.0).astype(np.float32))}
+    obs = {
+        "state": torch.from_numpy(state),
+        ADVANTAGE: torch.from_numpy(np.where(good, 1.0, -1.0).astype(np.float32)),
+    }
     base = make_policy(PolicyOptions(advantage=True, horizon=1, execute=1, hidden=32, layers=2), spec, 0)
-    sample = recap.untold(bc.demos_sampler(obs, torch.from_numpy(action)[:, None], torch.ones(400, 1)), o.drop)
+    sample = recap.untold(
+        bc.demos_sampler(obs, torch.from_numpy(action)[:, None], torch.ones(400, 1)), o.drop
+    )
     bc.train(base, sample, BcOptions(updates=300, batch=128, ema=0.9), 0)
     right = {}
     for beta in (0.0, 1.0, 2.0):
         policy = copy.deepcopy(base)
         policy.options, policy.head.beta = replace(base.options, guidance=beta), beta
-        acted = policy.act({"state": torch.from_numpy(state)}, torch.Generator().manual_seed(0), False).actions[:, 0]
+        acted = policy.act(
+            {"state": torch.from_numpy(state)}, torch.Generator().manual_seed(0), False
+        ).actions[:, 0]
         right[beta] = float((acted.sign() == torch.from_numpy(state)).float().mean())
     assert 0.3 < right[0.0] < 0.7 and right[1.0] > 0.9 and right[2.0] > 0.9, right
 
@@ -218,25 +278,63 @@ def test_from_random_actions_of_which_half_were_right_the_policy_learns_the_righ
 # ---- the command
 
 FAST = ("--rl.updates", 20, "--rl.value-updates", 20, "--rl.episodes", 6, "--rl.folds", 2)
-BASE = [a for i, a in enumerate(TINY) if not (str(a).startswith("--rl.") or (i and str(TINY[i - 1]).startswith("--rl.")))]
+BASE = [
+    a
+    for i, a in enumerate(TINY)
+    if not (str(a).startswith("--rl.") or (i and str(TINY[i - 1]).startswith("--rl.")))
+]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recap")
-    for done in (robo_rl(folder, "train", "--algo", "bc", *BASE, "--out", "runs/bc"),
-                 robo_rl(folder, "collect", "--task", "reach", "--policy", "runs/bc", "--episodes", 6, "--out", "data/mixed")):
+    for done in (
+        robo_rl(folder, "train", "--algo", "bc", *BASE, "--out", "runs/bc"),
+        robo_rl(
+            folder,
+            "collect",
+            "--task",
+            "reach",
+            "--policy",
+            "runs/bc",
+            "--episodes",
+            6,
+            "--out",
+            "data/mixed",
+        ),
+    ):
         assert done.code == 0, done.err
     return folder
 
 
 def test_a_run_learns_from_mixed_episodes_then_records_more_and_goes_on_where_it_was_killed(data):
-    args = ("train", "--algo", "recap", "--init", "runs/bc", "--rl.data", "data/mixed", *FAST, "--rl.rounds", 1, "--task", "reach",
-            "--envs", 4, "--eval-episodes", 4, "--no-video", "--policy.guidance", "1.5")
+    args = (
+        "train",
+        "--algo",
+        "recap",
+        "--init",
+        "runs/bc",
+        "--rl.data",
+        "data/mixed",
+        *FAST,
+        "--rl.rounds",
+        1,
+        "--task",
+        "reach",
+        "--envs",
+        4,
+        "--eval-episodes",
+        4,
+        "--no-video",
+        "--policy.guidance",
+        "1.5",
+    )
     done = robo_rl(data, *args, "--out", "runs/whole")
     assert done.code == 0, done.err
     rounds = json.loads((data / "runs/whole/recap.json").read_text())
-    assert [r["round"] for r in rounds] == [0, 1] and rounds[1]["steps"] > rounds[0]["steps"] == len(load(data / "data/mixed").action)
+    assert [r["round"] for r in rounds] == [0, 1] and rounds[1]["steps"] > rounds[0]["steps"] == len(
+        load(data / "data/mixed").action
+    )
     assert len(load(data / "runs/whole/rollouts/round_1")) == 6 and "values explain" in done.err
     assert json.loads((data / "runs/whole/run.json").read_text())["config"]["policy"]["advantage"]
     again = robo_rl(data, "eval", "runs/whole", "--episodes", "4", "--json")
@@ -245,29 +343,73 @@ def test_a_run_learns_from_mixed_episodes_then_records_more_and_goes_on_where_it
     weights = (last / "policy.safetensors").read_bytes()
     shutil.rmtree(last)  # as if killed in round 1, after it had recorded
     assert robo_rl(data, "train", "--resume", "runs/whole").code == 0
-    assert (last / "policy.safetensors").read_bytes() == weights != (first / "policy.safetensors").read_bytes()
+    assert (
+        (last / "policy.safetensors").read_bytes() == weights != (first / "policy.safetensors").read_bytes()
+    )
     other = robo_rl(data, "train", "--algo", "nft", "--init", "runs/whole", "--task", "reach")
     assert other.code == 2 and "learns by --algo recap or bc, not nft" in other.err
 
 
 def test_a_vla_learns_from_labelled_pictures(tmp_path):
-    done = robo_rl(tmp_path, "train", "--policy", "pi05", "--task", "reach", "--obs", "rgb", "--image-size", 32, "--algo", "recap",
-                   "--demos", 3, "--envs", 3, "--bc.updates", 1, "--bc.batch", 4, "--bc.noises", 1, "--rl.updates", 2, "--rl.folds", 3,
-                   "--rl.value-updates", 2, "--eval-episodes", 2, "--eval-envs", 2, "--no-video", "--out", "vla")
+    done = robo_rl(
+        tmp_path,
+        "train",
+        "--policy",
+        "pi05",
+        "--task",
+        "reach",
+        "--obs",
+        "rgb",
+        "--image-size",
+        32,
+        "--algo",
+        "recap",
+        "--demos",
+        3,
+        "--envs",
+        3,
+        "--bc.updates",
+        1,
+        "--bc.batch",
+        4,
+        "--bc.noises",
+        1,
+        "--rl.updates",
+        2,
+        "--rl.folds",
+        3,
+        "--rl.value-updates",
+        2,
+        "--eval-episodes",
+        2,
+        "--eval-envs",
+        2,
+        "--no-video",
+        "--out",
+        "vla",
+    )
     assert done.code == 0, done.err
-    assert json.loads((tmp_path / "vla/recap.json").read_text())[0]["positive_of_successes"] == pytest.approx(0.4, abs=0.05)
+    assert json.loads((tmp_path / "vla/recap.json").read_text())[0]["positive_of_successes"] == pytest.approx(
+        0.4, abs=0.05
+    )
 
 
-@pytest.mark.parametrize(("argv", "line"), [
-    (["--demos", "0"], "--algo recap learns from episodes: --demos N or PATH, --rl.data FOLDER, or --rl.rounds N"),
-    (["--rl.data", "nowhere"], "--rl.data: nowhere is no data set"),
-    (["--rl.data", "data/mixed", "--task", "pick_cube"], "record it with the same sim, task and control"),
-    (["--workers", "2"], "--algo recap records and learns in one process"),
-    (["--rl.force", "robot"], "unknown rl.force 'robot'. Allowed: expert, "),
-    (["--rl.positive", "0"], "rl.positive must be in (0, 1], got 0"),
-    (["--policy.no-advantage"], "recap needs a policy that is told the advantage: --policy.advantage"),
-    (["--policy.kind", "gaussian"], "policy.advantage goes with flow, diffusion"),
-])
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (
+            ["--demos", "0"],
+            "--algo recap learns from episodes: --demos N or PATH, --rl.data FOLDER, or --rl.rounds N",
+        ),
+        (["--rl.data", "nowhere"], "--rl.data: nowhere is no data set"),
+        (["--rl.data", "data/mixed", "--task", "pick_cube"], "record it with the same sim, task and control"),
+        (["--workers", "2"], "--algo recap records and learns in one process"),
+        (["--rl.force", "robot"], "unknown rl.force 'robot'. Allowed: expert, "),
+        (["--rl.positive", "0"], "rl.positive must be in (0, 1], got 0"),
+        (["--policy.no-advantage"], "recap needs a policy that is told the advantage: --policy.advantage"),
+        (["--policy.kind", "gaussian"], "policy.advantage goes with flow, diffusion"),
+    ],
+)
 def test_bad_input_is_one_line(data, argv, line):
     task = [] if "--task" in argv else ["--task", "reach"]
     done = robo_rl(data, "train", "--algo", "recap", *task, *argv)

@@ -1,7 +1,9 @@
-"""Runs, data sets and journals of an older version (commit 6e0c7db, `recorded_runs.tar.xz`) are read and continued.
+"""Runs, data sets and journals of an older version (commit 6e0c7db, `recorded_runs.tar.xz`) are read and
+continued.
 
-weak: a run of behaviour cloning, with the journal of a console that was killed. weak-hg_dagger-s0: its correction, killed in the middle of
-a round. replay: a run of hil_serl with scripted help, killed after its first checkpoint of online RL.
+weak: a run of behaviour cloning, with the journal of a console that was killed. weak-hg_dagger-s0: its
+correction, killed in the middle of a round. replay: a run of hil_serl with scripted help, killed after its
+first checkpoint of online RL.
 """
 
 import json
@@ -22,9 +24,25 @@ from robo_rl.human.fleet import OperatorStats
 from robo_rl.log import read_metrics
 from robo_rl.options import DemoSacOptions, ScriptedOperatorOptions
 
-CORRECT = ("--no-video", "--episodes", 4, "--robots", 1, "--bc.updates", 10, "--eval-episodes", 4, "--rounds", 1, "--max-steps", 40,
-           "--scripted-operator.notice-time", 0.1,
-           "--scripted-operator.disagreement", 0.2)
+CORRECT = (
+    "--no-video",
+    "--episodes",
+    4,
+    "--robots",
+    1,
+    "--bc.updates",
+    10,
+    "--eval-episodes",
+    4,
+    "--rounds",
+    1,
+    "--max-steps",
+    40,
+    "--scripted-operator.notice-time",
+    0.1,
+    "--scripted-operator.disagreement",
+    0.2,
+)
 
 
 @pytest.fixture
@@ -38,24 +56,41 @@ def test_an_older_runs_checkpoint_is_evaluated(recorded):
     done = robo_rl(recorded, "eval", "weak", "--episodes", 4, "--json")
     assert done.code == 0, done
     assert {k: json.loads(done.out)[k] for k in ("checkpoint", "sim", "n", "success_rate")} == {
-        "checkpoint": "step_000000000000", "sim": "mujoco:reach", "n": 4, "success_rate": 0.0}
+        "checkpoint": "step_000000000000",
+        "sim": "mujoco:reach",
+        "n": 4,
+        "success_rate": 0.0,
+    }
 
 
 def test_a_round_that_an_older_version_began_is_finished_as_that_version_would_have(recorded):
     done = robo_rl(recorded, "correct", "weak", *CORRECT, "--json")
     assert done.code == 0, done
     [_, row] = json.loads(done.out)
-    assert row["interventions"] == 2 and row["human_share"] == pytest.approx(0.24375)  # 22 steps of help are those before the kill
+    # 22 steps of help are those before the kill
+    assert row["interventions"] == 2 and row["human_share"] == pytest.approx(0.24375)
     # from attention to hand-back, whichever version began the round
-    assert row["operator_minutes"] == pytest.approx(0.0306667, rel=1e-4) and row["interventions_per_hour"] == pytest.approx(2250)
+    assert row["operator_minutes"] == pytest.approx(0.0306667, rel=1e-4) and row[
+        "interventions_per_hour"
+    ] == pytest.approx(2250)
     assert len(load(recorded / "weak-hg_dagger-s0" / "corrections")) == 4
-    assert [r["operator_stats"].get("human_steps") for r in read_rounds(recorded / "weak-hg_dagger-s0")] == [None, 39]
-    assert not [*(recorded / "weak-hg_dagger-s0").glob("*account.json"), *(recorded / "weak-hg_dagger-s0").glob("operator_stats.json")]
+    assert [r["operator_stats"].get("human_steps") for r in read_rounds(recorded / "weak-hg_dagger-s0")] == [
+        None,
+        39,
+    ]
+    assert not [
+        *(recorded / "weak-hg_dagger-s0").glob("*account.json"),
+        *(recorded / "weak-hg_dagger-s0").glob("operator_stats.json"),
+    ]
 
 
 def test_the_journal_of_an_older_console_gives_back_the_episode_with_help(recorded):
     [episode] = unfinished(scan(recorded / "weak" / "console.journal")[0], 0)
-    assert episode.source == ["policy"] * 2 + ["human"] * 2 and episode.start == 11 and episode.phase.tolist() == [0, 0, 3, 3]
+    assert (
+        episode.source == ["policy"] * 2 + ["human"] * 2
+        and episode.start == 11
+        and episode.phase.tolist() == [0, 0, 3, 3]
+    )
 
 
 def test_an_older_run_of_replay_with_help_is_resumed_from_its_checkpoint(recorded):
@@ -63,7 +98,11 @@ def test_an_older_run_of_replay_with_help_is_resumed_from_its_checkpoint(recorde
     assert done.code == 0, done
     rows = [json.loads(line) for line in (recorded / "replay" / "metrics.jsonl").read_text().splitlines()]
     last = [r for r in rows if "human/operator_minutes" in r][-1]
-    assert last["step"] == 512 and last["human/operator_minutes"] > 0 and len(load(recorded / "replay" / "corrections")) > 0
+    assert (
+        last["step"] == 512
+        and last["human/operator_minutes"] > 0
+        and len(load(recorded / "replay" / "corrections")) > 0
+    )
 
 
 # ---- names of before
@@ -71,7 +110,9 @@ def test_an_older_run_of_replay_with_help_is_resumed_from_its_checkpoint(recorde
 
 def test_options_of_an_older_run_have_their_names_of_today(recorded):
     path = recorded / "replay" / "run.json"
-    path.write_text(path.read_text().replace('"gate": 0.45', '"gate": 0.3').replace('"leave": 0.0', '"leave": 7.0'))
+    path.write_text(
+        path.read_text().replace('"gate": 0.45', '"gate": 0.3').replace('"leave": 0.0', '"leave": 7.0')
+    )
     person = ScriptedOperatorOptions(disagreement=0.3, leave_after=7.0)
     assert load_config(recorded / "replay").rl.scripted_operator == person
     assert read_config(path)["rl"]["scripted_operator"]["disagreement"] == 0.3  # as --config takes it
@@ -81,16 +122,32 @@ def test_options_of_an_older_run_have_their_names_of_today(recorded):
 
 def test_metrics_of_an_older_run_have_their_names_of_today(recorded):
     columns = read_metrics(recorded / "replay")
-    assert {"human/step_share", "human/assisted", "human/unassisted_success", "train/learner_share"} <= {*columns}
+    assert {"human/step_share", "human/assisted", "human/unassisted_success", "train/learner_share"} <= {
+        *columns
+    }
     assert not {*old_names.METRICS} & {*columns}
-    assert old_names.metrics({"step": 3, "stal/hist_2": 0.5, "train/loss": 1}) == {"step": 3, "staleness/hist_2": 0.5, "train/loss": 1}
+    assert old_names.metrics({"step": 3, "stal/hist_2": 0.5, "train/loss": 1}) == {
+        "step": 3,
+        "staleness/hist_2": 0.5,
+        "train/loss": 1,
+    }
 
 
 def test_rounds_of_an_older_version_have_their_names_of_today(tmp_path):
     stats = {"human_steps": 3, "alone": 2, "calls": 5, "alone_rate": 0.5}
     (tmp_path / "rounds.json").write_text(json.dumps([{"round": 1, "account": stats, "eval": {}}]))
-    assert read_rounds(tmp_path) == [{"round": 1, "eval": {}, "operator_stats": {
-        "human_steps": 3, "unassisted_successes": 2, "help_requests": 5, "unassisted_success_rate": 0.5}}]
+    assert read_rounds(tmp_path) == [
+        {
+            "round": 1,
+            "eval": {},
+            "operator_stats": {
+                "human_steps": 3,
+                "unassisted_successes": 2,
+                "help_requests": 5,
+                "unassisted_success_rate": 0.5,
+            },
+        }
+    ]
 
 
 def test_every_name_of_today_in_the_table_is_an_option_or_a_metric():
@@ -103,11 +160,21 @@ def test_every_name_of_today_in_the_table_is_an_option_or_a_metric():
 
 
 def test_a_run_that_was_called_rlpd_before_that_was_the_papers_method_is_one_of_demo_sac(tmp_path):
-    was = {"algo": "rlpd", "task": "reach", "policy": {"kind": "squashed", "teacher": True}, "bc": {},
-           "rl": {"alpha": 0.001, "imitate": "success", "ramp": 1000, "bc_coef": 20.0, "utd": 4.0}}
+    was = {
+        "algo": "rlpd",
+        "task": "reach",
+        "policy": {"kind": "squashed", "teacher": True},
+        "bc": {},
+        "rl": {"alpha": 0.001, "imitate": "success", "ramp": 1000, "bc_coef": 20.0, "utd": 4.0},
+    }
     (tmp_path / "run.json").write_text(json.dumps({"config": was}))
     config = load_config(tmp_path)
-    assert config.algo == "demo_sac" and isinstance(config.rl, DemoSacOptions) and config.rl.imitate == "success" and config.rl.utd == 4
+    assert (
+        config.algo == "demo_sac"
+        and isinstance(config.rl, DemoSacOptions)
+        and config.rl.imitate == "success"
+        and config.rl.utd == 4
+    )
     now = was | {"rl": {"alpha": 1.0, "utd": 20.0}}
     (tmp_path / "run.json").write_text(json.dumps({"config": now}))
     assert load_config(tmp_path).algo == "rlpd"

@@ -1,4 +1,5 @@
-"""What the first policy did well is rehearsed: its own successes, with their log-probs, from a file that a resumed run reads again."""
+"""What the first policy did well is rehearsed: its own successes, with their log-probs, from a file that a
+resumed run reads again."""
 
 import json
 import shutil
@@ -33,7 +34,9 @@ def one_thread():
 
 
 def episodes(learner, n=16):
-    return Collector(PointReach(n, limit=12, radius=0.6), learner.policy, 0.95, 0).episodes(learner.policy, np.arange(n))
+    return Collector(PointReach(n, limit=12, radius=0.6), learner.policy, 0.95, 0).episodes(
+        learner.policy, np.arange(n)
+    )
 
 
 def test_the_rows_are_the_decisions_of_the_first_successes_as_they_were_made():
@@ -105,11 +108,16 @@ def test_an_update_adds_the_weighted_divergence_and_without_successes_nothing():
     assert torch.allclose(loss, plain + 0.5 * told["rehearsal"]) and told["rehearsal"] != 0
 
 
-@pytest.mark.parametrize(("options", "run", "words"), [
-    ({}, {"algo": "toys:make"}, "got --algo toys:make"), ({}, {"learners": 2}, "without --learners")], ids=str)
+@pytest.mark.parametrize(
+    ("options", "run", "words"),
+    [({}, {"algo": "toys:make"}, "got --algo toys:make"), ({}, {"learners": 2}, "without --learners")],
+    ids=str,
+)
 def test_a_run_that_cannot_rehearse_is_told_why(options, run, words):
     rl = PpoOptions(rehearse=0.1, **options)
-    config = replace(TrainConfig(task="reach", algo="ppo", rl=rl, **{k: v for k, v in run.items() if k != "algo"}))
+    config = replace(
+        TrainConfig(task="reach", algo="ppo", rl=rl, **{k: v for k, v in run.items() if k != "algo"})
+    )
     if "algo" in run:
         object.__setattr__(config, "algo", run["algo"])
     with pytest.raises(UserError, match=words):
@@ -124,8 +132,14 @@ def test_a_run_that_cannot_rehearse_is_told_why(options, run, words):
 def test_a_signal_ends_the_episodes_that_would_be_rehearsed_and_no_step_is_counted(tmp_path):
     """The run goes on from the supervised policy's checkpoint, where none of them were played."""
     told = []
-    run = SimpleNamespace(env=PointReach(4, limit=12, radius=0.6), policy=make("ppo").policy, config=SimpleNamespace(seed=0), step=0,
-                          stop=SimpleNamespace(asked=0), report=SimpleNamespace(say=lambda *words: told.append(words)))
+    run = SimpleNamespace(
+        env=PointReach(4, limit=12, radius=0.6),
+        policy=make("ppo").policy,
+        config=SimpleNamespace(seed=0),
+        step=0,
+        stop=SimpleNamespace(asked=0),
+        report=SimpleNamespace(say=lambda *words: told.append(words)),
+    )
     play(run, PpoOptions(rehearse=0.1, rehearse_episodes=8))
     assert run.step > 0 and len(told) == 1
     run.step, run.stop.asked = 0, signal.SIGINT
@@ -135,20 +149,51 @@ def test_a_signal_ends_the_episodes_that_would_be_rehearsed_and_no_step_is_count
 
 
 @pytest.mark.slow
-def test_a_killed_run_rehearses_the_same_and_ends_bit_for_bit_as_the_whole_one_and_a_damaged_file_is_one_line(tmp_path):
-    argv = ("train", *TINY, "--algo", "ppo", "--policy.kind", "gaussian", "--rl.rehearse", "0.1", "--rl.rehearse-episodes", "20",
-            "--demos", "10", "--bc.updates", "800", "--bc.batch", "128", "--policy.hidden", "128")
+def test_a_killed_run_rehearses_the_same_and_ends_bit_for_bit_as_the_whole_one_and_a_damaged_file_is_one_line(
+    tmp_path,
+):
+    argv = (
+        "train",
+        *TINY,
+        "--algo",
+        "ppo",
+        "--policy.kind",
+        "gaussian",
+        "--rl.rehearse",
+        "0.1",
+        "--rl.rehearse-episodes",
+        "20",
+        "--demos",
+        "10",
+        "--bc.updates",
+        "800",
+        "--bc.batch",
+        "128",
+        "--policy.hidden",
+        "128",
+    )
     assert (end := robo_rl(tmp_path, *argv, "--out", "whole")).code == 0, end
     assert "rehearses" in end.err
     rows = [json.loads(x) for x in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
     assert any("train/rehearsal" in row for row in rows)
     command = Command(tmp_path, (*argv, "--out", "killed"))
-    command.until(lambda: (tmp_path / "killed/checkpoints").exists() and len(checkpoint.checkpoints(tmp_path / "killed")) > 1)
+    command.until(
+        lambda: (
+            (tmp_path / "killed/checkpoints").exists()
+            and len(checkpoint.checkpoints(tmp_path / "killed")) > 1
+        )
+    )
     command.signal(signal.SIGKILL)
     command.wait()
     shutil.copytree(tmp_path / "killed", tmp_path / "damaged")
     assert (end := robo_rl(tmp_path, "train", "--resume", "killed")).code == 0, end
-    last = [(checkpoint.checkpoints(tmp_path / name)[-1] / "policy.safetensors").read_bytes() for name in ("whole", "killed")]
-    assert last[0] == last[1] and (tmp_path / "whole" / FILE).read_bytes() == (tmp_path / "killed" / FILE).read_bytes()
+    last = [
+        (checkpoint.checkpoints(tmp_path / name)[-1] / "policy.safetensors").read_bytes()
+        for name in ("whole", "killed")
+    ]
+    assert (
+        last[0] == last[1]
+        and (tmp_path / "whole" / FILE).read_bytes() == (tmp_path / "killed" / FILE).read_bytes()
+    )
     (tmp_path / "damaged" / FILE).write_bytes(b"x" * 100)
     assert (end := robo_rl(tmp_path, "train", "--resume", "damaged")).code == 2 and "is damaged" in end.err

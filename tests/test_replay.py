@@ -23,12 +23,20 @@ F = np.float32
 ROWS = {"state": ((2,), F)}
 
 
-def lane_episode(replay: Replay, lane: int, length: int, tag: int, ends: str, close: bool = True, source=0) -> None:
+def lane_episode(
+    replay: Replay, lane: int, length: int, tag: int, ends: str, close: bool = True, source=0
+) -> None:
     """State is [tag, t]; action 10 tag + t; the last step earns 1."""
     for t in range(length):
         last = t == length - 1
-        replay.add(np.array([lane]), {"state": np.array([[tag, t]], F)}, np.array([[10 * tag + t]], F),
-                   np.array([float(last)], F), np.array([last and ends == "terminated"]), source)
+        replay.add(
+            np.array([lane]),
+            {"state": np.array([[tag, t]], F)},
+            np.array([[10 * tag + t]], F),
+            np.array([float(last)], F),
+            np.array([last and ends == "terminated"]),
+            source,
+        )
     if close:
         replay.close(np.array([lane]), {"state": np.array([[tag, length]], F)})
 
@@ -69,8 +77,13 @@ def test_a_time_limit_bootstraps_from_the_state_it_cut():
 def test_steps_of_interleaved_lanes_never_mix():
     r = small(capacity=200)
     for t in range(6):
-        r.add(np.array([0, 1]), {"state": np.array([[1, t], [2, t]], F)}, np.array([[t], [100 + t]], F), np.zeros(2),
-              np.zeros(2, bool))
+        r.add(
+            np.array([0, 1]),
+            {"state": np.array([[1, t], [2, t]], F)},
+            np.array([[t], [100 + t]], F),
+            np.zeros(2),
+            np.zeros(2, bool),
+        )
         if t == 3:
             r.close(np.array([1]), {"state": np.array([[2, 4]], F)})
     b = r.gather(r.draw(500, np.random.default_rng(1)))
@@ -107,8 +120,16 @@ def test_a_step_of_one_and_a_chunk_of_one_are_the_same():
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 256])
-@pytest.mark.parametrize(("shares", "sizes"), [((0.5, 0.5), (3, 10**6)), ((0.5, 0.25, 0.25), (10, 1, 5)),
-                                               ((0.34, 0.33, 0.33), (1, 1, 1)), ((0.5, 0.5), (0, 9)), ((1, 0), (5, 5))])
+@pytest.mark.parametrize(
+    ("shares", "sizes"),
+    [
+        ((0.5, 0.5), (3, 10**6)),
+        ((0.5, 0.25, 0.25), (10, 1, 5)),
+        ((0.34, 0.33, 0.33), (1, 1, 1)),
+        ((0.5, 0.5), (0, 9)),
+        ((1, 0), (5, 5)),
+    ],
+)
 def test_shares_of_a_batch_are_exact_whatever_the_sizes(batch, shares, sizes):
     got = counts(batch, shares, sizes)
     live = [s if n else 0 for s, n in zip(shares, sizes, strict=False)]
@@ -125,8 +146,9 @@ def test_an_empty_source_is_said_once_and_all_empty_is_a_mistake():
     lane_episode(b, 0, 5, 1, "terminated")
     for _ in range(3):
         assert len(mixture.sample(8, np.random.default_rng(0)).rewards) == 8
-    assert [w for w in said if "demonstrations" in w] == ["replay source 'demonstrations' is empty: its share goes to the "
-                                                        "others until it has something"]
+    assert [w for w in said if "demonstrations" in w] == [
+        "replay source 'demonstrations' is empty: its share goes to the others until it has something"
+    ]
     lane_episode(a, 0, 5, 7, "terminated", source=EXPERT)
     batch = mixture.sample(9, np.random.default_rng(0))
     assert (batch.source == EXPERT).sum() == 5 and mixture.counts(9) == [5, 4]
@@ -135,8 +157,15 @@ def test_an_empty_source_is_said_once_and_all_empty_is_a_mistake():
 def test_recorded_episodes_become_transitions_and_a_failure_bootstraps():
     r = small(capacity=100)
     state = np.stack([np.r_[np.full(4, 1), np.full(4, 2)], np.r_[0:4, 0:4]], 1).astype(F)
-    add_episodes(r, {"state": state}, np.arange(8, dtype=F)[:, None], np.zeros(8, F), np.array([0, 4]), np.array([4, 8]),
-                 np.array([True, False]))
+    add_episodes(
+        r,
+        {"state": state},
+        np.arange(8, dtype=F)[:, None],
+        np.zeros(8, F),
+        np.array([0, 4]),
+        np.array([4, 8]),
+        np.array([True, False]),
+    )
     found = everything(r)
     assert set(found) == {(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2)}
     b = r.gather(np.array([found[1, 3], found[2, 2]]))
@@ -147,8 +176,17 @@ def test_the_observation_after_the_last_action_of_a_recording_is_what_a_failure_
     state = np.stack([np.r_[np.full(4, 1), np.full(4, 2)], np.r_[0:4, 0:4]], 1).astype(F)
     last, known = {"state": np.array([[1, 4], [2, 4]], F)}, np.array([False, True])
     r = small(capacity=100)
-    add_episodes(r, {"state": state}, np.arange(8, dtype=F)[:, None], np.zeros(8, F), np.array([0, 4]), np.array([4, 8]),
-                 np.array([True, False]), last=last, known=known)
+    add_episodes(
+        r,
+        {"state": state},
+        np.arange(8, dtype=F)[:, None],
+        np.zeros(8, F),
+        np.array([0, 4]),
+        np.array([4, 8]),
+        np.array([True, False]),
+        last=last,
+        known=known,
+    )
     found = everything(r)
     assert set(found) == {(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3)}
     b = r.gather(np.array([found[2, 3]]))
@@ -173,17 +211,31 @@ class Person(PointReach):
         for i in human.nonzero()[0]:
             self.log.append((before[i], ran[i], reward[i]))
         self.clock += 1
-        return obs, reward, terminated, truncated, info | {
-            "executed": np.clip(ran, -1, 1), "source": human.astype(np.uint8), "phase": 3 * human.astype(np.uint8)}
+        return (
+            obs,
+            reward,
+            terminated,
+            truncated,
+            info
+            | {
+                "executed": np.clip(ran, -1, 1),
+                "source": human.astype(np.uint8),
+                "phase": 3 * human.astype(np.uint8),
+            },
+        )
 
 
 @pytest.mark.parametrize("execute", [1, 4])
-@pytest.mark.parametrize("takes", [lambda i, t: (t // 7) % 2 == i % 2, lambda i, t: t % 3 == 0, lambda i, t: True])
+@pytest.mark.parametrize(
+    "takes", [lambda i, t: (t // 7) % 2 == i % 2, lambda i, t: t % 3 == 0, lambda i, t: True]
+)
 def test_every_human_step_is_in_both_buffers_with_the_action_that_ran(takes, execute):
-    """The bug of a public learner was a flag under another name: corrections never reached the demonstrations."""
+    """The bug of a public learner was a flag under another name: corrections never reached the
+    demonstrations."""
     options = PolicyOptions(kind="squashed", horizon=execute, execute=execute, hidden=16, layers=1)
     policy = make_policy(options, ObsSpec(state=4, action=2), 0)
-    env, rows = Person(3, takes, limit=200), {"state": ((4,), F)}  # no time limit: help in vain would be dropped
+    # no time limit: help in vain would be dropped
+    env, rows = Person(3, takes, limit=200), {"state": ((4,), F)}
     online, demos = (Replay(rows, 2, execute, 0.9, 2000, 3) for _ in range(2))
     collector = ReplayCollector(env, policy, online, demos, 0)
     collector.run(policy, 60)
@@ -202,20 +254,39 @@ def test_every_human_step_is_in_both_buffers_with_the_action_that_ran(takes, exe
     b = demos.gather(np.unique(demos.draw(5000, np.random.default_rng(0))))
     assert (b.source == HUMAN).all() and b.own[:, 0].all()
     whole = online.gather(np.unique(online.draw(20_000, np.random.default_rng(0))))
-    both = {tuple(s): (a.tolist(), r, d) for s, a, r, d in zip(map(tuple, whole.obs["state"]), whole.actions, whole.rewards,
-                                                           whole.discounts, strict=False)}
+    both = {
+        tuple(s): (a.tolist(), r, d)
+        for s, a, r, d in zip(
+            map(tuple, whole.obs["state"]), whole.actions, whole.rewards, whole.discounts, strict=False
+        )
+    }
     full = b.steps == execute  # the same chunk from either buffer, past the seam too
-    same = [both[tuple(s)] == (a.tolist(), r, d) for s, a, r, d, f in zip(map(tuple, b.obs["state"]), b.actions, b.rewards,
-                                                                       b.discounts, full, strict=False) if f and tuple(s) in both]
+    same = [
+        both[tuple(s)] == (a.tolist(), r, d)
+        for s, a, r, d, f in zip(
+            map(tuple, b.obs["state"]), b.actions, b.rewards, b.discounts, full, strict=False
+        )
+        if f and tuple(s) in both
+    ]
     assert len(same) > 5 and all(same)
 
 
 def test_a_recorder_that_goes_on_from_a_checkpoint_keeps_what_the_env_really_showed():
-    policy = make_policy(PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
+    policy = make_policy(
+        PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=16, layers=1),
+        ObsSpec(state=4, action=2),
+        0,
+    )
 
     def recorder(kept: list) -> ReplayCollector:
-        return ReplayCollector(Person(3, lambda i, t: True, limit=9), policy, *(Replay({"state": ((4,), F)}, 2, 2, 0.9, 500, 3)
-                                                                        for _ in range(2)), 0, record=kept.append)
+        return ReplayCollector(
+            Person(3, lambda i, t: True, limit=9),
+            policy,
+            *(Replay({"state": ((4,), F)}, 2, 2, 0.9, 500, 3) for _ in range(2)),
+            0,
+            record=kept.append,
+        )
+
     whole, rest = [], []
     a, b = recorder(whole), recorder(rest)
     a.run(policy, 7)
@@ -225,7 +296,11 @@ def test_a_recorder_that_goes_on_from_a_checkpoint_keeps_what_the_env_really_sho
     b.run(policy, 30)
     assert len(whole) == len(rest) > 6
     for x, y in zip(whole, rest, strict=False):
-        assert len(y) <= len(x) and np.array_equal(x.state[-len(y):], y.state) and np.array_equal(x.action[-len(y):], y.action)
+        assert (
+            len(y) <= len(x)
+            and np.array_equal(x.state[-len(y) :], y.state)
+            and np.array_equal(x.action[-len(y) :], y.action)
+        )
 
 
 def test_a_chunk_is_cut_where_somebody_else_decides_and_planned_anew_after():
@@ -243,7 +318,8 @@ def test_a_chunk_is_cut_where_somebody_else_decides_and_planned_anew_after():
     # plans at 0; the person decides 2 and 3, after each of which it plans anew; then every five steps
     assert made == [1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0]
     b = online.gather(np.arange(1, 2))
-    assert b.own[0].tolist() == [True, False, False, False, False]  # what imitates the policy's step stops at the seam
+    # what imitates the policy's step stops at the seam
+    assert b.own[0].tolist() == [True, False, False, False, False]
 
 
 # ---- durability
@@ -253,7 +329,9 @@ def test_a_journal_replayed_is_the_same_store(tmp_path):
     a = small(capacity=60, journal=Journal(tmp_path / "j", 60))
     rng = np.random.default_rng(0)
     for tag in range(1, 12):
-        lane_episode(a, tag % 2, int(rng.integers(1, 9)), tag, "terminated" if tag % 3 else "truncated", close=tag < 11)
+        lane_episode(
+            a, tag % 2, int(rng.integers(1, 9)), tag, "terminated" if tag % 3 else "truncated", close=tag < 11
+        )
     b = small(capacity=60, journal=Journal(tmp_path / "j", 60))
     assert b.restore() > 0
     for name in ("action", "reward", "terminated", "final", "source", "next", "bound", "before"):
@@ -312,7 +390,7 @@ def test_damage_in_the_middle_of_a_journal_costs_the_calls_it_hit_and_is_counted
         path.write_bytes(blob[:hit] + bytes(after - hit) + blob[after:])
     else:
         where = hit + {"magic": 1, "size": 4, "kind": 8, "rows": 9, "steps": 13, "crc": 21, "body": 30}[place]
-        path.write_bytes(blob[:where] + bytes([blob[where] ^ 0x40]) + blob[where + 1:])
+        path.write_bytes(blob[:where] + bytes([blob[where] ^ 0x40]) + blob[where + 1 :])
     b = small(journal=Journal(tmp_path / "j", 60))
     assert b.restore() == 17 and (b.journal.lost, b.journal.breaks) == (1, 1)
     found = everything(b)
@@ -329,7 +407,7 @@ def test_the_end_of_an_episode_lost_to_damage_joins_it_to_none(tmp_path):
         lane_episode(a, 0, 6, tag, "truncated")
     path = a.journal.path(0)
     blob, hit = path.read_bytes(), frames(path.read_bytes())[6]  # the first close
-    path.write_bytes(blob[:hit + 30] + b"\xee" + blob[hit + 31:])
+    path.write_bytes(blob[: hit + 30] + b"\xee" + blob[hit + 31 :])
     b = small(journal=Journal(tmp_path / "j", 60))
     assert b.restore() == 12 and (b.journal.lost, b.journal.breaks) == (0, 1)
     batch = b.gather(b.draw(500, np.random.default_rng(0)))
@@ -374,12 +452,19 @@ def test_a_journal_of_the_older_format_is_refused_by_name(tmp_path):
 
 
 def test_a_write_that_failed_half_way_leaves_the_journal_as_it_was_and_it_goes_on(tmp_path):
-    """The disk is full in the middle of a call (a limit on the size of files stands for it), then there is room again."""
+    """The disk is full in the middle of a call (a limit on the size of files stands for it), then there is
+    room again."""
     a = small(journal=Journal(tmp_path / "j", 60))
     lane_episode(a, 0, 4, 1, "open", close=False)
     path = a.journal.path(0)
     size, limits = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
-    step = (np.array([0]), {"state": np.array([[1, 4]], F)}, np.array([[14]], F), np.zeros(1, F), np.zeros(1, bool))
+    step = (
+        np.array([0]),
+        {"state": np.array([[1, 4]], F)},
+        np.array([[14]], F),
+        np.zeros(1, F),
+        np.zeros(1, bool),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
     try:
         with pytest.raises(UserError, match="No space left on device.*what was recorded before is intact"):
@@ -401,11 +486,13 @@ def test_a_journal_rewound_to_a_mark_is_as_it_was_there_and_goes_on_as_if_nothin
             lane_episode(r, tag % 2, 6, tag, "terminated")
         journal.close()
         return r
+
     journal = Journal(tmp_path / "a", 400, limit=700)
     tags(tmp_path / "a", range(1, 5), journal)
     mark, steps = journal.mark(), journal.steps
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    tags(tmp_path / "a", range(20, 28), Journal(tmp_path / "a", 400, limit=700))  # what a killed process made after its checkpoint
+    # what a killed process made after its checkpoint
+    tags(tmp_path / "a", range(20, 28), Journal(tmp_path / "a", 400, limit=700))
     again = Journal(tmp_path / "a", 400, limit=700)
     assert again.rewind(mark) and not Journal(tmp_path / "b", 400, limit=700).rewind(mark)
     mine, other = tags(tmp_path / "a", range(5, 9), again), None
@@ -432,9 +519,16 @@ def test_files_that_a_checkpoint_may_need_stay_until_another_was_saved(capacity,
     b = small(capacity=capacity, journal=Journal(tmp_path / "j", capacity))
     b.restore()
     assert len(journal.numbers()) < len(many) and everything(a).keys() == everything(b).keys()
-    assert np.array_equal(a.draw(200, np.random.default_rng(2)), b.draw(200, np.random.default_rng(2)) + a.total - b.total)
-    x, y = (r.gather(rows[~r.final[rows % r.capacity]]) for r in (a, b) for rows in [np.arange(r.total - r.capacity, r.total)])
-    assert np.array_equal(x.before, y.before) and np.array_equal(x.actions, y.actions)  # down to those that began in another file
+    assert np.array_equal(
+        a.draw(200, np.random.default_rng(2)), b.draw(200, np.random.default_rng(2)) + a.total - b.total
+    )
+    x, y = (
+        r.gather(rows[~r.final[rows % r.capacity]])
+        for r in (a, b)
+        for rows in [np.arange(r.total - r.capacity, r.total)]
+    )
+    # down to those that began in another file
+    assert np.array_equal(x.before, y.before) and np.array_equal(x.actions, y.actions)
     assert not x.before[x.obs["state"][:, 1] == 0].any() and x.before[x.obs["state"][:, 1] > 0].all()
 
 
@@ -442,19 +536,31 @@ def test_what_was_evicted_is_never_drawn_though_it_lies_between_what_was_not():
     """A lane that waits long to become whole is pushed late: older rows then stand behind younger ones."""
     r = small(capacity=60, lanes=2)
     for t in range(2):
-        r.add(np.array([1]), {"state": np.array([[7, t]], F)}, np.zeros((1, 1)), np.zeros(1), np.zeros(1, bool))
+        r.add(
+            np.array([1]), {"state": np.array([[7, t]], F)}, np.zeros((1, 1)), np.zeros(1), np.zeros(1, bool)
+        )
     lane_episode(r, 0, 30, 1, "open", close=False)
-    for t in range(2, 5):  # now the first rows of lane 1 have their chunk: two of them, older than all that is ready
-        r.add(np.array([1]), {"state": np.array([[7, t]], F)}, np.zeros((1, 1)), np.zeros(1), np.zeros(1, bool))
+    # now the first rows of lane 1 have their chunk: two of them, older than all that is ready
+    for t in range(2, 5):
+        r.add(
+            np.array([1]), {"state": np.array([[7, t]], F)}, np.zeros((1, 1)), np.zeros(1), np.zeros(1, bool)
+        )
     for t in range(30, 57):
-        r.add(np.array([0]), {"state": np.array([[1, t]], F)}, np.array([[10 + t]], F), np.zeros(1), np.zeros(1, bool))
+        r.add(
+            np.array([0]),
+            {"state": np.array([[1, t]], F)},
+            np.array([[10 + t]], F),
+            np.zeros(1),
+            np.zeros(1, bool),
+        )
     oldest = r.total - r.capacity
     ready = r._ready[np.arange(r._gone, r._made) % r.capacity]
     assert oldest > 1 and (ready[1:] < oldest).any() and ready[0] >= oldest  # evicted ones lie between
     drawn = r.draw(20_000, np.random.default_rng(0))
     assert drawn.min() >= oldest
     names, times = np.unique(drawn, return_counts=True)
-    assert len(names) == (ready >= oldest).sum() and times.max() < 1.5 * times.min()  # uniform over the others
+    # uniform over the others
+    assert len(names) == (ready >= oldest).sum() and times.max() < 1.5 * times.min()
 
 
 def test_a_journal_keeps_what_the_ring_holds_and_deletes_the_rest(tmp_path):
@@ -482,11 +588,13 @@ while True:
         r.add(np.array([0]), dict(state=np.array([[tag, t]])), np.array([[t]]), np.zeros(1), np.zeros(1, bool), HUMAN)
         sys.stdout.write(str(tag) + " " + str(t) + chr(10)); sys.stdout.flush()
     r.close(np.array([0]), dict(state=np.array([[tag, 5]])))
-"""
+"""  # noqa: E501
 
 
 def test_a_killed_process_loses_no_correction_that_it_counted(tmp_path):
-    code = KILLED.format(path=[str(Path(__file__).parent), str(Path(__file__).parent.parent)], folder=str(tmp_path / "j"))
+    code = KILLED.format(
+        path=[str(Path(__file__).parent), str(Path(__file__).parent.parent)], folder=str(tmp_path / "j")
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     lines = [process.stdout.readline() for _ in range(137)]
     os.kill(process.pid, signal.SIGKILL)
@@ -499,11 +607,13 @@ def test_a_killed_process_loses_no_correction_that_it_counted(tmp_path):
     have = min(r.total, r.capacity)
     assert said <= {tuple(map(int, s)) for s in r.obs["state"][:have]}
     lost = said - set(everything(r))
-    assert len(lost) <= 1, lost  # the step whose outcome nobody saw begins no transition; it is the state another ends in
+    # the step whose outcome nobody saw begins no transition; it is the state another ends in
+    assert len(lost) <= 1, lost
 
 
 def test_with_the_projects_own_intervention_the_corrections_are_the_persons_steps_alone():
-    """Brake and blend are recorded as human, for the policy did not choose them; nobody should imitate them."""
+    """Brake and blend are recorded as human, for the policy did not choose them; nobody should imitate
+    them."""
     from robo_rl.human.intervention import Intervention, InterventionEnv
 
     class Turns:
@@ -525,9 +635,14 @@ def test_with_the_projects_own_intervention_the_corrections_are_the_persons_step
 
         def set_state(self, state, mask):
             pass
+
     base = PointReach(4, 1000, radius=0)  # no episode ends within a correction
     env = InterventionEnv(base, Turns(base), blend=0.3)
-    policy = make_policy(PolicyOptions(kind="squashed", horizon=3, execute=3, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
+    policy = make_policy(
+        PolicyOptions(kind="squashed", horizon=3, execute=3, hidden=16, layers=1),
+        ObsSpec(state=4, action=2),
+        0,
+    )
     online, demos = (Replay({"state": ((4,), F)}, 2, 3, 0.9, 3000, 4) for _ in range(2))
     collector = ReplayCollector(env, policy, online, demos, 0)
     collector.run(policy, 120)

@@ -26,13 +26,14 @@ TASKS = ("pick the red cube", "pick the <green> ball & lift", "pick the blue box
 def film(path, hue):
     """A one-second H.264 clip of a square that moves."""
     import av
+
     path.parent.mkdir(exist_ok=True)
     with av.open(str(path), "w") as box:
         stream = box.add_stream("h264", rate=20, options={"crf": "30"})
         stream.width, stream.height, stream.pix_fmt = 320, 240, "yuv420p"
         for k in range(20):
             image = np.full((240, 320, 3), 40, np.uint8)
-            image[140:180, 20 + 12 * k:60 + 12 * k] = hue
+            image[140:180, 20 + 12 * k : 60 + 12 * k] = hue
             box.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         box.mux(stream.encode())
 
@@ -40,22 +41,48 @@ def film(path, hue):
 def evaluation(label, step, rate, rng, n=200, starts=None):
     luck = np.random.default_rng(7).normal(size=n)  # the same starts are hard for every policy
     success = 0.8 * luck + 0.6 * rng.normal(size=n) < NormalDist().inv_cdf(rate)
-    return {"label": label, "step": step, "time": 1.0, "n": n, "success": success.astype(int),
-            "starts": np.arange(n) if starts is None else starts, "task": [TASKS[i % 4] for i in range(n)],
-            "return": success * 8 + rng.normal(0, 1, n), "length": rng.integers(20, 60, n)}
+    return {
+        "label": label,
+        "step": step,
+        "time": 1.0,
+        "n": n,
+        "success": success.astype(int),
+        "starts": np.arange(n) if starts is None else starts,
+        "task": [TASKS[i % 4] for i in range(n)],
+        "return": success * 8 + rng.normal(0, 1, n),
+        "length": rng.integers(20, 60, n),
+    }
 
 
 def make_run(folder, updates=120, videos=True):
     """A run folder like that of a training that worked."""
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True)
-    write_json(folder / "run.json", {
-        "name": folder.name, "created": "2025-03-01T14:05:00+00:00", "version": "0.1.0", "git": "9645e12abcdef00",
-        "seed": 3, "argv": ["robo_rl", "train", "--sim", "mujoco", "--task", "pick_by_name"],
-        "versions": {"python": "3.11.9", "torch": "2.13.0", "mujoco": "4.0.0", "numpy": "2.4.6"},
-        "config": {"sim": "mujoco", "task": "pick_by_name", "algo": "pi_rl", "obs": "state", "num_envs": 256,
-                   "chunk": 8, "policy": {"hidden": [256, 256, 256], "denoise_steps": 4, "noise": 0.1},
-                   "lr": 3e-4, "clip": 0.2, "gamma": 0.99, "gae_lambda": 0.95}})
+    write_json(
+        folder / "run.json",
+        {
+            "name": folder.name,
+            "created": "2025-03-01T14:05:00+00:00",
+            "version": "0.1.0",
+            "git": "9645e12abcdef00",
+            "seed": 3,
+            "argv": ["robo_rl", "train", "--sim", "mujoco", "--task", "pick_by_name"],
+            "versions": {"python": "3.11.9", "torch": "2.13.0", "mujoco": "4.0.0", "numpy": "2.4.6"},
+            "config": {
+                "sim": "mujoco",
+                "task": "pick_by_name",
+                "algo": "pi_rl",
+                "obs": "state",
+                "num_envs": 256,
+                "chunk": 8,
+                "policy": {"hidden": [256, 256, 256], "denoise_steps": 4, "noise": 0.1},
+                "lr": 3e-4,
+                "clip": 0.2,
+                "gamma": 0.99,
+                "gae_lambda": 0.95,
+            },
+        },
+    )
 
     class Clock:
         now = 0.0
@@ -67,26 +94,49 @@ def make_run(folder, updates=120, videos=True):
     with RunLog(folder, (), clock=clock) as log:
         for k in range(60):
             clock.now += 0.9
-            log.log(k * 20, {"sft/loss": 1.2 * np.exp(-k / 12) + 0.02 + 0.02 * rng.random(), "time/update": 0.85},
-                    stage="sft")
+            log.log(
+                k * 20,
+                {"sft/loss": 1.2 * np.exp(-k / 12) + 0.02 + 0.02 * rng.random(), "time/update": 0.85},
+                stage="sft",
+            )
         for k in range(1, updates + 1):
             u = k / updates
             evaluating = 12.0 if k % 20 == 0 else 0.0
             clock.now += 3.4 + evaluating + 0.3 * rng.random()
-            log.log(k * 10240, {
-                "train/success": 0.45 + 0.48 * (1 - np.exp(-3 * u)) + 0.04 * rng.normal(),
-                "train/return": 3 + 5 * (1 - np.exp(-3 * u)) + 0.3 * rng.normal(), "train/kl": 0.01 + 0.006 * rng.random(),
-                "train/clip_fraction": 0.12 + 0.05 * rng.random(), "train/ratio_max": 1.5 + rng.gamma(2, 0.5),
-                "train/log_ratio_p01": -0.3 - 0.06 * rng.random(), "train/log_ratio_p99": 0.28 + 0.06 * rng.random(),
-                "train/explained_variance": 0.85 - 0.9 * np.exp(-8 * u), "train/value_loss": 0.4 * np.exp(-2 * u) + 0.1,
-                "train/policy_loss": -0.01 + 0.004 * rng.normal(), "train/entropy": -2.0 - 1.2 * u, "train/noise": 0.1,
-                "train/grad_norm": 0.5 + 0.1 * rng.random(), "time/sim": 1.2, "time/policy": 0.8, "time/update": 1.3,
-                "time/eval": evaluating, "rate/steps_per_s": 10240 / (3.4 + 0.3 * rng.random())})
+            log.log(
+                k * 10240,
+                {
+                    "train/success": 0.45 + 0.48 * (1 - np.exp(-3 * u)) + 0.04 * rng.normal(),
+                    "train/return": 3 + 5 * (1 - np.exp(-3 * u)) + 0.3 * rng.normal(),
+                    "train/kl": 0.01 + 0.006 * rng.random(),
+                    "train/clip_fraction": 0.12 + 0.05 * rng.random(),
+                    "train/ratio_max": 1.5 + rng.gamma(2, 0.5),
+                    "train/log_ratio_p01": -0.3 - 0.06 * rng.random(),
+                    "train/log_ratio_p99": 0.28 + 0.06 * rng.random(),
+                    "train/explained_variance": 0.85 - 0.9 * np.exp(-8 * u),
+                    "train/value_loss": 0.4 * np.exp(-2 * u) + 0.1,
+                    "train/policy_loss": -0.01 + 0.004 * rng.normal(),
+                    "train/entropy": -2.0 - 1.2 * u,
+                    "train/noise": 0.1,
+                    "train/grad_norm": 0.5 + 0.1 * rng.random(),
+                    "time/sim": 1.2,
+                    "time/policy": 0.8,
+                    "time/update": 1.3,
+                    "time/eval": evaluating,
+                    "rate/steps_per_s": 10240 / (3.4 + 0.3 * rng.random()),
+                },
+            )
     (folder / "evals").mkdir()
     end = updates * 10240
-    for label, step, rate in [("sft", 0, 0.5), *[(f"step_{s:09d}", s, 0.5 + 0.46 * (1 - np.exp(-3.2 * s / end)))
-                                                 for s in range(end // 6, end, end // 6)], ("final", end, 0.95),
-                              ("best", end * 5 // 6, 0.95)]:
+    for label, step, rate in [
+        ("sft", 0, 0.5),
+        *[
+            (f"step_{s:09d}", s, 0.5 + 0.46 * (1 - np.exp(-3.2 * s / end)))
+            for s in range(end // 6, end, end // 6)
+        ],
+        ("final", end, 0.95),
+        ("best", end * 5 // 6, 0.95),
+    ]:
         write_json(folder / "evals" / f"{label}.json", evaluation(label, step, rate, rng))
     if videos:
         film(folder / "videos" / "sft.mp4", (200, 60, 60))
@@ -109,7 +159,9 @@ def build(folder, capsys, **options):
 
 def test_the_page_needs_nothing_from_outside(good, capsys):
     html, out = build(good, capsys)
-    assert not re.search(r"https?://|//cdn|@import|<link(?! rel=\"icon\" href=\"data:,\")|src=\"(?!data:)", html)
+    assert not re.search(
+        r"https?://|//cdn|@import|<link(?! rel=\"icon\" href=\"data:,\")|src=\"(?!data:)", html
+    )
     assert html.count("data:video/mp4;base64,") == 2
     assert f"open {good / 'report.html'}" in out.out and "improved" in out.out
 
@@ -118,14 +170,35 @@ def test_the_page_shows_the_numbers_of_the_evaluations(good, capsys):
     html, _ = build(good, capsys)
     sft, final = (json.loads((good / "evals" / f"{k}.json").read_text())["success"] for k in ("sft", "final"))
     d = paired_difference(final, sft)
-    for text in (f"{100 * np.mean(sft):.1f}", f"{100 * np.mean(final):.1f}", f"{100 * d.value:+.1f} points",
-                 f"{100 * d.low:+.1f} … {100 * d.high:+.1f}", "paired over 200 shared starts",
-                 f"{100 * wilson(sum(final), 200).low:.1f} … {100 * wilson(sum(final), 200).high:.1f} %",
-                 "9645e12abcde", "pick_by_name", "denoise_steps", "robo_rl train --sim mujoco"):
+    for text in (
+        f"{100 * np.mean(sft):.1f}",
+        f"{100 * np.mean(final):.1f}",
+        f"{100 * d.value:+.1f} points",
+        f"{100 * d.low:+.1f} … {100 * d.high:+.1f}",
+        "paired over 200 shared starts",
+        f"{100 * wilson(sum(final), 200).low:.1f} … {100 * wilson(sum(final), 200).high:.1f} %",
+        "9645e12abcde",
+        "pick_by_name",
+        "denoise_steps",
+        "robo_rl train --sim mujoco",
+    ):
         assert text in html, text
-    for title in ("Success over training", "Return", "KL", "Clip fraction", "Ratio tails", "Explained variance",
-                  "Value loss", "Policy loss", "Entropy", "Noise level", "Supervised loss", "Where the time goes",
-                  "Speed", "train/grad_norm"):
+    for title in (
+        "Success over training",
+        "Return",
+        "KL",
+        "Clip fraction",
+        "Ratio tails",
+        "Explained variance",
+        "Value loss",
+        "Policy loss",
+        "Entropy",
+        "Noise level",
+        "Supervised loss",
+        "Where the time goes",
+        "Speed",
+        "train/grad_norm",
+    ):
         assert f"<b>{title}</b>" in html, title
     assert "Not logged" not in html
 
@@ -144,12 +217,34 @@ def test_a_run_with_workers_shows_who_worked_when(tmp_path):
     make_run(folder, updates=6, videos=False)
     assert "Who worked when" not in page(load(folder))
     with RunLog(folder, (), resume_step=10**9) as log:
-        log.log(10**6, {"workers/sim": 0.8, "workers/wait": 0.1, "staleness/mean": 0.6, "staleness/max": 1.0, "util/learner_wait": 0.4})
-        log.log(2 * 10**6, {"workers/sim": 0.8, "workers/wait": 0.1, "staleness/mean": 0.7, "staleness/max": 1.0, "util/learner_wait": 0.4})
-    lines = [[["worker0", 1.0, 55.0], ["learner", 40.0, 60.0]], [["worker1", 45.0, 70.0], ["learner", 61.0, 80.0]]]
-    (folder / "timeline.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n[[\"worker0\", 7")  # torn by a kill
+        log.log(
+            10**6,
+            {
+                "workers/sim": 0.8,
+                "workers/wait": 0.1,
+                "staleness/mean": 0.6,
+                "staleness/max": 1.0,
+                "util/learner_wait": 0.4,
+            },
+        )
+        log.log(
+            2 * 10**6,
+            {
+                "workers/sim": 0.8,
+                "workers/wait": 0.1,
+                "staleness/mean": 0.7,
+                "staleness/max": 1.0,
+                "util/learner_wait": 0.4,
+            },
+        )
+    lines = [
+        [["worker0", 1.0, 55.0], ["learner", 40.0, 60.0]],
+        [["worker1", 45.0, 70.0], ["learner", 61.0, 80.0]],
+    ]
+    # torn by a kill
+    (folder / "timeline.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n[["worker0", 7')
     html = page(load(folder))
-    section = html[html.index("Who worked when"):html.index("<h2>Throughput")]
+    section = html[html.index("Who worked when") : html.index("<h2>Throughput")]
     assert section.count("<rect") == 4 and "worker0" in section and "worker1" in section
     assert section.index("learner</i>") < section.index("worker0</i>") and "Staleness" in section
 
@@ -162,12 +257,19 @@ def test_single_episodes_are_drawn_as_a_mean_of_the_last_twenty_and_a_person_s_m
     write_json(folder / "run.json", {"name": "live", "config": {}})
     with RunLog(folder, ()) as log:
         for k, x in enumerate(won):  # one episode a row, none in every third
-            log.log(40 * k, {"train/episodes": float(k % 3 > 0), "human/operator_minutes": 0.01 * k} |
-                    ({"train/success": float(x), "human/step_share": 0.3, "human/unassisted_success": float(x)} if k % 3 else {}))
+            log.log(
+                40 * k,
+                {"train/episodes": float(k % 3 > 0), "human/operator_minutes": 0.01 * k}
+                | (
+                    {"train/success": float(x), "human/step_share": 0.3, "human/unassisted_success": float(x)}
+                    if k % 3
+                    else {}
+                ),
+            )
     [series] = per_episode(load(folder), "train/success", "episodes")
     told = won[np.arange(100) % 3 > 0]
     assert series.name == "episodes, last 20"
-    np.testing.assert_allclose(series.y, [told[k - 19:k + 1].mean() for k in range(19, len(told))])
+    np.testing.assert_allclose(series.y, [told[k - 19 : k + 1].mean() for k in range(19, len(told))])
     html = page(load(folder))
     assert "A person helped for 1.0 minutes." in html and "Operator minutes" in html
 
@@ -177,7 +279,9 @@ def test_json_is_one_document_and_nothing_else(good, capsys):
     d = json.loads(out.out)
     assert out.err == "" and d["page"] == str(good / "report.html") and d["verdict"] == "improved"
     assert d["difference"]["paired"] and d["final"]["n"] == 200 and len(d["evaluations"]) == 8
-    assert d["env_steps"] == 120 * 10240 and d["time_s"] == pytest.approx(60 * 0.9 + 120 * 3.55 + 72, rel=0.02)
+    assert d["env_steps"] == 120 * 10240 and d["time_s"] == pytest.approx(
+        60 * 0.9 + 120 * 3.55 + 72, rel=0.02
+    )
     assert {t["task"] for t in d["tasks"]} == set(TASKS)
 
 
@@ -188,7 +292,9 @@ def test_out_chooses_the_place_of_the_page(good, tmp_path, capsys):
 
 
 def test_every_series_drawn_is_the_one_logged(good):
-    data = [json.loads(t) for t in re.findall(r'<script type="application/json">(.*?)</script>', page(load(good)))]
+    data = [
+        json.loads(t) for t in re.findall(r'<script type="application/json">(.*?)</script>', page(load(good)))
+    ]
     kl = next(s for d in data for s in d["series"] if s["name"] == "KL")
     lines = [json.loads(t) for t in (good / "metrics.jsonl").read_text().splitlines()]
     rl = [m for m in lines if m["stage"] == "rl"]
@@ -204,8 +310,16 @@ def test_every_series_drawn_is_the_one_logged(good):
 def test_an_empty_run_says_what_is_missing(tmp_path, capsys):
     write_json(tmp_path / "run.json", {"name": "new"})
     html, _ = build(tmp_path, capsys)
-    for text in ("not evaluated yet", "robo_rl eval", "No RL updates yet", "No videos in this run", "No SFT was logged",
-                 "No evaluation yet", "Time by stage was not logged", "not recorded"):
+    for text in (
+        "not evaluated yet",
+        "robo_rl eval",
+        "No RL updates yet",
+        "No videos in this run",
+        "No SFT was logged",
+        "No evaluation yet",
+        "Time by stage was not logged",
+        "not recorded",
+    ):
         assert text in html, text
     assert run(ReportOptions(str(tmp_path), json=True)) == 0
     d = json.loads(capsys.readouterr().out)
@@ -241,7 +355,9 @@ def test_damaged_evaluations_and_videos_are_named_and_left_out(good, tmp_path, c
 def test_other_starts_are_compared_unpaired_and_the_page_says_so(good, tmp_path, capsys):
     folder = shutil.copytree(good, tmp_path / "r")
     rng = np.random.default_rng(5)
-    write_json(folder / "evals" / "final.json", evaluation("final", 99, 0.9, rng, starts=np.arange(1000, 1200)))
+    write_json(
+        folder / "evals" / "final.json", evaluation("final", 99, 0.9, rng, starts=np.arange(1000, 1200))
+    )
     html, _ = build(folder, capsys)
     assert "two separate sets of starts" in html and "used different starts" in html
     r = load(folder)
@@ -304,15 +420,21 @@ def test_thinning_keeps_the_mean_and_every_peak():
     assert s.y[50] == pytest.approx(y[2500:2550].mean())
 
 
-@pytest.mark.parametrize("y", [[3.0], [2.0, 2.0, 2.0], [0.0, 0.0], [np.nan, 1.0, np.nan, 2.0], [1e-9, 1e9], [-1e-300, 0]])
+@pytest.mark.parametrize(
+    "y", [[3.0], [2.0, 2.0, 2.0], [0.0, 0.0], [np.nan, 1.0, np.nan, 2.0], [1e-9, 1e9], [-1e-300, 0]]
+)
 def test_awkward_series_still_draw(y):
     html = chart("t", "w", [Series("s", np.arange(len(y), dtype=float), np.array(y))], log=True, zero=True)
     assert "nan" not in html.lower().replace("nanum", "") and "<svg" in html
 
 
 def test_stacked_bars_fill_their_column_from_the_bottom_up_without_overlap():
-    html = stacked("t", "w", [0, 1, 4], [("a", 1, np.array([0.25, 1.0])), ("b", 2, np.array([0.75, 0.0]))], x_name="s")
-    boxes = [[float(v) for v in m] for m in re.findall(r' x="(.*?)" y="(.*?)" width=".*?" height="(.*?)"', html)]
+    html = stacked(
+        "t", "w", [0, 1, 4], [("a", 1, np.array([0.25, 1.0])), ("b", 2, np.array([0.75, 0.0]))], x_name="s"
+    )
+    boxes = [
+        [float(v) for v in m] for m in re.findall(r' x="(.*?)" y="(.*?)" width=".*?" height="(.*?)"', html)
+    ]
     assert boxes == [[0, 75, 25], [25, 0, 100], [0, 0, 75]]
 
 
@@ -336,17 +458,40 @@ def test_the_page_opens_in_a_browser_without_errors_and_its_videos_decode(good, 
           shown: innerWidth, videos: [...document.querySelectorAll("video")].map(v => [v.videoWidth, String(v.error)]),
           charts: document.querySelectorAll(".plot svg").length};
         document.body.setAttribute("data-probe", JSON.stringify(report));
-      }, 400));</script></head>"""
+      }, 400));</script></head>"""  # noqa: E501
     (tmp_path / "probe.html").write_text(html.replace("</head>", probe, 1))
     shot = tmp_path / "shot.png"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-             "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr",
-             "--virtual-time-budget=3000", "--window-size=1280,2400"]
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-sync",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=3000",
+        "--window-size=1280,2400",
+    ]
     out = []
     for k, what in enumerate((["--dump-dom"], [f"--screenshot={shot}"])):
-        out.append(subprocess.run([CHROMIUM, *flags, f"--user-data-dir={tmp_path / f'profile{k}'}", *what,
-                                   (tmp_path / "probe.html").as_uri()], capture_output=True, text=True, timeout=90,
-                                  check=False, env={**os.environ, "HOME": str(tmp_path)}))
+        out.append(
+            subprocess.run(
+                [
+                    CHROMIUM,
+                    *flags,
+                    f"--user-data-dir={tmp_path / f'profile{k}'}",
+                    *what,
+                    (tmp_path / "probe.html").as_uri(),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=90,
+                check=False,
+                env={**os.environ, "HOME": str(tmp_path)},
+            )
+        )
     assert not re.findall(r"CONSOLE.*", out[0].stderr + out[1].stderr)
     assert "<title>ERROR" not in out[0].stdout
     seen = re.search(r'data-probe="([^"]*)"', out[0].stdout)
@@ -356,10 +501,12 @@ def test_the_page_opens_in_a_browser_without_errors_and_its_videos_decode(good, 
     assert report["charts"] >= 12 and "environment steps" in report["tip"] and "evaluation" in report["tip"]
     assert report["wide"] <= report["shown"]
     from PIL import Image
+
     image = np.asarray(Image.open(shot).convert("L"))
     assert image.shape == (2400, 1280) and image.std() > 5
 
 
 if __name__ == "__main__":  # python tests/test_report.py FOLDER makes a run to look at
     from pathlib import Path
+
     print(make_run(Path(sys.argv[1])))

@@ -1,4 +1,5 @@
-"""What users look for in a repository: one version, one licence, one pin of each tool, lists that name what is there."""
+"""What users look for in a repository: one version, one licence, one pin of each tool, lists that name what
+is there."""
 
 import hashlib
 import re
@@ -9,7 +10,8 @@ import robo_rl
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # SHA-256 of the text at apache.org/licenses/LICENSE-2.0.txt
+# SHA-256 of the text at apache.org/licenses/LICENSE-2.0.txt
+APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 
 
 def test_the_version_is_one():
@@ -21,11 +23,16 @@ def test_the_version_is_one():
 
 def test_the_licence_is_apache_2_to_the_letter():
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE
-    assert PROJECT["project"]["license"] == "Apache-2.0" and "\nlicense: Apache-2.0\n" in (ROOT / "CITATION.cff").read_text()
+    assert (
+        PROJECT["project"]["license"] == "Apache-2.0"
+        and "\nlicense: Apache-2.0\n" in (ROOT / "CITATION.cff").read_text()
+    )
 
 
 def test_a_tool_has_one_version_everywhere():
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    )
     for requirement in PROJECT["project"]["optional-dependencies"]["dev"]:
         name, version = requirement.split("==")
         assert pins[name] == version
@@ -33,8 +40,12 @@ def test_a_tool_has_one_version_everywhere():
 
 def test_the_hooks_before_a_commit_fetch_nothing_and_run_what_the_extra_installs():
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
-    assert re.findall(r"repo: (\S+)", hooks) == ["local"] and set(re.findall(r"language: (\S+)", hooks)) == {"system"}
-    installed = {requirement.split("==")[0] for requirement in PROJECT["project"]["optional-dependencies"]["dev"]}
+    assert re.findall(r"repo: (\S+)", hooks) == ["local"] and set(re.findall(r"language: (\S+)", hooks)) == {
+        "system"
+    }
+    installed = {
+        requirement.split("==")[0] for requirement in PROJECT["project"]["optional-dependencies"]["dev"]
+    }
     assert set(re.findall(r"entry: \.venv/bin/(\S+)", hooks)) == installed
 
 

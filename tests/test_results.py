@@ -1,4 +1,5 @@
-"""Results: rows keep what made them, old ones are told from git, and the page and the README's table show what the files say."""
+"""Results: rows keep what made them, old ones are told from git, and the page and the README's table show
+what the files say."""
 
 import json
 import shutil
@@ -16,11 +17,23 @@ from robo_rl.report import results_page
 from robo_rl.results import ResultRow, add_rows, age, read
 
 ROOT = Path(__file__).parent.parent
-ROW = ResultRow(what="reach: success", value=0.5, unit="of 1", n=200, interval=(0.43, 0.57), seeds=(0,), commit="abc", date="2026-11-23",
-                machine="2 cores", command="robo_rl train", files=("a.py",))
+ROW = ResultRow(
+    what="reach: success",
+    value=0.5,
+    unit="of 1",
+    n=200,
+    interval=(0.43, 0.57),
+    seeds=(0,),
+    commit="abc",
+    date="2026-11-23",
+    machine="2 cores",
+    command="robo_rl train",
+    files=("a.py",),
+)
 
 
-# ---- files of rows -----------------------------------------------------------------------------------------------
+# ---- files of rows -----------------------------------------------------------------------------------------
+
 
 def test_rows_are_read_back_as_they_were_written(tmp_path):
     rows = [ROW, replace(ROW, seeds=(1,), interval=None, n=None, note="slow", value="3 of 4")]
@@ -32,20 +45,37 @@ def test_a_row_takes_the_place_of_an_earlier_one_of_the_same_thing_and_others_st
     path = add_rows(tmp_path / "x.json", "T", [replace(ROW, headline="01"), replace(ROW, seeds=(1,))])
     add_rows(path, "another title", [replace(ROW, value=0.9, commit="def"), replace(ROW, what="new")])
     assert [(r.what, r.seeds, r.value) for r in read(path).rows] == [
-        ("reach: success", (0,), 0.9), ("reach: success", (1,), 0.5), ("new", (0,), 0.5)]
+        ("reach: success", (0,), 0.9),
+        ("reach: success", (1,), 0.5),
+        ("new", (0,), 0.5),
+    ]
     assert read(path).title == "T" and read(path).rows[0].headline == "01", "in the README's table too"
 
 
 def test_what_all_rows_share_stands_once_in_the_file(tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps({"title": "T", "commit": "abc", "seeds": [3], "rows": [
-        {"what": "a", "value": 1}, {"what": "b", "value": 2, "commit": "def"}]}))
+    (tmp_path / "x.json").write_text(
+        json.dumps(
+            {
+                "title": "T",
+                "commit": "abc",
+                "seeds": [3],
+                "rows": [{"what": "a", "value": 1}, {"what": "b", "value": 2, "commit": "def"}],
+            }
+        )
+    )
     a, b = read(tmp_path / "x.json").rows
     assert (a.commit, a.seeds, b.commit, b.seeds) == ("abc", (3,), "def", (3,))
 
 
-@pytest.mark.parametrize(("document", "says"), [
-    ({"title": "T"}, "has no rows"), ({"rows": [{"what": "a", "value": [1]}]}, "number or text"),
-    ({"rows": [{"what": "a", "value": 1, "interval": [2, 1]}]}, r"must be \(low, high\)"), ({"rows": [{"value": 1}]}, "what")])
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"title": "T"}, "has no rows"),
+        ({"rows": [{"what": "a", "value": [1]}]}, "number or text"),
+        ({"rows": [{"what": "a", "value": 1, "interval": [2, 1]}]}, r"must be \(low, high\)"),
+        ({"rows": [{"value": 1}]}, "what"),
+    ],
+)
 def test_a_damaged_file_is_named_with_what_is_wrong(document, says, tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(document))
@@ -53,14 +83,22 @@ def test_a_damaged_file_is_named_with_what_is_wrong(document, says, tmp_path):
         read(path)
 
 
-# ---- age ---------------------------------------------------------------------------------------------------------
+# ---- age ---------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository of two commits, the second of which changes b.py -> (folder, first commit, second commit)."""
+    """A repository of two commits, the second of which changes b.py -> (folder, first commit, second
+    commit)."""
+
     def git(*words):
-        return subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True,
-                              capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+
     git("init", "-q")
     heads = []
     for text in ("1", "2"):
@@ -76,7 +114,8 @@ def test_a_row_is_older_than_the_code_once_a_file_that_it_measures_changed(repos
     folder, first, second = repository
     assert age(replace(ROW, commit=first, files=("a.py",)), folder) == results.CURRENT
     assert age(replace(ROW, commit=first, files=("a.py", "b.py")), folder) == results.OLDER
-    assert age(replace(ROW, commit=first + "+", files=("b.py",)), folder) == results.OLDER  # measured with changes
+    # measured with changes
+    assert age(replace(ROW, commit=first + "+", files=("b.py",)), folder) == results.OLDER
     assert age(replace(ROW, commit=second, files=("b.py",)), folder) == results.CURRENT
 
 
@@ -87,7 +126,8 @@ def test_a_row_that_cannot_be_compared_says_why(repository):
     assert age(replace(ROW, commit=first), None) == results.NO_GIT
     unknown = replace(ROW, commit=results.UNKNOWN, files=("b.py",))
     assert age(unknown, folder) == results.NO_COMMIT
-    assert age(replace(unknown, recorded=first), folder) == results.OLDER  # it was measured before it was written down
+    # it was measured before it was written down
+    assert age(replace(unknown, recorded=first), folder) == results.OLDER
     assert age(replace(unknown, recorded=second), folder) == results.NO_COMMIT
 
 
@@ -109,7 +149,12 @@ def test_outside_a_repository_the_page_marks_nothing_and_says_so(tmp_path):
 
 def test_a_commit_is_marked_as_changed_by_code_and_not_by_the_results_that_were_written_since(tmp_path):
     def git(*words):
-        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words],
+            check=True,
+            capture_output=True,
+        )
+
     (tmp_path / "results").mkdir()
     (tmp_path / "code").mkdir()
     for name in ("results/x.json", "code/a.py", "README.md"):
@@ -125,24 +170,50 @@ def test_a_commit_is_marked_as_changed_by_code_and_not_by_the_results_that_were_
     assert git_hash(tmp_path / "code") == commit + "+"
 
 
-# ---- page and README ---------------------------------------------------------------------------------------------
+# ---- page and README ---------------------------------------------------------------------------------------
+
 
 def test_a_topic_has_a_page_with_a_line_per_thing_and_the_first_page_lists_them(repository):
     folder, first, _ = repository
     commands = [f"robo_rl train --seed {seed}" for seed in (0, 1)]
-    rows = [replace(ROW, commit=first, files=("b.py",), what="a | b", note="a note", seeds=(seed,), command=commands[seed],
-                    value=0.5 + seed / 4) for seed in (0, 1)]
-    add_rows(folder / "results" / "x.json", "Success", [*rows, replace(ROW, what="a | b", command="robo_rl train --fast")])
+    rows = [
+        replace(
+            ROW,
+            commit=first,
+            files=("b.py",),
+            what="a | b",
+            note="a note",
+            seeds=(seed,),
+            command=commands[seed],
+            value=0.5 + seed / 4,
+        )
+        for seed in (0, 1)
+    ]
+    add_rows(
+        folder / "results" / "x.json",
+        "Success",
+        [*rows, replace(ROW, what="a | b", command="robo_rl train --fast")],
+    )
     speed = replace(ROW, value=12345.6, unit="steps/s", interval_is="quartiles", date="2026-11-24")
     add_rows(folder / "results" / "y.json", "Speed", [speed])
     written = results_page.write_pages(folder / "results", folder / "docs" / "results.md", None)
     index, x, y = (Path(p).read_text() for p in written)
-    assert (f"| a \\| b | 0.500 [0.430, 0.570], 0.750 [0.430, 0.570] | 200 | 0, 1 | {first} *older than the code* | 2026-11-23 | "
-            "(1) a note |") in x and "1. `robo_rl train --seed SEED`; 2 cores" in x
-    assert "| a \\| b | 0.500 [0.430, 0.570] | 200 | 0 | abc *" in x and "2. `robo_rl train --fast`; 2 cores" in x
+    assert (
+        f"| a \\| b | 0.500 [0.430, 0.570], 0.750 [0.430, 0.570] | 200 | 0, 1 | {first} *older than the "
+        "code* | 2026-11-23 | (1) a note |"
+    ) in x and "1. `robo_rl train --seed SEED`; 2 cores" in x
+    assert (
+        "| a \\| b | 0.500 [0.430, 0.570] | 200 | 0 | abc *" in x
+        and "2. `robo_rl train --fast`; 2 cores" in x
+    )
     assert "12,346 steps/s [0.43, 0.57] quartiles" in y and "1. `robo_rl train`; 2 cores" in y
-    assert "| [Success](results/x.md) | 3 | 2026-11-23 | *2* |" in index and "| [Speed](results/y.md) | 1 | 2026-11-24 | *0* |" in index
-    assert f"{first} |" in results_page.without_marks(x) and "| 2026-11-23 | |" in results_page.without_marks(index)
+    assert (
+        "| [Success](results/x.md) | 3 | 2026-11-23 | *2* |" in index
+        and "| [Speed](results/y.md) | 1 | 2026-11-24 | *0* |" in index
+    )
+    assert f"{first} |" in results_page.without_marks(x) and "| 2026-11-23 | |" in results_page.without_marks(
+        index
+    )
 
 
 def test_the_page_of_a_file_of_results_that_is_no_more_goes_and_others_stay(tmp_path):
@@ -162,8 +233,13 @@ def test_the_readmes_table_has_the_rows_with_a_headline_in_their_order(tmp_path)
     readme.write_text(f"before\n{results_page.BEGIN}\nold\n{results_page.END}\nafter\n")
     written = results_page.write_pages(tmp_path / "results", tmp_path / "page.md", readme)
     text = readme.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and len(written) == 3
-    assert text.index("| first | 0.500 [0.430, 0.570] | 200 | 0 | abc |") < text.index("| second |") and "reach" not in text
+    assert (
+        text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and len(written) == 3
+    )
+    assert (
+        text.index("| first | 0.500 [0.430, 0.570] | 200 | 0 | abc |") < text.index("| second |")
+        and "reach" not in text
+    )
     readme.write_text("no marks")
     with pytest.raises(UserError, match="has no place for the table"):
         results_page.write_pages(tmp_path / "results", tmp_path / "page.md", readme)
@@ -171,7 +247,9 @@ def test_the_readmes_table_has_the_rows_with_a_headline_in_their_order(tmp_path)
 
 def kept() -> list[results.ResultFile]:
     """The files of results that belong to the repository; a bench may have left others here."""
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "results"], capture_output=True, text=True, check=False).stdout.split()
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "results"], capture_output=True, text=True, check=False
+    ).stdout.split()
     found = results.read_all(ROOT / "results")
     return [f for f in found if str(f.path.relative_to(ROOT)) in listed] if listed else found
 
@@ -182,8 +260,12 @@ def test_the_page_and_the_readme_say_what_the_files_of_results_say():
     made = {"results.md": results_page.index_text(found, ROOT, "results")}
     made |= {f"results/{file.path.stem}.md": results_page.topic_text(file, ROOT) for file in found}
     for page, text in made.items():
-        assert results_page.without_marks(text) == results_page.without_marks((ROOT / "docs" / page).read_text()), page
-    assert {f"results/{p.name}" for p in (ROOT / "docs" / "results").glob("*.md")} == made.keys() - {"results.md"}
+        assert results_page.without_marks(text) == results_page.without_marks(
+            (ROOT / "docs" / page).read_text()
+        ), page
+    assert {f"results/{p.name}" for p in (ROOT / "docs" / "results").glob("*.md")} == made.keys() - {
+        "results.md"
+    }
     readme = (ROOT / "README.md").read_text()
     assert results_page.with_table(readme, found) == readme
 
@@ -195,7 +277,8 @@ def test_every_row_in_the_repository_says_what_made_it():
             assert row.date != results.UNKNOWN and row.files, f"{file.path}: {row.what}"
 
 
-# ---- rows of runs ------------------------------------------------------------------------------------------------
+# ---- rows of runs ------------------------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -211,9 +294,15 @@ def test_a_run_adds_its_final_evaluation_with_its_provenance(run):
     rows = {row.what: row for row in read(run.parent / "results" / "reach.json").rows}
     final = rows["pi_rl, mujoco reach: success after online RL"]
     document, said = (json.loads((run / name).read_text()) for name in ("evals/final.json", "run.json"))
-    assert final.value == sum(document["success"]) / 8 and final.interval == tuple(document["wilson"]) and final.n == 8
+    assert (
+        final.value == sum(document["success"]) / 8
+        and final.interval == tuple(document["wilson"])
+        and final.n == 8
+    )
     assert (final.seeds, final.machine, final.date) == ((3,), said["machine"], said["created"][:10])
-    assert final.commit == (said["git"] or results.UNKNOWN) and final.command.startswith("robo_rl train --task reach")
+    assert final.commit == (said["git"] or results.UNKNOWN) and final.command.startswith(
+        "robo_rl train --task reach"
+    )
     assert "--out" not in final.command and final.command.endswith("--no-video --seed 3")
     assert "pi_rl, mujoco reach: success after supervised learning" in rows
     assert all((ROOT / f).exists() for f in final.files)
@@ -227,9 +316,22 @@ def test_a_run_adds_the_control_steps_that_it_took_until_success_was_common(run,
 
     def row_after(*looks):
         for step, successes in looks:
-            said = final | {"step": step, "time": step / 100, "n": 10, "success": [1] * successes + [0] * (10 - successes)}
+            said = final | {
+                "step": step,
+                "time": step / 100,
+                "n": 10,
+                "success": [1] * successes + [0] * (10 - successes),
+            }
             (tmp_path / "run" / "evals" / f"step_{step:09d}.json").write_text(json.dumps(said))
-        return next((row for row in results.run_rows(tmp_path / "run") if row.what == f"pi_rl, mujoco reach: {results.STEPS}"), None)
+        return next(
+            (
+                row
+                for row in results.run_rows(tmp_path / "run")
+                if row.what == f"pi_rl, mujoco reach: {results.STEPS}"
+            ),
+            None,
+        )
+
     assert row_after((0, 3)) is None
     row = row_after((5000, 8))
     assert row.value == "more than 5,000" and row.n == 10 and row.seeds == (3,)
@@ -238,11 +340,18 @@ def test_a_run_adds_the_control_steps_that_it_took_until_success_was_common(run,
 
 
 def test_the_table_of_methods_has_a_line_per_task_and_method_with_a_figure_of_each_seed():
-    made = [replace(ROW, what=f"{method}, mujoco reach: {measure}", value=x, unit=unit, seeds=(seed,))
-            for method, seed, steps in (("ppo", 1, 3000), ("ppo", 0, 2000), ("pi_rl", 0, "more than 9,000"))
-            for measure, x, unit in (("success after supervised learning", 0.5 + seed / 10, "of 1"), (results.STEPS, steps, ""))]
+    made = [
+        replace(ROW, what=f"{method}, mujoco reach: {measure}", value=x, unit=unit, seeds=(seed,))
+        for method, seed, steps in (("ppo", 1, 3000), ("ppo", 0, 2000), ("pi_rl", 0, "more than 9,000"))
+        for measure, x, unit in (
+            ("success after supervised learning", 0.5 + seed / 10, "of 1"),
+            (results.STEPS, steps, ""),
+        )
+    ]
     assert results_page.methods_table(made).splitlines()[2:] == [
-        "| mujoco reach | pi_rl | 0 | 0.500 | more than 9,000 | - |", "| mujoco reach | ppo | 0, 1 | 0.500, 0.600 | 2,000, 3,000 | -, - |"]
+        "| mujoco reach | pi_rl | 0 | 0.500 | more than 9,000 | - |",
+        "| mujoco reach | ppo | 0, 1 | 0.500, 0.600 | 2,000, 3,000 | -, - |",
+    ]
 
 
 def test_the_command_of_a_run_that_a_script_started_is_unknown():
@@ -261,13 +370,17 @@ def test_an_evaluation_is_added_only_when_asked(run):
     assert not (run.parent / "results" / "eval.json").exists()
     done = robo_rl(run.parent, "eval", "run", "--episodes", 8, "--save", "--json")
     assert done.code == 0, done.err
-    row, = read(run.parent / "results" / "eval.json").rows
+    (row,) = read(run.parent / "results" / "eval.json").rows
     said = json.loads(done.out)
     assert (row.value, row.n, row.interval) == (said["success_rate"], 8, (said["low"], said["high"]))
-    assert row.command == "robo_rl eval run --episodes 8" and said["saved"] == "results/eval.json" and row.files
+    assert (
+        row.command == "robo_rl eval run --episodes 8" and said["saved"] == "results/eval.json" and row.files
+    )
 
 
 @pytest.mark.parametrize("algo", ["pi_rl", "hil_serl", "ppo", "dppo", "iql", "my_methods:MyMethod"])
-@pytest.mark.parametrize("sim", ["mujoco", "maniskill", "gym:Pendulum-v1", "envpool:x", "wm:runs/wm", "dds", "my_sims:make"])
+@pytest.mark.parametrize(
+    "sim", ["mujoco", "maniskill", "gym:Pendulum-v1", "envpool:x", "wm:runs/wm", "dds", "my_sims:make"]
+)
 def test_the_files_that_a_training_run_measures_exist(algo, sim):
     assert all((ROOT / f).exists() for f in results.measured_files(sim, algo))

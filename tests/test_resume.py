@@ -1,4 +1,5 @@
-"""With --workers 0 a run that is killed, at whatever point, ends as one that was not: every number of it, but the clock's."""
+"""With --workers 0 a run that is killed, at whatever point, ends as one that was not: every number of it, but
+the clock's."""
 
 import json
 import random
@@ -14,33 +15,180 @@ from robo_rl.options import OFF_POLICY
 
 REPLAY = (*TINY_REPLAY, "--steps", 640, "--eval-every", 192)
 ROLLOUT = (*TINY, "--steps", 2048, "--eval-every", 512, "--envs", 8)
-PERSON = ("--rl.operator", "scripted", "--rl.scripted-operator.notice-time", 0.1, "--rl.scripted-operator.reaction-time", 0.1)
-RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
-    name: (*ROLLOUT, "--algo", name) for name in ("ppo", "pi_rl", "dppo", "reinflow", "nft")} | {
-    "a person": (*REPLAY, "--algo", "hil_serl", "--policy.gripper", "toggle", *PERSON),
-    "a classifier": (*REPLAY, "--algo", "demo_sac", "--bc.updates", 300, "--policy.hidden", 64, "--bc.batch", 128, "--demos", 20,
-                     "--rl.judge", "classifier", "--rl.judge-episodes", 60, "--rl.judge-rate", 0.2),
-    "synthetic": (*REPLAY, "--algo", "demo_sac", "--rl.synthetic", 0.25, "--rl.synthetic-every", 256, "--rl.synthetic-updates", 5,
-                  "--rl.synthetic-rows", 300),
-    "latency": (*ROLLOUT, "--algo", "pi_rl", "--latency", 0.04, "--latency-jitter", 0.02),
-    "bounded steps": (*ROLLOUT, "--algo", "pi_rl", "--rl.trust-kl", 0.002, "--rl.critic-ready", 0.2),
-    "returns": (*ROLLOUT, "--algo", "pi_rl", "--rl.lr", 0.3, "--rl.trust-kl", 0, "--rl.critic-warmup", 0, "--demos", 20, "--bc.updates",
-                500, "--policy.hidden", 64, "--eval-episodes", 40, "--bc.batch", 256, "--bc.lr", 0.001),
-    "groups ahead": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2),
-    "trees": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "tree", "--rl.group", 8, "--rl.tree-where", "uncertain", "--rl.prune", 0.5),
-    "sizes of groups": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 1, "--starts", "pool",
-                        "--start-pool", 8, "--start-rows", 4, "--rl.allocate", "gdro"),
-    "flat groups replaced": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "rloo", "--rl.group", 4, "--rl.allocate", "refill"),
-    "rounds of groups": (*ROLLOUT, "--algo", "nft", "--rl.advantage", "dr_grpo", "--rl.group", 4, "--rl.allocate", "ada"),
-    "a sampler": (*ROLLOUT, "--algo", "ppo", "--starts", "toys:failures"),
-    "a pool of starts": (*ROLLOUT, "--algo", "ppo", "--starts", "v0", "--start-pool", 32, "--start-rows", 8),
-    "a sampler of replay": (*REPLAY, "--algo", "demo_sac", "--starts", "toys:failures"),
-    "several tasks": (*ROLLOUT, "--algo", "ppo", "--task", "reach,open_drawer", "--tasks", "rulereasoner"),
-    "along demonstrations": (*ROLLOUT, "--algo", "ppo", "--starts", "reverse"),
-    "replay along demonstrations": (*REPLAY, "--algo", "demo_sac", "--starts", "reverse"),
-    "a sampler of groups": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2,
-                            "--starts", "toys:failures"),
-}
+PERSON = (
+    "--rl.operator",
+    "scripted",
+    "--rl.scripted-operator.notice-time",
+    0.1,
+    "--rl.scripted-operator.reaction-time",
+    0.1,
+)
+RUNS = (
+    {name: (*REPLAY, "--algo", name) for name in OFF_POLICY}
+    | {name: (*ROLLOUT, "--algo", name) for name in ("ppo", "pi_rl", "dppo", "reinflow", "nft")}
+    | {
+        "a person": (*REPLAY, "--algo", "hil_serl", "--policy.gripper", "toggle", *PERSON),
+        "a classifier": (
+            *REPLAY,
+            "--algo",
+            "demo_sac",
+            "--bc.updates",
+            300,
+            "--policy.hidden",
+            64,
+            "--bc.batch",
+            128,
+            "--demos",
+            20,
+            "--rl.judge",
+            "classifier",
+            "--rl.judge-episodes",
+            60,
+            "--rl.judge-rate",
+            0.2,
+        ),
+        "synthetic": (
+            *REPLAY,
+            "--algo",
+            "demo_sac",
+            "--rl.synthetic",
+            0.25,
+            "--rl.synthetic-every",
+            256,
+            "--rl.synthetic-updates",
+            5,
+            "--rl.synthetic-rows",
+            300,
+        ),
+        "latency": (*ROLLOUT, "--algo", "pi_rl", "--latency", 0.04, "--latency-jitter", 0.02),
+        "bounded steps": (*ROLLOUT, "--algo", "pi_rl", "--rl.trust-kl", 0.002, "--rl.critic-ready", 0.2),
+        "returns": (
+            *ROLLOUT,
+            "--algo",
+            "pi_rl",
+            "--rl.lr",
+            0.3,
+            "--rl.trust-kl",
+            0,
+            "--rl.critic-warmup",
+            0,
+            "--demos",
+            20,
+            "--bc.updates",
+            500,
+            "--policy.hidden",
+            64,
+            "--eval-episodes",
+            40,
+            "--bc.batch",
+            256,
+            "--bc.lr",
+            0.001,
+        ),
+        "groups ahead": (
+            *ROLLOUT,
+            "--algo",
+            "pi_rl",
+            "--rl.advantage",
+            "grpo",
+            "--rl.group",
+            4,
+            "--max-staleness",
+            2,
+        ),
+        "trees": (
+            *ROLLOUT,
+            "--algo",
+            "pi_rl",
+            "--rl.advantage",
+            "tree",
+            "--rl.group",
+            8,
+            "--rl.tree-where",
+            "uncertain",
+            "--rl.prune",
+            0.5,
+        ),
+        "sizes of groups": (
+            *ROLLOUT,
+            "--algo",
+            "pi_rl",
+            "--rl.advantage",
+            "grpo",
+            "--rl.group",
+            4,
+            "--max-staleness",
+            1,
+            "--starts",
+            "pool",
+            "--start-pool",
+            8,
+            "--start-rows",
+            4,
+            "--rl.allocate",
+            "gdro",
+        ),
+        "flat groups replaced": (
+            *ROLLOUT,
+            "--algo",
+            "pi_rl",
+            "--rl.advantage",
+            "rloo",
+            "--rl.group",
+            4,
+            "--rl.allocate",
+            "refill",
+        ),
+        "rounds of groups": (
+            *ROLLOUT,
+            "--algo",
+            "nft",
+            "--rl.advantage",
+            "dr_grpo",
+            "--rl.group",
+            4,
+            "--rl.allocate",
+            "ada",
+        ),
+        "a sampler": (*ROLLOUT, "--algo", "ppo", "--starts", "toys:failures"),
+        "a pool of starts": (
+            *ROLLOUT,
+            "--algo",
+            "ppo",
+            "--starts",
+            "v0",
+            "--start-pool",
+            32,
+            "--start-rows",
+            8,
+        ),
+        "a sampler of replay": (*REPLAY, "--algo", "demo_sac", "--starts", "toys:failures"),
+        "several tasks": (
+            *ROLLOUT,
+            "--algo",
+            "ppo",
+            "--task",
+            "reach,open_drawer",
+            "--tasks",
+            "rulereasoner",
+        ),
+        "along demonstrations": (*ROLLOUT, "--algo", "ppo", "--starts", "reverse"),
+        "replay along demonstrations": (*REPLAY, "--algo", "demo_sac", "--starts", "reverse"),
+        "a sampler of groups": (
+            *ROLLOUT,
+            "--algo",
+            "pi_rl",
+            "--rl.advantage",
+            "grpo",
+            "--rl.group",
+            4,
+            "--max-staleness",
+            2,
+            "--starts",
+            "toys:failures",
+        ),
+    }
+)
 CLOCK = ("time", "rate/", "util/")
 
 
@@ -56,7 +204,9 @@ def differences(a, b, where="") -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         return [w for k in a.keys() | b.keys() for w in differences(a.get(k), b.get(k), f"{where}/{k}")]
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
-        return [w for i, (x, y) in enumerate(zip(a, b, strict=False)) for w in differences(x, y, f"{where}/{i}")]
+        return [
+            w for i, (x, y) in enumerate(zip(a, b, strict=False)) for w in differences(x, y, f"{where}/{i}")
+        ]
     if isinstance(a, dict | list | tuple) or isinstance(b, dict | list | tuple):
         return [where]
     same = np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f")
@@ -64,10 +214,13 @@ def differences(a, b, where="") -> list[str]:
 
 
 def assert_same_runs(whole, other, checkpoints: int = 0) -> None:
-    """Metrics, evaluations, checkpoints (from that one on) with all of their state, journals and recorded episodes."""
+    """Metrics, evaluations, checkpoints (from that one on) with all of their state, journals and recorded
+    episodes."""
     assert rows(whole) == rows(other)
     assert [p.name for p in checkpoint.checkpoints(whole)] == [p.name for p in checkpoint.checkpoints(other)]
-    for a, b in list(zip(checkpoint.checkpoints(whole), checkpoint.checkpoints(other), strict=False))[checkpoints:]:
+    for a, b in list(zip(checkpoint.checkpoints(whole), checkpoint.checkpoints(other), strict=False))[
+        checkpoints:
+    ]:
         assert not differences(checkpoint.load_train(a)[0], checkpoint.load_train(b)[0])
         assert (a / "policy.safetensors").read_bytes() == (b / "policy.safetensors").read_bytes()
     for path in sorted((whole / "evals").glob("*.json")):
@@ -77,13 +230,15 @@ def assert_same_runs(whole, other, checkpoints: int = 0) -> None:
         assert path.read_bytes() == (other / path.relative_to(whole)).read_bytes(), path
     if (whole / "corrections" / "meta").exists():
         from robo_rl.data.reader import load
+
         x, y = (load(run / "corrections") for run in (whole, other))
         for name in ("state", "action", "reward", "from_", "to", "source", "phase"):
             assert np.array_equal(getattr(x, name), getattr(y, name)), name
 
 
 def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
-    """`argv` killed `kills` times, each time resumed -> the numbers of metric lines after which it was; then to the end."""
+    """`argv` killed `kills` times, each time resumed -> the numbers of metric lines after which it was; then
+    to the end."""
     whole, run, rng = folder / "whole", folder / "killed", random.Random(seed)
     began = time.monotonic()
     assert (done := robo_rl(folder, "train", *argv, "--out", "whole")).code == 0, done
@@ -100,8 +255,18 @@ def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
     return points
 
 
-@pytest.mark.parametrize("name", ["hil_serl", "calql", "pi_rl", "along demonstrations", "a pool of starts", "a sampler of replay",
-                                  "several tasks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hil_serl",
+        "calql",
+        "pi_rl",
+        "along demonstrations",
+        "a pool of starts",
+        "a sampler of replay",
+        "several tasks",
+    ],
+)
 def test_a_run_killed_twice_ends_as_one_that_was_not(name, tmp_path):
     kill_at_random(tmp_path, RUNS[name], 2, 0)
     assert_same_runs(tmp_path / "whole", tmp_path / "killed")
@@ -116,7 +281,8 @@ def test_a_run_killed_at_five_random_points_ends_as_one_that_was_not(name, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hil_serl", "calql"])  # the critic's stage comes after the warm-up, or first of all
+# the critic's stage comes after the warm-up, or first of all
+@pytest.mark.parametrize("name", ["hil_serl", "calql"])
 def test_a_run_asked_to_stop_before_its_critics_are_ready_ends_as_one_that_was_not(name, tmp_path):
     argv, run = (*RUNS[name], "--rl.pretrain", 600), tmp_path / "stopped"
     assert robo_rl(tmp_path, "train", *argv, "--out", "whole").code == 0

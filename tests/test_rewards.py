@@ -1,4 +1,5 @@
-"""The success classifier: its guard keeps the promised rate, its marks are checked, and it can pay the reward."""
+"""The success classifier: its guard keeps the promised rate, its marks are checked, and it can pay the
+reward."""
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ def test_a_new_failure_exceeds_the_guard_no_more_often_than_promised(n, rate):
 
 
 def test_too_few_failures_cannot_promise_a_rate():
-    with pytest.raises(UserError, match=r"a false-alarm rate of 0.05 needs at least 19 held-out failures, got 18"):
+    with pytest.raises(
+        UserError, match=r"a false-alarm rate of 0.05 needs at least 19 held-out failures, got 18"
+    ):
         guard(np.zeros(18), 0.05)
     assert guard(np.arange(19.0), 0.05) == 18
 
@@ -37,7 +40,7 @@ def marks(episodes=120, seed=0):
     rng, state, won, names = np.random.default_rng(seed), [], [], []
     for e in range(episodes):
         x = np.cumsum(rng.normal(0.06 if e % 2 else -0.02, 0.05, 30))
-        x = x[:max(2, int((x > 1).argmax()) + 1)] if (x > 1).any() else x
+        x = x[: max(2, int((x > 1).argmax()) + 1)] if (x > 1).any() else x
         state += [np.r_[v, rng.normal(size=3)] for v in x]
         won += (x > 1).tolist()
         names += [e] * len(x)
@@ -51,18 +54,27 @@ def test_the_classifier_finds_successes_within_its_guarded_rate_on_fresh_episode
     won = np.unique(fresh.episode[fresh.success])
     names, scores = episode_scores(p[~fresh.success], fresh.episode[~fresh.success], 1)
     caught = np.mean([p[fresh.episode == e].max() > said["threshold"] for e in won])
-    assert (scores > said["threshold"]).mean() <= 0.1 and caught >= 0.5 and said["failures"] >= 50, (scores.mean(), caught)
+    assert (scores > said["threshold"]).mean() <= 0.1 and caught >= 0.5 and said["failures"] >= 50, (
+        scores.mean(),
+        caught,
+    )
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"success": np.zeros(4, bool)}, "needs marks of both kinds, got 0 successes and 4 failures"),
-    ({"state": np.full((4, 2), np.nan, np.float32)}, "not finite"),
-    ({"state": np.zeros((4, 2), np.float32)}, "marked a success and a failure"),
-    ({"episode": np.zeros(3, int)}, r"marks must be state \[M,S\]"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"success": np.zeros(4, bool)}, "needs marks of both kinds, got 0 successes and 4 failures"),
+        ({"state": np.full((4, 2), np.nan, np.float32)}, "not finite"),
+        ({"state": np.zeros((4, 2), np.float32)}, "marked a success and a failure"),
+        ({"episode": np.zeros(3, int)}, r"marks must be state \[M,S\]"),
+    ],
+)
 def test_marks_that_make_no_sense_are_one_line(change, says):
-    good = {"state": np.arange(8, dtype=np.float32).reshape(4, 2), "success": np.array([0, 0, 1, 1], bool),
-                "episode": np.zeros(4, int)}
+    good = {
+        "state": np.arange(8, dtype=np.float32).reshape(4, 2),
+        "success": np.array([0, 0, 1, 1], bool),
+        "episode": np.zeros(4, int),
+    }
     with pytest.raises(UserError, match=says):
         fit(Marked(**good | change))
 
@@ -76,6 +88,7 @@ class Expert:
         import torch
 
         from robo_rl.policies import Chunk
+
         way = obs["state"][:, 2:]
         a = (way * 3.5).clamp(-1, 1) * (way[:, :1] > -0.8)
         a = (a + 0.3 * torch.randn(a.shape, generator=generator))[:, None].expand(-1, 2, -1).clamp(-1, 1)
@@ -104,6 +117,7 @@ def test_a_classifier_pays_the_reward_and_what_it_misses_bootstraps():
 
         def __call__(self, state, stopped):
             return stopped & (np.arange(n) % 2 == 0)
+
     online = Replay({"state": ((4,), np.float32)}, 2, 2, 0.9, 4000, n)
     collector = ReplayCollector(env, expert, online, None, 0, Sees(model, n))
     collector.run(expert, 120)
@@ -112,7 +126,11 @@ def test_a_classifier_pays_the_reward_and_what_it_misses_bootstraps():
     told = collector.take()
     assert online.terminated[rows].sum() == online.reward[rows].sum() > 5
     assert told["judge/missed"] > 0 and told["judge/false"] == 0
-    ends = rows[(online.next[rows] >= 0) & online.final[online.next[rows] % online.capacity] & ~online.terminated[rows]]
+    ends = rows[
+        (online.next[rows] >= 0)
+        & online.final[online.next[rows] % online.capacity]
+        & ~online.terminated[rows]
+    ]
     b = online.gather(ends[:20])
     assert (b.discounts > 0).all() and (b.rewards == 0).all()
 
@@ -121,10 +139,15 @@ def test_a_judge_waits_for_as_many_states_as_it_holds_unless_the_env_has_stopped
     class Says(SuccessClassifier):
         def probability(self, state):
             return state[:, 0]
+
     model = Says(1)
     model.hold.fill_(2)
     judge, no = Judge(model, 3), np.zeros(3, bool)
     assert judge(np.array([[0.9], [0.9], [0.1]]), no).tolist() == [False, False, False]
     assert judge(np.array([[0.9], [0.1], [0.9]]), no).tolist() == [True, False, False]
     judge.reset(np.array([True, False, False]))
-    assert judge(np.array([[0.9], [0.9], [0.1]]), np.array([False, True, True])).tolist() == [False, True, False]
+    assert judge(np.array([[0.9], [0.9], [0.1]]), np.array([False, True, True])).tolist() == [
+        False,
+        True,
+        False,
+    ]

@@ -15,8 +15,12 @@ from robo_rl.experiment import envs
 from robo_rl.experiment.recipes import preset
 from sims.check import check_env
 
-REPLAY = [w for i in range(0, len(TINY_REPLAY) - 1, 2) for w in TINY_REPLAY[i:i + 2]
-          if TINY_REPLAY[i] not in ("--task", "--envs", "--no-video", "--workers", "--threads")]
+REPLAY = [
+    w
+    for i in range(0, len(TINY_REPLAY) - 1, 2)
+    for w in TINY_REPLAY[i : i + 2]
+    if TINY_REPLAY[i] not in ("--task", "--envs", "--no-video", "--workers", "--threads")
+]
 
 
 def test_the_expert_picks_the_cube_up_from_what_the_arm_s_topics_tell():
@@ -32,13 +36,21 @@ def test_the_expert_picks_the_cube_up_from_what_the_arm_s_topics_tell():
     env.close()
 
 
-@pytest.mark.parametrize(("sim", "more", "says"), [
-    ("arm:speed=3", {}, "speed must be in"), ("arm:speed=fast", {}, "a number of m/s"), ("arm:domain=3", {}, "Allowed: controller, speed"),
-    ("dds:domain=500", {}, "domain must be in"), ("dds", {"num_envs": 2}, "--sim dds is one arm"),
-    ("arm", {"obs": "depth"}, "--obs state or rgb"), ("dds:domain=231", {"obs": "rgb"}, "--cameras front wrist --image-size 64"),
-    ("arm", {"task": "push_cube"}, "--task pick_cube"), ("arm", {"num_envs": 65}, "at most 64"),
-    ("arm:controller=loose", {}, "unknown --sim arm: controller 'loose'"),
-])
+@pytest.mark.parametrize(
+    ("sim", "more", "says"),
+    [
+        ("arm:speed=3", {}, "speed must be in"),
+        ("arm:speed=fast", {}, "a number of m/s"),
+        ("arm:domain=3", {}, "Allowed: controller, speed"),
+        ("dds:domain=500", {}, "domain must be in"),
+        ("dds", {"num_envs": 2}, "--sim dds is one arm"),
+        ("arm", {"obs": "depth"}, "--obs state or rgb"),
+        ("dds:domain=231", {"obs": "rgb"}, "--cameras front wrist --image-size 64"),
+        ("arm", {"task": "push_cube"}, "--task pick_cube"),
+        ("arm", {"num_envs": 65}, "at most 64"),
+        ("arm:controller=loose", {}, "unknown --sim arm: controller 'loose'"),
+    ],
+)
 def test_what_an_arm_cannot_do_is_one_line(sim, more, says):
     if sim == "dds:domain=231":
         pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
@@ -70,9 +82,28 @@ def test_the_arm_with_cameras_keeps_the_contract():
 
 
 def test_a_policy_learns_from_the_arm_s_cameras_and_is_judged_by_them(tmp_path):
-    done = robo_rl(tmp_path, "train", "--sim", "arm", "--obs", "rgb", "--algo", "hil_serl", *REPLAY, "--image-size",
-                   32, "--envs", 1, "--steps",
-                   96, "--no-video", "--rl.operator", "scripted", "--out", "run")
+    done = robo_rl(
+        tmp_path,
+        "train",
+        "--sim",
+        "arm",
+        "--obs",
+        "rgb",
+        "--algo",
+        "hil_serl",
+        *REPLAY,
+        "--image-size",
+        32,
+        "--envs",
+        1,
+        "--steps",
+        96,
+        "--no-video",
+        "--rl.operator",
+        "scripted",
+        "--out",
+        "run",
+    )
     assert done.code == 0, done
     done = robo_rl(tmp_path, "eval", "run", "--on", "arm", "--episodes", 2, "--envs", 2, "--json")
     assert done.code == 0 and json.loads(done.out)["sim"] == "arm:pick_cube", done
@@ -82,10 +113,28 @@ def test_an_arm_behind_dds_is_seen_through_its_cameras(tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     domain = 103 + (os.getpid() + 61) % 100
-    arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--speed", "1.5", "--seconds", "200", "--cameras", "front", "wrist",
-                             "--image-size", 32])
+    arm = Command(
+        tmp_path,
+        [
+            "sim-arm",
+            "--domain",
+            domain,
+            "--speed",
+            "1.5",
+            "--seconds",
+            "200",
+            "--cameras",
+            "front",
+            "wrist",
+            "--image-size",
+            32,
+        ],
+    )
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
-    env, direct = envs.make(f"dds:domain={domain}", obs="rgb", image_size=32), envs.make("mujoco", "pick_cube", 1, obs="rgb", image_size=32)
+    env, direct = (
+        envs.make(f"dds:domain={domain}", obs="rgb", image_size=32),
+        envs.make("mujoco", "pick_cube", 1, obs="rgb", image_size=32),
+    )
     for start in (3, 7):  # the second one's pictures are not the first one's
         options = {"starts": np.array([start])}
         a, b = (e.reset(options=options)[0] for e in (env, direct))
@@ -105,16 +154,53 @@ def test_presets_of_an_arm_fit_one_arm_that_does_not_wait():
 
 
 def test_methods_of_both_kinds_learn_on_arms_in_lockstep(tmp_path):
-    on_policy = [w for i in range(0, len(TINY) - 1, 2) for w in TINY[i:i + 2]
-                 if TINY[i] in ("--policy.hidden", "--bc.updates", "--bc.batch", "--eval-episodes", "--demos")]
-    done = robo_rl(tmp_path, "train", "--sim", "arm", *on_policy, "--envs", 2, "--steps", 64, "--rl.decisions", 2, "--rl.minibatch", 4,
-                   "--eval-every", 64, "--no-video", "--out", "on")
+    on_policy = [
+        w
+        for i in range(0, len(TINY) - 1, 2)
+        for w in TINY[i : i + 2]
+        if TINY[i] in ("--policy.hidden", "--bc.updates", "--bc.batch", "--eval-episodes", "--demos")
+    ]
+    done = robo_rl(
+        tmp_path,
+        "train",
+        "--sim",
+        "arm",
+        *on_policy,
+        "--envs",
+        2,
+        "--steps",
+        64,
+        "--rl.decisions",
+        2,
+        "--rl.minibatch",
+        4,
+        "--eval-every",
+        64,
+        "--no-video",
+        "--out",
+        "on",
+    )
     assert done.code == 0, done
-    done = robo_rl(tmp_path, "train", "--sim", "arm", "--algo", "hil_serl", *REPLAY, "--envs", 2, "--no-video", "--rl.operator",
-                   "scripted", "--out", "off")
+    done = robo_rl(
+        tmp_path,
+        "train",
+        "--sim",
+        "arm",
+        "--algo",
+        "hil_serl",
+        *REPLAY,
+        "--envs",
+        2,
+        "--no-video",
+        "--rl.operator",
+        "scripted",
+        "--out",
+        "off",
+    )
     assert done.code == 0 and "operator min" in done.err, done
     assert json.loads((tmp_path / "off" / "run.json").read_text())["config"]["workers"] == 1
-    assert robo_rl(tmp_path, "eval", "off", "--episodes", 2, "--envs", 2).code == 0  # on the arm; --sim mujoco: in its twin
+    # on the arm; --sim mujoco: in its twin
+    assert robo_rl(tmp_path, "eval", "off", "--episodes", 2, "--envs", 2).code == 0
     assert robo_rl(tmp_path, "collect", "--sim", "arm", "--episodes", 1, "--out", "data").code == 0
     assert load(tmp_path / "data").success.all()
 
@@ -128,7 +214,20 @@ def test_an_arm_behind_dds_is_learnt_on_in_real_time(tmp_path):
     assert "start one with robo_rl sim-arm --speed 1.5" in done.mistake and not (tmp_path / "none").exists()
     arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--speed", "1.5", "--seconds", "200"])
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
-    done = robo_rl(tmp_path, "train", "--sim", where, "--algo", "demo_sac", *REPLAY, "--steps", "256", "--no-video", "--out", "run")
+    done = robo_rl(
+        tmp_path,
+        "train",
+        "--sim",
+        where,
+        "--algo",
+        "demo_sac",
+        *REPLAY,
+        "--steps",
+        "256",
+        "--no-video",
+        "--out",
+        "run",
+    )
     assert done.code == 0, done
     rows = [json.loads(line) for line in Path(tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rates = [r["rate/steps_per_s"] for r in rows if "rate/steps_per_s" in r]

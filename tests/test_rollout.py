@@ -12,7 +12,9 @@ GAMMA = 0.9
 
 def setup(n=16, execute=4, seed=0, **kw):
     env = PointReach(n, **kw)
-    policy = make_policy(PolicyOptions(horizon=4, execute=execute, hidden=32, layers=2), ObsSpec(state=4, action=2), 0)
+    policy = make_policy(
+        PolicyOptions(horizon=4, execute=execute, hidden=32, layers=2), ObsSpec(state=4, action=2), 0
+    )
     return env, policy, Collector(env, policy, GAMMA, seed)
 
 
@@ -103,8 +105,10 @@ def test_a_good_policy_is_seen_as_good():
 
         def act(self, obs, generator, explore):
             from robo_rl.policies import Chunk
+
             a = (obs["state"][:, None, 2:] / 0.2 * 0.7).clamp(-1, 1)
             return Chunk(a, a, a[:, :0, 0], {})
+
     result = evaluate(PointReach(10), Expert(), eval_starts(20))
     assert sum(result["success"]) == 20 and set(result["task"]) == {"reach the goal"}
 

@@ -1,4 +1,5 @@
-"""What a slot vouches for: numbers that are finite, decisions that are as they were written, whatever a power cut left."""
+"""What a slot vouches for: numbers that are finite, decisions that are as they were written, whatever a power
+cut left."""
 
 import functools
 import os
@@ -54,7 +55,7 @@ def test_a_number_that_is_not_finite_is_found_in_every_column_wherever_it_was_wr
     assert finite(columns, rows) == ""
     for bad in (np.nan, np.inf, -np.inf):
         for row, env in written(name, columns, rows):
-            here = columns[name][row, env:env + 1].reshape(-1)[-1:]
+            here = columns[name][row, env : env + 1].reshape(-1)[-1:]
             before = here.copy()
             here[:] = bad
             assert finite(columns, rows) == name, (row, env)
@@ -79,7 +80,7 @@ def test_a_bit_that_flips_is_found_in_every_column_wherever_it_was_written(buffe
     columns = buffer.columns(1, 0)
     assert buffer.is_sealed_whole(1, 0) and buffer.sound(1, 0, T) == T
     for row, env in written(name, columns, T):
-        here = columns[name][row, env:env + 1].view(np.uint8).reshape(-1)[-1:]
+        here = columns[name][row, env : env + 1].view(np.uint8).reshape(-1)[-1:]
         here ^= 1
         first = row - (name.startswith("obs/") and row > 0)
         assert buffer.sound(1, 0, T) == first and not buffer.is_sealed_whole(1, 0), (row, env)
@@ -100,7 +101,7 @@ def test_zeros_and_what_an_earlier_lease_wrote_are_not_taken_for_decisions(buffe
     assert buffer.sound(1, 0, T) == 0  # whole rows with whole checksums, of another lease
     buffer.sign(1, 0, 0, T)
     at = buffer.start + buffer.stride
-    page = buffer.bytes[at:at + buffer.stride]
+    page = buffer.bytes[at : at + buffer.stride]
     page[:] = 0
     assert buffer.sound(1, 0, T) == 0
 
@@ -112,7 +113,8 @@ def test_the_last_observations_of_episodes_that_did_not_end_there_are_not_vouche
 
 
 class IllAtTheEnd(PointReach):
-    """A last observation of env 0 that is no number, as long as there is a file `ill`, which it deletes then."""
+    """A last observation of env 0 that is no number, as long as there is a file `ill`, which it deletes
+    then."""
 
     def __init__(self, ill, n):
         super().__init__(n, limit=12)
@@ -130,7 +132,9 @@ class IllAtTheEnd(PointReach):
 def test_a_last_observation_that_is_not_finite_refuses_its_fragment_and_is_counted(tmp_path, where):
     learner, ill = make_learner(), tmp_path / "ill"
     env = functools.partial(IllAtTheEnd, ill)
-    feed = local(learner, env=env) if where == "one process" else processes(tmp_path / "run", learner, env=env)
+    feed = (
+        local(learner, env=env) if where == "one process" else processes(tmp_path / "run", learner, env=env)
+    )
     try:
         train(learner, feed, 1)
         ill.touch()
@@ -142,7 +146,8 @@ def test_a_last_observation_that_is_not_finite_refuses_its_fragment_and_is_count
     assert torch.isfinite(weights(learner)).all() and not torch.equal(weights(learner), before)
 
 
-# ---- power cuts --------------------------------------------------------------------------------------------------
+# ---- power cuts --------------------------------------------------------------------------------------------
+
 
 class Slow(PointReach):
     """Slow enough that a fragment can be stopped in the middle."""
@@ -157,7 +162,8 @@ def slow(n):
 
 
 def cut_the_power(feed):
-    """End the worker in the middle of a fragment of which some decisions are made, and the broker before it notices."""
+    """End the worker in the middle of a fragment of which some decisions are made, and the broker before it
+    notices."""
     head, end = feed.buffer.head, time.monotonic() + 60
     while not ((head["state"] == LEASED) & (head["rows"] >= 3) & (head["rows"] < T - 1)).any():
         assert time.monotonic() < end
@@ -168,20 +174,20 @@ def cut_the_power(feed):
     feed.thread.join(20)
     os.kill(pid, signal.SIGKILL)
     feed.pool.writer.close()
-    slot, = np.flatnonzero(head["state"] == LEASED)
+    (slot,) = np.flatnonzero(head["state"] == LEASED)
     return int(slot)
 
 
 def zero(buffer, slot, row):
     for k, v in buffer.columns(slot, 0).items():
-        v[row + k.startswith("obs/"):] = 0
+        v[row + k.startswith("obs/") :] = 0
 
 
 def stale(buffer, slot, row):
     """The pages of the slot are those of an earlier lease."""
     other = next(s for s in range(buffer.count) if buffer.head["state"][s] == TAKEN)
     a, b = (buffer.start + s * buffer.stride for s in (slot, other))
-    buffer.bytes[a:a + buffer.stride] = buffer.bytes[b:b + buffer.stride]
+    buffer.bytes[a : a + buffer.stride] = buffer.bytes[b : b + buffer.stride]
 
 
 def one_byte(buffer, slot, row):
@@ -193,7 +199,9 @@ def no_sums(buffer, slot, row):
 
 
 @pytest.mark.parametrize(("tear", "row"), [(zero, 0), (zero, 2), (stale, 0), (one_byte, 1), (no_sums, 2)])
-def test_torn_decisions_of_a_fragment_in_progress_are_made_anew_and_the_run_ends_in_the_same_weights(tmp_path, tear, row):
+def test_torn_decisions_of_a_fragment_in_progress_are_made_anew_and_the_run_ends_in_the_same_weights(
+    tmp_path, tear, row
+):
     learner = make_learner()
     feed = processes(tmp_path, learner, env=slow)
     train(learner, feed, 2)
@@ -234,8 +242,11 @@ def test_a_torn_or_older_snapshot_of_a_worker_costs_its_episodes_and_no_decision
 
     def keep():
         chosen = take()
-        taken.update({f.uid: (f.rows, feed.buffer.columns(f.slot, 0)["x0"][:f.rows].copy()) for f in chosen or ()})
+        taken.update(
+            {f.uid: (f.rows, feed.buffer.columns(f.slot, 0)["x0"][: f.rows].copy()) for f in chosen or ()}
+        )
         return chosen
+
     feed.ledger.take = keep
     try:
         train(learner, feed, 2)
@@ -257,7 +268,10 @@ def test_a_finished_fragment_that_is_torn_is_collected_anew(tmp_path):
     zero(feed.buffer, torn.slot, 3)
     feed = processes(tmp_path, learner, 2, 2, resume=saved)
     try:
-        assert torn.uid not in feed.ledger.fragments and {f.uid for f in ready[1:]} <= feed.ledger.fragments.keys()
+        assert (
+            torn.uid not in feed.ledger.fragments
+            and {f.uid for f in ready[1:]} <= feed.ledger.fragments.keys()
+        )
         train(learner, feed, 3)
     finally:
         feed.close()
@@ -304,9 +318,13 @@ def test_groups_in_lanes_are_vouched_for_as_far_as_each_member_has_come(k):
     mark = digest(columns, made)
     for t in range(len(columns[k])):
         for m in range(len(made)):
-            here = columns[k][t, m:m + 1].view(np.uint8).reshape(-1)[-1:]
+            here = columns[k][t, m : m + 1].view(np.uint8).reshape(-1)[-1:]
             here ^= 1
-            inside = t < made[m] and columns["done"][t, m] if last else t < made[m] + (k.startswith("obs/") and made[m] > 0)
+            inside = (
+                t < made[m] and columns["done"][t, m]
+                if last
+                else t < made[m] + (k.startswith("obs/") and made[m] > 0)
+            )
             assert (digest(columns, made) != mark) == bool(inside), (t, m)
             here ^= 1
 

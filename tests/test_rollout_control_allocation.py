@@ -1,4 +1,5 @@
-"""How many episodes and how long: budgets are met, tables of the papers reproduced, optima compared with searches."""
+"""How many episodes and how long: budgets are met, tables of the papers reproduced, optima compared with
+searches."""
 
 import math
 
@@ -11,12 +12,17 @@ from robo_rl.rollout_control import rollout_gdro as gdro
 
 # ---- DAPO
 
+
 def test_members_that_are_not_valid_do_not_make_a_group_mixed():
     outcome = np.array([[1.0, 1, 0], [1, 0, 0]])
-    assert a.flat_groups(outcome, np.array([[True, True, False], [True, True, False]])).tolist() == [True, False]
+    assert a.flat_groups(outcome, np.array([[True, True, False], [True, True, False]])).tolist() == [
+        True,
+        False,
+    ]
 
 
 # ---- Reinforce-Ada
+
 
 def test_the_two_rules_of_reinforce_ada_end_a_task_where_they_say():
     good, made = np.array([0, 1, 2, 6]), np.array([8, 8, 8, 8])
@@ -44,6 +50,7 @@ def test_what_is_picked_is_half_and_half_as_far_as_there_are_any(good):
 
 # ---- XRPO
 
+
 def test_quantiles_of_students_t_are_those_of_the_tables():
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 30: 2.042, 1000: 1.962}
     got = a.t_quantile(np.array(list(table), float))
@@ -58,6 +65,7 @@ def test_xrpo_gives_more_to_uncertain_tasks_and_to_rarely_played_ones():
 
 
 # ---- DARS
+
 
 def test_dars_reproduces_its_table_for_eight_first_episodes():
     rate = np.arange(5) / 8
@@ -79,6 +87,7 @@ def test_harder_tasks_get_more_of_dars():
 
 
 # ---- DUET
+
 
 def test_duet_spends_its_steps_within_its_bounds_at_one_price():
     rng = np.random.default_rng(0)
@@ -106,10 +115,15 @@ def test_no_other_plan_of_as_many_steps_has_less_variance_than_duets():
 
 # ---- TRACE
 
+
 def test_the_probability_of_a_mixed_group_is_that_of_counting():
     x = np.random.default_rng(0).random((200_000, 5)) < 0.2
     assert float(a.mixed(5, 0.2)) == pytest.approx((x.any(1) & ~x.all(1)).mean(), abs=0.005)
-    assert float(a.mixed(1, 0.3)) == pytest.approx(0) and float(a.mixed(8, 0.0)) == 0 and float(a.mixed(8, 1.0)) == 0
+    assert (
+        float(a.mixed(1, 0.3)) == pytest.approx(0)
+        and float(a.mixed(8, 0.0)) == 0
+        and float(a.mixed(8, 1.0)) == 0
+    )
 
 
 def test_trace_gives_nothing_to_certain_starts_and_begins_at_one_half():
@@ -125,7 +139,11 @@ def test_the_greedy_plan_of_trace_is_the_best_of_all_plans():
     for _ in range(20):
         p, budget = rng.uniform(0.05, 0.95, 3), 9
         got = 1 + a.trace_allocate(p, np.ones(3), np.ones(3, np.int64), budget, 100)
-        plans = [np.array([1 + i, 1 + j, 1 + budget - i - j]) for i in range(budget + 1) for j in range(budget + 1 - i)]
+        plans = [
+            np.array([1 + i, 1 + j, 1 + budget - i - j])
+            for i in range(budget + 1)
+            for j in range(budget + 1 - i)
+        ]
         assert a.mixed(got, p).sum() == pytest.approx(max(a.mixed(n, p).sum() for n in plans), abs=1e-12)
 
 
@@ -136,6 +154,7 @@ def test_dear_starts_get_less_of_trace_and_its_steps_last():
 
 # ---- BroRL
 
+
 def test_groups_become_broad_on_a_plateau_below_one():
     assert a.broad_group(np.full(20, 0.4), 8, 128) == 128
     assert a.broad_group(np.linspace(0.2, 0.6, 20), 8, 128) == 8
@@ -144,6 +163,7 @@ def test_groups_become_broad_on_a_plateau_below_one():
 
 # ---- Rollout-GDRO
 
+
 def test_the_plan_spends_exactly_its_budget_and_is_the_best_of_all():
     rng = np.random.default_rng(0)
     for _ in range(10):
@@ -151,8 +171,13 @@ def test_the_plan_spends_exactly_its_budget_and_is_the_best_of_all():
         budget = 4 * int(groups.sum())
         plan = gdro.best_plan(worth, groups, budget, low)
         assert groups @ plan == budget
-        every = [(i, j, k) for i in range(5) for j in range(5) for k in range(5)
-                 if groups @ (np.array([i, j, k]) + low) == budget]
+        every = [
+            (i, j, k)
+            for i in range(5)
+            for j in range(5)
+            for k in range(5)
+            if groups @ (np.array([i, j, k]) + low) == budget
+        ]
         best = max(sum(groups[b] * worth[b, c] for b, c in enumerate(cs)) for cs in every)
         assert sum(groups[b] * worth[b, plan[b] - low] for b in range(3)) == pytest.approx(best)
 

@@ -1,4 +1,5 @@
-"""Group estimators and offline weights: definitions, degenerate cases, unbiasedness on a bandit, gradients by differences."""
+"""Group estimators and offline weights: definitions, degenerate cases, unbiasedness on a bandit, gradients by
+differences."""
 
 from dataclasses import replace
 
@@ -68,10 +69,13 @@ def test_groups_of_even_size_have_no_median_member():
 
 # ---- GDPO
 
+
 def test_one_reward_of_gdpo_is_grpo_and_then_whitening_of_the_batch():
     torch.manual_seed(0)
     x = torch.randn(6, 8)
-    assert torch.allclose(gdpo(x[..., None], torch.ones(1))[0], whiten(group_advantage(x, "grpo", 1e-4)), atol=1e-3)
+    assert torch.allclose(
+        gdpo(x[..., None], torch.ones(1))[0], whiten(group_advantage(x, "grpo", 1e-4)), atol=1e-3
+    )
 
 
 def test_rewards_that_add_up_alike_are_told_apart():
@@ -97,6 +101,7 @@ def test_a_constant_reward_adds_nothing_and_a_weight_of_zero_removes_a_reward_bi
 
 # ---- FAPO
 
+
 def test_without_a_penalty_flawed_successes_are_clean_ones():
     success, flawed = torch.tensor([1.0, 1, 0, 0]), torch.tensor([False, True, False, True])
     assert flawed_reward(success, flawed, 0.0).tolist() == [1, 1, -1, -1]
@@ -111,10 +116,12 @@ def test_a_flawed_success_is_good_among_failures_and_bad_among_clean_successes()
 
 # ---- iStar
 
+
 def test_rewards_of_decisions_add_up_to_the_log_ratio_of_the_episode():
     torch.manual_seed(0)
     logp, ref = torch.randn(7, 3), torch.randn(7, 3)
-    assert torch.allclose(implicit_rewards(logp, ref).sum(0), 0.05 * (logp.sum(0) - ref.sum(0)), atol=1e-6)  # the paper's beta
+    # the paper's beta
+    assert torch.allclose(implicit_rewards(logp, ref).sum(0), 0.05 * (logp.sum(0) - ref.sum(0)), atol=1e-6)
     assert torch.allclose(implicit_rewards(logp, ref, 2.0).sum(0), 2 * (logp.sum(0) - ref.sum(0)), atol=1e-6)
     assert not implicit_rewards(ref, ref).any()
 
@@ -130,7 +137,9 @@ def test_where_the_two_policies_are_equal_the_advantage_is_that_of_the_episode()
 def test_steps_are_centred_over_all_decisions_of_the_group_and_not_over_the_first_members_alone():
     steps, mask = torch.tensor([[[1.0, 4.0]], [[2.0, 9.0]]]), torch.tensor([[[True, True]], [[True, False]]])
     adv = step_and_episode(torch.zeros(1, 2), steps, mask)
-    assert torch.allclose(adv[:, 0], torch.tensor([[1.0, 4.0], [2.0, 0.0]]) - torch.tensor([[7 / 3, 7 / 3], [7 / 3, 0.0]]))
+    assert torch.allclose(
+        adv[:, 0], torch.tensor([[1.0, 4.0], [2.0, 0.0]]) - torch.tensor([[7 / 3, 7 / 3], [7 / 3, 0.0]])
+    )
     assert adv[mask].sum().abs() < 1e-5 and adv[1, 0, 1] == 0
 
 
@@ -145,7 +154,11 @@ def test_every_group_has_a_mean_of_its_own_and_one_decision_is_its_own_mean():
         for q in range(3):
             for i in range(2):
                 live = steps[:, q][mask[:, q]]
-                want = float(outcome[q, i] - outcome[q].mean() + 0.5 * (steps[t, q, i] - live.mean())) if mask[t, q, i] else 0.0
+                want = (
+                    float(outcome[q, i] - outcome[q].mean() + 0.5 * (steps[t, q, i] - live.mean()))
+                    if mask[t, q, i]
+                    else 0.0
+                )
                 assert float(adv[t, q, i]) == pytest.approx(want, abs=1e-6)
 
 
@@ -164,11 +177,14 @@ def test_only_starts_with_both_outcomes_make_pairs_and_learning_from_them_finds_
     for _ in range(50):
         loss = losses.preference(theta[pairs[:, 0]], theta[pairs[:, 1]], 1.0)
         theta = (theta - torch.autograd.grad(loss, theta)[0]).detach().requires_grad_()
-    assert float(loss.detach()) < float(before.detach()) and float(before.detach()) == pytest.approx(np.log(2))
+    assert float(loss.detach()) < float(before.detach()) and float(before.detach()) == pytest.approx(
+        np.log(2)
+    )
     assert theta[0] > theta[1] < theta[2]
 
 
 # ---- DPH-RL
+
 
 @pytest.mark.parametrize("kind", ["forward_kl", "js", "alpha"])
 def test_a_policy_that_did_not_change_has_no_divergence_and_no_gradient_in_expectation(kind):
@@ -188,8 +204,11 @@ def test_a_divergence_is_what_its_sum_over_outcomes_says_and_grows_with_the_dist
         p = (p0.log() + shift * torch.tensor([1.0, 0, -1])).softmax(0)
         value = float(losses.rehearsal(p.log()[samples], p0.log()[samples], kind))
         m, a = (p + p0) / 2, 0.2
-        want = {"forward_kl": (p0 * (p0 / p).log()).sum(), "js": (p * (p / m).log() + p0 * (p0 / m).log()).sum(),
-                "alpha": ((p0**a * p ** (1 - a)).sum() - 1) / (a * (a - 1))}[kind]
+        want = {
+            "forward_kl": (p0 * (p0 / p).log()).sum(),
+            "js": (p * (p / m).log() + p0 * (p0 / m).log()).sum(),
+            "alpha": ((p0**a * p ** (1 - a)).sum() - 1) / (a * (a - 1)),
+        }[kind]
         assert value == pytest.approx(float(want), abs=1e-6)
         values.append(value)
     assert values == sorted(values) and values[0] == pytest.approx(0, abs=1e-9)
@@ -204,6 +223,7 @@ def test_unknown_divergences_are_refused_with_the_known_ones():
 
 # ---- POISE
 
+
 def test_the_baseline_of_an_episode_does_not_depend_on_what_the_episode_did():
     torch.manual_seed(0)
     features, outcome = torch.randn(12, 4), torch.rand(6, 2)
@@ -216,7 +236,9 @@ def test_the_baseline_of_an_episode_does_not_depend_on_what_the_episode_did():
     again = CrossedBaseline()
     again.load_state_dict(state)
     second = outcome - again.advantage(other, outcome)
-    assert torch.allclose(first[:, 0], second[:, 0], atol=1e-6) and not torch.allclose(first[:, 1], second[:, 1], atol=1e-3)
+    assert torch.allclose(first[:, 0], second[:, 0], atol=1e-6) and not torch.allclose(
+        first[:, 1], second[:, 1], atol=1e-3
+    )
 
 
 def test_a_group_is_judged_by_a_probe_that_has_not_seen_it():
@@ -232,7 +254,8 @@ def test_a_probe_without_information_is_reinforce_with_a_constant_baseline():
 
 
 def test_the_probe_lowers_the_variance_where_starts_differ_and_the_gradient_stays_unbiased():
-    """A bandit: start s has success sigmoid(s) for action 1 and less for action 0; features show s with noise."""
+    """A bandit: start s has success sigmoid(s) for action 1 and less for action 0; features show s with
+    noise."""
     torch.manual_seed(0)
     probe, q = CrossedBaseline(), 4000
     theta, grads, plain = 0.3, [], []
@@ -255,9 +278,13 @@ def test_the_probe_lowers_the_variance_where_starts_differ_and_the_gradient_stay
 
 def test_features_are_the_contexts_of_the_first_and_the_last_decision():
     context = torch.arange(24.0).view(4, 3, 2)
-    mask = torch.tensor([[True, True, True], [True, True, False], [True, False, False], [False, False, False]])
+    mask = torch.tensor(
+        [[True, True, True], [True, True, False], [True, False, False], [False, False, False]]
+    )
     got = episode_features(context, mask)
-    assert torch.equal(got, torch.cat([context[0], torch.stack([context[2, 0], context[1, 1], context[0, 2]])], 1))
+    assert torch.equal(
+        got, torch.cat([context[0], torch.stack([context[2, 0], context[1, 1], context[0, 2]])], 1)
+    )
     assert mean_of_others(torch.tensor([[1.0, 2.0, 6.0]])).tolist() == [[4.0, 3.5, 1.5]]
 
 
@@ -266,7 +293,9 @@ def test_features_are_the_contexts_of_the_first_and_the_last_decision():
 
 def learner_of(advantage, group, n):
     env = PointReach(n, limit=12)
-    policy = make_policy(PolicyOptions(hidden=32, layers=2, horizon=4, execute=4), ObsSpec(state=4, action=2), 0)
+    policy = make_policy(
+        PolicyOptions(hidden=32, layers=2, horizon=4, execute=4), ObsSpec(state=4, action=2), 0
+    )
     options = PiRlOptions(decisions=0, epochs=1, minibatch=256, gamma=0.95, advantage=advantage, group=group)
     return pi_rl.make(policy, options, 0), Collector(env, policy, 0.95, 0)
 

@@ -1,4 +1,5 @@
-"""Samplers of starts and tasks: figures and degenerate cases of their papers, what they choose, and that they go on exactly."""
+"""Samplers of starts and tasks: figures and degenerate cases of their papers, what they choose, and that they
+go on exactly."""
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ P = np.clip(np.linspace(-0.5, 1.5, K), 0, 1)  # a quarter of the arms never succ
 
 
 def rounds(sampler, count, n=16, repeats=4, seed=5, p=P):
-    """Play `count` rounds of n arms, each `repeats` times, against Bernoulli arms -> how often each arm was proposed."""
+    """Play `count` rounds of n arms, each `repeats` times, against Bernoulli arms -> how often each arm was
+    proposed."""
     rng, played = np.random.default_rng(seed), np.zeros(K)
     for _ in range(count):
         arms = np.repeat(sampler.propose(n), repeats)
@@ -101,11 +103,13 @@ def test_success_is_predicted_from_the_first_observation(name):
 
 # ---- uniform
 
+
 def test_uniform_plays_every_arm_equally_often():
     assert (np.bincount(samplers.RoundRobin(7).propose(70), minlength=7) == 10).all()
 
 
 # ---- VADE
+
 
 def test_vade_reproduces_the_numbers_of_the_papers_figure():
     sampler = samplers.Vade(2)
@@ -127,6 +131,7 @@ def test_an_arm_that_vade_does_not_play_keeps_its_mean_and_becomes_less_certain(
     def variance():
         a, b = sampler.a[1], sampler.b[1]
         return a * b / (a + b) ** 2 / (a + b + 1)
+
     before = variance()
     for _ in range(50):
         sampler.observe(np.zeros(1, np.int64), np.ones(1))
@@ -154,6 +159,7 @@ def test_arms_that_were_solved_return_to_play_when_they_are_unlearnt():
 
 # ---- MoPPS
 
+
 def test_mopps_without_forgetting_is_the_conjugate_posterior():
     sampler = samplers.Mopps(2, lam=1.0)
     for s in ([1, 1, 0], [0, 0, 1]):
@@ -175,6 +181,7 @@ def test_mopps_takes_the_arms_nearest_to_its_target_where_it_is_certain():
 
 
 # ---- DPS
+
 
 def test_columns_of_the_transitions_sum_to_one():
     sampler = MAKE["dps"]()
@@ -201,6 +208,7 @@ def test_dps_learns_that_arms_go_from_failure_over_partial_success_to_solved():
 
 # ---- SFL
 
+
 def test_learnability_is_greatest_where_every_second_episode_succeeds():
     p = np.linspace(0, 1, 101)
     assert p[samplers.learnability(p).argmax()] == 0.5
@@ -222,6 +230,7 @@ def test_sfl_plays_its_buffer_in_its_share_of_the_episodes():
 
 
 # ---- Prompt-GDRO
+
 
 def test_shares_of_bins_sum_to_one_and_none_falls_below_its_floor():
     sampler = MAKE["prompt_gdro"]()
@@ -252,6 +261,7 @@ def test_edges_that_do_not_rise_are_refused():
 
 # ---- mixtures of tasks
 
+
 def test_rule_reasoner_gives_the_tasks_the_weights_of_its_equation():
     sampler = mixtures.RuleReasoner(3, period=1)
     sampler.observe(np.array([0, 0, 1]), np.array([1.0, 1.0, 0.0]))
@@ -272,11 +282,14 @@ def test_weights_of_rule_reasoner_stay_for_a_period():
 
 def test_the_surrogate_of_mixtures_is_recovered_from_runs_and_its_best_mixture_found():
     rng = np.random.default_rng(0)
-    true = np.array([1.0, 0.8, 0.2, -1.0, 0.9, 0.0, -0.9, 0.1, -0.3])  # 3 linear, then pairs 00 01 02 11 12 22
+    # 3 linear, then pairs 00 01 02 11 12 22
+    true = np.array([1.0, 0.8, 0.2, -1.0, 0.9, 0.0, -0.9, 0.1, -0.3])
     mix = rng.dirichlet(np.ones(3), 60)
     found = mixtures.fit_mixtures(mix, mixtures.quadratic_terms(mix) @ true, ridge=1e-9)
     fresh = rng.dirichlet(np.ones(3), 20)
-    assert np.allclose(mixtures.quadratic_terms(fresh) @ found, mixtures.quadratic_terms(fresh) @ true, atol=1e-5)
+    assert np.allclose(
+        mixtures.quadratic_terms(fresh) @ found, mixtures.quadratic_terms(fresh) @ true, atol=1e-5
+    )
     best = mixtures.best_mixture(true, 3)
     grid = rng.dirichlet(np.ones(3), 20_000)
     score = mixtures.quadratic_terms(grid) @ true
@@ -290,6 +303,7 @@ def test_a_surrogate_that_bends_upwards_has_its_best_mixture_at_a_corner():
 
 
 # ---- predictors
+
 
 def test_attention_returns_the_reference_that_a_query_equals():
     rng = np.random.default_rng(0)
@@ -333,6 +347,7 @@ def test_the_loss_of_v0_is_that_of_its_definition():
 
 
 # ---- late evidence
+
 
 @pytest.mark.parametrize("make, decay", [(lambda: samplers.Vade(1), 0.2), (lambda: samplers.Mopps(1), 0.5)])
 def test_evidence_of_older_weights_counts_less_by_the_decay_for_each_version(make, decay):

@@ -1,4 +1,5 @@
-"""Rollouts of earlier updates in an update: they come back bit for bit, in their share, no older than they may be, and are told apart."""
+"""Rollouts of earlier updates in an update: they come back bit for bit, in their share, no older than they
+may be, and are told apart."""
 
 from dataclasses import replace
 
@@ -31,7 +32,9 @@ def collect(collector, learner, version, seed=0):
     if o.advantage == "gae":
         return collector.collect(learner.sampler, o.decisions, version=version)
     rng = np.random.default_rng(seed)
-    r = collector.episodes(learner.sampler, np.repeat(rng.integers(0, 2**31, n // o.group), o.group), version=version)
+    r = collector.episodes(
+        learner.sampler, np.repeat(rng.integers(0, 2**31, n // o.group), o.group), version=version
+    )
     return replace(r, outcome=torch.from_numpy(rng.random(n).astype(np.float32)))
 
 
@@ -39,7 +42,9 @@ def rollouts(name, count, **kw):
     """So many rollouts of a learner that does not move, each of a version of its own."""
     learner = make(name, **kw)
     collector = collector_of(learner)
-    return learner, [columns_of(collect(collector, learner, v, seed=v), torch.arange(16)) for v in range(count)]
+    return learner, [
+        columns_of(collect(collector, learner, v, seed=v), torch.arange(16)) for v in range(count)
+    ]
 
 
 def same(a, b, at):
@@ -65,10 +70,15 @@ def test_what_is_replayed_is_bit_for_bit_what_was_played(name):
     at = [9, 2, 3, 15]
     picked = columns_of(old, torch.tensor(at))
     same(picked, old, at)
-    longer = replace(new, **{k: getattr(new, k)[:2] for k in OVER_TIME if not isinstance(getattr(new, k), dict)},
-                     obs={k: v[:2] for k, v in new.obs.items()}, trace={k: v[:2] for k, v in new.trace.items()},
-                     final_obs={k: v[:len(new.done[:2].nonzero())] for k, v in new.final_obs.items()})
-    both = side_by_side(longer, picked) if name != "ppo" else side_by_side(new, picked)  # groups are whole episodes of any length
+    longer = replace(
+        new,
+        **{k: getattr(new, k)[:2] for k in OVER_TIME if not isinstance(getattr(new, k), dict)},
+        obs={k: v[:2] for k, v in new.obs.items()},
+        trace={k: v[:2] for k, v in new.trace.items()},
+        final_obs={k: v[: len(new.done[:2].nonzero())] for k, v in new.final_obs.items()},
+    )
+    # groups are whole episodes of any length
+    both = side_by_side(longer, picked) if name != "ppo" else side_by_side(new, picked)
     same(both, old, at)
 
 
@@ -77,7 +87,7 @@ def test_a_batch_has_all_that_is_fresh_and_its_share_of_distinct_old_groups_none
     replay = RolloutReplay(0.6, 2, 8, seed=1)
     for v, r in enumerate(made):
         batch = replay.compose(r, v)
-        assert torch.equal(batch.logp[:len(r.logp), batch.fresh], r.logp)
+        assert torch.equal(batch.logp[: len(r.logp), batch.fresh], r.logp)
         want = min(3, 2 * min(v, 2))  # 2 fresh groups, 3 of 5 replayed, 4 are kept
         assert batch.replayed == 8 * want and (v == 0 or batch.version[0, 16:].min() >= v - 2)
         keys = batch.outcome.view(-1, 8)[:, 0].tolist()
@@ -116,7 +126,11 @@ def test_groups_whose_outcomes_are_alike_are_not_kept():
     assert replay.compose(other, 1).replayed == 8
 
 
-@pytest.mark.parametrize("options", [{"advantage": "gdpo"}, {"advantage": "grpo", "flawed": "steps=9"}, {"advantage": "grpo"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"advantage": "gdpo"}, {"advantage": "grpo", "flawed": "steps=9"}, {"advantage": "grpo"}],
+    ids=str,
+)
 def test_groups_alike_in_their_return_are_kept_where_another_reward_may_tell_them_apart(options):
     learner, (r,) = rollouts("pi_rl sde grpo", 1, **options)
     r.outcome[:] = 1.0
@@ -128,12 +142,15 @@ def test_groups_alike_in_their_return_are_kept_where_another_reward_may_tell_the
 @pytest.mark.parametrize("correction", [c for c in CORRECTIONS if c not in ("none", "vtrace")])
 @pytest.mark.parametrize("name", NAMES)
 def test_fresh_rows_have_ratio_one_and_replayed_ones_are_told_apart(name, correction):
-    learner = make(name, correction=correction, replay=0.5, replay_age=3, minibatch=10_000, clip_low=0.5, clip_high=0.5)
+    learner = make(
+        name, correction=correction, replay=0.5, replay_age=3, minibatch=10_000, clip_low=0.5, clip_high=0.5
+    )
     collector = collector_of(learner)
     for v in range(3):
         told = learner.update(collect(collector, learner, v, seed=v), 0.5, version=v)
         assert told["first_log_ratio"] < 2e-5
-        assert "ess_frac" not in told and "staleness_max" not in told  # nothing fresh is stale: no bound steps down
+        # nothing fresh is stale: no bound steps down
+        assert "ess_frac" not in told and "staleness_max" not in told
     assert 1 <= told["replayed_staleness_max"] <= 2 and 0 < told["replayed_ess_frac"] <= 1.0
 
 
@@ -187,26 +204,45 @@ def test_a_learner_with_replay_goes_on_bit_for_bit_from_a_checkpoint(name, tmp_p
                 collector.set_state(state["c"])
             learner.update(collect(collector, learner, v, seed=v), 0.5, version=v)
         return weights(learner)
+
     assert torch.equal(run(None), run(tmp_path))
 
 
 def test_no_replay_is_bit_for_bit_the_plain_update():
     learner, (r, *_) = rollouts("ppo", 1)
-    assert RolloutReplay(0.0, 4, 1, 0).compose(r, 0) is r and not learner.replay.kept and "replay" not in learner.state_dict()
+    assert (
+        RolloutReplay(0.0, 4, 1, 0).compose(r, 0) is r
+        and not learner.replay.kept
+        and "replay" not in learner.state_dict()
+    )
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"advantage": "poise"}, "probe"), ({"advantage": "tree"}, "tree"), ({"proximal": "ewma"}, "recompute or snapshot"),
-    ({"advantage": "grpo", "allocate": "refill"}, "rl.allocate"), ({"replay_age": 0}, "replay_age"), ({"replay": 0.95}, r"\[0, 0.9\]")],
-    ids=str)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"advantage": "poise"}, "probe"),
+        ({"advantage": "tree"}, "tree"),
+        ({"proximal": "ewma"}, "recompute or snapshot"),
+        ({"advantage": "grpo", "allocate": "refill"}, "rl.allocate"),
+        ({"replay_age": 0}, "replay_age"),
+        ({"replay": 0.95}, r"\[0, 0.9\]"),
+    ],
+    ids=str,
+)
 def test_replay_that_makes_no_sense_is_refused_with_the_remedy(options, words):
     with pytest.raises(UserError, match=words):
         PpoOptions(**{"replay": 0.5} | options)
 
 
-@pytest.mark.parametrize("options", [{"share": "x"}, {"learners": 2}, {"dream": 0.5}, {"periodic": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"share": "x"}, {"learners": 2}, {"dream": 0.5}, {"periodic": 2}], ids=str
+)
 def test_a_run_that_cannot_replay_says_so(options):
-    rl = PpoOptions(replay=0.5, epochs=1, **{} if options in ({"dream": 0.5}, {"learners": 2}) else {"advantage": "grpo", "decisions": 0})
+    rl = PpoOptions(
+        replay=0.5,
+        epochs=1,
+        **{} if options in ({"dream": 0.5}, {"learners": 2}) else {"advantage": "grpo", "decisions": 0},
+    )
     with pytest.raises(UserError, match="--rl.replay goes without"):
         parallel.check(TrainConfig(task="reach", algo="ppo", rl=rl, workers=0, **options))
 
@@ -230,8 +266,12 @@ def test_methods_with_a_ratio_learn_with_replay_in_every_batch():
 @pytest.mark.timeout(3600)  # twenty runs
 def test_replayed_rollouts_teach_sooner_where_they_are_corrected_and_hinder_where_they_are_not(tmp_path):
     data, seeds = demonstrations(tmp_path, 6), range(5)
-    cases = {"none": {}, "none, twice the epochs": {"epochs": 2 * METHODS["ppo"][1].epochs}, "decoupled": {"replay": 0.5},
-             "as they were": {"replay": 0.5, "correction": "none"}}
+    cases = {
+        "none": {},
+        "none, twice the epochs": {"epochs": 2 * METHODS["ppo"][1].epochs},
+        "decoupled": {"replay": 0.5},
+        "as they were": {"replay": 0.5, "correction": "none"},
+    }
     won = {name: [int(learn(data, seed, 0, rounds=6, **kw)) for seed in seeds] for name, kw in cases.items()}
     print("\n" + "\n".join(f"{name}: {wins} of 200 after 6 updates" for name, wins in won.items()))
     assert sum(won["decoupled"]) > sum(won["none"]) + 40, won  # measured 445 against 337 of 1000

@@ -10,14 +10,18 @@ from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.wire import connect, ros_transport
 
 BROKEN = {  # what a package of another Python does when it is imported
-    "extension": "from rclpy._rclpy_pybind11 import Context\n", "syntax": "match x:\n  case\n",
+    "extension": "from rclpy._rclpy_pybind11 import Context\n",
+    "syntax": "match x:\n  case\n",
     "library": "raise OSError('libyaml.so: no such file')",
-    "runtime": "raise RuntimeError('The C extension was built for\\nPython 3.10')"}
+    "runtime": "raise RuntimeError('The C extension was built for\\nPython 3.10')",
+}
 
 
 @pytest.fixture
 def sourced(monkeypatch, tmp_path):
-    """source(text): as after `source /opt/ros/humble/setup.bash` where rclpy is this text; None: ROS without rclpy."""
+    """source(text): as after `source /opt/ros/humble/setup.bash` where rclpy is this text; None: ROS without
+    rclpy."""
+
     def source(text):
         for name in [n for n in sys.modules if n.split(".")[0] == "rclpy" or n == "controllers.ros"]:
             monkeypatch.delitem(sys.modules, name)
@@ -30,6 +34,7 @@ def sourced(monkeypatch, tmp_path):
         monkeypatch.setenv("PYTHONPATH", str(packages))
         monkeypatch.setenv("ROBO_RL_TRANSPORT", "")
         monkeypatch.syspath_prepend(str(packages))
+
     yield source
     sys.modules.pop("controllers.ros", None)
     for name in [n for n in sys.modules if n.split(".")[0] == "rclpy"]:
@@ -42,7 +47,10 @@ def test_dds_is_taken_with_one_line_where_rclpy_does_not_load(sourced, text):
     said = []
     assert ros_transport(said.append) is None
     [line] = said
-    assert line.startswith("ROS humble is sourced, but its rclpy does not load in Python 3.") and "\n" not in line
+    assert (
+        line.startswith("ROS humble is sourced, but its rclpy does not load in Python 3.")
+        and "\n" not in line
+    )
     assert line.endswith("DDS without ROS is used")
 
 
@@ -63,7 +71,9 @@ def test_who_asks_for_one_transport_gets_it_or_is_told(sourced, monkeypatch):
     monkeypatch.setenv("ROBO_RL_TRANSPORT", "dds")
     assert ros_transport(said.append) is None and not said
     monkeypatch.setenv("ROBO_RL_TRANSPORT", "rclpy")
-    with pytest.raises(MissingDependency, match=r"rclpy does not load in this Python \(libyaml.so: no such file\): source"):
+    with pytest.raises(
+        MissingDependency, match=r"rclpy does not load in this Python \(libyaml.so: no such file\): source"
+    ):
         ros_transport(said.append)
     monkeypatch.setenv("ROBO_RL_TRANSPORT", "zenoh")
     with pytest.raises(UserError, match="unknown ROBO_RL_TRANSPORT 'zenoh'"):

@@ -44,19 +44,55 @@ def build(n):
 def local(learner, workers=1, staleness=0, seed=0, group=0, env=build):
     def make(i, refresh):
         n = N // workers + (i < N % workers)
-        return Worker(i, Collector(env(n), learner.policy, 0.99, seed, i), learner.policy, refresh, staleness, True, group)
+        return Worker(
+            i,
+            Collector(env(n), learner.policy, 0.99, seed, i),
+            learner.policy,
+            refresh,
+            staleness,
+            True,
+            group,
+        )
+
     return InProcessFeed(workers, make, N if group else N * T, staleness, T, seed)
 
 
-def processes(folder, learner, workers=1, staleness=0, resume=None, env=build, hang=60.0, served=False, back_off=BACK_OFF):
+def processes(
+    folder,
+    learner,
+    workers=1,
+    staleness=0,
+    resume=None,
+    env=build,
+    hang=60.0,
+    served=False,
+    back_off=BACK_OFF,
+):
     jobs, layouts, sizes = [], [], []
     for i in range(workers):
         n = N // workers + (i < N % workers)
         sizes.append(n)
-        jobs.append(Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder,
-                        folder / "weights.bin", served=served))
+        jobs.append(
+            Job(
+                i,
+                env,
+                n,
+                learner.policy.options,
+                SPEC,
+                0.99,
+                0,
+                staleness,
+                True,
+                0,
+                folder,
+                folder / "weights.bin",
+                served=served,
+            )
+        )
         layouts.append(Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy))
-    return WorkerPoolFeed(folder, ProcessPool(jobs, learner.policy, hang, back_off), sizes, layouts, N * T, T, staleness, resume)
+    return WorkerPoolFeed(
+        folder, ProcessPool(jobs, learner.policy, hang, back_off), sizes, layouts, N * T, T, staleness, resume
+    )
 
 
 def train(learner, feed, updates, each=lambda i, feed: None):
@@ -84,12 +120,15 @@ def taken_uids(feed):
         chosen = take()
         uids.extend(f.uid for f in chosen or ())
         return chosen
+
     feed.ledger.take = remember
     return uids
 
 
 def weights(learner):
-    return torch.cat([p.detach().flatten() for m in (learner.policy, learner.credit.critic) for p in m.parameters()])
+    return torch.cat(
+        [p.detach().flatten() for m in (learner.policy, learner.credit.critic) for p in m.parameters()]
+    )
 
 
 def plain(updates, **kw):
@@ -103,7 +142,8 @@ def plain(updates, **kw):
     return weights(learner)
 
 
-# ---- batches -----------------------------------------------------------------------------------------------------
+# ---- batches -----------------------------------------------------------------------------------------------
+
 
 def columns_of(decisions, seed, version=0):
     learner = make_learner()
@@ -116,16 +156,20 @@ def columns_of(decisions, seed, version=0):
 
 def test_a_short_fragment_beside_a_long_one_has_the_advantages_it_has_alone():
     from robo_rl.advantages import gae
+
     learner, short = columns_of(3, 1)
     _, long = columns_of(7, 2)
     alone, both = rollout_of([(short, 3)]), rollout_of([(short, 3), (long, 7)])
 
     def advantages(r):
         t, n = r.rewards.shape
-        values = learner.credit.values(learner.policy, {k: v.flatten(0, 1) for k, v in r.obs.items()}).view(t, n)
+        values = learner.credit.values(learner.policy, {k: v.flatten(0, 1) for k, v in r.obs.items()}).view(
+            t, n
+        )
         nxt = torch.cat([values[1:], learner.credit.values(learner.policy, r.last_obs)[None]])
         nxt[r.done] = learner.credit.values(learner.policy, r.final_obs)
         return gae(r.rewards, r.discounts, r.done, values, nxt, 0.95)[0]
+
     assert torch.allclose(advantages(both)[:3, :4], advantages(alone), atol=1e-6)
     assert not both.mask[3:, :4].any() and both.mask[:3, :4].all() and both.mask[:, 4:].all()
     assert torch.equal(advantages(both)[3:, :4], torch.zeros(4, 4))
@@ -141,7 +185,8 @@ def test_what_is_older_than_the_bound_is_masked_and_counted():
     assert sum(v for k, v in r.stats.items() if k.startswith("staleness/hist")) == pytest.approx(0.6)
 
 
-# ---- one process -------------------------------------------------------------------------------------------------
+# ---- one process -------------------------------------------------------------------------------------------
+
 
 def test_without_staleness_the_parameters_are_those_of_the_plain_loop_bit_for_bit():
     learner = make_learner()
@@ -165,9 +210,11 @@ def test_an_asynchronous_run_in_one_process_repeats_exactly_and_keeps_its_bound(
 def test_a_resumed_run_in_one_process_is_bit_identical(workers, staleness, group, tmp_path):
     def save(learner, feed):
         from robo_rl.checkpoint import pack, unpack
+
         tensors = {}
         tree = pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors)
         return unpack(tree, tensors)
+
     whole = make_learner(group)
     feed = local(whole, workers, staleness, group=group)
     train(whole, feed, 4)
@@ -206,6 +253,7 @@ def test_numbers_that_are_not_finite_never_reach_the_learner():
         def step(self, actions):
             obs, reward, *rest = super().step(actions)
             return obs, reward + (np.nan if self.t[0] == 5 else 0), *rest
+
     learner = make_learner()
     feed = local(learner, 2, 1, env=lambda n: (Broken if n else PointReach)(n, limit=12))
     with pytest.raises(UserError, match="not finite"):
@@ -213,9 +261,10 @@ def test_numbers_that_are_not_finite_never_reach_the_learner():
     assert torch.isfinite(weights(learner)).all() and feed.ledger.refused > 0
 
 
-# ---- processes ---------------------------------------------------------------------------------------------------
+# ---- processes ---------------------------------------------------------------------------------------------
 
-def test_a_worker_process_without_staleness_gives_the_parameters_of_the_plain_loop_and_so_does_one_that_is_killed(tmp_path):
+
+def test_a_worker_process_without_staleness_gives_the_plain_loops_parameters_even_if_it_is_killed(tmp_path):
     for kills in (False, True):
         learner = make_learner()
         feed = processes(tmp_path / str(kills), learner)
@@ -229,6 +278,7 @@ def test_a_worker_process_without_staleness_gives_the_parameters_of_the_plain_lo
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
                     killed += 1
+
         try:
             train(learner, feed, 6, kill if kills else lambda i, feed: None)
             assert feed.stats()["health/restarts"] >= killed - 1
@@ -248,6 +298,7 @@ def test_two_synchronous_workers_give_the_same_run_whatever_their_pace(tmp_path)
             process = feed.pool.processes[i % 2].process
             if i in (2, 3) and process is not None:
                 os.kill(process.pid, signal.SIGKILL)
+
         try:
             train(learner, feed, 5, kill if kills else lambda i, feed: None)
         finally:
@@ -269,6 +320,7 @@ def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_t
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
                 killed += 1
+
     try:
         seen = train(learner, feed, 24, kill)
         assert feed.ledger.taken == feed.ledger.version * N * T or feed.ledger.taken > 24 * N * T
@@ -298,19 +350,23 @@ def test_two_hundred_kills_of_workers_and_server_lose_nothing_and_recover_within
             while member.restarts == restarts:
                 time.sleep(0.002)
             train(learner, feed, 1)
-            while member.deaths:  # until its successor has finished a fragment: one that never does ends the run
+            # until its successor has finished a fragment: one that never does ends the run
+            while member.deaths:
                 train(learner, feed, 1)
             recoveries.append(time.monotonic() - began)
     finally:
         feed.close()
-    print(f"\n{len(recoveries)} kills, {feed.pool.restarts} restarts, recovery {np.mean(recoveries):.2f} s on average, "
-          f"{max(recoveries):.2f} s at most")
+    print(
+        f"\n{len(recoveries)} kills, {feed.pool.restarts} restarts, recovery {np.mean(recoveries):.2f} s on "
+        f"average, {max(recoveries):.2f} s at most"
+    )
     assert np.mean(recoveries) < 30 and len(set(uids)) == len(uids)
     assert max(uids) - len(uids) < 12  # every fragment was trained on or is still there
 
 
 def test_a_learner_that_dies_takes_the_same_batches_again_and_ends_in_the_same_weights(tmp_path):
     from robo_rl.checkpoint import pack, unpack
+
     learner = make_learner()
     feed = processes(tmp_path, learner)
     train(learner, feed, 3)
@@ -345,6 +401,7 @@ def test_a_policy_server_decides_for_all_workers_as_they_would_themselves_and_su
     def kill(i, feed):
         if i == 3:
             os.kill(feed.pool.processes[-1].process.pid, signal.SIGKILL)
+
     try:
         train(learner, feed, 6, kill)
         assert feed.pool.processes[-1].restarts == 1
@@ -367,12 +424,14 @@ def hanging(n):
         if os.path.exists("hang"):
             time.sleep(60)
         return step(actions)
+
     env.step = slow
     return env
 
 
 class Feverish(PointReach):
-    """A reward that is no number in the fifth step of env 0, as long as there is a file `ill`; with `once` in it, once."""
+    """A reward that is no number in the fifth step of env 0, as long as there is a file `ill`; with `once` in
+    it, once."""
 
     def __init__(self, ill, n):
         super().__init__(n, limit=12)
@@ -387,7 +446,9 @@ class Feverish(PointReach):
         return obs, reward, *rest
 
 
-def test_numbers_of_a_worker_process_that_are_not_finite_are_made_anew_and_end_the_run_if_they_go_on(tmp_path):
+def test_numbers_of_a_worker_process_that_are_not_finite_are_made_anew_and_end_the_run_if_they_go_on(
+    tmp_path,
+):
     learner, ill = make_learner(), tmp_path / "ill"
     feed = processes(tmp_path / "run", learner, env=functools.partial(Feverish, ill))
     try:
@@ -406,6 +467,7 @@ def test_numbers_of_a_worker_process_that_are_not_finite_are_made_anew_and_end_t
 def dying(marker, n):
     """An env whose worker dies once, after it saved its state and before it handed over what it made."""
     from robo_rl.runtime import worker
+
     save = worker._save
 
     def last(where, w):
@@ -413,6 +475,7 @@ def dying(marker, n):
         if w.last >= 0 and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
     worker._save = last
     return build(n)
 
@@ -441,6 +504,7 @@ def brittle(n):
         if next(calls) >= 100:
             raise RuntimeError(f"joint 3 lost its encoder in process {os.getpid()}")
         return step(actions)
+
     env.step = breaks
     return env
 
@@ -449,11 +513,19 @@ def test_an_error_that_comes_back_after_every_few_fragments_is_told_and_ends_the
     learner = make_learner()
     feed = processes(tmp_path, learner, env=brittle, back_off=(0.0, 0.1))
     try:
-        with pytest.raises(WorkerFailure, match=r"workers ended 6 times by the same error, which \d+ fragments escaped: Runtime.*joint 3"):
+        with pytest.raises(
+            WorkerFailure,
+            match=r"workers ended 6 times by the same error, which \d+ fragments escaped: Runtime.*joint 3",
+        ):
             train(learner, feed, 1000)
     finally:
         feed.close()
-    assert capfd.readouterr().err.count("warning: worker0 ended and is started anew: RuntimeError: joint 3 lost its encoder") == 1
+    assert (
+        capfd.readouterr().err.count(
+            "warning: worker0 ended and is started anew: RuntimeError: joint 3 lost its encoder"
+        )
+        == 1
+    )
 
 
 def test_an_error_that_is_rare_among_fragments_is_told_once_and_never_ends_the_run(capfd):
@@ -465,7 +537,9 @@ def test_an_error_that_is_rare_among_fragments_is_told_once_and_never_ends_the_r
         errors.finished += 9
         assert not errors.add("worker0", f"RuntimeError: cable {i}")
     errors.finished += 9
-    assert errors.add("worker0", "RuntimeError: cable 7").startswith("workers ended 6 times by the same error, which 45 fragments")
+    assert errors.add("worker0", "RuntimeError: cable 7").startswith(
+        "workers ended 6 times by the same error, which 45 fragments"
+    )
     assert capfd.readouterr().err.count("warning: worker0 ended") == 1
 
 
@@ -478,7 +552,9 @@ def test_errors_that_name_another_address_in_memory_are_the_same_error():
     assert said.startswith("workers ended 6 times by the same error")
 
 
-def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_with_its_last_words(tmp_path, monkeypatch):
+def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_with_its_last_words(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     learner = make_learner()
     feed = processes(tmp_path / "a", learner, env=hanging, hang=1.0)
@@ -492,7 +568,9 @@ def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_
                 train(learner, feed, 1)
             time.sleep(0.05)
         assert feed.pool.processes[0].restarts
-        assert "slow" in (tmp_path / "a" / "worker0.stack").read_text() or "slow" in feed.pool.processes[0].words
+        assert (
+            "slow" in (tmp_path / "a" / "worker0.stack").read_text() or "slow" in feed.pool.processes[0].words
+        )
         Path("hang").unlink()
         train(learner, feed, 2)
     finally:
@@ -505,7 +583,8 @@ def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_
         feed.close()
 
 
-# ---- slots and snapshots -----------------------------------------------------------------------------------------
+# ---- slots and snapshots -----------------------------------------------------------------------------------
+
 
 def test_slots_keep_what_was_written_and_refuse_a_full_disk(tmp_path, monkeypatch):
     learner = make_learner()
@@ -521,10 +600,12 @@ def test_slots_keep_what_was_written_and_refuse_a_full_disk(tmp_path, monkeypatc
     again = RolloutBuffer.create(tmp_path / "s.bin", [rows], T, 3)
     assert again.checksum(1, 0) == mark and again.sound(1, 0, T) == T
     assert torch.equal(rollout_of([(again.columns(1, 0), T)]).x0, before.x0)
-    assert RolloutBuffer.create(tmp_path / "s.bin", [rows], T, 4).checksum(1, 0) != mark  # another shape: made anew
+    # another shape: made anew
+    assert RolloutBuffer.create(tmp_path / "s.bin", [rows], T, 4).checksum(1, 0) != mark
 
     def full(fd, offset, size):
         raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UserError, match="the disk is full"):
         RolloutBuffer.create(tmp_path / "t.bin", [rows], T, 3)
@@ -541,7 +622,8 @@ def test_a_damaged_snapshot_reads_as_none(tmp_path):
     assert snapshot.load(tmp_path / "s") == {} == snapshot.load(tmp_path / "none")
 
 
-# ---- workers that join and leave ---------------------------------------------------------------------------------
+# ---- workers that join and leave ---------------------------------------------------------------------------
+
 
 def want(folder, n):
     (folder / "workers.json").write_text(f'{{"workers": {n}}}')

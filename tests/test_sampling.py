@@ -41,7 +41,11 @@ def test_the_ode_step_is_an_euler_step():
 
 @pytest.mark.parametrize("kind", ["ode", "sde", "cps"])
 def test_a_chain_that_is_given_the_clean_chunk_is_the_chain_of_its_velocity(kind):
-    table, clean, t = flow_table(6, kind, 0.4), action_table(flow_table(6, kind, 0.4)), flow_table(6, kind, 0.4).t
+    table, clean, t = (
+        flow_table(6, kind, 0.4),
+        action_table(flow_table(6, kind, 0.4)),
+        flow_table(6, kind, 0.4).t,
+    )
     x, x0 = torch.randn(6), torch.randn(6)
     assert torch.allclose(clean.a * x + clean.b * x0, table.a * x + table.b * (x - x0) / t, atol=1e-5)
     assert torch.equal(clean.s, table.s) and torch.equal(clean.t, t)
@@ -106,6 +110,7 @@ def test_the_diffusion_network_sees_the_time_of_the_step_it_is_asked_about(train
 
     def bar(t):  # the cosine schedule as a function of that time
         return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2 / math.cos(0.008 / 1.008 * math.pi / 2) ** 2
+
     want = torch.tensor([bar(float(t)) for t in table.t])
     assert torch.allclose(bars[1:], want[1:], atol=1e-5) and (k == train_steps or k == 1 or bars[0] < 0.01)
     assert torch.allclose(prev, torch.tensor([bar(float(t) - 1 / k) for t in table.t]), atol=1e-5)
@@ -129,7 +134,9 @@ def test_a_deterministic_step_has_log_density_zero_and_a_finite_gradient():
 
 def test_the_log_density_is_torch_distributions_one():
     x, mean, std = torch.randn(5), torch.randn(5), torch.rand(5) + 0.1
-    assert torch.allclose(gaussian_logp(x, mean, std), torch.distributions.Normal(mean, std).log_prob(x), atol=1e-5)
+    assert torch.allclose(
+        gaussian_logp(x, mean, std), torch.distributions.Normal(mean, std).log_prob(x), atol=1e-5
+    )
 
 
 def test_steps_that_are_not_executed_do_not_move_the_log_density():
@@ -140,7 +147,12 @@ def test_steps_that_are_not_executed_do_not_move_the_log_density():
 
 
 def test_the_mean_reduction_is_the_root_of_the_sums_ratio():
-    x, a, b, std = torch.randn(3, 6, 2), torch.randn(3, 6, 2), torch.randn(3, 6, 2), torch.full((3, 1, 1), 0.5)
+    x, a, b, std = (
+        torch.randn(3, 6, 2),
+        torch.randn(3, 6, 2),
+        torch.randn(3, 6, 2),
+        torch.full((3, 1, 1), 0.5),
+    )
     total = chunk_logp(x, a, std, 4, "sum") - chunk_logp(x, b, std, 4, "sum")
     mean = chunk_logp(x, a, std, 4, "mean") - chunk_logp(x, b, std, 4, "mean")
     assert torch.allclose(total / 8, mean, atol=1e-5)

@@ -1,4 +1,5 @@
-"""What moves with `progress`: whatever a log-prob depends on belongs to the version of the weights that acted."""
+"""What moves with `progress`: whatever a log-prob depends on belongs to the version of the weights that
+acted."""
 
 import copy
 from dataclasses import replace
@@ -92,7 +93,8 @@ def test_an_average_of_weights_carries_the_bound_and_the_statistics_of_its_versi
 
 
 def test_reinflow_with_its_distance_to_the_old_policy_resumes_bit_for_bit(tmp_path):
-    small = MOVING | {"w2_coef": 0.5, "minibatch": 64}  # at the first minibatch of an update that distance is 0
+    # at the first minibatch of an update that distance is 0
+    small = MOVING | {"w2_coef": 0.5, "minibatch": 64}
 
     def run(folder):
         learner = make("reinflow", **small)
@@ -111,13 +113,17 @@ def test_reinflow_with_its_distance_to_the_old_policy_resumes_bit_for_bit(tmp_pa
             learner.update(rollout, progress, version)
             learner.after_collect(rollout)
         return weights(learner)
+
     assert torch.equal(run(None), run(tmp_path))
 
 
 def test_nft_learns_against_the_very_weights_that_acted_while_they_move():
     policy_options, options = METHODS["nft"]
     from robo_rl.algos import nft
-    learner = nft.make(make_policy(policy_options, ObsSpec(state=4, action=2), 0), replace(options, critic_warmup=0), 0)
+
+    learner = nft.make(
+        make_policy(policy_options, ObsSpec(state=4, action=2), 0), replace(options, critic_warmup=0), 0
+    )
     collector, rng, used = collector_of(learner), np.random.default_rng(0), []
     velocity = learner.old.velocity
     learner.old.velocity = lambda *a: used.append(copy.deepcopy(learner.old.state_dict())) or velocity(*a)
@@ -132,6 +138,7 @@ def test_nft_learns_against_the_very_weights_that_acted_while_they_move():
 def test_a_run_that_begins_with_an_old_policy_explores_within_its_own_bounds(tmp_path):
     from robo_rl.experiment.config import TrainConfig
     from robo_rl.experiment.sft import first_policy
+
     options = PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, hidden=16, layers=2)
     spec = ObsSpec(state=4, action=2, action_names=("x", "y"))
     old = make_policy(options, spec, 0)
@@ -140,11 +147,13 @@ def test_a_run_that_begins_with_an_old_policy_explores_within_its_own_bounds(tmp
 
     class Env:
         from gymnasium.spaces import Box, Dict
+
         single_observation_space = Dict(state=Box(-1, 1, (4,)))
         single_action_space = Box(-1, 1, (2,))
 
         class spec:
             views, action_names, task = (), ("x", "y"), "reach"
+
     new = first_policy(TrainConfig(init=str(tmp_path / "c"), policy=replace(options, noise_max=0.16)), Env)
     assert float(new.noise.high) == pytest.approx(0.16)
     assert torch.equal(new.head.out.weight, old.head.out.weight)

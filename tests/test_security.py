@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from controllers.security import FILES, PLUG_INS, enclave, find_plug_ins, keys_of, loaded_library, security_xml
+from controllers.security import (
+    FILES,
+    PLUG_INS,
+    enclave,
+    find_plug_ins,
+    keys_of,
+    loaded_library,
+    security_xml,
+)
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.robot_keys import KeysOptions, make_keys
 
@@ -21,6 +29,7 @@ def plug_ins_or_skip():
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("cryptography", reason="needs robo_rl[security]")
     import cyclonedds.core  # noqa: F401  (it loads the library)
+
     try:
         find_plug_ins(loaded_library())
     except MissingDependency as e:
@@ -48,6 +57,7 @@ def test_a_keystore_has_an_enclave_for_each_node_and_private_keys_that_their_own
 def test_a_keystore_that_is_there_gets_new_nodes_and_keeps_the_old_ones(tmp_path):
     pytest.importorskip("cryptography", reason="needs robo_rl[security]")
     from cryptography import x509
+
     store = tmp_path / "keys"
     make_keys(KeysOptions(folder=str(store)))
     before = {p: p.read_bytes() for p in store.rglob("*") if p.is_file()}
@@ -56,7 +66,9 @@ def test_a_keystore_that_is_there_gets_new_nodes_and_keeps_the_old_ones(tmp_path
     assert make_keys(KeysOptions(folder=str(store), names=("arm", "laptop"))) == [store / "enclaves/laptop"]
     assert all(p.read_bytes() == data for p, data in before.items())
     authority = x509.load_pem_x509_certificate((store / "public/ca.cert.pem").read_bytes())
-    x509.load_pem_x509_certificate((store / "enclaves/laptop/cert.pem").read_bytes()).verify_directly_issued_by(authority)
+    x509.load_pem_x509_certificate(
+        (store / "enclaves/laptop/cert.pem").read_bytes()
+    ).verify_directly_issued_by(authority)
     (store / "private/ca.key.pem").unlink()
     with pytest.raises(UserError, match="has lost .*ca.key.pem"):
         make_keys(KeysOptions(folder=str(store), names=("tablet",)))
@@ -69,9 +81,15 @@ def test_a_keystore_is_there_whole_or_not_at_all_and_what_a_broken_one_has_lost_
     (tmp_path / "keys").mkdir()
     store, options = tmp_path / "keys", KeysOptions(folder=str(tmp_path / "keys"))
     assert len(make_keys(options)) == 2 and [p.name for p in tmp_path.iterdir()] == ["keys"]
-    assert (store / "public" / "identity_ca.cert.pem").read_bytes() == (store / "public" / "ca.cert.pem").read_bytes()
+    assert (store / "public" / "identity_ca.cert.pem").read_bytes() == (
+        store / "public" / "ca.cert.pem"
+    ).read_bytes()
     more = KeysOptions(folder=str(store), names=("laptop",))
-    for lost, says in (("public/ca.cert.pem", "has lost"), ("private/ca.key.pem", "has lost"), ("enclaves/governance.p7s", "has lost")):
+    for lost, says in (
+        ("public/ca.cert.pem", "has lost"),
+        ("private/ca.key.pem", "has lost"),
+        ("enclaves/governance.p7s", "has lost"),
+    ):
         kept = (store / lost).read_bytes()
         (store / lost).unlink()
         with pytest.raises(UserError, match=says):
@@ -93,9 +111,15 @@ def test_a_folder_with_something_else_is_no_keystore(tmp_path):
         make_keys(KeysOptions(folder=str(tmp_path)))
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ({"names": ("../x",)}, "made of letters"), ({"names": ("",)}, "made of letters"), ({"watch": ("arm",)}, "cannot be in --names and in"),
-    ({"days": 0}, "--days must be in")])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"names": ("../x",)}, "made of letters"),
+        ({"names": ("",)}, "made of letters"),
+        ({"watch": ("arm",)}, "cannot be in --names and in"),
+        ({"days": 0}, "--days must be in"),
+    ],
+)
 def test_keys_are_asked_for_by_names_that_can_be_folders(options, says):
     with pytest.raises(UserError, match=says):
         KeysOptions(folder="x", **options)
@@ -108,7 +132,9 @@ def test_a_folder_without_keys_says_what_is_missing_and_a_keystore_which_enclave
     folder.mkdir(parents=True)
     for name in FILES:
         (folder / name).touch()
-    with pytest.raises(UserError, match=r"is a keystore: name one node's keys in it, --security .*/enclaves/arm"):
+    with pytest.raises(
+        UserError, match=r"is a keystore: name one node's keys in it, --security .*/enclaves/arm"
+    ):
         enclave(str(tmp_path))
     assert enclave(str(folder)) == folder
 
@@ -130,14 +156,21 @@ def test_plug_ins_are_found_beside_the_library_of_cyclone(tmp_path, place):
 
 def test_the_library_of_cyclone_is_read_from_the_maps_of_this_process(tmp_path):
     maps = tmp_path / "maps"
-    maps.write_text("7f-8f r-xp 0 08:01 1    /lib/libc.so.6\n7f-8f r-xp 0 08:01 2    /opt/my libs/libddsc.so.0.10.2\n9f-af rw-p 0 0:0 0\n")
+    maps.write_text(
+        "7f-8f r-xp 0 08:01 1    /lib/libc.so.6\n7f-8f r-xp 0 08:01 2    /opt/my "
+        "libs/libddsc.so.0.10.2\n9f-af rw-p 0 0:0 0\n"
+    )
     assert loaded_library(maps) == Path("/opt/my libs/libddsc.so.0.10.2")
     maps.write_text("")
     assert loaded_library(maps) is None and loaded_library(tmp_path / "none") is None
 
 
 def test_ros_variables_name_the_keys_and_security_without_keys_is_refused():
-    on = {"ROS_SECURITY_ENABLE": "true", "ROS_SECURITY_KEYSTORE": "/k", "ROS_SECURITY_ENCLAVE_OVERRIDE": "/arm"}
+    on = {
+        "ROS_SECURITY_ENABLE": "true",
+        "ROS_SECURITY_KEYSTORE": "/k",
+        "ROS_SECURITY_ENCLAVE_OVERRIDE": "/arm",
+    }
     assert keys_of("", on) == "/k/enclaves/arm" and keys_of("/mine", on) == "/mine"
     assert keys_of("", {**on, "ROS_SECURITY_ENABLE": "false"}) == "" == keys_of("", {})
     with pytest.raises(UserError, match="say whose keys"):
@@ -150,6 +183,7 @@ def test_a_cyclone_without_plug_ins_opens_nothing_where_security_is_asked_for(ke
     import cyclonedds.core  # noqa: F401
 
     from robo_rl.experiment.wire import connect
+
     try:
         find_plug_ins(loaded_library())
     except MissingDependency:
@@ -162,7 +196,11 @@ def test_a_cyclone_without_plug_ins_opens_nothing_where_security_is_asked_for(ke
 def test_a_network_without_multicast_is_asked_by_addresses_and_the_default_is_loopback_alone():
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     from controllers.dds_config import configuration
-    assert '<Interfaces><NetworkInterface name="lo" multicast="true"/></Interfaces></General></Domain>' in configuration(3)
+
+    assert (
+        '<Interfaces><NetworkInterface name="lo" multicast="true"/></Interfaces></General></Domain>'
+        in configuration(3)
+    )
     tunnel = configuration(3, "wg0,10.0.0.2,laptop.local")
     assert '<NetworkInterface name="wg0"/>' in tunnel and "<AllowMulticast>false</AllowMulticast>" in tunnel
     assert '<Peers><Peer address="10.0.0.2"/><Peer address="laptop.local"/></Peers>' in tunnel
@@ -177,7 +215,9 @@ def test_two_nodes_that_are_given_each_others_addresses_meet_without_multicast()
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     from controllers.transport import Text
     from robo_rl.experiment.wire import connect
-    domain, interface = 60 + os.getpid() % 40, "lo,127.0.0.1"  # not the domain of the other test: a process has one network in each
+
+    # not the domain of the other test: a process has one network in each
+    domain, interface = 60 + os.getpid() % 40, "lo,127.0.0.1"
     code = f"""
 import time
 from controllers.transport import Text
@@ -201,7 +241,7 @@ while True:
         wire.close()
 
 
-# ---- with the plug-ins ---------------------------------------------------------------------------------------------------
+# ---- with the plug-ins -------------------------------------------------------------------------------------
 
 PROBE = """
 import json, select, sys
@@ -226,7 +266,7 @@ while not select.select([sys.stdin], [], [], 0.02)[0]:
     sent, seen = sent + 1, seen + len(joints.take())
     print(json.dumps({"sent": sent, "seen": seen, "refused": refused}), flush=True)
 wire.close()
-"""
+"""  # noqa: E501
 
 
 class Probe:
@@ -235,8 +275,14 @@ class Probe:
     def __init__(self, domain, name, security, folder):
         self.out = folder / f"{name}.jsonl"
         with self.out.open("w") as out:
-            self.process = subprocess.Popen([sys.executable, "-c", PROBE, str(domain), name, str(security)], cwd=ROOT, text=True,
-                                            stdin=subprocess.PIPE, stdout=out, env={**os.environ, "PYTHONPATH": str(ROOT)})
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROBE, str(domain), name, str(security)],
+                cwd=ROOT,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
 
     def said(self):
         lines = self.out.read_text().splitlines(keepends=True)
@@ -253,18 +299,24 @@ class Probe:
 
 @pytest.mark.slow
 def test_a_participant_without_keys_sees_nothing_and_moves_nothing(keystore, tmp_path):
-    """Beside it: keys of another keystore, keys that may read alone, and the commander's, which show that the arm is there."""
+    """Beside it: keys of another keystore, keys that may read alone, and the commander's, which show that the
+    arm is there."""
     plug_ins_or_skip()
     from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
     from robo_rl.experiment.wire import connect
+
     domain = 101 + os.getpid() % 100
     make_keys(KeysOptions(folder=str(tmp_path / "others")))
     wire = connect("arm", domain, security=str(keystore / "enclaves" / "arm"))
     probes, holders, states = {}, set(), set()
     try:
         _, node = make_sim_arm(SimArmOptions(), wire)
-        for name, keys in (("stranger", ""), ("other", tmp_path / "others/enclaves/commander"), ("screen", keystore / "enclaves/screen"),
-                           ("commander", keystore / "enclaves/commander")):
+        for name, keys in (
+            ("stranger", ""),
+            ("other", tmp_path / "others/enclaves/commander"),
+            ("screen", keystore / "enclaves/screen"),
+            ("commander", keystore / "enclaves/commander"),
+        ):
             probes[name] = Probe(domain, name, keys, tmp_path)
         end = time.monotonic() + 240
         while True:
@@ -272,10 +324,19 @@ def test_a_participant_without_keys_sees_nothing_and_moves_nothing(keystore, tmp
             holders.add(node.lease.holder(wire.now()))
             states.add(node.governor.state)
             said = {name: p.said() for name, p in probes.items()} if node.count % 100 == 0 else {}
-            if said and all(s["sent"] >= 100 for s in said.values()) and said["commander"]["seen"] and said["screen"]["seen"] and (
-                    states & {"ARMED", "ACTIVE"}):
+            if (
+                said
+                and all(s["sent"] >= 100 for s in said.values())
+                and said["commander"]["seen"]
+                and said["screen"]["seen"]
+                and (states & {"ARMED", "ACTIVE"})
+            ):
                 break
-            assert time.monotonic() < end and not any(p.process.poll() for p in probes.values()), (said, holders, states)
+            assert time.monotonic() < end and not any(p.process.poll() for p in probes.values()), (
+                said,
+                holders,
+                states,
+            )
         codes = {name: p.end() for name, p in probes.items()}
         said = {name: p.said() for name, p in probes.items()}
     finally:

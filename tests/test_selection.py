@@ -1,4 +1,5 @@
-"""The best of several checkpoints is chosen on one list of starts and reported on another; when training stops."""
+"""The best of several checkpoints is chosen on one list of starts and reported on another; when training
+stops."""
 
 import json
 
@@ -28,11 +29,14 @@ def looks(*successes: int, n: int = 200) -> list[Look]:
 
 
 def simulate(checkpoints: int, n: int, p: float, runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Share of the intervals that hold p, and share of the lower bounds above p: on the list the best was chosen on, on a fresh one."""
+    """Share of the intervals that hold p, and share of the lower bounds above p: on the list the best was
+    chosen on, on a fresh one."""
     rng = np.random.default_rng(0)
     held, above = np.zeros((2, runs), bool), np.zeros((2, runs), bool)
     for r in range(runs):
-        best = best_look([Look(k, int(x), n, float(x)) for k, x in enumerate(rng.binomial(n, p, checkpoints))])
+        best = best_look(
+            [Look(k, int(x), n, float(x)) for k, x in enumerate(rng.binomial(n, p, checkpoints))]
+        )
         for i, x in enumerate((best.successes, rng.binomial(n, p))):
             _, low, high = wilson(int(x), n)
             held[i, r], above[i, r] = low <= p <= high, low > p
@@ -47,7 +51,12 @@ def test_the_best_of_equal_checkpoints_looks_too_good_on_the_list_it_was_chosen_
 
 
 def test_the_best_is_the_earliest_with_the_most_success_then_return():
-    assert best_look([Look(0, 5, 10, 1.0), Look(10, 7, 10, 1.0), Look(20, 7, 10, 2.0), Look(30, 7, 10, 2.0)]).step == 20
+    assert (
+        best_look(
+            [Look(0, 5, 10, 1.0), Look(10, 7, 10, 1.0), Look(20, 7, 10, 2.0), Look(30, 7, 10, 2.0)]
+        ).step
+        == 20
+    )
 
 
 def read(run) -> dict[str, dict]:
@@ -66,7 +75,9 @@ def test_a_run_chooses_on_one_list_and_reports_on_another_and_says_which(argv, t
     assert told.keys() >= {"sft", "final"} and {v["list"] for v in told.values()} == {REPORT}
     for kind, group in ((CHOOSE, chosen), (REPORT, told)):
         assert all(v["starts"] == eval_starts(v["n"], kind).tolist() for v in group.values())
-    best = best_look([Look(v["step"], sum(v["success"]), v["n"], np.mean(v["return"])) for v in chosen.values()])
+    best = best_look(
+        [Look(v["step"], sum(v["success"]), v["n"], np.mean(v["return"])) for v in chosen.values()]
+    )
     assert checkpoint.best(tmp_path / "run").name == checkpoint.name(best.step)
     reported = told.get("best", told["final"])
     assert reported["step"] == best.step
@@ -76,7 +87,9 @@ def test_a_run_chooses_on_one_list_and_reports_on_another_and_says_which(argv, t
     got = json.loads(said.out)
     assert got["seed"] == REPORT and got["chosen_on"] == CHOOSE and got["step"] == best.step
     assert json.loads((tmp_path / got["file"]).read_text())["success"] == reported["success"]
-    assert "list 1; the checkpoint was chosen on list 0" in robo_rl(tmp_path, "eval", "run", "--episodes", n).out
+    assert (
+        "list 1; the checkpoint was chosen on list 0" in robo_rl(tmp_path, "eval", "run", "--episodes", n).out
+    )
     bold = robo_rl(tmp_path, "eval", "run", "--episodes", n, "--seed", CHOOSE)
     assert "list 0, the one that it was chosen on: too favourable" in bold.out
     report = robo_rl(tmp_path, "report", "run", "--json")
@@ -109,14 +122,21 @@ def test_training_stops_when_the_bound_stays_above_the_target_and_success_no_lon
 def test_training_stops_where_no_episode_fails_any_more():
     said = stop_reason(looks(92, 200), 0.9, 2)
     assert "stopped at step 1000" in said and "no episode failed" in said
-    assert stop_reason(looks(200), 0.9, 2) and not stop_reason(looks(199), 0.9, 2) and not stop_reason(looks(200), 0, 2)
-    parts = [Look(0, 399, 400, 1.0, [[200, 200], [199, 200]]), Look(0, 400, 400, 1.0, [[200, 200], [200, 200]])]
+    assert (
+        stop_reason(looks(200), 0.9, 2)
+        and not stop_reason(looks(199), 0.9, 2)
+        and not stop_reason(looks(200), 0, 2)
+    )
+    parts = [
+        Look(0, 399, 400, 1.0, [[200, 200], [199, 200]]),
+        Look(0, 400, 400, 1.0, [[200, 200], [200, 200]]),
+    ]
     assert [bool(stop_reason([look], 0.9, 2)) for look in parts] == [False, True]
 
 
 def test_many_looks_do_not_make_a_bound_too_high():
-    """With equal policies below the target, a run that looks forty times stops above its target in less than 2.5 % of runs; the
-    plain interval of every look would do it in far more."""
+    """With equal policies below the target, a run that looks forty times stops above its target in less than
+    2.5 % of runs; the plain interval of every look would do it in far more."""
     rng, n, p = np.random.default_rng(1), 200, 0.9
     rows = rng.binomial(n, p, (2000, 40))
     plain = [any(wilson(int(x), n).low > p for x in row) for row in rows]
@@ -134,23 +154,46 @@ class Counting:
     def collect(self, *args):
         self.steps += 1000
 
-    def take(self): return {"episodes": 0.0, "steps": 0.0}
+    def take(self):
+        return {"episodes": 0.0, "steps": 0.0}
 
-    def after_collect(self, rollout): pass
-    def state_dict(self): return {}
-    def publish(self): pass
-    def after(self, feed, metrics): pass
-    def spans(self): return []
-    def stats(self): return {}
-    def note(self): return ""
-    def crowded(self): return False
-    def state(self): return {}
-    def commit(self): pass
-    def close(self): pass
+    def after_collect(self, rollout):
+        pass
+
+    def state_dict(self):
+        return {}
+
+    def publish(self):
+        pass
+
+    def after(self, feed, metrics):
+        pass
+
+    def spans(self):
+        return []
+
+    def stats(self):
+        return {}
+
+    def note(self):
+        return ""
+
+    def crowded(self):
+        return False
+
+    def state(self):
+        return {}
+
+    def commit(self):
+        pass
+
+    def close(self):
+        pass
 
     def next(self):
         class Rollout:
             stats, ended = {"env_steps": 1000, "success": 0.5}, None
+
         return Rollout
 
     def update(self, *args):
@@ -165,18 +208,28 @@ class Told:
     def __init__(self):
         self.said = []
 
-    def start(self, *args, **options): pass
-    def advance(self, *args, **options): pass
-    def log(self, *args, **options): pass
-    def tell(self, *args, **options): pass
-    def end_stage(self): pass
+    def start(self, *args, **options):
+        pass
+
+    def advance(self, *args, **options):
+        pass
+
+    def log(self, *args, **options):
+        pass
+
+    def tell(self, *args, **options):
+        pass
+
+    def end_stage(self):
+        pass
 
     def say(self, text, kind="message"):
         self.said.append(text)
 
 
 class Scripted(Run):
-    """A Run whose evaluation at step s finds GOES_ON[s] of 200 on the starts that choose, 100 on the others."""
+    """A Run whose evaluation at step s finds GOES_ON[s] of 200 on the starts that choose, 100 on the
+    others."""
 
     def begin(self, learnt_before: "dict | None" = None) -> "Scripted":
         self.policy, self.told = make_policy(self.config.policy, ObsSpec(state=4, action=3), 0), []
@@ -200,7 +253,13 @@ class CountingStage(ReplayStage):
 
     def __init__(self, run):
         super().__init__(run)
-        self.actor, self.learner, self.online, self.demos, self.online_now = Counting(), Counting(), [], [], False
+        self.actor, self.learner, self.online, self.demos, self.online_now = (
+            Counting(),
+            Counting(),
+            [],
+            [],
+            False,
+        )
         self.control = None
         self.actor.steps, self.due = run.step, 0
 
@@ -211,11 +270,25 @@ class CountingStage(ReplayStage):
 def scripted(folder, algo: str, learnt_before: "dict | None" = None, **options) -> Scripted:
     """A run at the checkpoint with this meta."""
     rl = DemoSacOptions(warmup=10**6) if algo == "demo_sac" else PiRlOptions()
-    config = TrainConfig(algo=algo, rl=rl, steps=10_000, eval_every=1000, eval_episodes=200, video=False, workers=0, **options)
+    config = TrainConfig(
+        algo=algo, rl=rl, steps=10_000, eval_every=1000, eval_episodes=200, video=False, workers=0, **options
+    )
     return Scripted(config, folder, None, Told()).begin(learnt_before)
 
 
-GOES_ON = {0: 92, 1000: 150, 2000: 198, 3000: 198, 4000: 150, 5000: 199, 6000: 199, 7000: 199, 8000: 199, 9000: 199, 10000: 199}
+GOES_ON = {
+    0: 92,
+    1000: 150,
+    2000: 198,
+    3000: 198,
+    4000: 150,
+    5000: 199,
+    6000: 199,
+    7000: 199,
+    8000: 199,
+    9000: 199,
+    10000: 199,
+}
 
 
 @pytest.mark.parametrize("algo", ["pi_rl", "demo_sac"])
@@ -224,7 +297,9 @@ def test_a_run_stops_when_its_looks_say_so_and_says_why(algo, tmp_path):
     assert run.train() == 0
     assert run.step == 7000 and sum("stopped at step 7000" in line for line in run.report.said) == 1
     assert run.told == [(f"step_{s:09d}", CHOOSE, s) for s in range(1000, 8000, 1000)] + [
-        ("final", REPORT, 7000), ("best", REPORT, 5000)]
+        ("final", REPORT, 7000),
+        ("best", REPORT, 5000),
+    ]
 
 
 @pytest.mark.parametrize("algo", ["pi_rl", "demo_sac"])
@@ -241,6 +316,7 @@ def test_a_resumed_run_goes_on_with_the_looks_it_had(algo, tmp_path):
     def save_and_ask(train, finished):
         save(train, finished)
         run.stop.asked = 15 * (run.step == 6000)
+
     run.save = save_and_ask
     assert run.train() == 128 + 15 and run.step == 6000
     again = scripted(tmp_path, algo, checkpoint.read_meta(checkpoint.checkpoints(tmp_path)[-1]))
@@ -251,7 +327,11 @@ def test_a_resumed_run_goes_on_with_the_looks_it_had(algo, tmp_path):
 @pytest.mark.parametrize("algo", ["pi_rl", "demo_sac"])
 def test_a_run_that_was_killed_after_its_last_look_does_not_go_on_when_resumed(algo, tmp_path):
     for step in (5000, 7000):
-        run = scripted(tmp_path, algo, {"step": step, "looks": [[s, GOES_ON[s], 200, 0.0] for s in range(1000, step + 1, 1000)]})
+        run = scripted(
+            tmp_path,
+            algo,
+            {"step": step, "looks": [[s, GOES_ON[s], 200, 0.0] for s in range(1000, step + 1, 1000)]},
+        )
         run.save({}, finished=False)
     assert run.train() == 0 and run.step == 7000
 
@@ -272,5 +352,7 @@ def test_the_looks_of_a_run_of_an_earlier_version_are_its_best():
 
 def test_steps_named_on_the_command_line_are_all_made_unless_a_target_is_named_too():
     assert parse([]).target == 0.9 and parse(["--preset", "quick"]).target == 0.9
-    assert parse(["--steps", "5000"]).target == 0 and parse(["--steps=5000", "--algo", "demo_sac"]).target == 0
+    assert (
+        parse(["--steps", "5000"]).target == 0 and parse(["--steps=5000", "--algo", "demo_sac"]).target == 0
+    )
     assert parse(["--steps", "5000", "--target", "0.8"]).target == 0.8

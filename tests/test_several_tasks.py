@@ -85,10 +85,18 @@ def test_every_expert_acts_for_its_own_task():
     assert won.all()
 
 
-@pytest.mark.parametrize(("sim", "task", "says"), [
-    ("mujoco", "reach,climb", "climb"), ("mujoco", "reach,reach", "twice"), ("mujoco", "reach,Ant-v5", "actions"),
-    ("maniskill", "PickCube-v1,PushCube-v1", "only --sim mujoco plays several tasks"), ("gym:Pendulum-v1", "a,b", "only --sim mujoco"),
-    ("arm", "reach,pick_cube", "only --sim mujoco"), ("wm:x", "a,b", "only --sim mujoco")])
+@pytest.mark.parametrize(
+    ("sim", "task", "says"),
+    [
+        ("mujoco", "reach,climb", "climb"),
+        ("mujoco", "reach,reach", "twice"),
+        ("mujoco", "reach,Ant-v5", "actions"),
+        ("maniskill", "PickCube-v1,PushCube-v1", "only --sim mujoco plays several tasks"),
+        ("gym:Pendulum-v1", "a,b", "only --sim mujoco"),
+        ("arm", "reach,pick_cube", "only --sim mujoco"),
+        ("wm:x", "a,b", "only --sim mujoco"),
+    ],
+)
 def test_a_list_of_tasks_that_cannot_be_is_refused_in_one_line(sim, task, says, tmp_path):
     assert says in robo_rl(tmp_path, "train", "--sim", sim, "--task", task).mistake
     assert not (tmp_path / "runs").exists()
@@ -121,15 +129,22 @@ def rounds(sampler, rates, count=40, each=50):
     for _ in range(count):
         sampler.propose(rng)
         which = np.repeat(np.arange(len(rates)), each)
-        sampler.observe(np.arange(len(which)), which, rng.random(len(which)) < np.repeat(rates, each), np.zeros(len(which)),
-                        np.ones(len(which)))
+        sampler.observe(
+            np.arange(len(which)),
+            which,
+            rng.random(len(which)) < np.repeat(rates, each),
+            np.zeros(len(which)),
+            np.ones(len(which)),
+        )
 
 
 def test_rule_reasoner_gives_most_to_the_task_that_lacks_most_and_every_task_keeps_a_share():
     sampler = TaskSampler(NAMES, RuleReasoner(3, 0), Uniform())
     rounds(sampler, [1.0, 0.1, 0.6])
     told = sampler.metrics()
-    assert told["weight/stack_cube"] > 1.3 * told["weight/open_drawer"] > 1.3 * told["weight/reach"] > LEAST / 3
+    assert (
+        told["weight/stack_cube"] > 1.3 * told["weight/open_drawer"] > 1.3 * told["weight/reach"] > LEAST / 3
+    )
     assert told["expected/stack_cube"] == pytest.approx(0.1, abs=0.1)
     other = TaskSampler(NAMES, RuleReasoner(3, 0), Uniform())
     other.load_state_dict(sampler.state_dict())
@@ -140,7 +155,9 @@ def test_rule_reasoner_gives_most_to_the_task_that_lacks_most_and_every_task_kee
 def test_fixed_weights_are_kept_to_but_for_the_least_share():
     sampler = TaskSampler(NAMES, FixedMixture([6, 3, 1]), Uniform())
     rounds(sampler, [0.5, 0.5, 1.0], count=20)
-    assert sampler.propose(np.random.default_rng(0)).tasks == pytest.approx((1 - LEAST) * np.array([0.6, 0.3, 0.1]) + LEAST / 3)
+    assert sampler.propose(np.random.default_rng(0)).tasks == pytest.approx(
+        (1 - LEAST) * np.array([0.6, 0.3, 0.1]) + LEAST / 3
+    )
     assert sampler.arms.predict()[2] > 0.99
 
 
@@ -160,30 +177,61 @@ def test_modomodo_takes_the_mixture_that_finished_runs_predict_to_be_the_best(tm
     for i, w in enumerate(([0.9, 0.1], [0.7, 0.3], [0.5, 0.5], [0.3, 0.7], [0.1, 0.9])):
         run = tmp_path / f"run{i}"
         (run / "evals").mkdir(parents=True)
-        config = {"task": "reach,push_cube", "tasks": f"{w[0]},{w[1]}", "algo": "ppo", "policy": {}, "bc": {}, "rl": {}}
+        config = {
+            "task": "reach,push_cube",
+            "tasks": f"{w[0]},{w[1]}",
+            "algo": "ppo",
+            "policy": {},
+            "bc": {},
+            "rl": {},
+        }
         (run / "run.json").write_text(json.dumps({"config": config}))
         score = 0.9 - (w[0] - 0.7) ** 2
-        (run / "evals" / "final.json").write_text(json.dumps({"tasks": {"reach": {"success": score}, "push_cube": {"success": score}}}))
+        (run / "evals" / "final.json").write_text(
+            json.dumps({"tasks": {"reach": {"success": score}, "push_cube": {"success": score}}})
+        )
         runs.append(run)
     assert tasks.fitted_mixture(runs, "reach,push_cube")[0] == pytest.approx(0.7, abs=0.05)
     with pytest.raises(UserError, match="it takes runs over reach,pick_cube"):
         tasks.fitted_mixture(runs, "reach,pick_cube")
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ({"task": "reach", "tasks": "rulereasoner"}, "this run has one"), ({"tasks": "0.5,0.5"}, "2 weights for 3 tasks"),
-    ({"tasks": "fairly"}, "rulereasoner"), ({"tasks": "modomodo:nowhere"}, "no finished run"), ({"dream": 0.5}, "--dream"),
-    ({"tasks": "rulereasoner", "backend": "ray"}, "--backend ray"), ({"tasks": "0,0,0"}, "one of them above")])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"task": "reach", "tasks": "rulereasoner"}, "this run has one"),
+        ({"tasks": "0.5,0.5"}, "2 weights for 3 tasks"),
+        ({"tasks": "fairly"}, "rulereasoner"),
+        ({"tasks": "modomodo:nowhere"}, "no finished run"),
+        ({"dream": 0.5}, "--dream"),
+        ({"tasks": "rulereasoner", "backend": "ray"}, "--backend ray"),
+        ({"tasks": "0,0,0"}, "one of them above"),
+    ],
+)
 def test_a_mixture_that_cannot_be_is_refused(options, says):
     with pytest.raises(UserError, match=says):
         tasks.check(replace(TrainConfig(task=LIST), **options))
 
 
 def test_what_is_told_of_each_task_are_its_success_and_its_share_of_the_steps():
-    ended = Ended(np.arange(4), np.array([0, 0, 2, 2]), np.array([True, False, True, True]), np.zeros(4), np.array([10, 10, 30, 50]))
+    ended = Ended(
+        np.arange(4),
+        np.array([0, 0, 2, 2]),
+        np.array([True, False, True, True]),
+        np.zeros(4),
+        np.array([10, 10, 30, 50]),
+    )
     told = tasks.task_metrics(NAMES, [None, ended])
-    assert told["tasks/share/reach"] == 0.2 and told["tasks/share/stack_cube"] == 0 and told["tasks/share/open_drawer"] == 0.8
-    assert told["tasks/success/reach"] == 0.5 and told["tasks/success/open_drawer"] == 1 and "tasks/success/stack_cube" not in told
+    assert (
+        told["tasks/share/reach"] == 0.2
+        and told["tasks/share/stack_cube"] == 0
+        and told["tasks/share/open_drawer"] == 0.8
+    )
+    assert (
+        told["tasks/success/reach"] == 0.5
+        and told["tasks/success/open_drawer"] == 1
+        and "tasks/success/stack_cube" not in told
+    )
     assert not tasks.task_metrics(("reach",), [ended])
 
 
@@ -193,16 +241,28 @@ def test_what_is_told_of_each_task_are_its_success_and_its_share_of_the_steps():
 def test_demonstrations_are_as_many_of_each_task_each_from_a_start_of_it():
     episodes = []
     tried = record(make(4), 3, 0, episodes.append)
-    assert [e.task for e in episodes] == [t for t in ("reach the green mark", "stack the red cube on the green cube",
-                                                      "open the drawer") for _ in range(3)]
-    assert [e.start % 3 for e in episodes] == [0] * 3 + [1] * 3 + [2] * 3 and len({e.start for e in episodes}) == 9 <= tried
+    assert [e.task for e in episodes] == [
+        t
+        for t in ("reach the green mark", "stack the red cube on the green cube", "open the drawer")
+        for _ in range(3)
+    ]
+    assert [e.start % 3 for e in episodes] == [0] * 3 + [1] * 3 + [2] * 3 and len(
+        {e.start for e in episodes}
+    ) == 9 <= tried
 
 
 def test_each_task_is_evaluated_on_as_many_starts_and_one_alone_on_the_same():
-    all_, one = chosen_starts(EvalConfig(episodes=5), NAMES), chosen_starts(EvalConfig(episodes=5, task="stack_cube"), NAMES)
+    all_, one = (
+        chosen_starts(EvalConfig(episodes=5), NAMES),
+        chosen_starts(EvalConfig(episodes=5, task="stack_cube"), NAMES),
+    )
     assert len(all_) == 15 and np.array_equal(one, all_[task_of(all_, 3) == 1]) and len(one) == 5
     told = by_task([int(k == 1) for k in task_of(all_, 3)], all_, NAMES)
-    assert {name: row["success"] for name, row in told.items()} == {"reach": 0, "stack_cube": 1, "open_drawer": 0}
+    assert {name: row["success"] for name, row in told.items()} == {
+        "reach": 0,
+        "stack_cube": 1,
+        "open_drawer": 0,
+    }
     assert all(row["n"] == 5 for row in told.values())
     with pytest.raises(UserError, match="push_cube"):
         chosen_starts(EvalConfig(task="push_cube"), NAMES)
@@ -213,8 +273,17 @@ def test_the_goal_is_reached_where_the_worst_task_has_it():
     uneven = Look(100, 380, 400, 1.0, [[200, 200], [180, 200]])
     assert stop_reason([good], 0.9, 0) and "worst task" in stop_reason([good], 0.9, 0)
     assert not stop_reason([uneven], 0.9, 0) and stop_reason([uneven._replace(tasks=())], 0.9, 0)
-    assert lower_bounds([good])[0] < lower_bounds([Look(0, 198, 200, 1.0)])[0]  # each of two may miss half as often
-    assert best_look([Look(0, 390, 400, 1.0, [[200, 200], [190, 200]]), Look(1, 388, 400, 1.0, [[194, 200], [194, 200]])]).step == 1
+    # each of two may miss half as often
+    assert lower_bounds([good])[0] < lower_bounds([Look(0, 198, 200, 1.0)])[0]
+    assert (
+        best_look(
+            [
+                Look(0, 390, 400, 1.0, [[200, 200], [190, 200]]),
+                Look(1, 388, 400, 1.0, [[194, 200], [194, 200]]),
+            ]
+        ).step
+        == 1
+    )
 
 
 # ---- whole commands
@@ -223,7 +292,21 @@ def test_the_goal_is_reached_where_the_worst_task_has_it():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("several")
-    argv = [*TINY, "--task", LIST, "--algo", "ppo", "--steps", 1500, "--tasks", "rulereasoner", "--starts", "uniform", "--seed", 3]
+    argv = [
+        *TINY,
+        "--task",
+        LIST,
+        "--algo",
+        "ppo",
+        "--steps",
+        1500,
+        "--tasks",
+        "rulereasoner",
+        "--starts",
+        "uniform",
+        "--seed",
+        3,
+    ]
     done = robo_rl(folder, "train", *argv, "--out", "run")
     assert done.code == 0, done
     return folder / "run"
@@ -231,12 +314,18 @@ def run(tmp_path_factory):
 
 def test_a_run_over_several_tasks_tells_success_and_share_of_each_and_its_report_shows_them(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(any(f"{group}/success/{name}" in r for r in rows) for name in NAMES for group in ("eval", "report"))
+    assert all(
+        any(f"{group}/success/{name}" in r for r in rows) for name in NAMES for group in ("eval", "report")
+    )
     shares = [sum(r[f"tasks/share/{name}"] for name in NAMES) for r in rows if "tasks/share/reach" in r]
     assert shares and shares == pytest.approx([1.0] * len(shares))
     assert any("starts/weight/stack_cube" in r for r in rows)
     final = json.loads((run / "evals" / "final.json").read_text())
-    assert final["n"] == 24 and {row["n"] for row in final["tasks"].values()} == {8} and list(final["tasks"]) == list(NAMES)
+    assert (
+        final["n"] == 24
+        and {row["n"] for row in final["tasks"].values()} == {8}
+        and list(final["tasks"]) == list(NAMES)
+    )
     assert robo_rl(run.parent, "report", "run").code == 0
     page = (run / "report.html").read_text()
     assert "Rollouts by task" in page and "Success by task" in page
@@ -246,7 +335,9 @@ def test_one_task_of_a_run_is_evaluated_alone_and_another_is_refused_in_one_line
     done = robo_rl(run.parent, "eval", "run", "--task", "open_drawer", "--episodes", 6, "--json")
     told = json.loads(done.out)
     assert told["n"] == 6 and list(told["tasks"]) == ["open_drawer"]
-    assert list(json.loads(robo_rl(run.parent, "eval", "run", "--episodes", 3, "--json").out)["tasks"]) == list(NAMES)
+    assert list(
+        json.loads(robo_rl(run.parent, "eval", "run", "--episodes", 3, "--json").out)["tasks"]
+    ) == list(NAMES)
     assert "open_drawer" in robo_rl(run.parent, "eval", "run", "--task", "push_cube").mistake
     assert "plays runs of one task" in robo_rl(run.parent, "eval", "run", "--on", "arm").mistake
     assert "--task" in robo_rl(run.parent, "deploy", "run", "--transport", "inprocess").mistake

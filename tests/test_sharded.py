@@ -15,13 +15,31 @@ from safetensors.torch import save
 from test_corrections import collect, collector_of, make
 from torch.distributed.fsdp import FSDPModule
 
-from robo_rl.checkpoint import ShardedState, ShardedTensor, checkpoints, load_policy, load_train, recover, save_checkpoint
+from robo_rl.checkpoint import (
+    ShardedState,
+    ShardedTensor,
+    checkpoints,
+    load_policy,
+    load_train,
+    recover,
+    save_checkpoint,
+)
 from robo_rl.errors import UserError
 from robo_rl.options import LoraOptions, PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.blocks import blocks_of
 from robo_rl.policies.check import observations
-from robo_rl.runtime.sharded import ShardedLearner, check, file_of, from_bytes, gather, own_rows, shard, to_bytes, whole_gradients
+from robo_rl.runtime.sharded import (
+    ShardedLearner,
+    check,
+    file_of,
+    from_bytes,
+    gather,
+    own_rows,
+    shard,
+    to_bytes,
+    whole_gradients,
+)
 from robo_rl.stored import StoredTensor, split_rows
 
 ROWS = 32
@@ -29,14 +47,18 @@ SEEN = ObsSpec(state=4, action=2, views=("front",), image_size=32, language=True
 
 
 def problem():
-    policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=32, layers=2), ObsSpec(state=4, action=2), 0)
+    policy = make_policy(
+        PolicyOptions(horizon=4, execute=4, hidden=32, layers=2), ObsSpec(state=4, action=2), 0
+    )
     g = torch.Generator().manual_seed(0)
     obs = {"state": torch.randn(ROWS, 4, generator=g)}
     return policy, obs, policy.act(obs, g, True), torch.randn(ROWS, generator=g)
 
 
 def backward(policy, obs, chunk, adv, rows):
-    logp, _ = policy.score(policy.encode({"state": obs["state"][rows]}), {k: v[rows] for k, v in chunk.trace.items()})
+    logp, _ = policy.score(
+        policy.encode({"state": obs["state"][rows]}), {k: v[rows] for k, v in chunk.trace.items()}
+    )
     (-((logp.sum(-1) - chunk.logp[rows].sum(-1)).exp() * adv[rows]).mean()).backward()
 
 
@@ -80,8 +102,20 @@ def test_two_ranks_have_the_gradients_and_take_the_step_of_one_process(tmp_path)
 
 def seen_problem():
     """A policy of blocks, with adapters in them, that keep no activations."""
-    policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=32, layers=2, width=32, depth=2, recompute=True,
-                                       lora=LoraOptions(rank=2, targets=("trunk.blocks",))), SEEN, 0)
+    policy = make_policy(
+        PolicyOptions(
+            horizon=4,
+            execute=4,
+            hidden=32,
+            layers=2,
+            width=32,
+            depth=2,
+            recompute=True,
+            lora=LoraOptions(rank=2, targets=("trunk.blocks",)),
+        ),
+        SEEN,
+        0,
+    )
     obs = observations(SEEN, 8)
     g = torch.Generator().manual_seed(0)
     return policy, obs, policy.act(obs, g, True), torch.randn(8, generator=g)
@@ -89,9 +123,14 @@ def seen_problem():
 
 def ten_steps(policy, obs, chunk, adv, rows) -> list[float]:
     """Losses of ten steps."""
-    opt, losses = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-3, eps=1e-5), []
+    opt, losses = (
+        torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-3, eps=1e-5),
+        [],
+    )
     for _ in range(10):
-        logp, _ = policy.score(policy.encode({k: v[rows] for k, v in obs.items()}), {k: v[rows] for k, v in chunk.trace.items()})
+        logp, _ = policy.score(
+            policy.encode({k: v[rows] for k, v in obs.items()}), {k: v[rows] for k, v in chunk.trace.items()}
+        )
         loss = -((logp.sum(-1) - chunk.logp[rows].sum(-1)).exp() * adv[rows]).mean()
         opt.zero_grad()
         loss.backward()
@@ -163,10 +202,16 @@ def test_blocks_that_keep_no_activations_have_the_same_gradients():
             if x.untyped_storage().data_ptr() not in own:
                 kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
             return x
+
         chunk = policy.act(obs, torch.Generator().manual_seed(0), True)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             policy.score(policy.encode(obs), chunk.trace)[0].sum().backward()
-        return {k: p.grad for k, p in policy.named_parameters()}, sum(kept.values()), copy.deepcopy(policy).state_dict().keys()
+        return (
+            {k: p.grad for k, p in policy.named_parameters()},
+            sum(kept.values()),
+            copy.deepcopy(policy).state_dict().keys(),
+        )
+
     (plain, much, names), (mine, less, again) = gradients(False), gradients(True)
     assert less < 0.8 * much and names == again
     assert all(torch.equal(mine[k], g) for k, g in plain.items() if g is not None)
@@ -177,7 +222,8 @@ def test_a_learner_alone_is_not_sharded():
         shard(problem()[0])
 
 
-# ---- whole updates -----------------------------------------------------------------------------------------------
+# ---- whole updates -----------------------------------------------------------------------------------------
+
 
 def updated(learner, rollouts, first=0):
     """Weights after an update on each rollout; those of the second are stale."""
@@ -187,8 +233,12 @@ def updated(learner, rollouts, first=0):
     return {k: v.clone() for k, v in learner.policy.state_dict().items()}, metrics
 
 
-@pytest.mark.parametrize("name,trust_kl", [("pi_rl sde", 0.0), ("ppo", 0.0), ("dppo", 0.0), ("pi_rl sde", 0.002)])
-def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others_state(name, trust_kl, tmp_path):
+@pytest.mark.parametrize(
+    "name,trust_kl", [("pi_rl sde", 0.0), ("ppo", 0.0), ("dppo", 0.0), ("pi_rl sde", 0.002)]
+)
+def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others_state(
+    name, trust_kl, tmp_path
+):
     one = make(name, minibatch=64, normalise_obs=True, trust_kl=trust_kl)
     rollouts = [copy.deepcopy(collect(collector_of(one, seed), one, 0)) for seed in range(3)]
     algo, options = name.split()[0], one.options
@@ -204,8 +254,12 @@ def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others
     try:
         got, metrics = updated(two, rollouts[:2])
         me = psutil.Process()
-        here = {c.laddr.ip for p in (me, *me.children(recursive=True)) for c in p.net_connections("inet")
-                if c.status == psutil.CONN_LISTEN}
+        here = {
+            c.laddr.ip
+            for p in (me, *me.children(recursive=True))
+            for c in p.net_connections("inet")
+            if c.status == psutil.CONN_LISTEN
+        }
         assert here and here <= {"127.0.0.1", "::1"}, here  # nothing that another machine reaches
         assert_close(got, want, fresh)
         assert metrics.keys() == told.keys() and metrics["staleness_max"] == told["staleness_max"] == 2
@@ -239,16 +293,24 @@ def assert_close(got, want, start):
     assert got.keys() == want.keys() and way > 1e-3 and apart < 0.01 * way, (apart, way)
 
 
-@pytest.mark.parametrize("kw,words", [
-    ({"algo": "nft"}, "pi_rl, ppo, dppo, got --algo nft"), ({"minibatch": 63}, "multiple of --learners 2, got 63"),
-    ({"proximal": "ewma"}, "recompute or interpolate"), ({"bc_coef": 0.1}, "without --rl.bc-coef")], ids=str)
+@pytest.mark.parametrize(
+    "kw,words",
+    [
+        ({"algo": "nft"}, "pi_rl, ppo, dppo, got --algo nft"),
+        ({"minibatch": 63}, "multiple of --learners 2, got 63"),
+        ({"proximal": "ewma"}, "recompute or interpolate"),
+        ({"bc_coef": 0.1}, "without --rl.bc-coef"),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_spread_is_refused(kw, words):
     kw = dict(kw)
     with pytest.raises(UserError, match=words):
         check(kw.pop("algo", "pi_rl"), PiRlOptions(**kw), 2)
 
 
-# ---- a checkpoint that several processes write -------------------------------------------------------------------
+# ---- a checkpoint that several processes write -------------------------------------------------------------
+
 
 def sharded(x: torch.Tensor, world: int, die: bool = False) -> ShardedState:
     """A state as `world` ranks have it; `die`: the process is killed in the middle of the second file."""
@@ -259,11 +321,12 @@ def sharded(x: torch.Tensor, world: int, die: bool = False) -> ShardedState:
         out = {}
         for k, (a, b) in enumerate(parts):
             blob = save({"learner/m": x[a:b].contiguous()})
-            (folder / files[k]).write_bytes(blob[:len(blob) // 2] if die and k else blob)
+            (folder / files[k]).write_bytes(blob[: len(blob) // 2] if die and k else blob)
             if die and k:
                 os.kill(os.getpid(), signal.SIGKILL)
             out[files[k]] = zlib.crc32(blob)
         return out
+
     split = ShardedTensor("learner/m", tuple(x.shape), tuple(b - a for a, b in parts), files)
     return ShardedState({"m": split, "k": [1, x[:1] + 1]}, write)
 
@@ -281,7 +344,9 @@ def test_rows_that_some_ranks_wrote_are_read_by_any_other_number_of_ranks(n, wor
     for ranks in range(1, 6):
         parts = [again.rows(a, b) for a, b in split_rows(n, ranks)]
         assert torch.equal(torch.cat(parts), x)
-        assert [len(p) for p in parts] == [len(p) for p in x.chunk(ranks)] + [0] * (ranks - len(x.chunk(ranks)))
+        assert [len(p) for p in parts] == [len(p) for p in x.chunk(ranks)] + [0] * (
+            ranks - len(x.chunk(ranks))
+        )
 
 
 def test_a_kill_while_shards_are_written_leaves_the_checkpoint_before(tmp_path):

@@ -1,4 +1,5 @@
-"""Runs that share episodes over a folder: what is written and read, what is learnt from it, and what nobody can do to a run with it."""
+"""Runs that share episodes over a folder: what is written and read, what is learnt from it, and what nobody
+can do to a run with it."""
 
 import json
 import os
@@ -24,32 +25,65 @@ from robo_rl.journal import frame
 from robo_rl.options import RL_OPTIONS, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector, new_columns, rollout_of
-from robo_rl.runtime.share import MOST_BYTES, SharedGroup, ShareFolder, difference, draws, fault, pack_group, parse_group
+from robo_rl.runtime.share import (
+    MOST_BYTES,
+    SharedGroup,
+    ShareFolder,
+    difference,
+    draws,
+    fault,
+    pack_group,
+    parse_group,
+)
 
 G, SPEC = 4, ObsSpec(state=4, action=2)
 OPTIONS = PpoOptions(advantage="grpo", group=G, decisions=0)
-KINDS = {"gaussian": {"kind": "gaussian"}, "flow, one step": {"noise": "sde", "noise_steps": "one"},
-         "flow, all steps": {"noise": "cps", "noise_steps": "all"}, "learned noise": {"noise": "learned", "noise_steps": "all"},
-         "flow that predicts actions": {"predict": "action", "noise": "cps", "noise_steps": "one"},
-         "diffusion": {"kind": "diffusion", "denoise_steps": 5, "train_steps": 20, "finetune_steps": 3}}
+KINDS = {
+    "gaussian": {"kind": "gaussian"},
+    "flow, one step": {"noise": "sde", "noise_steps": "one"},
+    "flow, all steps": {"noise": "cps", "noise_steps": "all"},
+    "learned noise": {"noise": "learned", "noise_steps": "all"},
+    "flow that predicts actions": {"predict": "action", "noise": "cps", "noise_steps": "one"},
+    "diffusion": {"kind": "diffusion", "denoise_steps": 5, "train_steps": 20, "finetune_steps": 3},
+}
 
 
 def make(kind="gaussian", seed=0, **kw):
-    return make_policy(PolicyOptions(**{"horizon": 4, "execute": 3, "hidden": 16, "layers": 2} | KINDS[kind] | kw), SPEC, seed)
+    return make_policy(
+        PolicyOptions(**{"horizon": 4, "execute": 3, "hidden": 16, "layers": 2} | KINDS[kind] | kw),
+        SPEC,
+        seed,
+    )
 
 
 def group(seed=0, t=3, outcome=(1, 0, 0, 1), space=None, scale=0.5):
     rng = np.random.default_rng(seed)
     executed = np.full((t, G), 3)
     executed[-1, 1] = 0
-    return SharedGroup({"task": "x"} if space is None else space, "x", 7, {"state": rng.standard_normal((t + 1, G, 4), np.float32)},
-                       scale * rng.standard_normal((t, G, 4, 2), np.float32), executed, np.array(outcome, np.float32))
+    return SharedGroup(
+        {"task": "x"} if space is None else space,
+        "x",
+        7,
+        {"state": rng.standard_normal((t + 1, G, 4), np.float32)},
+        scale * rng.standard_normal((t, G, 4, 2), np.float32),
+        executed,
+        np.array(outcome, np.float32),
+    )
 
 
 def config(folder, seed=0, **kw):
-    return TrainConfig(algo="ppo", task="point", share=str(folder), seed=seed, envs=4 * G, workers=0, max_staleness=0,
-                       policy=PolicyOptions(kind="gaussian", horizon=4, execute=3),
-                       rl=OPTIONS, **kw)
+    return TrainConfig(
+        algo="ppo",
+        task="point",
+        share=str(folder),
+        seed=seed,
+        envs=4 * G,
+        workers=0,
+        max_staleness=0,
+        policy=PolicyOptions(kind="gaussian", horizon=4, execute=3),
+        rl=OPTIONS,
+        **kw,
+    )
 
 
 def episodes(policy, n=4 * G, seed=0, limit=12):
@@ -70,8 +104,12 @@ def played(policy, seed=0):
 
 
 def sharing(tmp_path, name, policy, said=None, **kw):
-    out = ExperienceSharing(config(tmp_path / "share", **kw), tmp_path / name, build(1).spec,
-                            lambda *words: None if said is None else said.append(words))
+    out = ExperienceSharing(
+        config(tmp_path / "share", **kw),
+        tmp_path / name,
+        build(1).spec,
+        lambda *words: None if said is None else said.append(words),
+    )
     out.begin(None)
     return out
 
@@ -80,14 +118,27 @@ def fill(folder, run, groups):
     ShareFolder(folder, run, 4096).write(0, groups)
 
 
-# ---- a file ----------------------------------------------------------------------------------------------------------
+# ---- a file ------------------------------------------------------------------------------------------------
+
 
 def test_a_group_comes_back_from_its_file_as_it_was():
     g = group()
     again = parse_group(pack_group(g, 3), "x")
-    assert again.space == g.space and (again.task, again.start) == ("x", 7) and not again.is_flat and again.obs.keys() == {"state"}
-    assert all(np.array_equal(a, b) for a, b in ((again.obs["state"], g.obs["state"]), (again.actions, g.actions),
-                                                 (again.executed, g.executed), (again.outcome, g.outcome)))
+    assert (
+        again.space == g.space
+        and (again.task, again.start) == ("x", 7)
+        and not again.is_flat
+        and again.obs.keys() == {"state"}
+    )
+    assert all(
+        np.array_equal(a, b)
+        for a, b in (
+            (again.obs["state"], g.obs["state"]),
+            (again.actions, g.actions),
+            (again.executed, g.executed),
+            (again.outcome, g.outcome),
+        )
+    )
     assert group(outcome=(1, 1, 1, 1)).is_flat
 
 
@@ -95,7 +146,7 @@ def test_no_byte_of_a_file_can_change_unseen_and_none_can_be_missing():
     data = pack_group(group(), 0)
     for at in range(0, len(data), 7):
         with pytest.raises(UserError):
-            parse_group(data[:at] + bytes([data[at] ^ 1]) + data[at + 1:], "x")
+            parse_group(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], "x")
     for bad in (data[:-1], data + b"x", b"", data[:20]):
         with pytest.raises(UserError):
             parse_group(bad, "x")
@@ -103,27 +154,44 @@ def test_no_byte_of_a_file_can_change_unseen_and_none_can_be_missing():
 
 def hostile():
     """Files with a good checksum whose contents are no group."""
+
     def arrays(g=None, meta=None, **kw):
         g = g or group()
         head = {"format": 1, "space": g.space, "task": g.task, "start": g.start} if meta is None else meta
         text = head if isinstance(head, bytes) else json.dumps(head).encode()
-        out = {"meta": np.frombuffer(text, np.uint8), "actions": g.actions, "executed": g.executed, "outcome": g.outcome,
-               "obs/state": g.obs["state"]} | kw
+        out = {
+            "meta": np.frombuffer(text, np.uint8),
+            "actions": g.actions,
+            "executed": g.executed,
+            "outcome": g.outcome,
+            "obs/state": g.obs["state"],
+        } | kw
         return frame(0, G, 0, save({k: np.ascontiguousarray(v) for k, v in out.items() if v is not None}))
+
     g = group()
     huge, nan, hole = (x.copy() for x in (g.actions, g.obs["state"], g.executed))
     huge[0, 0, 0, 0], nan[0, 0, 0], hole[0, 2] = 1e6, np.nan, 0
-    return {"no arrays": frame(0, 1, 0, b"\x80\x04pickle"), "a header of nothing": frame(0, 1, 0, b"\xff" * 8 + b"{}"),
-            "no meta": arrays(meta=b""), "deep meta": arrays(meta=b"[" * 5000), "a list as meta": arrays(meta=b"[1]"),
-            "another format": arrays(meta={"format": 9}),
-            "a start that is text": arrays(meta={"format": 1, "space": {}, "task": "", "start": "x"}),
-            "another array": arrays(more=np.zeros(3)), "no outcome": arrays(outcome=None),
-            "a number as actions": arrays(actions=np.float32(1)),
-            "doubles": arrays(actions=g.actions.astype(np.float64)), "too few rows": arrays(**{"obs/state": g.obs["state"][:-1]}),
-            "huge": arrays(actions=huge), "nan": arrays(**{"obs/state": nan}),
-            "an infinite outcome": arrays(outcome=np.full(G, np.inf, np.float32)),
-            "a hole": arrays(executed=hole), "more steps than a chunk has": arrays(executed=g.executed + 9),
-            "a negative count": arrays(executed=-g.executed), "no decisions": arrays(actions=g.actions[:0], executed=g.executed[:0])}
+    return {
+        "no arrays": frame(0, 1, 0, b"\x80\x04pickle"),
+        "a header of nothing": frame(0, 1, 0, b"\xff" * 8 + b"{}"),
+        "no meta": arrays(meta=b""),
+        "deep meta": arrays(meta=b"[" * 5000),
+        "a list as meta": arrays(meta=b"[1]"),
+        "another format": arrays(meta={"format": 9}),
+        "a start that is text": arrays(meta={"format": 1, "space": {}, "task": "", "start": "x"}),
+        "another array": arrays(more=np.zeros(3)),
+        "no outcome": arrays(outcome=None),
+        "a number as actions": arrays(actions=np.float32(1)),
+        "doubles": arrays(actions=g.actions.astype(np.float64)),
+        "too few rows": arrays(**{"obs/state": g.obs["state"][:-1]}),
+        "huge": arrays(actions=huge),
+        "nan": arrays(**{"obs/state": nan}),
+        "an infinite outcome": arrays(outcome=np.full(G, np.inf, np.float32)),
+        "a hole": arrays(executed=hole),
+        "more steps than a chunk has": arrays(executed=g.executed + 9),
+        "a negative count": arrays(executed=-g.executed),
+        "no decisions": arrays(actions=g.actions[:0], executed=g.executed[:0]),
+    }
 
 
 @pytest.mark.parametrize("name", hostile())
@@ -141,7 +209,8 @@ def test_a_group_that_is_too_large_is_not_written():
     assert not fault(g) and MOST_BYTES == 64 << 20
 
 
-# ---- the folder ------------------------------------------------------------------------------------------------------
+# ---- the folder --------------------------------------------------------------------------------------------
+
 
 def test_a_run_keeps_its_newest_groups_and_writes_an_update_again_in_the_same_place(tmp_path):
     mine = ShareFolder(tmp_path, "a", 8)
@@ -176,18 +245,26 @@ def test_groups_are_drawn_uniformly_and_follow_from_the_seed():
     first = [next(draws(names, {"b/0"}, 0, u)) for u in range(3000)]
     counts = np.array([first.count(n) for n in names])
     assert counts[0] == 0 and (abs(counts[1:] - 600) < 5 * np.sqrt(600 * 0.8)).all()
-    assert list(draws(names, set(), 1, 2)) == list(draws(names, set(), 1, 2)) and sorted(draws(names, set(), 1, 2)) == names
+    assert (
+        list(draws(names, set(), 1, 2)) == list(draws(names, set(), 1, 2))
+        and sorted(draws(names, set(), 1, 2)) == names
+    )
 
 
-# ---- what is learnt from ---------------------------------------------------------------------------------------------
+# ---- what is learnt from -----------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_trace_of_a_foreign_chunk_is_one_that_the_policy_could_have_made(kind):
     policy = make(kind)
     obs = {"state": torch.randn(5, 4)}
     chunk = policy.act(obs, torch.Generator().manual_seed(0))
-    trace = foreign.drawn_trace(policy, policy.encode(obs), chunk.x0.flatten(1), torch.Generator().manual_seed(1))
-    assert {k: (v.shape, v.dtype) for k, v in trace.items()} == {k: (v.shape, v.dtype) for k, v in chunk.trace.items()}
+    trace = foreign.drawn_trace(
+        policy, policy.encode(obs), chunk.x0.flatten(1), torch.Generator().manual_seed(1)
+    )
+    assert {k: (v.shape, v.dtype) for k, v in trace.items()} == {
+        k: (v.shape, v.dtype) for k, v in chunk.trace.items()
+    }
     logp, _ = policy.score(policy.encode(obs), trace)
     assert logp.shape == chunk.logp.shape and torch.isfinite(logp).all()
     if kind == "gaussian":
@@ -196,7 +273,8 @@ def test_the_trace_of_a_foreign_chunk_is_one_that_the_policy_could_have_made(kin
 
 @pytest.mark.parametrize("kind", ["flow, all steps", "flow that predicts actions", "diffusion"])
 def test_drawn_steps_lie_on_chains_that_end_in_the_chunk(kind):
-    """x' given x0 has the chain's own distribution: N((1 - t') x0, t'^2), of diffusion N(sqrt(b') x0, 1 - b')."""
+    """x' given x0 has the chain's own distribution: N((1 - t') x0, t'^2), of diffusion N(sqrt(b') x0, 1 -
+    b')."""
     policy = make(kind, **({"std_floor": 1e-6} if kind == "diffusion" else {"denoise_steps": 4}))
     n, x0 = 40_000, torch.linspace(-1, 1, 8)
     obs = {"state": torch.zeros(1, 4).expand(n, 4)}
@@ -205,13 +283,17 @@ def test_drawn_steps_lie_on_chains_that_end_in_the_chunk(kind):
         for k in trace["k"][:, f].unique().tolist():
             x, after = (trace[name][trace["k"][:, f] == k, f] for name in ("x", "x_next"))
             if policy.diffusion:
-                means, stds = [b.sqrt() * x0 for b in (policy.bars[k], policy.bars_prev[k])], [
-                    (1 - b).sqrt() for b in (policy.bars[k], policy.bars_prev[k])]
+                means, stds = (
+                    [b.sqrt() * x0 for b in (policy.bars[k], policy.bars_prev[k])],
+                    [(1 - b).sqrt() for b in (policy.bars[k], policy.bars_prev[k])],
+                )
             else:
                 t = [float(policy.times[k]), float(policy.times[k + 1]) if k + 1 < len(policy.times) else 0.0]
                 means, stds = [(1 - s) * x0 for s in t], [torch.tensor(s) for s in t]
             for seen, mean, std in zip((x, after), means, stds, strict=True):
-                assert torch.allclose(seen.mean(0), mean, atol=0.05) and torch.allclose(seen.std(0), std.expand(8), atol=0.03)
+                assert torch.allclose(seen.mean(0), mean, atol=0.05) and torch.allclose(
+                    seen.std(0), std.expand(8), atol=0.03
+                )
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "flow, one step"])
@@ -221,10 +303,16 @@ def test_what_a_run_gives_another_with_its_weights_takes_as_it_was(kind):
     space = space_of(build(1).spec, policy, "point", G, r.obs)
     for q, g in enumerate(groups_of(r, policy, space, np.arange(4))):
         assert not fault(g) and not difference(space, g.space)
-        c = foreign.foreign_columns(policy, g.obs, g.actions, g.executed, g.outcome, 5, torch.Generator().manual_seed(0))
+        c = foreign.foreign_columns(
+            policy, g.obs, g.actions, g.executed, g.outcome, 5, torch.Generator().manual_seed(0)
+        )
         mine, t = slice(q * G, (q + 1) * G), len(g.executed)
         live = r.mask[:t, mine]
-        assert not r.mask[t:, mine].any() and np.array_equal(c["mask"], live) and np.array_equal(c["done"], r.done[:t, mine])
+        assert (
+            not r.mask[t:, mine].any()
+            and np.array_equal(c["mask"], live)
+            and np.array_equal(c["done"], r.done[:t, mine])
+        )
         assert np.array_equal(c["executed"][live], r.executed[:t, mine][live])
         assert np.array_equal(c["obs/state"][:t], r.obs["state"][:t, mine])
         assert np.allclose(c["x0"], r.x0[:t, mine], atol=1e-5) and (c["version"] == 5).all()
@@ -236,10 +324,21 @@ def test_what_a_run_gives_another_with_its_weights_takes_as_it_was(kind):
 def test_two_rollouts_side_by_side_are_the_rollout_of_their_columns():
     policy = make()
     a, b = episodes(policy, seed=0), episodes(policy, n=G, seed=1)
-    short = ({k: v[:2 + k.startswith("obs/")].copy() for k, v in b[0].items()}, 2)
+    short = ({k: v[: 2 + k.startswith("obs/")].copy() for k, v in b[0].items()}, 2)
     for parts in ((a, b), (short, a), (a, short)):
         both, one = rollout_of(parts), foreign.side_by_side(*(rollout_of([p]) for p in parts))
-        for name in ("x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains", "outcome"):
+        for name in (
+            "x0",
+            "logp",
+            "rewards",
+            "discounts",
+            "done",
+            "executed",
+            "mask",
+            "version",
+            "gains",
+            "outcome",
+        ):
             assert torch.equal(getattr(both, name), getattr(one, name)), name
         for name in ("obs", "trace", "final_obs", "last_obs"):
             x, y = getattr(both, name), getattr(one, name)
@@ -247,13 +346,19 @@ def test_two_rollouts_side_by_side_are_the_rollout_of_their_columns():
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "flow, one step", "diffusion"])
-def test_the_anchor_of_foreign_episodes_is_the_policy_that_learns_so_that_their_first_ratio_is_one(kind, tmp_path):
+def test_the_anchor_of_foreign_episodes_is_the_policy_that_learns_so_that_their_first_ratio_is_one(
+    kind, tmp_path
+):
     other, policy = make(kind, seed=1), make(kind)
     sharing(tmp_path, "other", other).mix(played(other, 1), other, 0)
     mine = sharing(tmp_path, "mine", policy)
     own = played(policy)
     r = mine.mix(own, policy, 0)
-    assert r.mask.shape[1] == 8 * G and mine.metrics()["share/foreign"] == 0.5 and mine.metrics()["share/taken"] == 4
+    assert (
+        r.mask.shape[1] == 8 * G
+        and mine.metrics()["share/foreign"] == 0.5
+        and mine.metrics()["share/taken"] == 4
+    )
     n, t = 4 * G, len(own.mask)
     assert (r.version[:, n:] == 0).all() and torch.equal(r.logp[:t, :n], own.logp) and r.stats is own.stats
     obs, trace = ({k: v.flatten(0, 1) for k, v in x.items()} for x in (r.obs, r.trace))
@@ -268,14 +373,25 @@ def test_the_anchor_of_foreign_episodes_is_the_policy_that_learns_so_that_their_
 
 def test_episodes_of_pictures_and_words_are_shared_too_and_words_that_there_are_not_are_left_out():
     spec = ObsSpec(state=4, action=2, views=("front",), image_size=16, language=True)
-    policy = make_policy(PolicyOptions(kind="gaussian", horizon=4, execute=3, hidden=16, layers=2, width=16, depth=1), spec, 0)
+    policy = make_policy(
+        PolicyOptions(kind="gaussian", horizon=4, execute=3, hidden=16, layers=2, width=16, depth=1), spec, 0
+    )
     rng, g = np.random.default_rng(0), group()
-    obs = g.obs | {"image/front": rng.integers(0, 256, (4, G, 16, 16, 3), np.uint8), "tokens": np.full((4, G, 16), 7)}
+    obs = g.obs | {
+        "image/front": rng.integers(0, 256, (4, G, 16, 16, 3), np.uint8),
+        "tokens": np.full((4, G, 16), 7),
+    }
     space = space_of(build(1).spec, policy, "point", G, {k: torch.from_numpy(v) for k, v in obs.items()})
     again = parse_group(pack_group(replace(g, obs=obs, space=space), 0), "x")
     assert not unfit(again, space, 4)
-    c = foreign.foreign_columns(policy, again.obs, again.actions, again.executed, again.outcome, 0, torch.Generator())
-    assert foreign.is_sound(c) and c["obs/image/front"].dtype == np.uint8 and foreign.foreign_rollout([c]).obs["tokens"].shape == (3, G, 16)
+    c = foreign.foreign_columns(
+        policy, again.obs, again.actions, again.executed, again.outcome, 0, torch.Generator()
+    )
+    assert (
+        foreign.is_sound(c)
+        and c["obs/image/front"].dtype == np.uint8
+        and foreign.foreign_rollout([c]).obs["tokens"].shape == (3, G, 16)
+    )
     again.obs["tokens"] = again.obs["tokens"] + 4096
     assert "words that there are not" in unfit(again, space, 4)
 
@@ -286,13 +402,17 @@ def test_without_foreign_groups_a_rollout_goes_through_untouched(tmp_path):
     other.mix(played(policy), policy, 0)
     alone = sharing(tmp_path, "mine", policy, share_foreign=0)
     own = played(policy, 1)
-    assert alone.mix(own, policy, 0) is own and alone.metrics()["share/given"] == 4 and alone.metrics()["share/foreign"] == 0
+    assert (
+        alone.mix(own, policy, 0) is own
+        and alone.metrics()["share/given"] == 4
+        and alone.metrics()["share/foreign"] == 0
+    )
 
 
 def test_flat_groups_are_neither_given_nor_taken_and_a_group_is_taken_once(tmp_path):
     policy = make()
     own = played(policy)
-    own.outcome[:2 * G] = 1
+    own.outcome[: 2 * G] = 1
     first = sharing(tmp_path, "first", policy)
     assert first.mix(own, policy, 0) is own and first.counts["given"] == 2
     space = space_of(build(1).spec, policy, "point", G, own.obs)
@@ -341,7 +461,11 @@ def test_episodes_of_another_space_are_named_and_left_out(tmp_path):
     mine.mix(played(policy), policy, 0)
     words = " ".join(w[0] for w in said)
     assert mine.counts["unfit"] == 3 and mine.counts["taken"] == 0
-    assert "their policy.horizon is 8, here 4" in words and "not of the space that it names" in words and "more than 4 decisions" in words
+    assert (
+        "their policy.horizon is 8, here 4" in words
+        and "not of the space that it names" in words
+        and "more than 4 decisions" in words
+    )
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_path):
@@ -371,10 +495,27 @@ def test_the_state_of_a_checkpoint_goes_on_where_it_was(tmp_path):
     assert again.state_dict() == whole.state_dict() and again.folder.mine == whole.folder.mine
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------
 
-RUN = (*TINY, "--steps", 1600, "--eval-every", 800, "--envs", 8, "--algo", "ppo", "--policy.kind", "gaussian", "--rl.advantage", "grpo",
-       "--rl.group", 4, "--reward", "dense")
+RUN = (
+    *TINY,
+    "--steps",
+    1600,
+    "--eval-every",
+    800,
+    "--envs",
+    8,
+    "--algo",
+    "ppo",
+    "--policy.kind",
+    "gaussian",
+    "--rl.advantage",
+    "grpo",
+    "--rl.group",
+    4,
+    "--reward",
+    "dense",
+)
 
 
 def weights(run):
@@ -385,9 +526,13 @@ def rows(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_runs_share_and_one_that_takes_nothing_is_bit_for_bit_the_plain_run_and_a_killed_one_loses_nothing(tmp_path):
+def test_runs_share_and_one_that_takes_nothing_is_bit_for_bit_the_plain_run_and_a_killed_one_loses_nothing(
+    tmp_path,
+):
     assert (end := robo_rl(tmp_path, "train", *RUN, "--out", "plain")).code == 0, end
-    assert robo_rl(tmp_path, "train", *RUN, "--out", "giver", "--share", "one", "--share-foreign", 0).code == 0
+    assert (
+        robo_rl(tmp_path, "train", *RUN, "--out", "giver", "--share", "one", "--share-foreign", 0).code == 0
+    )
     assert weights(tmp_path / "plain") == weights(tmp_path / "giver")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     argv = (*RUN, "--seed", 1, "--share-foreign", 1)
@@ -395,21 +540,38 @@ def test_runs_share_and_one_that_takes_nothing_is_bit_for_bit_the_plain_run_and_
     told = [row for row in rows(tmp_path / "whole") if "share/foreign" in row]
     assert max(row["share/foreign"] for row in told) == pytest.approx(1 / 3) and told[-1]["share/taken"] >= 3
     command = Command(tmp_path, ("train", *argv, "--out", "killed", "--share", "two"))
-    command.until(lambda: (tmp_path / "killed" / "checkpoints").exists() and len(checkpoint.checkpoints(tmp_path / "killed")) > 1)
+    command.until(
+        lambda: (
+            (tmp_path / "killed" / "checkpoints").exists()
+            and len(checkpoint.checkpoints(tmp_path / "killed")) > 1
+        )
+    )
     command.signal(signal.SIGKILL)
     command.wait()
     assert (end := robo_rl(tmp_path, "train", "--resume", "killed")).code == 0, end
     assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
-    given = [{p.name: p.read_bytes() for p in tmp_path.glob(f"{where}-*/*")} for where in ("one/whole", "two/killed")]
+    given = [
+        {p.name: p.read_bytes() for p in tmp_path.glob(f"{where}-*/*")}
+        for where in ("one/whole", "two/killed")
+    ]
     assert len(given[0]) > 3 and given[0] == given[1]
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"share": __file__}, "is a file"), ({"share_foreign": 9}, r"must be in \[0, 4\]"), ({"share_keep": 1}, "--share-keep"),
-    ({"algo": "nft", "rl": NftOptions(advantage="grpo", group=G, decisions=0)}, "advantage"), ({"rl": PpoOptions()}, "group advantage"),
-    ({"rl": replace(OPTIONS, epochs=1), "periodic": 2}, "--periodic"), ({"dream": 0.5}, "--dream"),
-    ({"rl": replace(OPTIONS, allocate="refill")}, "--rl.allocate"),
-    ({"rl": replace(OPTIONS, proximal="ewma"), "max_staleness": 1}, "ewma")], ids=str)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"share": __file__}, "is a file"),
+        ({"share_foreign": 9}, r"must be in \[0, 4\]"),
+        ({"share_keep": 1}, "--share-keep"),
+        ({"algo": "nft", "rl": NftOptions(advantage="grpo", group=G, decisions=0)}, "advantage"),
+        ({"rl": PpoOptions()}, "group advantage"),
+        ({"rl": replace(OPTIONS, epochs=1), "periodic": 2}, "--periodic"),
+        ({"dream": 0.5}, "--dream"),
+        ({"rl": replace(OPTIONS, allocate="refill")}, "--rl.allocate"),
+        ({"rl": replace(OPTIONS, proximal="ewma"), "max_staleness": 1}, "ewma"),
+    ],
+    ids=str,
+)
 def test_a_run_that_cannot_share_is_told_why(options, words):
     with pytest.raises(UserError, match=words):
         check(replace(config("x"), **options), build(1))
@@ -417,6 +579,9 @@ def test_a_run_that_cannot_share_is_told_why(options, words):
 
 def test_a_run_that_cannot_share_says_so_in_one_line_and_leaves_nothing_behind(tmp_path):
     assert "group advantage" in robo_rl(tmp_path, "train", "--task", "reach", "--share", "x").mistake
-    assert "group advantage" in robo_rl(tmp_path, "train", "--sim", "none", "--algo", "bc", "--demos", "x", "--share", "x").mistake
+    assert (
+        "group advantage"
+        in robo_rl(tmp_path, "train", "--sim", "none", "--algo", "bc", "--demos", "x", "--share", "x").mistake
+    )
     assert "--share FOLDER" in robo_rl(tmp_path, "train", "--task", "reach", "--share-foreign", "1").mistake
     assert not (tmp_path / "runs").exists() and not (tmp_path / "x").exists()

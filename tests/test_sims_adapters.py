@@ -25,7 +25,9 @@ from sims.isaac.protocols import IsaacGymVecTask, IsaacLabEnv
 class Goal(gym.Env):
     """Dict observations, 2 x 1 actions in [0, 4], success in info; ends when the goal is reached."""
 
-    observation_space = spaces.Dict({"observation": spaces.Box(-9, 9, (2,)), "desired_goal": spaces.Box(-9, 9, (1,))})
+    observation_space = spaces.Dict(
+        {"observation": spaces.Box(-9, 9, (2,)), "desired_goal": spaces.Box(-9, 9, (1,))}
+    )
     action_space = spaces.Box(0, 4, (2, 1))
     metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 20}
 
@@ -53,7 +55,9 @@ class Goal(gym.Env):
 gym.register("RoboRlGoal-v0", Goal, max_episode_steps=2)
 
 
-@pytest.mark.parametrize("id", ["Pendulum-v1", "MountainCarContinuous-v0", "RoboRlGoal-v0", "InvertedPendulum-v5"])
+@pytest.mark.parametrize(
+    "id", ["Pendulum-v1", "MountainCarContinuous-v0", "RoboRlGoal-v0", "InvertedPendulum-v5"]
+)
 def test_a_gymnasium_id_keeps_the_contract(id):
     parts = check_env(lambda n: make_gym(id, num_envs=n, max_steps=25))
     assert "starts" in parts and "snapshot" not in parts
@@ -99,23 +103,35 @@ def test_an_end_on_the_last_step_is_a_termination():
     assert terminated.all() and not truncated.any()
 
 
-@pytest.mark.parametrize("id, fault", [
-    ("Pendulm-v1", r"unknown gym id 'Pendulm-v1'. Nearest: Pendulum-v1"),
-    ("Pendulum-v99", r"unknown gym id 'Pendulum-v99'. Nearest: Pendulum-v1"),
-    ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions"),
-    ("no_such_module:Env-v0", "there is no module 'no_such_module'.*run the command in the folder that holds it"),
-    ("OwnEnv-v0", "an env of your own is named gym:MODULE:ID"),
-    ("", "needs an id after the colon"),
-])
+@pytest.mark.parametrize(
+    "id, fault",
+    [
+        ("Pendulm-v1", r"unknown gym id 'Pendulm-v1'. Nearest: Pendulum-v1"),
+        ("Pendulum-v99", r"unknown gym id 'Pendulum-v99'. Nearest: Pendulum-v1"),
+        ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions"),
+        (
+            "no_such_module:Env-v0",
+            "there is no module 'no_such_module'.*run the command in the folder that holds it",
+        ),
+        ("OwnEnv-v0", "an env of your own is named gym:MODULE:ID"),
+        ("", "needs an id after the colon"),
+    ],
+)
 def test_a_gymnasium_id_that_cannot_be_used_says_why(id, fault):
     with pytest.raises(UserError, match=fault):
         make_gym(id)
 
 
-@pytest.mark.parametrize("options, fault", [
-    ({"obs": "rgb"}, "obs 'state' only"), ({"control": "x"}, "own control"),
-    ({"randomise": "mass"}, "no randomise"), ({"device": "cuda"}, "'cpu' only"), ({"max_steps": -1}, ">= 0"),
-])
+@pytest.mark.parametrize(
+    "options, fault",
+    [
+        ({"obs": "rgb"}, "obs 'state' only"),
+        ({"control": "x"}, "own control"),
+        ({"randomise": "mass"}, "no randomise"),
+        ({"device": "cuda"}, "'cpu' only"),
+        ({"max_steps": -1}, ">= 0"),
+    ],
+)
 def test_options_a_gymnasium_env_has_not_are_refused(options, fault):
     with pytest.raises(UserError, match=fault):
         make_gym("Pendulum-v1", **options)
@@ -124,6 +140,7 @@ def test_options_a_gymnasium_env_has_not_are_refused(options, fault):
 def test_an_absent_dependency_of_a_gymnasium_env_is_named():
     try:
         import Box2D  # noqa: F401
+
         pytest.skip("Box2D is installed")
     except ImportError:
         pass
@@ -134,7 +151,10 @@ def test_an_absent_dependency_of_a_gymnasium_env_is_named():
 class Faulty(gym.Env):
     """Does in its second step what `fault` says; observes float64, says nothing of success."""
 
-    observation_space, action_space = spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float64)}), spaces.Box(-2, 2, (1,), np.float64)
+    observation_space, action_space = (
+        spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float64)}),
+        spaces.Box(-2, 2, (1,), np.float64),
+    )
 
     def __init__(self, fault=""):
         self.fault = fault
@@ -159,13 +179,24 @@ for fault in ("", "reset", "raises", "size", "key", "nan", "fall"):
     gym.register(f"RoboRlFaulty{fault}-v0", Faulty, max_episode_steps=4, kwargs={"fault": fault})
 
 
-@pytest.mark.parametrize("fault, words", [
-    ("reset", r"^gym:RoboRlFaultyreset-v0: reset of env 0 failed: OSError: no power \(.*test_sims_adapters.py, line \d+\)$"),
-    ("raises", r"^gym:RoboRlFaultyraises-v0: step of env 0 failed: RuntimeError: motor 3 is hot \(.*test_sims_adapters.py, line \d+\)$"),
-    ("size", "the observation of env 0 has 3 numbers, its observation_space Dict.* has 2"),
-    ("key", "the observation of env 0 does not fit its observation_space.*KeyError"),
-    ("nan", r"the observation of env 0 is not finite \(x0 is nan\)"),
-])
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        (
+            "reset",
+            r"^gym:RoboRlFaultyreset-v0: reset of env 0 failed: OSError: no power \(.*test_sims_adapters.py, "
+            r"line \d+\)$",
+        ),
+        (
+            "raises",
+            r"^gym:RoboRlFaultyraises-v0: step of env 0 failed: RuntimeError: motor 3 is hot "
+            r"\(.*test_sims_adapters.py, line \d+\)$",
+        ),
+        ("size", "the observation of env 0 has 3 numbers, its observation_space Dict.* has 2"),
+        ("key", "the observation of env 0 does not fit its observation_space.*KeyError"),
+        ("nan", r"the observation of env 0 is not finite \(x0 is nan\)"),
+    ],
+)
 def test_a_fault_in_the_code_of_a_gymnasium_env_is_one_line_that_names_env_and_place(fault, words):
     env = make_gym(f"RoboRlFaulty{fault}-v0", num_envs=2)
     with pytest.raises(UserError, match=words):
@@ -190,7 +221,8 @@ def test_a_gymnasium_env_knows_whether_its_steps_say_success():
 
 
 class Reach(Goal):
-    """Says from the first step beyond 1 on that it succeeded, pays as it likes, and goes on to its time limit."""
+    """Says from the first step beyond 1 on that it succeeded, pays as it likes, and goes on to its time
+    limit."""
 
     def step(self, action):
         self.x = self.x + action[:, 0]
@@ -215,15 +247,21 @@ def test_a_sparse_reward_pays_the_first_success_alone_and_ends_the_episode_with_
     env.reset(seed=0)
     paid, over = [], []
     for _ in range(3):
-        _, reward, terminated, truncated, info = env.step(np.array([[-0.75, -0.75], [-1, -1]], np.float32))  # 1 and 0 of a step
+        # 1 and 0 of a step
+        _, reward, terminated, truncated, info = env.step(np.array([[-0.75, -0.75], [-1, -1]], np.float32))
         paid, over = [*paid, reward.tolist()], [*over, terminated.tolist()]
         assert (terminated == info["success"]).all()
     assert paid == [[0, 0], [1, 0], [0, 0]] and over == [[False, False], [True, False], [True, False]]
     assert truncated.tolist() == [False, True]
     env.reset(seed=0)
     for _ in range(3):
-        _, reward, terminated, truncated, _ = env.step(np.array([[-0.9, -0.9], [-1, -1]], np.float32))  # success with the last step
-    assert reward.tolist() == [1, 0] and terminated.tolist() == [True, False] and truncated.tolist() == [False, True]
+        # success with the last step
+        _, reward, terminated, truncated, _ = env.step(np.array([[-0.9, -0.9], [-1, -1]], np.float32))
+    assert (
+        reward.tolist() == [1, 0]
+        and terminated.tolist() == [True, False]
+        and truncated.tolist() == [False, True]
+    )
     late = make_gym("RoboRlLate-v0", reward="sparse")
     late.reset(seed=0)
     assert [late.step(np.ones((1, 2), np.float32))[1].item() for _ in range(3)] == [0, 0, 1]
@@ -237,13 +275,21 @@ def test_a_sparse_reward_pays_the_first_success_alone_and_ends_the_episode_with_
 # ---------------------------------------------------------------- envpool:<id>
 
 
-needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None,
-                                   reason="needs pip install 'robo_rl[envpool]'")
+needs_envpool = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="needs pip install 'robo_rl[envpool]'"
+)
 
 
 @needs_envpool
-@pytest.mark.parametrize("id", ["Hopper-v5", "Pendulum-v1", pytest.param("FetchReach-v4", marks=pytest.mark.slow),
-                                pytest.param("MetaWorld/Reach-v3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "id",
+    [
+        "Hopper-v5",
+        "Pendulum-v1",
+        pytest.param("FetchReach-v4", marks=pytest.mark.slow),
+        pytest.param("MetaWorld/Reach-v3", marks=pytest.mark.slow),
+    ],
+)
 def test_an_envpool_id_keeps_the_contract(id):
     parts = check_env(lambda n: make_envpool(id, num_envs=n, max_steps=12, threads=1))
     assert "starts" in parts and "snapshot" not in parts
@@ -267,6 +313,7 @@ def test_actions_are_stretched_to_envpools_box():
     env = make_envpool("Pendulum-v1", num_envs=2, threads=1)
     env.reset(options={"starts": np.array([1, 1])})
     import envpool
+
     raw = envpool.make("Pendulum-v1", "gymnasium", num_envs=1, env_seed=[1])
     raw.reset()
     obs, reward, *_ = env.step(np.array([[0.5], [1.0]]))
@@ -318,11 +365,14 @@ def test_a_goal_that_an_id_hides_unless_asked_is_shown():
 
 
 @needs_envpool
-@pytest.mark.parametrize("id, fault", [
-    ("Hoper-v5", "unknown envpool id 'Hoper-v5'. Nearest: Hopper-v5"),
-    ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions"),
-    ("", "needs an id after the colon"),
-])
+@pytest.mark.parametrize(
+    "id, fault",
+    [
+        ("Hoper-v5", "unknown envpool id 'Hoper-v5'. Nearest: Hopper-v5"),
+        ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions"),
+        ("", "needs an id after the colon"),
+    ],
+)
 def test_an_envpool_id_that_cannot_be_used_says_why(id, fault):
     with pytest.raises(UserError, match=fault):
         make_envpool(id)
@@ -381,8 +431,12 @@ class FakeVecTask:
         if self.same_step and ended.any():
             self.reset_idx(ended.nonzero().flatten())
             self.compute_observations()
-        return ({"obs": self.obs_buf.clamp(-50, 50)}, rewards, ended,
-                {"time_outs": timed_out, "success": self.pos[:, 0] > 0.3})
+        return (
+            {"obs": self.obs_buf.clamp(-50, 50)},
+            rewards,
+            ended,
+            {"time_outs": timed_out, "success": self.pos[:, 0] > 0.3},
+        )
 
 
 class FakeSameStepTask(FakeVecTask):
@@ -480,8 +534,12 @@ class FakeManagerBasedRLEnv(FakeDirectRLEnv):
         return self._get_observations(), {}
 
 
-ISAAC = [("isaacgym", FakeVecTask), ("isaacgym", FakeSameStepTask), ("isaaclab", FakeDirectRLEnv),
-         ("isaaclab", FakeManagerBasedRLEnv)]
+ISAAC = [
+    ("isaacgym", FakeVecTask),
+    ("isaacgym", FakeSameStepTask),
+    ("isaaclab", FakeDirectRLEnv),
+    ("isaaclab", FakeManagerBasedRLEnv),
+]
 
 
 @pytest.mark.parametrize("kind, fake", ISAAC, ids=lambda x: getattr(x, "__name__", x))
@@ -509,7 +567,8 @@ def test_isaacs_tensors_stay_torch_on_its_device(kind, fake):
 
 
 def drive(env, push: torch.Tensor, steps: int):
-    """Step with a constant push [N, 2] and reset what is over; the rows (obs before, obs, reward, flags, info)."""
+    """Step with a constant push [N, 2] and reset what is over; the rows (obs before, obs, reward, flags,
+    info)."""
     obs, rows = env.reset(seed=0)[0]["state"], []
     for _ in range(steps):
         after, reward, terminated, truncated, info = env.step(push)
@@ -611,19 +670,36 @@ def test_closing_closes_isaac_lab_once():
     assert sim.closed == 1
 
 
-@pytest.mark.parametrize("call, fault", [
-    (lambda: make_isaac("isaaclab", "P", env=object()), "object is no Isaac Lab env: it lacks num_envs"),
-    (lambda: make_isaac("isaacgym", "P", env=FakeDirectRLEnv(1)), "no IsaacGymEnvs VecTask: it lacks .*num_obs"),
-    (lambda: make_isaac("isaacsim", "P"), "unknown isaac simulator 'isaacsim'"),
-    (lambda: make_isaac("isaaclab", "P", obs="rgb"), "obs 'state' only"),
-    (lambda: make_isaac("isaaclab", "P", reward="sparse"), "own reward"),
-    (lambda: make_isaac("isaaclab", ""), "for example Isaac-Cartpole-Direct-v0"),
-    (lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).step(torch.zeros(2, 2)), r"call reset\(\)"),
-    (lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).reset(
-        seed=1, options={"reset_mask": np.array([True, False])}), "one seed for all envs"),
-    (lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).reset(
-        options={"reset_mask": np.array([True, False])}), "first reset must reset every env"),
-])
+@pytest.mark.parametrize(
+    "call, fault",
+    [
+        (lambda: make_isaac("isaaclab", "P", env=object()), "object is no Isaac Lab env: it lacks num_envs"),
+        (
+            lambda: make_isaac("isaacgym", "P", env=FakeDirectRLEnv(1)),
+            "no IsaacGymEnvs VecTask: it lacks .*num_obs",
+        ),
+        (lambda: make_isaac("isaacsim", "P"), "unknown isaac simulator 'isaacsim'"),
+        (lambda: make_isaac("isaaclab", "P", obs="rgb"), "obs 'state' only"),
+        (lambda: make_isaac("isaaclab", "P", reward="sparse"), "own reward"),
+        (lambda: make_isaac("isaaclab", ""), "for example Isaac-Cartpole-Direct-v0"),
+        (
+            lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).step(torch.zeros(2, 2)),
+            r"call reset\(\)",
+        ),
+        (
+            lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).reset(
+                seed=1, options={"reset_mask": np.array([True, False])}
+            ),
+            "one seed for all envs",
+        ),
+        (
+            lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).reset(
+                options={"reset_mask": np.array([True, False])}
+            ),
+            "first reset must reset every env",
+        ),
+    ],
+)
 def test_isaac_input_that_cannot_be_used_says_why(call, fault):
     with pytest.raises(UserError, match=fault):
         call()
@@ -648,10 +724,13 @@ def stub_members(path: str, cls: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("protocol, path, classes", [
-    (IsaacGymVecTask, "isaacgymenvs/tasks/base/vec_task.pyi", ["VecTask"]),
-    (IsaacLabEnv, "isaaclab/envs.pyi", ["DirectRLEnv", "ManagerBasedRLEnv"]),
-])
+@pytest.mark.parametrize(
+    "protocol, path, classes",
+    [
+        (IsaacGymVecTask, "isaacgymenvs/tasks/base/vec_task.pyi", ["VecTask"]),
+        (IsaacLabEnv, "isaaclab/envs.pyi", ["DirectRLEnv", "ManagerBasedRLEnv"]),
+    ],
+)
 def test_the_stubs_declare_what_the_adapter_asks_for(protocol, path, classes):
     asked = {*protocol.__annotations__, *(k for k in vars(protocol) if k[0] != "_")}
     for cls in classes:

@@ -35,8 +35,11 @@ class Point(VectorEnv):
     def _obs(self):
         image = np.zeros((self.num_envs, 16, 16, 3), np.uint8)
         image[..., 0] = (np.clip(self.pos[:, 0], -1, 1) * 100 + 100).astype(np.uint8)[:, None, None]
-        return {"state": self.pos.astype(np.float32), "image/top": image,
-                "task": np.array([f"go to {s % 3}" for s in self.start])}
+        return {
+            "state": self.pos.astype(np.float32),
+            "image/top": image,
+            "task": np.array([f"go to {s % 3}" for s in self.start]),
+        }
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
@@ -59,11 +62,19 @@ class Point(VectorEnv):
         self.terminated = self.terminated | (live & (np.linalg.norm(self.pos, axis=1) > 0.3))
         self.truncated = self.truncated | (live & (self.age >= 12) & ~self.terminated)
         reward = np.where(live, 1.0, 0.0).astype(np.float32)
-        return self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()}
+        return (
+            self._obs(),
+            reward,
+            self.terminated.copy(),
+            self.truncated.copy(),
+            {"success": self.success.copy()},
+        )
 
     def get_state(self):
         return {k: getattr(self, k).copy() for k in KEYS} | {
-            "seeds": self.stream.seeds.copy(), "episodes": self.stream.episodes.copy()}
+            "seeds": self.stream.seeds.copy(),
+            "episodes": self.stream.episodes.copy(),
+        }
 
     def set_state(self, state, mask=None):
         mask = np.ones(self.num_envs, bool) if mask is None else mask
@@ -80,8 +91,19 @@ class Point(VectorEnv):
 
 def test_an_env_that_keeps_the_contract_passes_every_part():
     parts = check_env(Point)
-    assert parts == ("spaces", "first_obs", "steps", "bad_input", "seeds", "starts", "reset_mask", "frozen",
-                     "snapshot", "expert", "render")
+    assert parts == (
+        "spaces",
+        "first_obs",
+        "steps",
+        "bad_input",
+        "seeds",
+        "starts",
+        "reset_mask",
+        "frozen",
+        "snapshot",
+        "expert",
+        "render",
+    )
 
 
 class _Plain(Point):
@@ -119,7 +141,9 @@ class _OneStream(_NoStarts):
 
 def test_an_env_with_one_random_stream_must_refuse_a_list_of_seeds():
     assert "seeds" in check_env(_OneStream, starts=False, seed_lists=False)
-    with pytest.raises(AssertionError, match="a list of seeds, which this env cannot take, must raise UserError"):
+    with pytest.raises(
+        AssertionError, match="a list of seeds, which this env cannot take, must raise UserError"
+    ):
         check_env(_Plain, seed_lists=False)
 
 
@@ -193,8 +217,9 @@ class TakesNaN(Point):
 
 class TakesAnyShape(Point):
     def step(self, a):
-        return super().step(np.asarray(a).ravel()[:2 * self.num_envs].reshape(-1, 2)
-                            if np.size(a) > 2 * self.num_envs else a)
+        return super().step(
+            np.asarray(a).ravel()[: 2 * self.num_envs].reshape(-1, 2) if np.size(a) > 2 * self.num_envs else a
+        )
 
 
 class WrongError(Point):
@@ -255,7 +280,9 @@ class IgnoresStarts(Point):
 class ResetsAll(Point):
     def reset(self, *, seed=None, options=None):
         read_reset(seed, options, self.num_envs)
-        return super().reset(seed=seed, options={k: v for k, v in (options or {}).items() if k != "reset_mask"})
+        return super().reset(
+            seed=seed, options={k: v for k, v in (options or {}).items() if k != "reset_mask"}
+        )
 
 
 class ResetsNone(Point):
@@ -357,7 +384,9 @@ class RestoresNone(Point):
 
 class RestoresByIndex(Point):
     def set_state(self, state, mask=None):
-        shift = 0 if self.num_envs == 1 or (state["pos"] != state["pos"][0]).any() else np.arange(self.num_envs)
+        shift = (
+            0 if self.num_envs == 1 or (state["pos"] != state["pos"][0]).any() else np.arange(self.num_envs)
+        )
         super().set_state(state | {"start": state["start"] + shift}, mask)
 
 
@@ -479,7 +508,10 @@ class Rounds(_Plain):
 
     def _obs(self):
         obs = super()._obs()
-        return obs | {"state": obs["state"] + np.float32(1e-6 * (self.resets % 2)), "image/top": 0 * obs["image/top"]}
+        return obs | {
+            "state": obs["state"] + np.float32(1e-6 * (self.resets % 2)),
+            "image/top": 0 * obs["image/top"],
+        }
 
 
 def test_atol_admits_rounding_and_no_more():
@@ -490,13 +522,16 @@ def test_atol_admits_rounding_and_no_more():
         check_env(Rounds, atol=1e-7)
 
 
-@pytest.mark.parametrize("options, fault", [
-    ({"reset_masks": None}, "unknown reset option 'reset_masks'"),
-    ({"reset_mask": np.ones(3)}, "reset_mask must be bool"),
-    ({"starts": [1, 2]}, "starts must be 3 integers"),
-    ({"starts": [0.5, 1, 2]}, "starts must be 3 integers"),
-    ({"starts": [-1, 1, 2]}, "starts must be >= 0"),
-])
+@pytest.mark.parametrize(
+    "options, fault",
+    [
+        ({"reset_masks": None}, "unknown reset option 'reset_masks'"),
+        ({"reset_mask": np.ones(3)}, "reset_mask must be bool"),
+        ({"starts": [1, 2]}, "starts must be 3 integers"),
+        ({"starts": [0.5, 1, 2]}, "starts must be 3 integers"),
+        ({"starts": [-1, 1, 2]}, "starts must be >= 0"),
+    ],
+)
 def test_a_malformed_reset_request_says_what_is_wrong(options, fault):
     with pytest.raises(UserError, match=fault):
         read_reset(None, options, 3)

@@ -41,7 +41,9 @@ def test_every_step_equals_gymnasiums_own(task):
             alive[i] = not end
             compared += 1
     assert compared > 100
-    assert alive.all() == (task == "HalfCheetah-v5"), "the others fall under random actions, and that is compared too"
+    assert alive.all() == (task == "HalfCheetah-v5"), (
+        "the others fall under random actions, and that is compared too"
+    )
     env.close()
 
 
@@ -116,18 +118,23 @@ def test_a_fall_ends_the_episode_and_a_thousand_steps_cut_it():
 def test_the_axes_are_torques_of_the_gear():
     axes = make_locomotion("HalfCheetah-v5").spec.axes
     assert [(a.name, a.high, a.unit, a.kind) for a in axes[:2]] == [
-        ("bthigh", 120.0, "N m", "effort"), ("bshin", 90.0, "N m", "effort")]
+        ("bthigh", 120.0, "N m", "effort"),
+        ("bshin", 90.0, "N m", "effort"),
+    ]
 
 
-@pytest.mark.parametrize("options, fault", [
-    ({"task": "Hoper-v5"}, "did you mean 'Hopper-v5'"),
-    ({"obs": "rgb"}, "obs 'state' only"),
-    ({"reward": "sparse"}, "reward 'dense' only"),
-    ({"control": "position"}, "unknown control 'position'"),
-    ({"randomise": "mass"}, "no randomise options"),
-    ({"device": "cuda"}, "device 'cpu' only"),
-    ({"max_steps": -1}, "max_steps and threads must be >= 0"),
-])
+@pytest.mark.parametrize(
+    "options, fault",
+    [
+        ({"task": "Hoper-v5"}, "did you mean 'Hopper-v5'"),
+        ({"obs": "rgb"}, "obs 'state' only"),
+        ({"reward": "sparse"}, "reward 'dense' only"),
+        ({"control": "position"}, "unknown control 'position'"),
+        ({"randomise": "mass"}, "no randomise options"),
+        ({"device": "cuda"}, "device 'cpu' only"),
+        ({"max_steps": -1}, "max_steps and threads must be >= 0"),
+    ],
+)
 def test_options_it_has_not_are_refused(options, fault):
     with pytest.raises(UserError, match=fault):
         make_locomotion(**({"task": "Hopper-v5"} | options))

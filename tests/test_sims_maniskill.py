@@ -1,4 +1,5 @@
-"""ManiSkill as a vector env. Tests that start simulators carry the mark `maniskill` and need robo_rl[maniskill]."""
+"""ManiSkill as a vector env. Tests that start simulators carry the mark `maniskill` and need
+robo_rl[maniskill]."""
 
 import importlib.util
 import json
@@ -24,13 +25,16 @@ CUDA = INSTALLED and "torch" in sys.modules and __import__("torch").cuda.is_avai
 
 
 def simulates(test):
-    test = pytest.mark.skipif(not INSTALLED, reason="ManiSkill is absent: pip install 'robo_rl[maniskill]'")(test)
+    test = pytest.mark.skipif(not INSTALLED, reason="ManiSkill is absent: pip install 'robo_rl[maniskill]'")(
+        test
+    )
     return pytest.mark.maniskill(test)
 
 
 @pytest.fixture(scope="module")
 def pick():
-    """PickCube, 4 envs in 2 workers, shared by the tests that leave it as they found it: usable after a reset."""
+    """PickCube, 4 envs in 2 workers, shared by the tests that leave it as they found it: usable after a
+    reset."""
     env = make_maniskill(num_envs=4, threads=2)
     yield env
     env.close()
@@ -56,13 +60,16 @@ def test_a_wrong_task_name_lists_the_nearest_first():
         make_maniskill("PickCub-v1")
 
 
-@pytest.mark.parametrize("wrong, message", [
-    ({"randomise": "mass"}, "no randomise options"),
-    ({"threads": -1}, "threads must be >= 0"),
-    ({"max_steps": -1}, "max_steps must be >= 0"),
-    ({"device": "tpu"}, "Allowed: cpu, cuda"),
-    ({"control": "torque"}, "Allowed: .*joint_delta, ee_delta"),
-])
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"randomise": "mass"}, "no randomise options"),
+        ({"threads": -1}, "threads must be >= 0"),
+        ({"max_steps": -1}, "max_steps must be >= 0"),
+        ({"device": "tpu"}, "Allowed: cpu, cuda"),
+        ({"control": "torque"}, "Allowed: .*joint_delta, ee_delta"),
+    ],
+)
 def test_a_wrong_argument_says_what_is_allowed(wrong, message):
     with pytest.raises(UserError, match=message):
         make_maniskill(**wrong)
@@ -94,7 +101,14 @@ def test_a_rotation_vector_turns_back_into_itself():
 
 
 def test_shared_arrays_do_not_overlap_and_both_maps_see_the_same_memory():
-    info = {"axes": [0] * 3, "image_size": 4, "max_steps": 5, "state_names": ["a"] * 7, "views": ["top"], "frame": [2, 2]}
+    info = {
+        "axes": [0] * 3,
+        "image_size": 4,
+        "max_steps": 5,
+        "state_names": ["a"] * 7,
+        "views": ["top"],
+        "frame": [2, 2],
+    }
     layout, fd = wire.arrays(info, 3), os.memfd_create("test")
     mine, theirs = wire.map_memory(fd, layout, create=True), wire.map_memory(fd, layout)
     for k, name in enumerate(mine):
@@ -219,8 +233,10 @@ def test_a_stopped_worker_runs_into_the_deadline():
 @simulates
 @pytest.mark.slow
 def test_workers_end_when_the_process_that_made_the_env_is_killed():
-    code = ("import os, signal, sims; env = sims.make('maniskill', 'PickCube-v1', 2, threads=2); "
-            "print(env.workers.process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)")
+    code = (
+        "import os, signal, sims; env = sims.make('maniskill', 'PickCube-v1', 2, threads=2); "
+        "print(env.workers.process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     group = int(done.stdout)
     for _ in range(100):
@@ -241,10 +257,13 @@ def test_a_task_that_needs_a_download_says_so_and_asks_nothing():
 
 @simulates
 @pytest.mark.slow
-@pytest.mark.parametrize("task, wrong, message", [
-    ("PickCubeSO100-v1", {"control": "ee_delta"}, "has no 'ee_delta' control. Allowed: joint_delta"),
-    ("StackPyramid-v1", {"reward": "dense"}, "has no dense reward. Allowed: sparse"),
-])
+@pytest.mark.parametrize(
+    "task, wrong, message",
+    [
+        ("PickCubeSO100-v1", {"control": "ee_delta"}, "has no 'ee_delta' control. Allowed: joint_delta"),
+        ("StackPyramid-v1", {"reward": "dense"}, "has no dense reward. Allowed: sparse"),
+    ],
+)
 def test_what_a_task_cannot_do_is_refused(task, wrong, message):
     with pytest.raises(UserError, match=message):
         make_maniskill(task, **wrong)
@@ -264,8 +283,17 @@ def test_images_without_vulkan_are_refused_with_the_remedy():
 
 @simulates
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["PickCube-v1", "PegInsertionSide-v1", "TwoRobotPickCube-v1", "MS-AntWalk-v1",
-                                  "RotateValveLevel2-v1", "UnitreeG1Stand-v1"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "PickCube-v1",
+        "PegInsertionSide-v1",
+        "TwoRobotPickCube-v1",
+        "MS-AntWalk-v1",
+        "RotateValveLevel2-v1",
+        "UnitreeG1Stand-v1",
+    ],
+)
 def test_the_contract_holds_bit_for_bit(task):
     parts = check_env(lambda n: make_maniskill(task, num_envs=n, max_steps=12, threads=2), num_envs=3)
     assert {"starts", "frozen", "snapshot"} <= set(parts) and ("expert" in parts) == (task in EXPERT_TASKS)
@@ -276,13 +304,15 @@ def test_the_contract_holds_bit_for_bit(task):
 def test_the_contract_holds_with_images():
     if vulkan_problem():
         pytest.skip(f"no usable Vulkan: {vulkan_problem()}")
-    parts = check_env(lambda n: make_maniskill(num_envs=n, max_steps=4, threads=2, obs="rgb", image_size=32,
-                                               render=True), num_envs=3)
+    parts = check_env(
+        lambda n: make_maniskill(num_envs=n, max_steps=4, threads=2, obs="rgb", image_size=32, render=True),
+        num_envs=3,
+    )
     assert "render" in parts
 
 
-# The same actions through bare ManiSkill (first episode of a new env) and through ours (second episode): one process
-# each, since ours replaces primitives in its process. argv: raw|ours, output, tasks, controls.
+# e same actions through bare ManiSkill (first episode of a new env) and through ours (second episode): one
+# process each, since ours replaces primitives in its process. argv: raw|ours, output, tasks, controls.
 COMPARE = """
 import os, sys
 import numpy as np, torch
@@ -332,8 +362,13 @@ def compare(tmp_path, tasks, controls) -> dict[str, float]:
     got = {}
     for kind in ("raw", "ours"):
         path = tmp_path / f"{kind}.npz"
-        subprocess.run([sys.executable, "-c", COMPARE, kind, path, ",".join(tasks), ",".join(controls)], cwd=ROOT,
-                       check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            [sys.executable, "-c", COMPARE, kind, path, ",".join(tasks), ",".join(controls)],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
         got[kind] = dict(np.load(path))
     assert got["raw"].keys() == got["ours"].keys()
     return {k: float(np.abs(x - got["ours"][k]).max()) for k, x in got["raw"].items()}
@@ -364,8 +399,15 @@ def test_hand_control_moves_and_turns_the_hand_the_way_the_spec_says():
     for _ in range(2):
         obs = env.step(np.hstack((np.eye(6), np.ones((6, 1)))).astype(np.float32))[0]
     after = obs["state"][:, at]
-    moved = np.hstack((after[:, :3] - before[:, :3], [
-        expert.rotvec(expert.rotation(b[3:]) @ expert.rotation(a[3:]).T) for a, b in zip(before, after, strict=True)]))
+    moved = np.hstack(
+        (
+            after[:, :3] - before[:, :3],
+            [
+                expert.rotvec(expert.rotation(b[3:]) @ expert.rotation(a[3:]).T)
+                for a, b in zip(before, after, strict=True)
+            ],
+        )
+    )
     assert (moved.diagonal() > [0.02] * 3 + [0.03] * 3).all()
     env.close()
 
@@ -431,13 +473,15 @@ for task, control in (("PickCube-v1", "joint_delta"), ("TwoRobotPickCube-v1", "j
         same &= np.array_equal(x[4]["success"].numpy(), y[4]["success"])
     a.close(); b.close()
 print(json.dumps(bool(same)))
-"""
+"""  # noqa: E501
 
 
 @simulates
 @pytest.mark.slow
 def test_the_gpu_envs_code_on_the_cpu_backend_equals_the_cpu_env():
-    done = subprocess.run([sys.executable, "-c", GPU_CODE_ON_CPU], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", GPU_CODE_ON_CPU], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout.splitlines()[-1]) is True
 
 
@@ -446,6 +490,7 @@ def test_the_gpu_envs_code_on_the_cpu_backend_equals_the_cpu_env():
 @pytest.mark.skipif(not CUDA, reason="no CUDA device here: ManiSkill's GPU physics did not run")
 def test_the_gpu_backend_keeps_tensors_on_the_device_and_its_starts_at_any_index():
     import torch
+
     env = make_maniskill(num_envs=4, max_steps=12, device="cuda")
     starts = np.arange(4)
     first = env.reset(options={"starts": starts})[0]["state"]

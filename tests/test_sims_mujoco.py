@@ -44,19 +44,25 @@ def test_every_task_keeps_the_env_contract(task):
     assert {"snapshot", "expert", "starts", "frozen"} <= set(parts)
 
 
-@pytest.mark.parametrize("options", [
-    {"control": "joint_delta", "reward": "dense"},
-    {"randomise": "mass,friction,camera,latency:2"},
-    {"threads": 2, "max_steps": 3},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"control": "joint_delta", "reward": "dense"},
+        {"randomise": "mass,friction,camera,latency:2"},
+        {"threads": 2, "max_steps": 3},
+    ],
+)
 def test_the_contract_holds_with_options(options):
     check_env(lambda n: make("stack_cube", n, **({"max_steps": 12} | options)))
 
 
 @pytest.mark.gl
 def test_the_contract_holds_with_images():
-    parts = check_env(lambda n: make("pick_by_name", n, max_steps=6, obs="rgb", image_size=32, render=True,
-                                     randomise="camera"))
+    parts = check_env(
+        lambda n: make(
+            "pick_by_name", n, max_steps=6, obs="rgb", image_size=32, render=True, randomise="camera"
+        )
+    )
     assert "render" in parts
 
 
@@ -82,8 +88,17 @@ def test_the_expert_works_with_joint_control_too(task):
     assert success.mean() >= 0.93
 
 
-@pytest.mark.parametrize(("task", "parts"), [("stack_place", 4), ("stack_cube", 2), ("pick_cube", 1), ("peg_insert", 0), ("reach", 0),
-                                              ("pick_either", 1)])
+@pytest.mark.parametrize(
+    ("task", "parts"),
+    [
+        ("stack_place", 4),
+        ("stack_cube", 2),
+        ("pick_cube", 1),
+        ("peg_insert", 0),
+        ("reach", 0),
+        ("pick_either", 1),
+    ],
+)
 def test_the_expert_does_one_sub_task_after_the_other(task, parts):
     env = make(task, 12)
     env.reset(options={"starts": np.arange(12)})
@@ -123,8 +138,9 @@ def test_no_task_is_solved_by_doing_nothing_or_by_random_motion():
         rest = np.zeros(env.action_space.shape, np.float32)
         assert run_expert(env, np.arange(24), lambda e, a=rest: a)[0].mean() <= 0.05, task
         rng = np.random.default_rng(0)
-        success, _ = run_expert(env, np.arange(24),
-                                lambda e, r=rng: r.uniform(-1, 1, e.action_space.shape).astype(np.float32))
+        success, _ = run_expert(
+            env, np.arange(24), lambda e, r=rng: r.uniform(-1, 1, e.action_space.shape).astype(np.float32)
+        )
         assert success.mean() <= 0.1, task
 
 
@@ -185,7 +201,12 @@ def test_success_at_the_time_limit_is_terminated_and_one_step_less_is_truncated(
         env.reset(options={"starts": np.array([0])})
         for _ in range(steps):
             _, reward, terminated, truncated, info = env.step(env.expert_action())
-        assert (terminated[0], truncated[0], info["success"][0], reward[0]) == (want, not want, want, float(want))
+        assert (terminated[0], truncated[0], info["success"][0], reward[0]) == (
+            want,
+            not want,
+            want,
+            float(want),
+        )
 
 
 def test_dense_rewards_add_up_to_the_progress_and_a_bonus_for_success():
@@ -220,13 +241,19 @@ def test_lifting_another_object_than_the_named_one_ends_the_episode_without_succ
 @pytest.mark.parametrize("task", ["reach_around", "pick_either"])
 def test_of_two_equal_ways_the_expert_goes_each_in_half_of_the_episodes_as_the_start_says(task):
     def ways(starts):
-        env, aside, over = make(task, len(starts)), np.zeros(len(starts), np.float32), np.zeros(len(starts), bool)
+        env, aside, over = (
+            make(task, len(starts)),
+            np.zeros(len(starts), np.float32),
+            np.zeros(len(starts), bool),
+        )
         env.reset(options={"starts": starts})
-        while not over.all():  # which side the hand has gone furthest to, of the post, or of the middle between the cubes
+        # which side the hand has gone furthest to, of the post, or of the middle between the cubes
+        while not over.all():
             *_, terminated, truncated, _ = env.step(env.expert_action())
             off = post(env.scene)[0] if task == "reach_around" else env.scene.tcp[1]
             aside, over = np.where(~over & (np.abs(off) > np.abs(aside)), off, aside), terminated | truncated
         return aside > 0
+
     seen = ways(np.arange(60))
     assert 0.3 < seen.mean() < 0.7
     np.testing.assert_array_equal(seen[30:], ways(np.arange(30, 60)))
@@ -266,6 +293,7 @@ def test_a_hand_that_goes_straight_at_the_mark_touches_the_post_and_the_episode_
 
     def straight(e):
         return steer(e, e.scene.goal, np.zeros(e.num_envs, bool))
+
     success, length = run_expert(env, np.arange(30), straight)
     assert not success.any() and env.terminated.all() and length.max() < 30
 
@@ -374,12 +402,19 @@ def test_randomised_masses_and_frictions_come_from_the_start_alone():
 def test_kinematics_agree_with_mujoco():
     mj = mujoco.MjModel.from_xml_string(model.scene_xml(""))
     data = mujoco.MjData(mj)
-    q = (np.array(model.HOME)[:, None] + np.random.default_rng(0).uniform(-0.6, 0.6, (7, 20))).astype(np.float32)
+    q = (np.array(model.HOME)[:, None] + np.random.default_rng(0).uniform(-0.6, 0.6, (7, 20))).astype(
+        np.float32
+    )
     arm = Arm(20)
     arm.forward(q)
     jac, last = arm.jacobian(), mj.body("link7").id
-    turned = np.array([[np.cos(model.HAND_YAW), -np.sin(model.HAND_YAW), 0],
-                       [np.sin(model.HAND_YAW), np.cos(model.HAND_YAW), 0], [0, 0, 1]])
+    turned = np.array(
+        [
+            [np.cos(model.HAND_YAW), -np.sin(model.HAND_YAW), 0],
+            [np.sin(model.HAND_YAW), np.cos(model.HAND_YAW), 0],
+            [0, 0, 1],
+        ]
+    )
     for i in range(20):
         data.qpos[:7] = q[:, i]
         mujoco.mj_forward(mj, data)
@@ -419,16 +454,19 @@ def test_a_frame_stays_orthonormal_over_a_thousand_turns():
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(("kw", "says"), [
-    ({"task": "pick_cub"}, "pick_cube"),
-    ({"control": "torque"}, "ee_delta"),
-    ({"device": "cuda"}, "cpu"),
-    ({"max_steps": -1}, "max_steps"),
-    ({"threads": -1}, "threads"),
-    ({"randomise": "wind"}, "mass, friction, camera"),
-    ({"randomise": "latency"}, "latency:2"),
-    ({"randomise": "latency:many"}, "latency:2"),
-])
+@pytest.mark.parametrize(
+    ("kw", "says"),
+    [
+        ({"task": "pick_cub"}, "pick_cube"),
+        ({"control": "torque"}, "ee_delta"),
+        ({"device": "cuda"}, "cpu"),
+        ({"max_steps": -1}, "max_steps"),
+        ({"threads": -1}, "threads"),
+        ({"randomise": "wind"}, "mass, friction, camera"),
+        ({"randomise": "latency"}, "latency:2"),
+        ({"randomise": "latency:many"}, "latency:2"),
+    ],
+)
 def test_wrong_options_are_refused_with_what_is_allowed(kw, says):
     with pytest.raises(UserError, match="."):
         try:

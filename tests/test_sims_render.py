@@ -57,7 +57,11 @@ def test_an_image_shows_each_env_where_it_is_now(batch, make):
     batch.qpos[:, 0] = np.linspace(-0.6, 0.6, 5)
     batch.qpos[:, 1] = np.linspace(0.6, -0.6, 5)
     out = make().render()
-    assert set(out) == {"front", "above"} and out["front"].shape == (5, 32, 32, 3) and out["front"].dtype == np.uint8
+    assert (
+        set(out) == {"front", "above"}
+        and out["front"].shape == (5, 32, 32, 3)
+        and out["front"].dtype == np.uint8
+    )
     rows, cols = np.array([centre(i, 0) for i in out["front"]]).T
     assert (np.diff(rows) > 1).all(), "a lower box is drawn lower: row 0 is the top"
     assert (np.diff(cols) > 1).all(), "a box to the right is drawn to the right"
@@ -108,6 +112,7 @@ def test_colours_and_cameras_that_differ_per_env_are_seen(batch, make):
 @pytest.mark.parametrize("randomise", ["", "camera"])
 def test_a_point_is_projected_to_where_the_picture_shows_it(randomise):
     import sims
+
     env = sims.make("mujoco", "pick_cube", 3, randomise=randomise, render=True)
     env.reset(seed=5)
     size, seen = 400, 0
@@ -117,7 +122,7 @@ def test_a_point_is_projected_to_where_the_picture_shows_it(randomise):
         for view in env.cameras:
             x = pictures[view][k].astype(int)
             red = np.argwhere((x[..., 0] > 100) & (x[..., 1] < 60) & (x[..., 2] < 60))
-            (u, v), = env.project(view, i, cube[None])
+            ((u, v),) = env.project(view, i, cube[None])
             if len(red) and 0.1 < u < 0.9 and 0.1 < v < 0.9:
                 assert np.abs(red.mean(0) + 0.5 - size * np.array([v, u])).max() < 8, (view, i)
                 seen += 1
@@ -159,7 +164,9 @@ def test_a_render_costs_little_more_than_the_bare_draw_calls(make):
         seen.append(r["render"] / r["bare"])
         if seen[-1] > 0.6:
             return
-    raise AssertionError(f"render / bare draw calls is 0.8 or more on a quiet machine, got {np.round(seen, 2)}")
+    raise AssertionError(
+        f"render / bare draw calls is 0.8 or more on a quiet machine, got {np.round(seen, 2)}"
+    )
 
 
 SCRIPT = """
@@ -180,8 +187,14 @@ def test_a_fresh_process_draws_and_ends_cleanly_without_close(backend):
         pytest.skip(f"no {backend} on this machine")
     if backend:
         env["MUJOCO_GL"] = backend
-    out = subprocess.run([sys.executable, "-c", SCRIPT.format(xml=XML)], check=False, env=env, capture_output=True,
-                         text=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(xml=XML)],
+        check=False,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert out.returncode == 0, out.stderr
     assert out.stdout.strip().endswith("[255, 0, 0]") and out.stdout.startswith(backend), out.stdout
     assert not out.stderr, out.stderr

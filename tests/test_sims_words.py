@@ -24,7 +24,8 @@ def tell(env: words.Household, *commands: tuple[str, str]) -> dict:
 
 
 def room() -> words.Household:
-    """One room: robot and cup at the table, all shut, the key on the shelf, a clean cup wanted in the cabinet."""
+    """One room: robot and cup at the table, all shut, the key on the shelf, a clean cup wanted in the
+    cabinet."""
     env = words.make(num_envs=1)
     env.reset(seed=0)
     env.robot[:], env.open[:], env.place[:], env.clean[:] = 0, 0, [[1, 0, 3, 1, 1]], [[1, 0, 0, 0, 0]]
@@ -37,29 +38,65 @@ def test_a_text_says_everything_that_is_so_and_nothing_else():
     obs = env._obs()
     said = [s for s, x in zip(words.SENTENCES, obs["state"][0], strict=True) if x]
     assert said == [
-        "the robot is at the table", "the hand is empty", "the drawer is closed", "the cabinet is locked", "the key is on the shelf",
-        "the cup is on the table", "the apple is in the drawer", "the plate is on the shelf", "the sponge is on the shelf",
-        "the cup is dirty", "the apple is dirty", "the plate is dirty", "the sponge is dirty",
-        "wanted is the cup", "wanted at the cabinet", "wanted clean"]
+        "the robot is at the table",
+        "the hand is empty",
+        "the drawer is closed",
+        "the cabinet is locked",
+        "the key is on the shelf",
+        "the cup is on the table",
+        "the apple is in the drawer",
+        "the plate is on the shelf",
+        "the sponge is on the shelf",
+        "the cup is dirty",
+        "the apple is dirty",
+        "the plate is dirty",
+        "the sponge is dirty",
+        "wanted is the cup",
+        "wanted at the cabinet",
+        "wanted clean",
+    ]
 
 
 def test_commands_do_what_their_rules_say_and_others_nothing():
     env = room()
     before = env._obs()["state"]
-    for command in (("take", "plate"), ("put", "cup"), ("open", "cabinet"), ("wash", "cup"), ("go to", "cup"), ("take", "table")):
+    for command in (
+        ("take", "plate"),
+        ("put", "cup"),
+        ("open", "cabinet"),
+        ("wash", "cup"),
+        ("go to", "cup"),
+        ("take", "table"),
+    ):
         assert np.array_equal(tell(env, command)["state"], before), command
     obs = tell(env, ("take", "cup"))
-    assert holds(obs, "the hand holds the cup") and not holds(obs, "the hand is empty") and not holds(obs, "the cup is on the table")
+    assert (
+        holds(obs, "the hand holds the cup")
+        and not holds(obs, "the hand is empty")
+        and not holds(obs, "the cup is on the table")
+    )
     obs = tell(env, ("go to", "drawer"), ("put", "cup"))
     assert holds(obs, "the hand holds the cup")  # the drawer is closed
-    obs = tell(env, ("open", "drawer"), ("put", "cup"), ("take", "apple"), ("go to", "cabinet"), ("open", "cabinet"))
-    assert holds(obs, "the cup is in the drawer") and holds(obs, "the cabinet is locked")  # an apple is no key
+    obs = tell(
+        env, ("open", "drawer"), ("put", "cup"), ("take", "apple"), ("go to", "cabinet"), ("open", "cabinet")
+    )
+    # an apple is no key
+    assert holds(obs, "the cup is in the drawer") and holds(obs, "the cabinet is locked")
 
 
 def test_success_is_the_clean_thing_in_its_place():
     env = room()
-    tell(env, ("go to", "shelf"), ("take", "key"), ("go to", "cabinet"), ("open", "cabinet"), ("put", "key"), ("go to", "table"),
-         ("take", "cup"), ("go to", "cabinet"))
+    tell(
+        env,
+        ("go to", "shelf"),
+        ("take", "key"),
+        ("go to", "cabinet"),
+        ("open", "cabinet"),
+        ("put", "key"),
+        ("go to", "table"),
+        ("take", "cup"),
+        ("go to", "cabinet"),
+    )
     obs, reward, terminated, _, info = env.step(words.said([("put", "cup")]))
     assert holds(obs, "the cup is in the cabinet") and not info["success"][0]  # it is dirty
     tell(env, ("take", "cup"), ("go to", "sink"), ("wash", "cup"), ("go to", "cabinet"))

@@ -15,14 +15,22 @@ def too_long(path: Path, name: str) -> set[str]:
     out = {name} if len(text.splitlines()) > FILE else set()
     for node in ast.walk(ast.parse(text)):
         limit = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= limit:
+        if (
+            isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.end_lineno - node.lineno >= limit
+        ):
             out.add(f"{name}: {node.name}")
     return out
 
 
 def test_functions_classes_and_files_have_a_length_that_can_be_read():
-    found = set().union(*(too_long(p, str(p.relative_to(ROOT))) for package in ("robo_rl", "sims", "world_models", "controllers", "launch")
-                          for p in (ROOT / package).rglob("*.py")))
+    found = set().union(
+        *(
+            too_long(p, str(p.relative_to(ROOT)))
+            for package in ("robo_rl", "sims", "world_models", "controllers", "launch")
+            for p in (ROOT / package).rglob("*.py")
+        )
+    )
     assert not found - OPEN, "split these: " + ", ".join(sorted(found - OPEN))
     assert not OPEN - found, "no longer too long, take them from OPEN: " + ", ".join(sorted(OPEN - found))
 

@@ -50,7 +50,18 @@ def equal(a, b):
     for k in ("obs", "last_obs", "trace", "final_obs"):
         assert getattr(a, k).keys() == getattr(b, k).keys()
         assert all(torch.equal(x, getattr(b, k)[n]) for n, x in getattr(a, k).items()), k
-    for k in ("x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains", "outcome"):
+    for k in (
+        "x0",
+        "logp",
+        "rewards",
+        "discounts",
+        "done",
+        "executed",
+        "mask",
+        "version",
+        "gains",
+        "outcome",
+    ):
         assert torch.equal(getattr(a, k), getattr(b, k)), k
     assert a.stats == b.stats
 
@@ -86,7 +97,8 @@ def test_what_does_not_fit_together_is_refused_and_the_next_batch_begins_anew(fr
         for i in wrong:
             staging.stage((i, columns[i], T, None))
         assert staging.take([(i, columns[i], T, None) for i in wrong]) is None
-    assert staging.take([(0, columns[0], T, 0), (1, columns[1], T, 0), (2, columns[2], T, ENVS)]) is None  # one over another
+    # one over another
+    assert staging.take([(0, columns[0], T, 0), (1, columns[1], T, 0), (2, columns[2], T, ENVS)]) is None
     assert staging.take([(i, columns[i], T, None) for i in range(3)])[2] == [0, 1, 2]
 
 
@@ -99,7 +111,9 @@ def test_what_is_not_good_any_more_is_not_put_in_place(fragments):
 
 def feed_of(tmp_path, fragments, workers, staleness, batch=None, resume=None):
     layout, _ = fragments
-    return WorkerPoolFeed(tmp_path, Idle(), [ENVS] * workers, [layout], batch or workers * ENVS * T, T, staleness, resume)
+    return WorkerPoolFeed(
+        tmp_path, Idle(), [ENVS] * workers, [layout], batch or workers * ENVS * T, T, staleness, resume
+    )
 
 
 def finish(feed, worker, columns):
@@ -113,8 +127,9 @@ def finish(feed, worker, columns):
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_a_synchronous_batch_is_in_the_order_of_workers_whoever_is_first_and_the_learner_copies_at_most_the_last(
-        tmp_path, fragments, rounds):
+def test_a_synchronous_batch_is_in_the_order_of_workers_and_the_learner_copies_at_most_the_last(
+    tmp_path, fragments, rounds
+):
     _, columns = fragments
     feed, order = feed_of(tmp_path, fragments, 3, 0, rounds * 3 * ENVS * T), (2, 0, 1)
     try:
@@ -124,7 +139,12 @@ def test_a_synchronous_batch_is_in_the_order_of_workers_whoever_is_first_and_the
                 while len(feed.staging.at) < i + 1 and i + 1 < 3 * rounds:
                     pass  # the thread of the feed puts it in place
             got = feed.next()
-            equal(got, make_batch([(columns[w + 3 * r], T) for w in range(3) for r in range(rounds)], feed.version, 0))
+            equal(
+                got,
+                make_batch(
+                    [(columns[w + 3 * r], T) for w in range(3) for r in range(rounds)], feed.version, 0
+                ),
+            )
             feed.publish()
             feed.commit()
         assert feed.staging.late <= 3 and feed.staging.taken == 9 * rounds
@@ -160,8 +180,9 @@ def test_slots_are_for_what_is_in_flight(tmp_path, fragments):
 
 
 @pytest.mark.parametrize(("workers", "staleness", "kept"), [(3, 0, 0), (3, 0, 2), (5, 1, 0), (4, 3, 1)])
-def test_a_learner_that_makes_a_checkpoint_when_it_is_told_never_runs_out_of_slots(tmp_path, fragments, monkeypatch, workers,
-                                                                                  staleness, kept):
+def test_a_learner_that_makes_a_checkpoint_when_it_is_told_never_runs_out_of_slots(
+    tmp_path, fragments, monkeypatch, workers, staleness, kept
+):
     _, columns = fragments
     monkeypatch.setattr("robo_rl.runtime.worker_pool.KEPT", kept)
     feed, batches = feed_of(tmp_path, fragments, workers, staleness), []

@@ -1,4 +1,5 @@
-"""`robo_rl train --starts NAME`: samplers over a pool of starts, from the table that they propose to a run that resumes."""
+"""`robo_rl train --starts NAME`: samplers over a pool of starts, from the table that they propose to a run
+that resumes."""
 
 import json
 from dataclasses import replace
@@ -85,18 +86,29 @@ def test_the_first_observations_are_those_of_the_starts():
     assert seen.shape[0] == 70 and (again == seen[[69, 3]]).all() and len(np.unique(seen, axis=0)) == 70
 
 
-@pytest.mark.parametrize("options, says", [
-    ({"starts": "vade", "start_rows": 65, "start_pool": 64}, "at most --start-pool 64, got 65"),
-    ({"starts": "v0", "obs": "rgb"}, "v0 predicts success from state observations; with --obs rgb use pool, vade"),
-])
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"starts": "vade", "start_rows": 65, "start_pool": 64}, "at most --start-pool 64, got 65"),
+        (
+            {"starts": "v0", "obs": "rgb"},
+            "v0 predicts success from state observations; with --obs rgb use pool, vade",
+        ),
+    ],
+)
 def test_a_pool_that_cannot_be_is_refused_with_what_can(options, says):
     with pytest.raises(UserError, match=says):
         start_pool.check(replace(package.recipe(task="reach"), **options))
 
 
-@pytest.mark.parametrize("argv, says", [
-    (["--starts", "vde"], "vade"), (["--starts", "vade", "--start-rows", "0"], "--start-rows must be in [1, 65536]"),
-    (["--starts", "dots", "--start-uniform", "1"], "--start-uniform must be in [0, 0.99]")])
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--starts", "vde"], "vade"),
+        (["--starts", "vade", "--start-rows", "0"], "--start-rows must be in [1, 65536]"),
+        (["--starts", "dots", "--start-uniform", "1"], "--start-uniform must be in [0, 0.99]"),
+    ],
+)
 def test_a_mistake_on_the_command_line_is_one_clear_line(argv, says, tmp_path):
     assert says in robo_rl(tmp_path, "train", "--task", "reach", *argv).mistake
 
@@ -115,6 +127,7 @@ def test_a_run_says_where_its_episodes_went(name, tmp_path):
     assert any(r["starts/predicted"] != 0.5 for r in rows)
     from robo_rl.report.data import load
     from robo_rl.report.page import page
+
     shown = page(load(tmp_path / "run"))
     assert "Where rollouts went" in shown and "Starts by success" in shown and "Episodes by success" in shown
 
@@ -122,5 +135,6 @@ def test_a_run_says_where_its_episodes_went(name, tmp_path):
 def test_a_run_without_a_pool_has_no_map_of_starts(tmp_path):
     from robo_rl.report.data import load
     from robo_rl.report.starts import start_map
+
     assert robo_rl(tmp_path, "train", *TINY, "--out", "run").code == 0
     assert start_map(load(tmp_path / "run")) == ""

@@ -1,4 +1,5 @@
-"""Which start comes next: tables of starts, draws from them, and how the episodes come back to the sampler."""
+"""Which start comes next: tables of starts, draws from them, and how the episodes come back to the
+sampler."""
 
 import functools
 from collections import Counter
@@ -20,7 +21,15 @@ from robo_rl.runtime.process_pool import ProcessPool
 from robo_rl.runtime.start_file import StartFile, publish_states, publish_table
 from robo_rl.runtime.worker import Job, Worker
 from robo_rl.runtime.worker_pool import WorkerPoolFeed
-from robo_rl.starts import EVERY_START, StartChooser, StartStream, StartTable, StoredStates, draw_starts, hashed
+from robo_rl.starts import (
+    EVERY_START,
+    StartChooser,
+    StartStream,
+    StartTable,
+    StoredStates,
+    draw_starts,
+    hashed,
+)
 
 N, T = 8, 6
 SPEC = ObsSpec(state=4, action=2)
@@ -31,7 +40,9 @@ def build(n):
 
 
 def small_policy(**more):
-    return make_policy(PolicyOptions(**{"horizon": 2, "execute": 2, "hidden": 16, "layers": 1} | more), SPEC, 0)
+    return make_policy(
+        PolicyOptions(**{"horizon": 2, "execute": 2, "hidden": 16, "layers": 1} | more), SPEC, 0
+    )
 
 
 class Fixed:
@@ -44,10 +55,14 @@ class Fixed:
         return self.table
 
 
-# ---- tables ------------------------------------------------------------------------------------------------------
+# ---- tables ------------------------------------------------------------------------------------------------
+
 
 def test_starts_come_as_often_as_the_table_says_and_uniform_draws_are_the_envs_own():
-    table, keys = StartTable(np.array([7, -1, 9]), np.array([1.0, 0.0, 3.0]), 0.2), hashed(3, np.arange(100_000))
+    table, keys = (
+        StartTable(np.array([7, -1, 9]), np.array([1.0, 0.0, 3.0]), 0.2),
+        hashed(3, np.arange(100_000)),
+    )
     drawn = draw_starts(table, keys)
     own = (keys >> np.uint64(33)).astype(np.int64)
     from_table = np.isin(drawn, [7, 9])
@@ -70,15 +85,23 @@ def test_a_table_that_draws_everything_uniformly_gives_the_starts_of_the_stream_
     assert np.array_equal(chooser.starts, stream.draw(np.arange(N)))
 
 
-@pytest.mark.parametrize(("ids", "weights", "uniform", "why"), [
-    ([1, 2], [1.0], 0.0, "R <= 65536"), ([1], [0.0], 0.5, "one of them above 0"), ([1], [np.nan], 0.5, "finite"),
-    ([1], [1.0], 1.5, r"in \[0, 1\]"), (np.zeros(70_000, int), np.ones(70_000), 0.0, "65536")])
+@pytest.mark.parametrize(
+    ("ids", "weights", "uniform", "why"),
+    [
+        ([1, 2], [1.0], 0.0, "R <= 65536"),
+        ([1], [0.0], 0.5, "one of them above 0"),
+        ([1], [np.nan], 0.5, "finite"),
+        ([1], [1.0], 1.5, r"in \[0, 1\]"),
+        (np.zeros(70_000, int), np.ones(70_000), 0.0, "65536"),
+    ],
+)
 def test_a_table_that_cannot_be_drawn_from_is_refused(ids, weights, uniform, why):
     with pytest.raises(ValueError, match=why):
         StartTable(np.array(ids), np.array(weights), uniform)
 
 
-# ---- collectors --------------------------------------------------------------------------------------------------
+# ---- collectors --------------------------------------------------------------------------------------------
+
 
 def test_without_a_source_a_rollout_has_no_column_of_starts_and_with_one_every_decision_names_its_start():
     policy = small_policy()
@@ -100,7 +123,9 @@ def test_an_episode_that_ended_is_reported_with_the_start_it_began_from():
     policy = small_policy()
     r = Collector(build(N), policy, 0.9, 0, starts=Fixed(EVERY_START)).collect(policy, 12)
     assert len(r.ended) == int(r.done.sum()) > 0
-    assert np.array_equal(r.ended.starts, r.start[r.done].numpy()) and r.ended.success.mean() == pytest.approx(r.stats["success"])
+    assert np.array_equal(
+        r.ended.starts, r.start[r.done].numpy()
+    ) and r.ended.success.mean() == pytest.approx(r.stats["success"])
     assert (r.ended.lengths <= 6).all() and not r.ended.tasks.any()
 
 
@@ -130,14 +155,20 @@ def test_a_collector_with_starts_restored_from_its_state_goes_on_identically():
     assert torch.equal(a.start, b.start) and torch.equal(a.obs["state"], b.obs["state"])
 
 
-# ---- feeds -------------------------------------------------------------------------------------------------------
+# ---- feeds -------------------------------------------------------------------------------------------------
+
 
 def local(control, group=0, slots=False):
     policy = small_policy()
 
     def make(i, refresh):
         collector = Collector(build(N), policy, 0.9, 0, i, control)
-        return EpisodeSlots(i, collector, policy, refresh, group) if slots else Worker(i, collector, policy, refresh, 0, True, group)
+        return (
+            EpisodeSlots(i, collector, policy, refresh, group)
+            if slots
+            else Worker(i, collector, policy, refresh, 0, True, group)
+        )
+
     return InProcessFeed(1, make, N if group else N * T, 1 if slots else 0, T, 0)
 
 
@@ -176,7 +207,9 @@ def test_a_sampler_in_worker_processes_sees_every_episode_and_its_tables_rule_th
     publish_states(tmp_path, None)
     control.publish = functools.partial(publish_table, tmp_path)
     control.renew()
-    job = Job(0, build, N, policy.options, SPEC, 0.9, 0, 0, True, 0, tmp_path, tmp_path / "weights.bin", starts=True)
+    job = Job(
+        0, build, N, policy.options, SPEC, 0.9, 0, 0, True, 0, tmp_path, tmp_path / "weights.bin", starts=True
+    )
     layout = Collector(build(N), policy, 0.9, 0, starts=control).layout(policy)
     feed = WorkerPoolFeed(tmp_path, ProcessPool([job], policy), [N], [layout], N * T, T, 0)
     try:
@@ -209,11 +242,15 @@ def reach_stage() -> Stage:
 def test_the_actor_of_replay_draws_from_the_table_and_reports_its_episodes(tmp_path):
     from robo_rl.journal import Journal
     from robo_rl.replay import Replay
+
     rows, flight = {"state": ((4,), np.dtype(np.float32))}, tmp_path / "flight"
     flight.mkdir()
     publish_table(flight, StartTable(np.array([21, 22]), np.ones(2)))
     policy = small_policy(kind="squashed").eval()
-    stores = tuple(Replay(rows, 2, 2, 0.9, 5000, 3, Journal(tmp_path / "replay" / n, 5000)) for n in ("online", "corrections"))
+    stores = tuple(
+        Replay(rows, 2, 2, 0.9, 5000, 3, Journal(tmp_path / "replay" / n, 5000))
+        for n in ("online", "corrections")
+    )
     job = ActorJob(reach_stage, policy.options, SPEC, rows, 7, 5000, tmp_path / "replay", flight, starts=True)
     actor, seen = SeparateProcessActor(job, policy, stores, 36), Counter()
     try:
@@ -229,8 +266,12 @@ def test_the_actor_of_replay_draws_from_the_table_and_reports_its_episodes(tmp_p
 def test_a_sampler_of_ones_own_is_told_to_a_run_and_one_that_is_not_there_is_refused_in_one_line(tmp_path):
     assert robo_rl(tmp_path, "train", *TINY, "--starts", "toys:failures", "--out", "run").code == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert any('"starts/seen"' in line for line in lines) and any('"starts/rows": 4' in line for line in lines)
+    assert any('"starts/seen"' in line for line in lines) and any(
+        '"starts/rows": 4' in line for line in lines
+    )
     assert "toys has no 'failure'" in robo_rl(tmp_path, "train", *TINY, "--starts", "toys:failure").mistake
     assert "starts" in robo_rl(tmp_path, "train", *TINY, "--starts", "easy").mistake
-    ray = robo_rl(tmp_path, "train", *TINY, "--starts", "toys:failures", "--backend", "ray", "--workers", 1).mistake
+    ray = robo_rl(
+        tmp_path, "train", *TINY, "--starts", "toys:failures", "--backend", "ray", "--workers", 1
+    ).mistake
     assert "--starts uniform" in ray

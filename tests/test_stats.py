@@ -15,8 +15,10 @@ def vectors(both, only_after, only_before, neither):
 
 
 # Newcombe 1998, Stat. Med. 17, 857-872, table I, method 3.
-@pytest.mark.parametrize("x, n, low, high", [
-    (81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)])
+@pytest.mark.parametrize(
+    "x, n, low, high",
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
 def test_wilson_gives_the_published_intervals(x, n, low, high):
     assert wilson(x, n)[1:] == pytest.approx((low, high), abs=5e-5)
 
@@ -30,19 +32,37 @@ def test_wilson_solves_its_defining_equation():
 
 
 # Newcombe 1998, Stat. Med. 17, 873-890, table II, method 10.
-@pytest.mark.parametrize("x1, n1, x2, n2, low, high", [
-    (56, 70, 48, 80, 0.0524, 0.3339), (9, 10, 3, 10, 0.1705, 0.8090), (6, 7, 2, 7, 0.0582, 0.8062),
-    (5, 56, 0, 29, -0.0381, 0.1926), (0, 10, 0, 20, -0.1611, 0.2775), (10, 10, 0, 20, 0.6791, 1.0)])
+@pytest.mark.parametrize(
+    "x1, n1, x2, n2, low, high",
+    [
+        (56, 70, 48, 80, 0.0524, 0.3339),
+        (9, 10, 3, 10, 0.1705, 0.8090),
+        (6, 7, 2, 7, 0.0582, 0.8062),
+        (5, 56, 0, 29, -0.0381, 0.1926),
+        (0, 10, 0, 20, -0.1611, 0.2775),
+        (10, 10, 0, 20, 0.6791, 1.0),
+    ],
+)
 def test_the_unpaired_difference_gives_the_published_intervals(x1, n1, x2, n2, low, high):
     assert unpaired_difference(x1, n1, x2, n2)[1:] == pytest.approx((low, high), abs=5e-5)
 
 
 # Newcombe 1998, Stat. Med. 17, 2635-2650, table III, method 10; the last row (Cavo et al. 2012) is from
 # Fagerland, Lydersen, Laake 2017, Statistical Analysis of Contingency Tables, ch. 8.
-@pytest.mark.parametrize("cells, low, high", [
-    ((36, 12, 2, 0), 0.0569, 0.3404), ((20, 12, 2, 16), 0.0562, 0.3292), ((18, 12, 2, 18), 0.0562, 0.3290),
-    ((35, 14, 0, 1), 0.1461, 0.4175), ((2, 97, 1, 0), 0.8721, 0.9854), ((0, 30, 0, 0), 0.8395, 1.0),
-    ((54, 0, 0, 0), -0.0664, 0.0664), ((27, 0, 0, 27), -0.0351, 0.0351), ((59, 6, 16, 80), -0.1186, -0.0046)])
+@pytest.mark.parametrize(
+    "cells, low, high",
+    [
+        ((36, 12, 2, 0), 0.0569, 0.3404),
+        ((20, 12, 2, 16), 0.0562, 0.3292),
+        ((18, 12, 2, 18), 0.0562, 0.3290),
+        ((35, 14, 0, 1), 0.1461, 0.4175),
+        ((2, 97, 1, 0), 0.8721, 0.9854),
+        ((0, 30, 0, 0), 0.8395, 1.0),
+        ((54, 0, 0, 0), -0.0664, 0.0664),
+        ((27, 0, 0, 27), -0.0351, 0.0351),
+        ((59, 6, 16, 80), -0.1186, -0.0046),
+    ],
+)
 def test_the_paired_difference_gives_the_published_intervals(cells, low, high):
     assert paired_difference(*vectors(*cells))[1:] == pytest.approx((low, high), abs=6e-5)
 
@@ -127,10 +147,18 @@ def test_nothing_seen_says_nothing():
     assert paired_difference([], [])[1:] == (-1.0, 1.0)
 
 
-@pytest.mark.parametrize("call, word", [
-    (lambda: wilson(5, 4), "0, n"), (lambda: wilson(1, 2, level=95), "level"), (lambda: wilson(-1, 4), "0, n"),
-    (lambda: paired_difference([1, 0], [1]), "2 and 1"), (lambda: paired_difference([0.5], [1]), "0 and 1"),
-    (lambda: bootstrap_mean([1, 2], resamples=3), "resamples"), (lambda: per_task(["a"], [1, 0]), "1 tasks")])
+@pytest.mark.parametrize(
+    "call, word",
+    [
+        (lambda: wilson(5, 4), "0, n"),
+        (lambda: wilson(1, 2, level=95), "level"),
+        (lambda: wilson(-1, 4), "0, n"),
+        (lambda: paired_difference([1, 0], [1]), "2 and 1"),
+        (lambda: paired_difference([0.5], [1]), "0 and 1"),
+        (lambda: bootstrap_mean([1, 2], resamples=3), "resamples"),
+        (lambda: per_task(["a"], [1, 0]), "1 tasks"),
+    ],
+)
 def test_wrong_input_is_refused_with_the_reason(call, word):
     with pytest.raises(UserError, match=word):
         call()

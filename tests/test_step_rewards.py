@@ -1,4 +1,5 @@
-"""Rewards of decisions from preferences: nothing where nothing was learnt, the exact gradient in pieces, and a state that goes on."""
+"""Rewards of decisions from preferences: nothing where nothing was learnt, the exact gradient in pieces, and
+a state that goes on."""
 
 import copy
 from dataclasses import replace
@@ -45,7 +46,9 @@ def test_a_policy_that_has_learnt_nothing_gives_no_rewards_and_leaves_the_advant
     assert told["preference_pairs"] == 0 and adv.abs().max() < 1e-5
     learner.step_rewards.learn = lambda r, pairs: torch.zeros(())
     adv = learner.credit.assign(r, learner.policy)[0].view_as(r.mask)
-    assert torch.allclose(adv, group_advantage(r.outcome.view(-1, 4), "dr_grpo").flatten() * r.mask, atol=1e-4)
+    assert torch.allclose(
+        adv, group_advantage(r.outcome.view(-1, 4), "dr_grpo").flatten() * r.mask, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,10 +61,14 @@ def test_the_gradient_in_pieces_is_that_of_the_whole_loss(name, monkeypatch):
     pairs = losses.preference_pairs(r.outcome.view(-1, 4))
     whole = copy.deepcopy(own)
     rows = r.mask.flatten().nonzero().squeeze(1)
-    log_ratio = torch.zeros(r.mask.numel()).index_put((rows,), whole.score(r, rows) - step_rewards.density_scale(own.phi) *
-                                                      r.logp.flatten(0, 1).sum(-1)[rows])
+    log_ratio = torch.zeros(r.mask.numel()).index_put(
+        (rows,),
+        whole.score(r, rows) - step_rewards.density_scale(own.phi) * r.logp.flatten(0, 1).sum(-1)[rows],
+    )
     x = log_ratio.view_as(r.mask).sum(0)
-    want = torch.autograd.grad(losses.preference(x[pairs[:, 0]], x[pairs[:, 1]], own.beta), whole.params, allow_unused=True)
+    want = torch.autograd.grad(
+        losses.preference(x[pairs[:, 0]], x[pairs[:, 1]], own.beta), whole.params, allow_unused=True
+    )
     monkeypatch.setattr(step_rewards, "SIZE", 7)
     monkeypatch.setattr(step_rewards, "step_along", lambda *_, **__: None)
     own.learn(r, pairs)
@@ -81,7 +88,9 @@ def test_the_advantage_of_decisions_counts_as_much_as_alpha_says(alpha):
     live = r.mask.view(-1, 4, 4)
     step = rewards - torch.stack([rewards[:, q][live[:, q]].mean() for q in range(4)])[None, :, None]
     episode = group_advantage(r.outcome.view(-1, 4), "dr_grpo")
-    assert step[live].std() > 1e-3 and torch.allclose(adv.view_as(rewards), (episode + alpha * step) * live, atol=1e-5)
+    assert step[live].std() > 1e-3 and torch.allclose(
+        adv.view_as(rewards), (episode + alpha * step) * live, atol=1e-5
+    )
 
 
 def test_what_better_episodes_did_earns_more_once_it_was_learnt_and_the_rewards_add_up_to_the_log_ratio():
@@ -103,19 +112,24 @@ def test_an_update_has_ratio_one_and_goes_on_bit_for_bit_from_a_checkpoint(name,
         learner = make(name, **ISTAR)
         for v in range(3):
             if folder and v == 2:
-                checkpoint.save_checkpoint(folder / "c", learner.policy, {"learner": learner.state_dict()}, {"step": v})
+                checkpoint.save_checkpoint(
+                    folder / "c", learner.policy, {"learner": learner.state_dict()}, {"step": v}
+                )
                 learner = make(name, seed=5, **ISTAR)
                 learner.policy.load_state_dict(checkpoint.load_policy(folder / "c")[0].state_dict())
                 learner.load_state_dict(checkpoint.load_train(folder / "c")[0]["learner"])
             told = learner.update(rollout(learner, v), 0.5, version=v)
             assert told["first_log_ratio"] < 2e-5
         return torch.cat([weights(learner), *(p.detach().flatten() for p in learner.step_rewards.params)])
+
     assert torch.equal(run(None), run(tmp_path))
 
 
 def test_the_second_policy_learns_what_the_first_may_learn():
     learner = make("ppo", **ISTAR, freeze_trunk=True)
-    assert isinstance(learner.step_rewards, StepRewards) and len(learner.step_rewards.params) == len(learner.actor_params)
+    assert isinstance(learner.step_rewards, StepRewards) and len(learner.step_rewards.params) == len(
+        learner.actor_params
+    )
 
 
 def test_runs_that_cannot_have_it_are_told_why():
@@ -125,4 +139,13 @@ def test_runs_that_cannot_have_it_are_told_why():
         PpoOptions(**ISTAR, allocate="refill")
     for run in ({"periodic": 2}, {"learners": 2}, {"share": "x"}):
         with pytest.raises(UserError, match="a second policy"):
-            parallel.check(TrainConfig(task="reach", algo="ppo", rl=PpoOptions(**ISTAR, epochs=1), workers=0, max_staleness=0, **run))
+            parallel.check(
+                TrainConfig(
+                    task="reach",
+                    algo="ppo",
+                    rl=PpoOptions(**ISTAR, epochs=1),
+                    workers=0,
+                    max_staleness=0,
+                    **run,
+                )
+            )

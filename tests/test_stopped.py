@@ -1,4 +1,5 @@
-"""A whole process group that is stopped for a while and continued: nobody was silent, so nobody is started again."""
+"""A whole process group that is stopped for a while and continued: nobody was silent, so nobody is started
+again."""
 
 import os
 import signal
@@ -48,11 +49,19 @@ def said(process) -> int:
     return int(line[0])
 
 
-@pytest.mark.parametrize("script", [pytest.param(WORKERS, id="workers"), pytest.param(ACTOR, id="actor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "script", [pytest.param(WORKERS, id="workers"), pytest.param(ACTOR, id="actor", marks=pytest.mark.slow)]
+)
 def test_a_process_group_that_is_stopped_for_longer_than_hang_goes_on_without_a_restart(tmp_path, script):
     (tmp_path / "run.py").write_text(script)
-    process = subprocess.Popen([sys.executable, tmp_path / "run.py", tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parent}"})
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "run.py", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parent}"},
+    )
     try:
         said(process)
         os.killpg(process.pid, signal.SIGSTOP)

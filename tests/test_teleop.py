@@ -39,11 +39,23 @@ STAND = [key(TR, 0) + stick(1, 0), *[b""] * 12]
 
 
 def own_arm(folder):
-    """The file of an arm with a UR5e's joints, by those fields alone that a file must have, and a cell that may be armed."""
+    """The file of an arm with a UR5e's joints, by those fields alone that a file must have, and a cell that
+    may be armed."""
     (folder / "arm.xml").write_text(xml())
-    raw = {"model": "arm.xml", "joints": JOINTS, "site": "tool0", "base_frame": "base", "gravity": True, "lower": [-6.2] * 6,
-           "upper": [6.2] * 6, "velocity": [3.1] * 6, "torque": [150, 150, 150, 28, 28, 28], "torque_rate": 500,
-           "home": [0.3, -1.2, 1.8, -0.6, 1.2, 0.2], "cell": {"without": dict.fromkeys(("box", "speed", "force"), "a simulated arm")}}
+    raw = {
+        "model": "arm.xml",
+        "joints": JOINTS,
+        "site": "tool0",
+        "base_frame": "base",
+        "gravity": True,
+        "lower": [-6.2] * 6,
+        "upper": [6.2] * 6,
+        "velocity": [3.1] * 6,
+        "torque": [150, 150, 150, 28, 28, 28],
+        "torque_rate": 500,
+        "home": [0.3, -1.2, 1.8, -0.6, 1.2, 0.2],
+        "cell": {"without": dict.fromkeys(("box", "speed", "force"), "a simulated arm")},
+    }
     (folder / "own.json").write_text(json.dumps(raw))
     return str(folder / "own.json")
 
@@ -52,8 +64,18 @@ def drive(tmp_path, steps, file="sim", **more):
     feed = Feed(tmp_path / "pad", steps)
     lines = []
     try:
-        return teleop(TeleopOptions(file=file, operator=f"gamepad:{feed.path}", transport="inprocess", out=str(tmp_path / "data"),
-                                    seconds=5, **more), lines.append, lines.append)
+        return teleop(
+            TeleopOptions(
+                file=file,
+                operator=f"gamepad:{feed.path}",
+                transport="inprocess",
+                out=str(tmp_path / "data"),
+                seconds=5,
+                **more,
+            ),
+            lines.append,
+            lines.append,
+        )
     finally:
         feed.close()
 
@@ -67,13 +89,19 @@ def test_full_deflection_is_the_speed_limit_and_what_was_driven_is_recorded(tmp_
     assert (got.kept, got.tried, got.held) == (1, 1, False)
     data = load(tmp_path / "data")
     x = column(data, "ee_x")
-    assert len(x) == 25 and data.success.all() and set(data.episode(0).source) == {"human"} and data.tasks == ["go on"]
+    assert (
+        len(x) == 25
+        and data.success.all()
+        and set(data.episode(0).source) == {"human"}
+        and data.tasks == ["go on"]
+    )
     assert 0.5 < (x[-1] - x[-6]) / (5 * 0.02) / 0.2 <= 1.05  # near the end the tool has that speed
     assert np.allclose(data.action[:, 0] * 0.02, 0.2 * 0.02, rtol=1e-3) and not data.action[:, 1:6].any()
 
 
 def test_a_tool_that_was_let_go_of_stands_within_a_stopping_distance(tmp_path):
-    again = [key(TR), b"", key(TR, 0), press(NORTH), press(START)]  # two frames later tell where the tool stands
+    # two frames later tell where the tool stands
+    again = [key(TR), b"", key(TR, 0), press(NORTH), press(START)]
     drive(tmp_path, [*GO, *STAND, *again], speed=0.2)
     x = column(load(tmp_path / "data"), "ee_x")
     assert 0 <= x[25] - x[24] < 0.03
@@ -87,11 +115,21 @@ def test_failures_are_recorded_if_asked_and_the_gripper_closes(tmp_path):
 
 
 def test_an_arm_of_its_own_joints_without_a_gripper_is_recorded_as_it_is(tmp_path):
-    """Its own joints and moves of the tool in m and rad: what `train --sim none` learns from and `deploy` commands."""
-    got = drive(tmp_path, [*GO, *STAND, press(NORTH), press(START)], speed=0.2, file=own_arm(tmp_path), gripper=False)
+    """Its own joints and moves of the tool in m and rad: what `train --sim none` learns from and `deploy`
+    commands."""
+    got = drive(
+        tmp_path, [*GO, *STAND, press(NORTH), press(START)], speed=0.2, file=own_arm(tmp_path), gripper=False
+    )
     assert (got.kept, got.held) == (1, False)
     data = load(tmp_path / "data")
-    assert data.features.state == (*JOINTS, "x", "y", "z") and data.features.action == ("dx", "dy", "dz", "rx", "ry", "rz")
+    assert data.features.state == (*JOINTS, "x", "y", "z") and data.features.action == (
+        "dx",
+        "dy",
+        "dz",
+        "rx",
+        "ry",
+        "rz",
+    )
     units = need_units(data.meta)
     assert units.unit == ("m",) * 3 + ("rad",) * 3 and set(units.kind) == {"delta"}
     x = column(data, "x")
@@ -108,18 +146,29 @@ def test_a_picture_is_cut_to_its_middle():
 def test_a_device_that_is_lost_brakes_the_arm_and_ends_in_one_line(tmp_path):
     (tmp_path / "pad").write_bytes(padded(GO))  # and then the file ends
     with pytest.raises(UserError, match="the device is gone; the arm was braked and holds"):
-        teleop(TeleopOptions(file="sim", operator=f"gamepad:{tmp_path / 'pad'}", transport="inprocess"), print, print)
+        teleop(
+            TeleopOptions(file="sim", operator=f"gamepad:{tmp_path / 'pad'}", transport="inprocess"),
+            print,
+            print,
+        )
 
 
-@pytest.mark.parametrize("more, words", [({"operator": "leader"}, "names the arm that is driven"), ({"operator": "mouse"}, "Allowed"),
-                                         ({"port": 70000}, "--port"), ({"speed": 0}, "--speed must be in"),
-                                         ({"transport": "tcp"}, "inprocess")])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ({"operator": "leader"}, "names the arm that is driven"),
+        ({"operator": "mouse"}, "Allowed"),
+        ({"port": 70000}, "--port"),
+        ({"speed": 0}, "--speed must be in"),
+        ({"transport": "tcp"}, "inprocess"),
+    ],
+)
 def test_what_cannot_be_is_one_line(more, words):
     with pytest.raises(UserError, match=words):
         TeleopOptions(file="sim", **more)
 
 
-# ---- a leader arm ------------------------------------------------------------------------------------------------------
+# ---- a leader arm ------------------------------------------------------------------------------------------
 
 
 class Marks:
@@ -138,14 +187,18 @@ class Marks:
         self.gone = True
 
 
-def test_a_leader_leads_once_it_is_at_the_tool_and_when_it_falls_silent_the_arm_holds_until_it_is_brought_there_again():
+def test_a_leader_leads_once_it_is_at_the_tool_and_a_silent_one_only_when_brought_there_again():
     quat = np.array([0.0, 1.0, 0.0, 0.0])
     at, lines, now, keys = [np.array([0.5, 0.1, 0.3]), quat, -1.0], [], [0.0], Marks()
     led = LedArm(LeaderArm(lambda: tuple(at) or None, (0.002, 0.01)), keys, lines.append, lambda: now[0])
     led.begin(SimpleNamespace(model=SimpleNamespace(pos=[0.5, 0.0, 0.3], quat=quat.tolist())))
     led.grip = 1.0  # as the arm's gripper is
     got = led.read()
-    assert not got.engaged and got.grip == 1.0 and lines == ["bring the leader arm to the robot's tool: 10 cm and 0 degrees away"]
+    assert (
+        not got.engaged
+        and got.grip == 1.0
+        and lines == ["bring the leader arm to the robot's tool: 10 cm and 0 degrees away"]
+    )
     now[0] = 1.0
     led.read()
     assert len(lines) == 1  # it is not told at every tick
@@ -167,35 +220,78 @@ def test_a_leader_leads_once_it_is_at_the_tool_and_when_it_falls_silent_the_arm_
 
 
 @pytest.mark.slow
-def test_a_leader_of_serial_servos_leads_an_arm_of_joint_targets_and_when_its_bus_goes_silent_the_arm_holds(tmp_path):
-    """An SO-101 on a pty beside a simulated one: `robot drive` tells where the leader's tool is, `robot teleop` follows it."""
+def test_a_leader_of_serial_servos_leads_an_arm_of_joint_targets_and_when_its_bus_goes_silent_the_arm_holds(
+    tmp_path,
+):
+    """An SO-101 on a pty beside a simulated one: `robot drive` tells where the leader's tool is, `robot
+    teleop` follows it."""
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     so = load_robot("so101")
 
     def place(joint, angle):
         line.servos[joint].memory[56:58] = (round(angle / (2 * np.pi) * 4096) + 2048).to_bytes(2, "little")
+
     line = ServoLine([Servo(k) for k in range(1, 7)])
     for joint, angle in enumerate(so.home, 1):
         place(joint, angle)
     pty, domain = Pty(line), 103 + (os.getpid() + 29) % 100
     raw = json.loads((Path(controllers.__file__).parent / "presets" / "so101.json").read_text())
-    raw |= {"model": so.model, "cell": {"command": "forward_position",
-            "without": dict.fromkeys(("box", "speed", "force"), "a simulated arm")}}
+    raw |= {
+        "model": so.model,
+        "cell": {
+            "command": "forward_position",
+            "without": dict.fromkeys(("box", "speed", "force"), "a simulated arm"),
+        },
+    }
     raw["driver"]["port"] = pty.path
     (tmp_path / "so.json").write_text(json.dumps(raw))
 
     def said(command):
         return command.out.read_text() if command.out.exists() else ""
-    arm = Command(tmp_path, ["sim-arm", "--robot", "so.json", "--controller", "joint", "--scene", "none", "--domain", domain,
-                             "--seconds", "120"])
-    leader = Command(tmp_path, ["robot", "drive", "so.json", "--namespace", "leader", "--domain", domain, "--seconds", "120"])
+
+    arm = Command(
+        tmp_path,
+        [
+            "sim-arm",
+            "--robot",
+            "so.json",
+            "--controller",
+            "joint",
+            "--scene",
+            "none",
+            "--domain",
+            domain,
+            "--seconds",
+            "120",
+        ],
+    )
+    leader = Command(
+        tmp_path,
+        ["robot", "drive", "so.json", "--namespace", "leader", "--domain", domain, "--seconds", "120"],
+    )
     arm.until(lambda: "on the wire" in said(arm))
     leader.until(lambda: "on the network" in said(leader))
     reader = connect("test", domain)
     pose = reader.subscription("current_pose", PoseStamped)
-    driven = Command(tmp_path, ["robot", "teleop", "so.json", "--operator", "leader:leader", "--speed", "0.1", "--seconds", "60",
-                                "--domain", domain, "--no-gripper"], env={"PYTHONUNBUFFERED": "1"})
+    driven = Command(
+        tmp_path,
+        [
+            "robot",
+            "teleop",
+            "so.json",
+            "--operator",
+            "leader:leader",
+            "--speed",
+            "0.1",
+            "--seconds",
+            "60",
+            "--domain",
+            domain,
+            "--no-gripper",
+        ],
+        env={"PYTHONUNBUFFERED": "1"},
+    )
     driven.until(lambda: "the leader arm leads" in said(driven))
     before = pose.latest().message.pos
     for k in range(40):
@@ -218,7 +314,7 @@ def test_a_leader_of_serial_servos_leads_an_arm_of_joint_targets_and_when_its_bu
     pty.unplug()
 
 
-# ---- the browser's page ------------------------------------------------------------------------------------------------
+# ---- the browser's page ------------------------------------------------------------------------------------
 
 
 def test_a_page_drives_while_it_holds_and_sends_and_marks_end_the_hold():
@@ -242,7 +338,11 @@ def test_a_page_drives_while_it_holds_and_sends_and_marks_end_the_hold():
     page.state.drive("operator", 0, number, [0.5, 0, 0, 0, 0, 0, 1], "correction")
     page.state.label("operator", 0, int(page.state.episode[0]), True)
     assert page.read().marks == ("success",) and page.state.holds[0] is None
-    assert not page.read().engaged and page.results.tolist() == [[1, 0]] and page.page_state("operator")["account"]["interventions"] == 1
+    assert (
+        not page.read().engaged
+        and page.results.tolist() == [[1, 0]]
+        and page.page_state("operator")["account"]["interventions"] == 1
+    )
 
 
 @pytest.mark.slow
@@ -250,8 +350,17 @@ def test_what_a_page_drove_is_recorded_and_when_it_goes_away_the_arm_holds(tmp_p
     pytest.importorskip("websockets", reason="needs robo_rl[console]")
     lines = Queue()
     got = []
-    options = TeleopOptions(file="sim", operator="console", port=0, transport="inprocess", speed=0.2, seconds=60, task="go on",
-                            out=str(tmp_path / "data"), episodes=2)
+    options = TeleopOptions(
+        file="sim",
+        operator="console",
+        port=0,
+        transport="inprocess",
+        speed=0.2,
+        seconds=60,
+        task="go on",
+        out=str(tmp_path / "data"),
+        episodes=2,
+    )
     thread = Thread(target=lambda: got.append(teleop(options, lines.put, lines.put)))
     thread.start()
     address = lines.get(timeout=60).split()[1]
@@ -279,6 +388,7 @@ def test_what_a_page_drove_is_recorded_and_when_it_goes_away_the_arm_holds(tmp_p
             await first(ws)
         async with connect_page(address) as ws:  # the page went away while it drove
             await again(ws)
+
     asyncio.run(session())
     thread.join(60)
     assert got and (got[0].kept, got[0].held) == (2, False)
@@ -296,12 +406,38 @@ def test_an_arm_on_the_wire_is_driven_with_the_lease_and_the_governor_in_between
     arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--seconds", "120", "--speed", "0.5"])
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
     feed = Feed(tmp_path / "pad", [*GO, *STAND, press(NORTH), press(START)])
-    done = robo_rl(tmp_path, "robot", "teleop", "sim", "--operator", f"gamepad:{feed.path}", "--domain", domain, "--speed", "0.2",
-                   "--out", "data", "--seconds", "20", "--lease", "30")
+    done = robo_rl(
+        tmp_path,
+        "robot",
+        "teleop",
+        "sim",
+        "--operator",
+        f"gamepad:{feed.path}",
+        "--domain",
+        domain,
+        "--speed",
+        "0.2",
+        "--out",
+        "data",
+        "--seconds",
+        "20",
+        "--lease",
+        "30",
+    )
     feed.close()
     feed = Feed(tmp_path / "second", [*GO, press(NORTH), press(START)])
-    other = robo_rl(tmp_path, "collect", "--sim", f"dds:domain={domain}", "--operator", f"gamepad:{feed.path}", "--out", "env",
-                    "--episodes", 1)
+    other = robo_rl(
+        tmp_path,
+        "collect",
+        "--sim",
+        f"dds:domain={domain}",
+        "--operator",
+        f"gamepad:{feed.path}",
+        "--out",
+        "env",
+        "--episodes",
+        1,
+    )
     feed.close()
     arm.signal(signal.SIGINT)
     assert arm.wait().code == 0

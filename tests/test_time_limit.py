@@ -1,4 +1,5 @@
-"""What a time limit and the discount are to a learner: `--rl.timeout`, `--rl.anneal-gamma`, and what the recipes ask for."""
+"""What a time limit and the discount are to a learner: `--rl.timeout`, `--rl.anneal-gamma`, and what the
+recipes ask for."""
 
 from dataclasses import replace
 
@@ -47,7 +48,9 @@ def test_the_discount_goes_to_one_as_success_does(success):
     assert torch.equal(discounted(r, OnPolicyOptions(anneal_gamma=True)).discounts, r.discounts**power)
     assert power == 1 if success <= 0.5 else power < 1
     after = discounted(r, OnPolicyOptions(timeout="anneal")).discounts
-    assert torch.equal(after[r.done], r.discounts[r.done] * power) and torch.equal(after[~r.done], r.discounts[~r.done])
+    assert torch.equal(after[r.done], r.discounts[r.done] * power) and torch.equal(
+        after[~r.done], r.discounts[~r.done]
+    )
 
 
 def test_an_update_learns_from_what_the_time_limit_is_said_to_be():
@@ -60,17 +63,26 @@ def test_an_update_learns_from_what_the_time_limit_is_said_to_be():
         returns = learner.credit.assign(discounted(r, learner.options), learner.policy)[1].view(r.done.shape)
         late = r.done & (r.discounts > 0)
         told[timeout] = returns[late]
-    assert torch.allclose(told["failure"], r.rewards[late], atol=1e-5) and (told["bootstrap"] > told["failure"] + 1).all()
+    assert (
+        torch.allclose(told["failure"], r.rewards[late], atol=1e-5)
+        and (told["bootstrap"] > told["failure"] + 1).all()
+    )
 
 
-def test_a_run_on_success_takes_its_limit_for_a_failure_the_more_the_better_it_is_and_one_on_a_dense_reward_does_not():
+def test_a_run_on_success_takes_its_limit_for_a_failure_the_more_the_better_it_is():
     for algo in ("pi_rl", "ppo"):
-        sparse, dense = (recipes.recipe("mujoco", "pick_cube", algo, "state", "full", reward).rl for reward in ("", "dense"))
+        sparse, dense = (
+            recipes.recipe("mujoco", "pick_cube", algo, "state", "full", reward).rl
+            for reward in ("", "dense")
+        )
         assert isinstance(sparse, OnPolicyOptions) and isinstance(dense, OnPolicyOptions)
         assert (sparse.timeout, sparse.anneal_gamma) == ("anneal", True)
         assert (dense.timeout, dense.anneal_gamma) == ("bootstrap", False)
     assert recipes.recipe("gym:HalfCheetah-v5", "", "ppo", "state", "full").rl == replace(
-        recipes.recipe("gym:HalfCheetah-v5", "", "ppo", "state", "full").rl, timeout="bootstrap", anneal_gamma=False)
+        recipes.recipe("gym:HalfCheetah-v5", "", "ppo", "state", "full").rl,
+        timeout="bootstrap",
+        anneal_gamma=False,
+    )
 
 
 def test_a_time_limit_is_nothing_else():

@@ -32,10 +32,21 @@ from robo_rl.runtime.worker import Worker
 
 H, E, LEAST, MOST, A = 9, 4, 1, 3, 2
 LATE = PolicyOptions(horizon=H, execute=E, commit=MOST, commit_least=LEAST, hidden=32, layers=2)
-KINDS = {"sde": {}, "window": {"window": 2},
-         "cps": {"noise": "cps"}, "every step": {"noise_steps": "all"}, "mean": {"logp_reduction": "mean"},
-         "learned": {"noise": "learned", "noise_steps": "all", "noise_max": 0.3},
-         "default": {"noise": "learned", "noise_steps": "last", "predict": "action", "noise_min": 0.2, "noise_max": 0.3}}
+KINDS = {
+    "sde": {},
+    "window": {"window": 2},
+    "cps": {"noise": "cps"},
+    "every step": {"noise_steps": "all"},
+    "mean": {"logp_reduction": "mean"},
+    "learned": {"noise": "learned", "noise_steps": "all", "noise_max": 0.3},
+    "default": {
+        "noise": "learned",
+        "noise_steps": "last",
+        "predict": "action",
+        "noise_min": 0.2,
+        "noise_max": 0.3,
+    },
+}
 
 
 def late_policy(**options):
@@ -62,17 +73,19 @@ def late_learner(group=0, **kw):
     return pi_rl.make(late_policy(), PiRlOptions(**options), 0)
 
 
-# ---- what runs -------------------------------------------------------------------------------------------------------
+# ---- what runs ---------------------------------------------------------------------------------------------
 
 
 class SlowRobot:
-    """One robot, period by period: it asks every E rows, goes on with the rows that it has, and takes the answer when it comes."""
+    """One robot, period by period: it asks every E rows, goes on with the rows that it has, and takes the
+    answer when it comes."""
 
     def __init__(self, late):
         self.late, self.row, self.chunk, self.coming, self.waits = late, 0, None, None, 0
 
     def ask(self, chunk, count):
-        """chunk [H,A]; count: rows of the running one that run meanwhile, at most, or minus the periods before there is one."""
+        """chunk [H,A]; count: rows of the running one that run meanwhile, at most, or minus the periods
+        before there is one."""
         if count < 0:
             self.chunk, self.row = None, 0
         self.coming, self.waits = chunk, -count if count < 0 else int(self.late.integers(0, count + 1))
@@ -90,7 +103,8 @@ class SlowRobot:
 
 
 def test_rollouts_play_what_a_robot_plays_that_goes_on_while_it_waits_for_each_answer():
-    """Whenever within the given rows the answer comes: the period-by-period robot sees and earns what the rollout says."""
+    """Whenever within the given rows the answer comes: the period-by-period robot sees and earns what the
+    rollout says."""
     policy, env, late = late_policy(), PointReach(3, limit=30, radius=0.3), np.random.default_rng(0)
     r = Collector(PointReach(3, limit=30, radius=0.3), policy, 0.9, 5).collect(policy, 24)
     commands = policy.action_norm.inverse(r.x0).numpy()
@@ -106,7 +120,9 @@ def test_rollouts_play_what_a_robot_plays_that_goes_on_while_it_waits_for_each_a
             early += robot.waits < given[i]
         reward, over = np.zeros(3), np.zeros(3, bool)
         for j in range(E):
-            obs, gain, terminated, truncated, _ = env.step(np.stack([robot.act() for robot in robots]).astype(np.float32))
+            obs, gain, terminated, truncated, _ = env.step(
+                np.stack([robot.act() for robot in robots]).astype(np.float32)
+            )
             reward, over = reward + 0.9**j * gain, terminated | truncated
         assert np.allclose(reward, r.rewards[t]) and np.array_equal(over, r.done[t])
         first = over
@@ -124,12 +140,16 @@ def test_given_rows_are_those_of_the_chunk_before_and_how_many_differs_from_deci
     for t in range(1, 20):
         count, going = r.obs[COUNT][t], ~r.done[t - 1]
         ran = E + r.obs[COUNT][t - 1].clamp(max=0)  # rows of the chunk before, in E periods
-        assert torch.equal(r.trace[ROWS][t - 1][:, 1] - ran, count.abs()) and (count[going] > 0).all() and (count[~going] < 0).all()
+        assert (
+            torch.equal(r.trace[ROWS][t - 1][:, 1] - ran, count.abs())
+            and (count[going] > 0).all()
+            and (count[~going] < 0).all()
+        )
         assert torch.equal(r.trace[ROWS][t][:, 0], count.clamp(min=0)) and not r.obs[GIVEN][t][~going].any()
         for n in going.nonzero().squeeze(1).tolist():
             c, first = int(count[n]), int(ran[n])
             seen_counts.add((c, first))
-            rows = r.x0[t - 1, n, first:first + c]
+            rows = r.x0[t - 1, n, first : first + c]
             assert torch.equal(r.obs[GIVEN][t, n, :c], rows) and not r.obs[GIVEN][t, n, c:].any()
             assert torch.equal(r.x0[t, n, :c], rows.clamp(*bounds))  # as the env cuts commands at +-1
     assert seen_counts == {(c, first) for c in (1, 2, 3) for first in (1, 2, 3, 4)}
@@ -142,11 +162,19 @@ def test_whole_episodes_begin_with_a_wait_that_their_start_decides():
     assert (collector.obs[COUNT] > 0).any()
     before, mask = collector.obs[COUNT].copy(), np.arange(16) < 4
     collector.begin(np.arange(16), mask)
-    assert (collector.obs[COUNT][:4] < 0).all() and not collector.obs[GIVEN][:4].any() and (collector.obs[COUNT][4:] == before[4:]).all()
+    assert (
+        (collector.obs[COUNT][:4] < 0).all()
+        and not collector.obs[GIVEN][:4].any()
+        and (collector.obs[COUNT][4:] == before[4:]).all()
+    )
     starts = np.repeat(np.arange(8), 2)
     r = collector.episodes(policy, starts)
     first = r.obs[COUNT][0].view(8, 2)
-    assert set(first.flatten().tolist()) == {-1, -2, -3} and torch.equal(first[:, 0], first[:, 1]) and (r.obs[COUNT][1] > 0).all()
+    assert (
+        set(first.flatten().tolist()) == {-1, -2, -3}
+        and torch.equal(first[:, 0], first[:, 1])
+        and (r.obs[COUNT][1] > 0).all()
+    )
 
 
 def test_without_given_rows_a_chunk_is_the_plain_one_and_with_them_that_of_deployment():
@@ -166,7 +194,7 @@ def test_without_given_rows_a_chunk_is_the_plain_one_and_with_them_that_of_deplo
         assert not torch.allclose(x0[:, count:], plain.x0[:, count:], atol=0.05)
 
 
-# ---- what counts -----------------------------------------------------------------------------------------------------
+# ---- what counts -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,10 +210,20 @@ def test_the_ratio_is_exactly_one_under_the_weights_that_acted_however_many_rows
         assert torch.equal(again, logp)
 
 
-@pytest.mark.parametrize(("make", "options", "kind"), [
-    (pi_rl.make, PiRlOptions, "sde"), (pi_rl.make, PiRlOptions, "default"), (reinflow.make, ReinFlowOptions, "learned")])
+@pytest.mark.parametrize(
+    ("make", "options", "kind"),
+    [
+        (pi_rl.make, PiRlOptions, "sde"),
+        (pi_rl.make, PiRlOptions, "default"),
+        (reinflow.make, ReinFlowOptions, "learned"),
+    ],
+)
 def test_learning_begins_at_a_ratio_of_one_with_jitter_and_moves_the_policy(make, options, kind):
-    learner = make(late_policy(**KINDS[kind]), options(decisions=12, epochs=2, minibatch=128, critic_warmup=0, trust_kl=0.002), 0)
+    learner = make(
+        late_policy(**KINDS[kind]),
+        options(decisions=12, epochs=2, minibatch=128, critic_warmup=0, trust_kl=0.002),
+        0,
+    )
     collector = Collector(PointReach(32, limit=20), learner.policy, 0.9, 2)
     for _ in range(2):
         before = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
@@ -207,8 +245,12 @@ def test_the_log_prob_is_the_sum_over_rows_that_the_policy_chose_and_that_run(ki
         first, end = chunk.trace[ROWS][i].tolist()
         assert first == obs[COUNT][i].clamp(min=0) and LEAST <= end - E - obs[COUNT][i].clamp(max=0) <= MOST
         for j in range(f):
-            own = [torch.distributions.Normal(mean[i, j, h], std[i, j, h]).log_prob(x[i, j, h]).sum() if (std[i, j, h] > 0).all() else
-                   torch.zeros(()) for h in range(first, end)]
+            own = [
+                torch.distributions.Normal(mean[i, j, h], std[i, j, h]).log_prob(x[i, j, h]).sum()
+                if (std[i, j, h] > 0).all()
+                else torch.zeros(())
+                for h in range(first, end)
+            ]
             wanted = torch.stack(own).sum() / (E * A if kind == "mean" else 1)
             assert torch.allclose(chunk.logp[i, j], wanted, atol=1e-4), (i, j)
 
@@ -218,15 +260,17 @@ def test_an_entry_that_was_committed_or_never_runs_has_no_gradient(kind):
     policy, obs = late_policy(**KINDS[kind]), late_obs(least=2)
     trace = policy.act(obs, torch.Generator().manual_seed(1)).trace
     logp, entropy = policy.score(policy.encode(obs), trace)
-    (logp.exp().clamp(max=10) * torch.randn(logp.shape, generator=torch.Generator().manual_seed(2)) + logp).sum().backward()
+    (
+        logp.exp().clamp(max=10) * torch.randn(logp.shape, generator=torch.Generator().manual_seed(2)) + logp
+    ).sum().backward()
     layers = [policy.head.out] + ([policy.noise.net[-1]] if policy.noise is not None else [])
     if policy.noise is not None:
         entropy = policy.score(policy.encode(obs), trace)[1]
         entropy.backward()
     for layer in layers:  # its row i gives entry i of the chunk
         rows = layer.weight.grad.view(H, A, -1).abs().sum((1, 2))
-        assert not rows[:2].any() and not rows[E + MOST:].any()
-        assert (rows[MOST:E + LEAST] > 0).all()
+        assert not rows[:2].any() and not rows[E + MOST :].any()
+        assert (rows[MOST : E + LEAST] > 0).all()
 
 
 def test_what_moves_the_trust_region_is_the_rows_that_the_policy_chose():
@@ -237,7 +281,7 @@ def test_what_moves_the_trust_region_is_the_rows_that_the_policy_chose():
         whole, _ = policy._steps(policy.encode(obs), trace)
     assert mean.shape == std.shape == (64, 1, E * A)
     for i, count in enumerate(obs[COUNT].clamp(min=0).tolist()):
-        assert torch.equal(mean[i, 0], whole[i, count * A:(count + E) * A])
+        assert torch.equal(mean[i, 0], whole[i, count * A : (count + E) * A])
 
 
 def test_the_critic_sees_the_rows_that_will_run():
@@ -247,13 +291,17 @@ def test_the_critic_sees_the_rows_that_will_run():
     fewer = learner.credit.values(learner.policy, obs | {COUNT: obs[COUNT] - 1})
     assert (value != other).all() and (value != fewer).all()
     context = learner.policy.encode(obs)
-    assert seen(context).shape == (64, 4 + MOST * (A + 1)) and torch.equal(seen(context)[:, :4], context.pooled)
+    assert seen(context).shape == (64, 4 + MOST * (A + 1)) and torch.equal(
+        seen(context)[:, :4], context.pooled
+    )
     assert torch.equal(seen(context.pick(slice(2, 5))), seen(context)[2:5])
-    assert torch.equal(seen(Context.cat([context, context.pick(slice(0, 2))])), torch.cat([seen(context), seen(context)[:2]]))
+    assert torch.equal(
+        seen(Context.cat([context, context.pick(slice(0, 2))])), torch.cat([seen(context), seen(context)[:2]])
+    )
     assert seen(Context.of(context.columns())).equal(seen(context)) and PREFIX in context.columns()
 
 
-# ---- that it repeats -------------------------------------------------------------------------------------------------
+# ---- that it repeats ---------------------------------------------------------------------------------------
 
 
 def test_a_collector_restored_from_its_state_goes_on_with_the_rows_that_were_given():
@@ -265,7 +313,11 @@ def test_a_collector_restored_from_its_state_goes_on_with_the_rows_that_were_giv
     second.collect(policy, 1)
     second.set_state(state)
     b = second.collect(policy, 4)
-    assert all(torch.equal(a.obs[k], b.obs[k]) for k in a.obs) and torch.equal(a.logp, b.logp) and torch.equal(a.x0, b.x0)
+    assert (
+        all(torch.equal(a.obs[k], b.obs[k]) for k in a.obs)
+        and torch.equal(a.logp, b.logp)
+        and torch.equal(a.x0, b.x0)
+    )
 
 
 @pytest.mark.parametrize(("group", "staleness"), [(0, 0), (4, 2)])
@@ -274,7 +326,9 @@ def test_a_resumed_run_with_latency_is_bit_identical(group, staleness):
     feed = local(whole, 2, staleness, group=group)
     train(whole, feed, 2)
     tensors = {}
-    tree = pack({"learner": whole.state_dict(), "feed": feed.state(), "policy": whole.policy.state_dict()}, tensors)
+    tree = pack(
+        {"learner": whole.state_dict(), "feed": feed.state(), "policy": whole.policy.state_dict()}, tensors
+    )
     tensors = {k: v.clone() for k, v in tensors.items()}
     train(whole, feed, 2)
     again = late_learner(group)
@@ -316,26 +370,36 @@ def test_a_worker_that_takes_over_drives_the_env_to_where_the_other_one_was():
     assert all(np.array_equal(ends[0][k], ends[1][k]) for k in ends[0])
 
 
-# ---- as a user runs it -----------------------------------------------------------------------------------------------
+# ---- as a user runs it -------------------------------------------------------------------------------------
 
 LATENCY = ("--latency", "0.04", "--latency-jitter", "0.02")
 
 
-@pytest.mark.parametrize(("argv", "says"), [
-    ("--latency-jitter 0.1", "--latency-jitter goes with --latency above 0"),
-    ("--latency 0.2 --latency-jitter 0.1", "--latency 0.2 --latency-jitter 0.1 is 10 to 15 control periods of 20 ms: it needs "
-     "--policy.execute of at least 15 and --policy.horizon of at least --policy.execute + 15, got 4 and 8"),
-    ("--latency 0.08 --policy.execute 5", "is 4 control periods of 20 ms: it needs --policy.execute of at least 4 and --policy.horizon "
-     "of at least --policy.execute + 4, got 5 and 8"),
-    ("--latency 0.04 --algo ppo", "--latency goes with --algo pi_rl, reinflow or bc, got ppo"),
-    ("--latency 0.04 --algo hil_serl", "--latency goes with --algo pi_rl, reinflow or bc, got hil_serl"),
-    ("--latency 0.04 --task reach,push_cube", "--latency goes with one task, got --task reach,push_cube"),
-    ("--latency 0.04 --dream 0.5", "--latency goes without --dream"),
-    ("--latency 0.04 --share there", "--latency goes without --share"),
-    ("--latency 0.04 --learners 2", "--latency goes with --learners 1"),
-    ("--latency 11", "--latency must be "),
-    ("--policy.commit-least 2", "policy.commit_least (<= commit) must be "),
-])
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("--latency-jitter 0.1", "--latency-jitter goes with --latency above 0"),
+        (
+            "--latency 0.2 --latency-jitter 0.1",
+            "--latency 0.2 --latency-jitter 0.1 is 10 to 15 control periods of 20 ms: it needs "
+            "--policy.execute of at least 15 and --policy.horizon of at least --policy.execute + 15, got 4 "
+            "and 8",
+        ),
+        (
+            "--latency 0.08 --policy.execute 5",
+            "is 4 control periods of 20 ms: it needs --policy.execute of at least 4 and --policy.horizon "
+            "of at least --policy.execute + 4, got 5 and 8",
+        ),
+        ("--latency 0.04 --algo ppo", "--latency goes with --algo pi_rl, reinflow or bc, got ppo"),
+        ("--latency 0.04 --algo hil_serl", "--latency goes with --algo pi_rl, reinflow or bc, got hil_serl"),
+        ("--latency 0.04 --task reach,push_cube", "--latency goes with one task, got --task reach,push_cube"),
+        ("--latency 0.04 --dream 0.5", "--latency goes without --dream"),
+        ("--latency 0.04 --share there", "--latency goes without --share"),
+        ("--latency 0.04 --learners 2", "--latency goes with --learners 1"),
+        ("--latency 11", "--latency must be "),
+        ("--policy.commit-least 2", "policy.commit_least (<= commit) must be "),
+    ],
+)
 def test_what_does_not_go_with_a_latency_is_named_in_one_line(argv, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as e:
@@ -359,21 +423,29 @@ def test_a_latency_is_rows_of_a_chunk_and_goes_when_it_is_not_asked_for(tmp_path
 @pytest.fixture(scope="module")
 def late_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("late") / "a"
-    config = replace(parse([*TINY, *LATENCY, "--steps", "1500", "--bc.updates", "200", "--demos", "10"]), out=str(folder))
+    config = replace(
+        parse([*TINY, *LATENCY, "--steps", "1500", "--bc.updates", "200", "--demos", "10"]), out=str(folder)
+    )
     assert train_run(config, quiet=True)[1] == 0
     return folder
 
 
 def test_a_run_with_latency_is_evaluated_with_it_and_evaluation_repeats_what_training_wrote(late_run):
     then = json.loads((late_run / "evals" / "final.json").read_text())
-    assert set(then["starved"]) <= {2, 3} and max(then["seam"]) > 0  # the robot waits for the first chunk alone
+    # the robot waits for the first chunk alone
+    assert set(then["starved"]) <= {2, 3} and max(then["seam"]) > 0
     now = evaluate_checkpoint(late_run, EvalConfig(checkpoint="last", episodes=8))
     for key in ("starts", "success", "return", "length", "seam", "starved"):
         assert now[key] == then[key], key
     assert "seam" not in evaluate_checkpoint(late_run, EvalConfig(checkpoint="last", episodes=2, latency=0.0))
     config = replace(parse([]), latency=0.2, latency_jitter=0.1)
-    for given, wanted in (({}, ("trained", 0.2, 0.1)), ({"chunking": "naive"}, ("naive", 0.2, 0.1)), ({"latency": 0.0}, ("", 0.0, 0.0)),
-                          ({"chunking": "rtc", "latency": 0.3}, ("rtc", 0.3, 0.0)), ({"on": "dds"}, ("", 0.0, 0.0))):
+    for given, wanted in (
+        ({}, ("trained", 0.2, 0.1)),
+        ({"chunking": "naive"}, ("naive", 0.2, 0.1)),
+        ({"latency": 0.0}, ("", 0.0, 0.0)),
+        ({"chunking": "rtc", "latency": 0.3}, ("rtc", 0.3, 0.0)),
+        ({"on": "dds"}, ("", 0.0, 0.0)),
+    ):
         got = as_trained(EvalConfig(**given), config)
         assert (got.chunking, got.latency, got.latency_jitter) == wanted
         assert as_trained(got, config) == got  # once it is said it stays
@@ -391,14 +463,59 @@ def test_a_run_with_latency_that_was_stopped_ends_as_one_that_was_not(late_run, 
 
 
 def test_a_policy_that_was_never_given_rows_begins_a_run_with_latency(late_run, tmp_path):
-    config = parse(["--task", "reach", "--algo", "bc", "--demos", "2", "--bc.updates", "5", "--policy.hidden", "32", "--no-video",
-                    "--eval-episodes", "2", "--workers", "0"])
+    config = parse(
+        [
+            "--task",
+            "reach",
+            "--algo",
+            "bc",
+            "--demos",
+            "2",
+            "--bc.updates",
+            "5",
+            "--policy.hidden",
+            "32",
+            "--no-video",
+            "--eval-episodes",
+            "2",
+            "--workers",
+            "0",
+        ]
+    )
     plain = replace(config, out=str(tmp_path / "plain"))
     train_run(plain, quiet=True)
-    argv = [*TINY, *LATENCY, "--init", str(tmp_path / "plain"), "--demos", "0", "--bc.updates", "0", "--policy.execute", "4",
-            "--steps", "200", "--out", str(tmp_path / "late")]
+    argv = [
+        *TINY,
+        *LATENCY,
+        "--init",
+        str(tmp_path / "plain"),
+        "--demos",
+        "0",
+        "--bc.updates",
+        "0",
+        "--policy.execute",
+        "4",
+        "--steps",
+        "200",
+        "--out",
+        str(tmp_path / "late"),
+    ]
     config = parse(argv)
     folder, code = train_run(config, quiet=True)
     assert code == 0 and len(json.loads((folder / "evals" / "final.json").read_text())["seam"]) == 8
-    again = parse([*TINY, "--init", str(late_run), "--demos", "0", "--bc.updates", "0", "--steps", "200", "--out", str(tmp_path / "c")])
+    again = parse(
+        [
+            *TINY,
+            "--init",
+            str(late_run),
+            "--demos",
+            "0",
+            "--bc.updates",
+            "0",
+            "--steps",
+            "200",
+            "--out",
+            str(tmp_path / "c"),
+        ]
+    )
     assert again.policy.commit == 3 and again.policy.commit_least == 0  # without --latency it learns without

@@ -1,4 +1,5 @@
-"""`robo_rl train` with methods that learn from replay, as a user runs them: to the end, stopped, killed, and mistaken."""
+"""`robo_rl train` with methods that learn from replay, as a user runs them: to the end, stopped, killed, and
+mistaken."""
 
 import json
 import re
@@ -27,9 +28,12 @@ def demos(tmp_path_factory):
     return folder / "d"
 
 
-@pytest.mark.parametrize(("task", "reward", "beta"), [("pick_cube", "", 30.0), ("pick_cube", "dense", 3.0), ("Hopper-v5", "", 3.0)])
+@pytest.mark.parametrize(
+    ("task", "reward", "beta"), [("pick_cube", "", 30.0), ("pick_cube", "dense", 3.0), ("Hopper-v5", "", 3.0)]
+)
 def test_iqls_temperature_is_that_of_its_returns(task, reward, beta):
-    assert preset("mujoco", task, "iql", "state", "full", reward).rl.beta == beta  # in [0, 1], or as in the paper
+    # in [0, 1], or as in the paper
+    assert preset("mujoco", task, "iql", "state", "full", reward).rl.beta == beta
 
 
 @pytest.mark.parametrize("algo", OFF_POLICY)
@@ -38,7 +42,9 @@ def test_every_method_trains_evaluates_and_saves(algo, demos, tmp_path):
     assert result.code == 0, result
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert max(r.get("train/updates", 0) for r in rows) >= 10 and rows[-1]["step"] >= 512
-    again = json.loads(robo_rl(tmp_path, "eval", "run", "--checkpoint", "last", "--episodes", 4, "--json").out)
+    again = json.loads(
+        robo_rl(tmp_path, "eval", "run", "--checkpoint", "last", "--episodes", 4, "--json").out
+    )
     final = json.loads((tmp_path / "run" / "evals" / "final.json").read_text())
     assert again["success_rate"] == sum(final["success"]) / 4
     assert "nothing to resume" in robo_rl(tmp_path, "train", "--resume", "run").err
@@ -49,7 +55,8 @@ def weights(run):
 
 
 def forget(run, step: int) -> None:
-    """As a kill after the checkpoint of `step` would have left it: the journals know more than the checkpoint."""
+    """As a kill after the checkpoint of `step` would have left it: the journals know more than the
+    checkpoint."""
     for path in checkpoint.checkpoints(run):
         if int(path.name[5:]) > step:
             shutil.rmtree(path)
@@ -74,8 +81,22 @@ def test_a_killed_run_goes_on_bit_for_bit_and_one_whose_journal_is_damaged_says_
 
 
 def test_kill_minus_nine_loses_no_journaled_step_of_a_sim_without_snapshots(tmp_path):
-    argv = ("train", *TINY_REPLAY[2:], "--sim", "gym:Pendulum-v1", "--algo", "demo_sac", "--demos", 0, "--steps", 20_000,
-            "--eval-every", 20_000, "--out", "run")
+    argv = (
+        "train",
+        *TINY_REPLAY[2:],
+        "--sim",
+        "gym:Pendulum-v1",
+        "--algo",
+        "demo_sac",
+        "--demos",
+        0,
+        "--steps",
+        20_000,
+        "--eval-every",
+        20_000,
+        "--out",
+        "run",
+    )
     command = Command(tmp_path, argv)
     log = tmp_path / "run" / "replay" / "online" / "steps-000000.log"
     command.until(lambda: log.exists() and log.stat().st_size > 40_000)
@@ -86,41 +107,85 @@ def test_kill_minus_nine_loses_no_journaled_step_of_a_sim_without_snapshots(tmp_
     command.until(lambda: (tmp_path / "run" / "replay" / "online" / "steps-000001.log").exists())
     command.signal(signal.SIGTERM)
     result = command.wait()
-    assert result.code == 128 + signal.SIGTERM and "steps that were journaled" in result.out + result.err, result
+    assert result.code == 128 + signal.SIGTERM and "steps that were journaled" in result.out + result.err, (
+        result
+    )
     assert log.stat().st_size == size
 
 
 def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demos, tmp_path):
-    result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "hil_serl", "--demos", demos, "--out", "run", "--rl.operator",
-                     "scripted", "--policy.gripper", "toggle", *QUICK_OPERATOR)
+    result = robo_rl(
+        tmp_path,
+        "train",
+        *TINY_REPLAY,
+        "--algo",
+        "hil_serl",
+        "--demos",
+        demos,
+        "--out",
+        "run",
+        "--rl.operator",
+        "scripted",
+        "--policy.gripper",
+        "toggle",
+        *QUICK_OPERATOR,
+    )
     assert result.code == 0 and "operator min" in result.err + result.out, result
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rows = [r for r in rows if "human/operator_minutes" in r]
     assert rows[-1]["human/operator_minutes"] > 0.01
     assert rows[-1]["replay/demonstrations"] > rows[0]["replay/demonstrations"]
     from robo_rl.data.reader import load
+
     data = load(tmp_path / "run" / "corrections")
     words = np.array(data.sources)[data.source]
     assert len(data) >= 1 and (words == "human").any() and set(data.phase[words == "human"]) & {2, 3}
-    again = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "demo_sac", "--demos", "run/corrections", "--out", "next")
+    again = robo_rl(
+        tmp_path, "train", *TINY_REPLAY, "--algo", "demo_sac", "--demos", "run/corrections", "--out", "next"
+    )
     assert again.code == 0, again  # and they serve as demonstrations
 
 
 @pytest.mark.gl
 @pytest.mark.skipif(gl_backend() is None, reason=render.NO_GL)
 def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp_path):
-    """HIL-SERL with two cameras and a person: replay keeps contexts, the corrections' data set the pictures."""
-    few = (*TINY_REPLAY, "--algo", "hil_serl", "--obs", "rgb", "--image-size", 32, "--policy.width", 32, "--policy.depth", 1,
-           "--bc.updates", 3, "--rl.operator", "scripted", *QUICK_OPERATOR)
+    """HIL-SERL with two cameras and a person: replay keeps contexts, the corrections' data set the
+    pictures."""
+    few = (
+        *TINY_REPLAY,
+        "--algo",
+        "hil_serl",
+        "--obs",
+        "rgb",
+        "--image-size",
+        32,
+        "--policy.width",
+        32,
+        "--policy.depth",
+        1,
+        "--bc.updates",
+        3,
+        "--rl.operator",
+        "scripted",
+        *QUICK_OPERATOR,
+    )
     assert robo_rl(tmp_path, "train", *few, "--out", "run").code == 0
     run = tmp_path / "run"
-    first, last = (checkpoint.load_policy(p)[0].state_dict() for p in (checkpoint.checkpoints(run)[0], checkpoint.checkpoints(run)[-1]))
+    first, last = (
+        checkpoint.load_policy(p)[0].state_dict()
+        for p in (checkpoint.checkpoints(run)[0], checkpoint.checkpoints(run)[-1])
+    )
     changed = {k.split(".")[0] for k in first if not torch.equal(first[k], last[k])}
     assert "actor" in changed and "trunk" not in changed
     from robo_rl.data.reader import load
+
     data = load(run / "corrections")
     assert data.images("front").shape == (len(data.state), 32, 32, 3) and data.images("front").std() > 5
-    assert np.isfinite(data.final).all() and data.final_images("front")[1].all() and data.final_images("wrist")[1].all()
+    assert (
+        np.isfinite(data.final).all()
+        and data.final_images("front")[1].all()
+        and data.final_images("wrist")[1].all()
+    )
     assert data.images("wrist").std() > 5 and not (data.images("front")[0] == data.images("front")[-1]).all()
     shutil.copytree(run, tmp_path / "stopped")
     forget(tmp_path / "stopped", 300)
@@ -133,25 +198,53 @@ def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp
 
 @pytest.mark.slow
 def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
-    result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "demo_sac", "--demos", 20, "--bc.updates", 300, "--bc.batch", 128,
-                     "--policy.hidden", 64, "--steps", 1500, "--out", "run", "--rl.judge", "classifier", "--rl.judge-episodes", 60,
-                     "--rl.judge-rate", 0.2)
+    result = robo_rl(
+        tmp_path,
+        "train",
+        *TINY_REPLAY,
+        "--algo",
+        "demo_sac",
+        "--demos",
+        20,
+        "--bc.updates",
+        300,
+        "--bc.batch",
+        128,
+        "--policy.hidden",
+        64,
+        "--steps",
+        1500,
+        "--out",
+        "run",
+        "--rl.judge",
+        "classifier",
+        "--rl.judge-episodes",
+        60,
+        "--rl.judge-rate",
+        0.2,
+    )
     assert result.code == 0 and "success classifier: threshold" in result.out + result.err, result
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("judge/recall" in r for r in rows) and any("judge/false" in r for r in rows)
     assert (tmp_path / "run" / "judge.safetensors").exists()
 
 
-@pytest.mark.parametrize(("argv", "says"), [
-    ("--algo demo_sac --obs rgb --rl.synthetic 0.2", "--rl.synthetic makes transitions of --obs state"),
-    ("--algo expo --workers 2", "learns beside one actor"),
-    ("--algo pa_rl --policy.horizon 8 --policy.execute 4", "--policy.horizon must equal --policy.execute"),
-    ("--algo demo_sac --policy.kind flow", "demo_sac needs --policy.kind squashed"),
-    ("--algo expo --rl.critics 9", "must equal those of --rl"),
-    ("--algo wsrl --rl.demo-share 0.5", "wsrl keeps no offline data online"),
-    ("--algo demo_sac --rl.capacity 150", "replay capacity must be at least"),
-    ("--algo demo_sac --rl.subset 9", "rl.subset (<= critics) must be in [1, 2]"),
-])
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("--algo demo_sac --obs rgb --rl.synthetic 0.2", "--rl.synthetic makes transitions of --obs state"),
+        ("--algo expo --workers 2", "learns beside one actor"),
+        (
+            "--algo pa_rl --policy.horizon 8 --policy.execute 4",
+            "--policy.horizon must equal --policy.execute",
+        ),
+        ("--algo demo_sac --policy.kind flow", "demo_sac needs --policy.kind squashed"),
+        ("--algo expo --rl.critics 9", "must equal those of --rl"),
+        ("--algo wsrl --rl.demo-share 0.5", "wsrl keeps no offline data online"),
+        ("--algo demo_sac --rl.capacity 150", "replay capacity must be at least"),
+        ("--algo demo_sac --rl.subset 9", "rl.subset (<= critics) must be in [1, 2]"),
+    ],
+)
 def test_a_mistake_is_one_line_and_leaves_nothing(argv, says, tmp_path):
     assert says in robo_rl(tmp_path, "train", *argv.split()).mistake
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,8 @@ ROOTS = 2
 
 
 def move(state, action, depth):
-    """-> (next state, reward, over): a reward on the way, an early end, and a last one that depends on where one is."""
+    """-> (next state, reward, over): a reward on the way, an early end, and a last one that depends on where
+    one is."""
     if state == 1 and action == 1:
         return 3, 1.0, True
     after = (2 * state + action + 1) % 4
@@ -23,6 +24,7 @@ def move(state, action, depth):
 
 def exact_gradient():
     """d E[return] / d theta, by enumerating every episode."""
+
     def walk(state, depth, p, ret, score):
         if depth == H:
             return p * ret * score
@@ -33,18 +35,26 @@ def exact_gradient():
             g[state] += np.eye(2)[a] - PI[state]
             out += walk(s, H if over else depth + 1, p * PI[state, a], ret + r, g)
         return out
+
     return walk(0, 0, 1.0, 0.0, np.zeros_like(THETA))
 
 
 class Draw:
-    """Random choices, from a generator or along a path that an enumeration gives; `p` is the probability of what was drawn."""
+    """Random choices, from a generator or along a path that an enumeration gives; `p` is the probability of
+    what was drawn."""
 
     def __init__(self, rng=None, path=()):
         self.rng, self.path, self.taken, self.options, self.p = rng, path, [], [], 1.0
 
     def __call__(self, probabilities):
         i = len(self.taken)
-        k = int(self.rng.choice(len(probabilities), p=probabilities)) if self.rng else self.path[i] if i < len(self.path) else 0
+        k = (
+            int(self.rng.choice(len(probabilities), p=probabilities))
+            if self.rng
+            else self.path[i]
+            if i < len(self.path)
+            else 0
+        )
         self.taken.append(k)
         self.options.append(len(probabilities))
         self.p *= probabilities[k]
@@ -67,11 +77,15 @@ def every_draw(play):
 
 
 def play_tree(draw, rule, size=8, roots=ROOTS):
-    """Branches in turn, one decision each: `rule(branches, m)` says after each decision (gate's keep and guess, children).
+    """Branches in turn, one decision each: `rule(branches, m)` says after each decision (gate's keep and
+    guess, children).
 
     -> (tree, states [T,G], actions [T,G], simulator steps)
     """
-    live = [{"parent": -1, "row": 0, "state": 0, "depth": 0, "ret": 0.0, "rows": [], "over": False, "cut": False} for _ in range(roots)]
+    live = [
+        {"parent": -1, "row": 0, "state": 0, "depth": 0, "ret": 0.0, "rows": [], "over": False, "cut": False}
+        for _ in range(roots)
+    ]
     gates, steps = {}, 0
     while any(not (b["over"] or b["cut"]) for b in live):
         for m, b in enumerate(list(live)):
@@ -88,16 +102,31 @@ def play_tree(draw, rule, size=8, roots=ROOTS):
                 gates[len(b["rows"]) - 1, m] = keep, guess
                 b["cut"] = draw([keep, 1 - keep]) == 1
             if not b["cut"]:
-                live += [{**b, "parent": m, "row": len(b["rows"]), "rows": []} for _ in range(min(children - 1, size - len(live)))]
+                live += [
+                    {**b, "parent": m, "row": len(b["rows"]), "rows": []}
+                    for _ in range(min(children - 1, size - len(live)))
+                ]
     n, made = len(live), np.array([len(b["rows"]) for b in live])
-    keep, guess, state, action = np.ones((H, n)), np.zeros((H, n)), np.zeros((H, n), int), np.zeros((H, n), int)
+    keep, guess, state, action = (
+        np.ones((H, n)),
+        np.zeros((H, n)),
+        np.zeros((H, n), int),
+        np.zeros((H, n), int),
+    )
     for (t, m), (p, c) in gates.items():
         keep[t, m], guess[t, m] = p, c
     for m, b in enumerate(live):
         for t, (s, a) in enumerate(b["rows"]):
             state[t, m], action[t, m] = s, a
-    tree = Branches(np.array([b["parent"] for b in live]), np.array([b["row"] for b in live]), made,
-                    np.array([b["over"] for b in live]), np.array([b["ret"] for b in live]), keep, guess)
+    tree = Branches(
+        np.array([b["parent"] for b in live]),
+        np.array([b["row"] for b in live]),
+        made,
+        np.array([b["over"] for b in live]),
+        np.array([b["ret"] for b in live]),
+        keep,
+        guess,
+    )
     return tree, state, action, steps
 
 
@@ -114,7 +143,8 @@ def plain(live, m):
 
 
 def forks(live, m):
-    """Two or three children, where this branch is and by what another one has done: a rule that looks at all that is past."""
+    """Two or three children, where this branch is and by what another one has done: a rule that looks at all
+    that is past."""
     wide = 3 if live[0]["ret"] > 0.2 and len(live) < 3 else 2
     return (1.0, 0.0), wide if live[m]["depth"] == 1 and live[m]["state"] in (1, 2) and len(live) < 5 else 1
 
@@ -143,7 +173,7 @@ def test_the_expected_estimate_is_the_exact_gradient_whatever_forks_and_stops(ru
     assert np.abs(total - exact_gradient()).max() < 1e-12
 
 
-def test_the_plain_difference_of_child_and_parent_value_is_biased_and_so_is_an_episode_counted_whole_for_every_leaf():
+def test_the_plain_difference_of_child_and_parent_value_is_biased_and_so_is_an_episode_per_leaf():
     difference, unweighted = np.zeros_like(THETA), np.zeros_like(THETA)
     for p, (tree, state, action, _) in every_draw(lambda draw: play_tree(draw, forks)):
         adv, weight = credit(tree)
@@ -151,15 +181,26 @@ def test_the_plain_difference_of_child_and_parent_value_is_biased_and_so_is_an_e
         parent = np.zeros_like(adv)
         for m in range(len(tree.made)):
             for t in range(tree.made[m]):
-                where = (m, t) if t and (m, t) in family else (int(tree.parent[m]), int(tree.row[m])) if t == 0 else None
+                where = (
+                    (m, t)
+                    if t and (m, t) in family
+                    else (int(tree.parent[m]), int(tree.row[m]))
+                    if t == 0
+                    else None
+                )
                 if where is not None:  # the fork where the segment of this decision began
                     at, u = where
-                    members = [v[0, j] for j in family[(at, u) if at >= 0 else (-1, 0)]] + ([v[u, at]] if at >= 0 else [])
+                    members = [v[0, j] for j in family[(at, u) if at >= 0 else (-1, 0)]] + (
+                        [v[u, at]] if at >= 0 else []
+                    )
                     now = np.mean(members)
                 parent[t, m] = now
         difference += p * estimate(v - parent, weight, state, action)
         unweighted += p * estimate(adv, (weight > 0).astype(float), state, action)
-    assert np.abs(difference - exact_gradient()).max() > 0.02 and np.abs(unweighted - exact_gradient()).max() > 0.02
+    assert (
+        np.abs(difference - exact_gradient()).max() > 0.02
+        and np.abs(unweighted - exact_gradient()).max() > 0.02
+    )
 
 
 def sampled(rule, trees, seed, roots=ROOTS, prior=0.0):
@@ -184,7 +225,9 @@ def test_the_sampled_mean_lies_within_its_standard_error_of_the_exact_gradient(r
 def test_without_forks_and_gates_the_advantage_is_rloo_and_every_weight_is_one():
     outcome = np.array([1.0, 0.0, 0.0, 0.5])
     made = np.array([3, 1, 2, 3])
-    tree = Branches(np.full(4, -1), np.zeros(4, int), made, np.ones(4, bool), outcome, np.ones((3, 4)), np.zeros((3, 4)))
+    tree = Branches(
+        np.full(4, -1), np.zeros(4, int), made, np.ones(4, bool), outcome, np.ones((3, 4)), np.zeros((3, 4))
+    )
     adv, weight = credit(tree)
     live = np.arange(3)[:, None] < made
     want = group_advantage(torch.tensor(outcome)[None], "rloo")[0].numpy()
@@ -194,7 +237,8 @@ def test_without_forks_and_gates_the_advantage_is_rloo_and_every_weight_is_one()
 
 
 def fork_by_hand():
-    """Root 0 (2 decisions, then forks into 0, 2, 3), root 1; branch 2 forks after its first decision into 2 and 4."""
+    """Root 0 (2 decisions, then forks into 0, 2, 3), root 1; branch 2 forks after its first decision into 2
+    and 4."""
     parent, row = np.array([-1, -1, 0, 0, 2]), np.array([0, 0, 2, 2, 1])
     made, outcome = np.array([3, 4, 2, 1, 1]), np.array([1.0, 0.0, 1.0, 0.0, 0.0])
     return Branches(parent, row, made, np.ones(5, bool), outcome, np.ones((4, 5)), np.zeros((4, 5)))
@@ -224,19 +268,46 @@ def test_weighted_advantages_of_the_children_of_a_fork_sum_to_zero_and_leaves_we
 def test_a_stopped_branch_counts_as_its_guess_and_a_survivor_weighs_for_those_that_were_stopped():
     keep, guess = np.ones((2, 2)), np.zeros((2, 2))
     keep[0], guess[0] = 0.25, 0.4
-    tree = Branches(np.full(2, -1), np.zeros(2, int), np.array([2, 1]), np.array([True, False]), np.array([1.0, 0.0]), keep, guess)
+    tree = Branches(
+        np.full(2, -1),
+        np.zeros(2, int),
+        np.array([2, 1]),
+        np.array([True, False]),
+        np.array([1.0, 0.0]),
+        keep,
+        guess,
+    )
     assert values(tree)[0].tolist() == [0.4 + 0.6 / 0.25, 0.4] and values(tree)[1, 0] == 1
     adv, weight = credit(tree)
-    assert weight[:, 0].tolist() == [1, 4] and weight[:, 1].tolist() == [1, 0] and adv[1, 0] == pytest.approx(0.6)
+    assert (
+        weight[:, 0].tolist() == [1, 4]
+        and weight[:, 1].tolist() == [1, 0]
+        and adv[1, 0] == pytest.approx(0.6)
+    )
     assert leaf_weights(tree, weight).tolist() == [4, 0]
 
 
 def test_unused_columns_earn_nothing_and_a_child_that_comes_before_its_parent_is_refused():
     tree = fork_by_hand()
-    wide = Branches(*(np.concatenate([x, np.zeros(1, x.dtype)]) for x in (tree.parent, tree.row, tree.made, tree.ended, tree.outcome)),
-                    np.ones((4, 6)), np.zeros((4, 6)))
+    wide = Branches(
+        *(
+            np.concatenate([x, np.zeros(1, x.dtype)])
+            for x in (tree.parent, tree.row, tree.made, tree.ended, tree.outcome)
+        ),
+        np.ones((4, 6)),
+        np.zeros((4, 6)),
+    )
     for a, b in zip(credit(wide), credit(tree), strict=True):
         assert np.array_equal(a[:, :5], b) and not a[:, 5].any()
     with pytest.raises(ValueError, match="order in which they begin"):
-        credit(Branches(np.array([1, -1]), np.zeros(2, int), np.ones(2, int), np.ones(2, bool), np.zeros(2), np.ones((1, 2)),
-                        np.zeros((1, 2))))
+        credit(
+            Branches(
+                np.array([1, -1]),
+                np.zeros(2, int),
+                np.ones(2, int),
+                np.ones(2, bool),
+                np.zeros(2),
+                np.ones((1, 2)),
+                np.zeros((1, 2)),
+            )
+        )

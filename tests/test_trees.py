@@ -1,5 +1,5 @@
-"""Groups that are trees: what the episode slots play, fork and stop is what the credit's equations speak of."""
-
+"""Groups that are trees: what the episode slots play, fork and stop is what the credit's equations speak
+of."""
 
 import numpy as np
 import pytest
@@ -36,8 +36,18 @@ def build(n):
 
 
 def options(**kw):
-    return PiRlOptions(**{"decisions": 0, "advantage": "tree", "group": G, "tree_roots": 2, "tree_forks": 2, "epochs": 1,
-                          "minibatch": 64} | kw)
+    return PiRlOptions(
+        **{
+            "decisions": 0,
+            "advantage": "tree",
+            "group": G,
+            "tree_roots": 2,
+            "tree_forks": 2,
+            "epochs": 1,
+            "minibatch": 64,
+        }
+        | kw
+    )
 
 
 def make_learner(**kw):
@@ -48,7 +58,10 @@ def make_learner(**kw):
 def local(learner, workers=1, staleness=0, batch=16, lanes=N, warmup=trees.WARMUP):
     def make(i, refresh):
         c = Collector(build(lanes // workers), learner.policy, 0.99, 0, i)
-        return EpisodeSlots(i, c, learner.policy, refresh, G, control=TreeControl(learner.options, LIMIT // E, 4, i, warmup))
+        return EpisodeSlots(
+            i, c, learner.policy, refresh, G, control=TreeControl(learner.options, LIMIT // E, 4, i, warmup)
+        )
+
     return InProcessFeed(workers, make, batch, staleness, LIMIT // E, 0)
 
 
@@ -58,8 +71,12 @@ def groups(learner, feed, updates):
 
     def remember():
         chosen = take()
-        out.extend((f.uid, f.worker, f.rows, {k: v.copy() for k, v in feed.columns[f.slot].items()}) for f in chosen or ())
+        out.extend(
+            (f.uid, f.worker, f.rows, {k: v.copy() for k, v in feed.columns[f.slot].items()})
+            for f in chosen or ()
+        )
         return chosen
+
     feed.ledger.take = remember
     train(learner, feed, updates)
     return out
@@ -70,7 +87,15 @@ def branches(c):
     made = (c["tree/weight"] > 0).sum(0)
     ended = c["done"].any(0)
     last = np.maximum(made - 1, 0)
-    return Branches(c["tree/parent"][0], c["tree/row"][0], made, ended, c["returns"][last, np.arange(G)], c["tree/keep"], c["tree/guess"])
+    return Branches(
+        c["tree/parent"][0],
+        c["tree/row"][0],
+        made,
+        ended,
+        c["returns"][last, np.arange(G)],
+        c["tree/keep"],
+        c["tree/guess"],
+    )
 
 
 def path(c, m):
@@ -95,12 +120,14 @@ def test_every_branch_is_what_the_actions_along_its_path_do_from_its_groups_star
             obs, _ = env.reset(options={"starts": np.array([mix(0, 5, worker, uid, 0) >> 32])})
             for j, t in path({k: v[:rows] for k, v in c.items()}, m):
                 assert np.array_equal(c["obs/state"][t, j], obs["state"][0])
-                action = learner.policy.commands(torch.from_numpy(c["x0"][t, j:j + 1]).flatten(1)).numpy()
+                action = learner.policy.commands(torch.from_numpy(c["x0"][t, j : j + 1]).flatten(1)).numpy()
                 for e in range(E):
                     obs, reward, *_ = env.step(action[:, e])
                     total += float(reward[0])
             last = int(tree.made[m]) - 1
-            assert np.array_equal(c["final/state"][last, m], obs["state"][0]) and c["returns"][last, m] == total
+            assert (
+                np.array_equal(c["final/state"][last, m], obs["state"][0]) and c["returns"][last, m] == total
+            )
             assert c["lengths"][last, m] == env.t[0]
     assert forked > 10
 
@@ -108,16 +135,30 @@ def test_every_branch_is_what_the_actions_along_its_path_do_from_its_groups_star
 def test_the_weights_that_are_written_are_those_of_the_equations_and_success_is_their_mean():
     learner = make_learner(prune=0.5, prune_at=0.2)
     control = Always(learner.options)
-    feed = InProcessFeed(1, lambda i, refresh: EpisodeSlots(i, Collector(build(N), learner.policy, 0.99, 0, i), learner.policy, refresh,
-                                                            G, control=control), 16, 0, LIMIT // E, 0)
+    feed = InProcessFeed(
+        1,
+        lambda i, refresh: EpisodeSlots(
+            i, Collector(build(N), learner.policy, 0.99, 0, i), learner.policy, refresh, G, control=control
+        ),
+        16,
+        0,
+        LIMIT // E,
+        0,
+    )
     stopped, won, told = 0, [], []
     for _ in range(4):
         batch = []
         rollout = feed.next()
         for i in range(0, rollout.mask.shape[1], G):
-            c = {"mask": rollout.mask, "done": rollout.done, **{f"tree/{k}": v for k, v in rollout.tree.items()}}
-            c = {k: v.numpy()[:, i:i + G] for k, v in c.items()}
-            tree = branches(c | {"returns": np.repeat(rollout.outcome.numpy()[None, i:i + G], len(c["mask"]), 0)})
+            c = {
+                "mask": rollout.mask,
+                "done": rollout.done,
+                **{f"tree/{k}": v for k, v in rollout.tree.items()},
+            }
+            c = {k: v.numpy()[:, i : i + G] for k, v in c.items()}
+            tree = branches(
+                c | {"returns": np.repeat(rollout.outcome.numpy()[None, i : i + G], len(c["mask"]), 0)}
+            )
             weight = credit(tree)[1]
             assert np.allclose(weight[c["mask"]], c["tree/weight"][c["mask"]])
             stopped += int((~tree.ended & (tree.made > 0)).sum())
@@ -146,9 +187,21 @@ def test_a_learner_without_forks_takes_the_steps_that_rloo_takes():
     ends = []
     for name in ("tree", "rloo"):
         learner = make_learner(tree_forks=0, advantage=name)
-        control = make_control(learner.options, Collector(build(N), learner.policy, 0.99, 0)) if name == "tree" else None
-        feed = InProcessFeed(1, lambda i, refresh, p=learner.policy, c=control: EpisodeSlots(
-            i, Collector(build(N), p, 0.99, 0, i), p, refresh, G, control=c), 16, 0, LIMIT // E, 0)
+        control = (
+            make_control(learner.options, Collector(build(N), learner.policy, 0.99, 0))
+            if name == "tree"
+            else None
+        )
+        feed = InProcessFeed(
+            1,
+            lambda i, refresh, p=learner.policy, c=control: EpisodeSlots(
+                i, Collector(build(N), p, 0.99, 0, i), p, refresh, G, control=c
+            ),
+            16,
+            0,
+            LIMIT // E,
+            0,
+        )
         train(learner, feed, 3)
         ends.append(weights(learner))
     assert torch.allclose(ends[0], ends[1], atol=1e-6)  # one adds up in 64 bits
@@ -160,15 +213,33 @@ def test_the_learners_advantage_is_the_weighted_one_over_the_mean_weight():
     rollout = feed.next()
     adv, _, _, rows, metrics = learner.credit.assign(rollout, learner.policy)
     weight = rollout.tree["weight"].float()
-    c = {f"tree/{k}": v.numpy()[:, :G] for k, v in rollout.tree.items()} | {"mask": rollout.mask.numpy()[:, :G],
-                                                                           "done": rollout.done.numpy()[:, :G]}
+    c = {f"tree/{k}": v.numpy()[:, :G] for k, v in rollout.tree.items()} | {
+        "mask": rollout.mask.numpy()[:, :G],
+        "done": rollout.done.numpy()[:, :G],
+    }
     tree = branches(c | {"returns": np.repeat(rollout.outcome.numpy()[None, :G], len(c["mask"]), 0)})
     a, w = credit(tree, learner.options.tree_prior)
-    assert np.allclose(adv.view(rollout.mask.shape)[:, :G], a * w / weight[rollout.mask].mean().item(), atol=1e-5)
+    assert np.allclose(
+        adv.view(rollout.mask.shape)[:, :G], a * w / weight[rollout.mask].mean().item(), atol=1e-5
+    )
     assert (adv[rows] != 0).all() and metrics["branches"] > 2
     outcome = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
-    assert torch.allclose(torch.from_numpy(credit(Branches(np.full(4, -1), np.zeros(4, int), np.ones(4, int), np.ones(4, bool),
-                          outcome[0].numpy(), np.ones((1, 4)), np.zeros((1, 4))))[0]).float(), group_advantage(outcome, "rloo"))
+    assert torch.allclose(
+        torch.from_numpy(
+            credit(
+                Branches(
+                    np.full(4, -1),
+                    np.zeros(4, int),
+                    np.ones(4, int),
+                    np.ones(4, bool),
+                    outcome[0].numpy(),
+                    np.ones((1, 4)),
+                    np.zeros((1, 4)),
+                )
+            )[0]
+        ).float(),
+        group_advantage(outcome, "rloo"),
+    )
 
 
 @pytest.mark.parametrize("extra", [{}, {"prune": 0.6, "tree_where": "uncertain"}], ids=["even", "uncertain"])
@@ -180,7 +251,12 @@ def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved(extra):
         train(learner, feed, 4)
         if cut:
             waiting = sum(len(g.tree.waiting) for w in feed.workers for g in w.groups.values())
-            learner, feed = gone_on(learner, feed, lambda: make_learner(**extra), lambda learner: local(learner, 2, 2, lanes=6, warmup=8))
+            learner, feed = gone_on(
+                learner,
+                feed,
+                lambda: make_learner(**extra),
+                lambda learner: local(learner, 2, 2, lanes=6, warmup=8),
+            )
         train(learner, feed, 4)
         ends.append(weights(learner))
     assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
@@ -189,10 +265,29 @@ def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved(extra):
 
 def test_killed_workers_lose_no_tree_and_hand_none_over_twice(tmp_path):
     learner = make_learner()
-    jobs = [Job(i, build, N // 2, learner.policy.options, SPEC, 0.99, 0, 2, True, G, tmp_path, tmp_path / "weights.bin",
-                episode_slots=True, tree=learner.options) for i in range(2)]
+    jobs = [
+        Job(
+            i,
+            build,
+            N // 2,
+            learner.policy.options,
+            SPEC,
+            0.99,
+            0,
+            2,
+            True,
+            G,
+            tmp_path,
+            tmp_path / "weights.bin",
+            episode_slots=True,
+            tree=learner.options,
+        )
+        for i in range(2)
+    ]
     rows = Collector(build(G), learner.policy, 0.99, 0).layout(learner.policy) | tree_layout(G)
-    feed = WorkerPoolFeed(tmp_path, ProcessPool(jobs, learner.policy), [G] * 2, [rows] * 2, 16, LIMIT // E, 2, group=G)
+    feed = WorkerPoolFeed(
+        tmp_path, ProcessPool(jobs, learner.policy), [G] * 2, [rows] * 2, 16, LIMIT // E, 2, group=G
+    )
     assert all(s["episodes"] >= 4 for s in train_under_kills(learner, feed, 8))
 
 
@@ -202,6 +297,7 @@ def test_a_sim_without_snapshots_and_runs_that_cannot_fork_are_refused():
             if name in ("get_state", "set_state"):
                 raise AttributeError(name)
             return super().__getattribute__(name)
+
     learner = make_learner()
     with pytest.raises(UserError, match="get_state"):
         make_control(learner.options, Collector(Blind(4), learner.policy, 0.99, 0))
@@ -215,10 +311,15 @@ def test_a_sim_without_snapshots_and_runs_that_cannot_fork_are_refused():
             check(TrainConfig(algo="pi_rl", rl=options(), envs=16, workers=1, **kw))
 
 
-# ---- rules and gates -------------------------------------------------------------------------------------------------
+# ---- rules and gates ---------------------------------------------------------------------------------------
+
 
 def test_even_depths_cut_an_episode_into_equal_parts():
-    assert trees.even_depths(1, 12) == [6] and trees.even_depths(2, 12) == [4, 8] and trees.even_depths(3, 2) == [1, 2]
+    assert (
+        trees.even_depths(1, 12) == [6]
+        and trees.even_depths(2, 12) == [4, 8]
+        and trees.even_depths(3, 2) == [1, 2]
+    )
     assert trees.even_depths(0, 9) == []
 
 
@@ -227,7 +328,11 @@ def test_the_mean_survival_is_what_was_asked_for_and_lies_within_its_bounds(rule
     q = np.random.default_rng(0).beta(0.7, 0.7, 400)
     for keep in (0.3, 0.5, 0.7):
         p = survival(q, q, keep, rule)
-        assert p.mean() == pytest.approx(keep, abs=1e-3) and p.min() >= LOW and p.max() <= (0.9 if rule == "arrol" else 1)
+        assert (
+            p.mean() == pytest.approx(keep, abs=1e-3)
+            and p.min() >= LOW
+            and p.max() <= (0.9 if rule == "arrol" else 1)
+        )
     order = np.argsort(q)
     if rule == "arrol":  # likely successes go first
         assert (np.diff(survival(q, q, 0.5, rule)[order]) <= 1e-12).all()
@@ -242,7 +347,8 @@ def test_of_two_rules_with_one_mean_the_one_that_stops_what_is_certain_adds_less
     added = {}
     for rule in ("arrol", "certain"):
         p = survival(q, q, 0.5, rule)
-        added[rule] = float((q * (1 - q) * (1 / p - 1)).mean())  # variance of guess + passed (R - guess)/p, less that of R
+        # variance of guess + passed (R - guess)/p, less that of R
+        added[rule] = float((q * (1 - q) * (1 / p - 1)).mean())
     assert added["certain"] < 0.6 * added["arrol"]
 
 

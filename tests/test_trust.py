@@ -31,7 +31,9 @@ def test_the_target_of_an_update_is_that_of_its_rollout():
     _, learner, collector, _ = learner_of("ppo", 0.01)
     rollout = collector.collect(learner.policy, 8)
     for success, want in ((0.5, 1.0), (0.9, near_success(90, 100) ** 2)):
-        told = learner.update(replace(rollout, stats=rollout.stats | {"episodes": 100.0, "success": success}), 0.0)
+        told = learner.update(
+            replace(rollout, stats=rollout.stats | {"episodes": 100.0, "success": success}), 0.0
+        )
         assert told["kl_target"] == pytest.approx(0.01 * want) and told["kl"] <= told["kl_target"] * 1.0001
 
 
@@ -53,7 +55,8 @@ def test_success_is_that_of_many_rollouts_and_forgets():
     for _ in range(40):
         last = outcomes.observe(ended(RECENT // 4, 0.99))
     assert last == pytest.approx(near_success(0.99 * RECENT, RECENT), rel=1e-3)
-    assert outcomes.observe(ended(10 * RECENT, 0.95)) == near_success(9.5 * RECENT, 10 * RECENT)  # a rollout of more counts whole
+    # a rollout of more counts whole
+    assert outcomes.observe(ended(10 * RECENT, 0.95)) == near_success(9.5 * RECENT, 10 * RECENT)
 
 
 def test_success_from_the_middle_of_a_task_counts_for_nothing():
@@ -112,8 +115,11 @@ def test_moments_are_those_whose_density_score_gives(name):
 def test_the_measure_does_not_grow_with_the_chunk_nor_with_the_axes():
     told = []
     for horizon, action in ((1, 2), (8, 2), (8, 7)):
-        policy = make_policy(PolicyOptions(kind="gaussian", **SMALL | {"horizon": horizon, "execute": horizon}),
-                             ObsSpec(state=4, action=action), 0)
+        policy = make_policy(
+            PolicyOptions(kind="gaussian", **SMALL | {"horizon": horizon, "execute": horizon}),
+            ObsSpec(state=4, action=action),
+            0,
+        )
         state = torch.randn(5, 4)
         before = moments(policy, state, {})
         policy.net[-1].bias.data += 0.1 * policy.options.init_std  # every entry by a tenth of its std
@@ -136,7 +142,9 @@ def test_an_update_stays_within_its_target_and_comes_near_it_whatever_the_learni
 def test_a_policy_that_tells_no_moments_is_held_by_an_estimate_from_its_log_probs():
     env, learner, collector, options = learner_of("ppo", 0.002, lr=0.03)
     policy, kl = learner.policy, []
-    learner.trust.scored = lambda: (policy.score(policy.encode(learner.trust.obs), learner.trust.trace)[0].detach(),)
+    learner.trust.scored = lambda: (
+        policy.score(policy.encode(learner.trust.obs), learner.trust.trace)[0].detach(),
+    )
     for _ in range(4):
         r = collector.collect(learner.sampler, options.decisions)
         obs, trace = {"state": r.obs["state"].flatten(0, 1)}, {k: v.flatten(0, 1) for k, v in r.trace.items()}
@@ -206,7 +214,9 @@ def test_the_critic_is_ready_once_it_explained_enough_or_was_given_enough_update
     credit.ready = False
     assert [credit.is_ready(o, i, {"explained_variance": 0.0}) for i in (4, 5)] == [False, True]
     credit.ready = False
-    assert [credit.is_ready(replace(o, critic_ready=0.0), i, {"explained_variance": 0.9}) for i in (4, 5)] == [False, True]
+    assert [
+        credit.is_ready(replace(o, critic_ready=0.0), i, {"explained_variance": 0.9}) for i in (4, 5)
+    ] == [False, True]
     again = learner_of("pi_rl sde", 0.0)[1].credit
     again.load_state_dict(credit.state_dict())
     assert again.ready

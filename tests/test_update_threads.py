@@ -19,15 +19,20 @@ def one_thread_before_and_after():
 
 def learner_and_rollout(language=False, **kw):
     env = PointReach(16, limit=12)
-    policy = make_policy(PolicyOptions(kind="gaussian", hidden=32, layers=2, horizon=4, execute=4),
-                         ObsSpec(state=4, action=2, language=language), 0)
+    policy = make_policy(
+        PolicyOptions(kind="gaussian", hidden=32, layers=2, horizon=4, execute=4),
+        ObsSpec(state=4, action=2, language=language),
+        0,
+    )
     options = PpoOptions(**({"decisions": 12, "epochs": 3, "minibatch": 64, "critic_warmup": 0} | kw))
     rollout = Collector(env, policy, options.gamma, 0).collect(policy, 12)
     return ppo.make(policy, options, 0), rollout
 
 
 def weights(learner):
-    return torch.cat([p.detach().flatten() for m in (learner.policy, learner.credit.critic) for p in m.parameters()])
+    return torch.cat(
+        [p.detach().flatten() for m in (learner.policy, learner.credit.critic) for p in m.parameters()]
+    )
 
 
 @pytest.mark.parametrize("kw", [{}, {"critic_warmup": 5}, {"language": True}, {"target_kl": 1e-4}], ids=str)
@@ -62,6 +67,7 @@ def test_a_small_remainder_takes_no_step():
 def test_an_error_in_either_job_is_raised_and_the_threads_are_as_before():
     def fails():
         raise RuntimeError("lost")
+
     torch.set_num_threads(2)
     for jobs in ((fails, lambda: None), (lambda: None, fails)):
         with pytest.raises(RuntimeError, match="lost"):

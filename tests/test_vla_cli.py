@@ -11,7 +11,11 @@ from vla_goldens import golden_file, weights
 from robo_rl.cli import main
 
 PAGE = (Path(__file__).parent.parent / "docs/howto/vla.md").read_text()
-SHOWN = [shlex.split(line.split("#")[0])[1:] for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+SHOWN = [
+    shlex.split(line.split("#")[0])[1:]
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S)
+    for line in block.splitlines()
+]
 
 
 def said(capsys, *argv: object) -> tuple[int, str, str]:
@@ -34,7 +38,10 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path, monkeypatch, caps
         assert code == (argv[1] == "check") and not err, (argv, err)  # the tiny folder has no tokeniser
         answers.append(out)
     assert "pi05, keys in layout lerobot" in answers[0] and "missing    " in answers[0]
-    assert "pi05 from layout lerobot to robo_rl: 93 tensors" in answers[1] and "copied beside it: config.json" in answers[1]
+    assert (
+        "pi05 from layout lerobot to robo_rl: 93 tensors" in answers[1]
+        and "copied beside it: config.json" in answers[1]
+    )
     assert "largest difference: 0 in" in answers[3]
     assert "layer/trunk.layers.0" in answers[5] and "layer/expert.layers.1" in answers[5]
 
@@ -52,16 +59,22 @@ def test_a_difference_above_the_tolerance_is_exit_code_1(capsys):
     assert code == 1 and "loss_map" in out
 
 
-@pytest.mark.parametrize(("argv", "says"), [
-    ("vla chek x", "unknown vla command 'chek'; did you mean 'check'?"),
-    ("vla check nowhere", "nowhere does not exist"),
-    ("vla convert nowhere there", "nowhere does not exist"),
-    ("vla compare {pi0}", "give --golden FILE to compare with, or --record FILE"),
-    ("vla compare {pi0} --golden nowhere", "nowhere does not exist"),
-    ("vla compare {pi0} --golden x --tolerance -1", "--tolerance must be in [0, 1e+06], got -1.0"),
-    ("vla compare {pi0} --golden x --dtype fp8", "fp8"),
-    ("vla convert {pi0} {out} --to openpy", "unknown layout of pi0 'openpy'; did you mean 'openpi'? Allowed: openpi,"),
-])
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("vla chek x", "unknown vla command 'chek'; did you mean 'check'?"),
+        ("vla check nowhere", "nowhere does not exist"),
+        ("vla convert nowhere there", "nowhere does not exist"),
+        ("vla compare {pi0}", "give --golden FILE to compare with, or --record FILE"),
+        ("vla compare {pi0} --golden nowhere", "nowhere does not exist"),
+        ("vla compare {pi0} --golden x --tolerance -1", "--tolerance must be in [0, 1e+06], got -1.0"),
+        ("vla compare {pi0} --golden x --dtype fp8", "fp8"),
+        (
+            "vla convert {pi0} {out} --to openpy",
+            "unknown layout of pi0 'openpy'; did you mean 'openpi'? Allowed: openpi,",
+        ),
+    ],
+)
 def test_a_mistake_is_one_line_and_exit_code_2(argv, says, tmp_path, capsys):
     code, out, err = said(capsys, *argv.format(pi0=weights("pi0"), out=tmp_path / "out").split())
     assert code == 2 and not out and err.startswith("robo_rl: ") and err.count("\n") == 1

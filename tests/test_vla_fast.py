@@ -1,4 +1,5 @@
-"""pi0-FAST: its action tokeniser, its network against LeRobot's, and its policy under supervision, PPO and groups."""
+"""pi0-FAST: its action tokeniser, its network against LeRobot's, and its policy under supervision, PPO and
+groups."""
 
 import copy
 import importlib
@@ -34,7 +35,13 @@ PREFIX = ("images", "image_mask", "tokens", "token_mask", "state")
 
 
 def build(spec=SPEC, seed=0, **options):
-    return make_policy(PolicyOptions(**({"kind": "pi0_fast", "horizon": H, "execute": E, "hidden": 16, "layers": 1} | options)), spec, seed)
+    return make_policy(
+        PolicyOptions(
+            **({"kind": "pi0_fast", "horizon": H, "execute": E, "hidden": 16, "layers": 1} | options)
+        ),
+        spec,
+        seed,
+    )
 
 
 def draw(policy, rows=20, seed=1):
@@ -54,7 +61,9 @@ def test_action_tokens_are_the_rounded_cosine_transform_over_time():
     x = waves(2)
     want = np.rint(10 * dct(x, axis=1, norm="ortho")).astype(int)
     t = fast.load("dct:63")
-    assert [np.array(row) - 63 for row in t.encode(x)][1].tolist() == want[1].ravel().tolist() and t.size == 127
+    assert [np.array(row) - 63 for row in t.encode(x)][1].tolist() == want[
+        1
+    ].ravel().tolist() and t.size == 127
     assert np.abs(t.decode(t.encode(x), 8, 3) - x).max() <= 0.5 / 10 * np.sqrt(8)
 
 
@@ -67,18 +76,34 @@ def test_a_trained_tokeniser_needs_fewer_tokens_and_gives_the_same_chunks(tmp_pa
     np.testing.assert_array_equal(trained.decode(few, 8, 3), plain.decode(inside.tolist(), 8, 3))
     trained.save(tmp_path / "own")
     again = fast.load(tmp_path / "own")
-    assert again.encode(waves(5, seed=2)) == trained.encode(waves(5, seed=2)) and again.digest == trained.digest
+    assert (
+        again.encode(waves(5, seed=2)) == trained.encode(waves(5, seed=2)) and again.digest == trained.digest
+    )
 
 
 def test_a_tokeniser_of_bytes_as_the_public_one_is_read(tmp_path):
-    """physical-intelligence/fast: byte-level pairs, config of scale and min_token, characters of two bytes beyond 127."""
+    """physical-intelligence/fast: byte-level pairs, config of scale and min_token, characters of two bytes
+    beyond 127."""
     import tokenizers
+
     made = tokenizers.ByteLevelBPETokenizer()
-    texts = ["".join(map(chr, row)) for row in (np.rint(10 * dct(waves(), axis=1, norm="ortho")).astype(int) + 120).reshape(300, -1)]
-    made._tokenizer.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=[], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    texts = [
+        "".join(map(chr, row))
+        for row in (np.rint(10 * dct(waves(), axis=1, norm="ortho")).astype(int) + 120).reshape(300, -1)
+    ]
+    made._tokenizer.train_from_iterator(
+        texts,
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=[],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     (tmp_path / "tokenizer.json").write_text(made._tokenizer.to_str())
-    (tmp_path / "processor_config.json").write_text(json.dumps({"scale": 10, "min_token": -120, "vocab_size": 400}))
+    (tmp_path / "processor_config.json").write_text(
+        json.dumps({"scale": 10, "min_token": -120, "vocab_size": 400})
+    )
     t, plain, x = fast.load(tmp_path), fast.load("dct:120"), waves(10, seed=3)
     assert max(max(row) for row in texts) > "\x7f"
     np.testing.assert_array_equal(t.decode(t.encode(x), 8, 3), plain.decode(plain.encode(x), 8, 3))
@@ -87,11 +112,17 @@ def test_a_tokeniser_of_bytes_as_the_public_one_is_read(tmp_path):
         assert t.decode([ids], 8, 3).shape == (1, 8, 3) and np.isfinite(t.decode([ids], 8, 3)).all()
 
 
-@pytest.mark.parametrize(("where", "config", "line"), [
-    ("dct:0", None, "dct:N needs N in"), ("dct:x", None, "dct:N needs N in"), ("nowhere", None, "no processor_config.json"),
-    ("", {"scale": 10}, "needs min_token"), ("", {"scale": 0, "min_token": 1}, "scale > 0"),
-    ("", {"scale": 1, "min_token": 1}, "LFS pointer"),
-])
+@pytest.mark.parametrize(
+    ("where", "config", "line"),
+    [
+        ("dct:0", None, "dct:N needs N in"),
+        ("dct:x", None, "dct:N needs N in"),
+        ("nowhere", None, "no processor_config.json"),
+        ("", {"scale": 10}, "needs min_token"),
+        ("", {"scale": 0, "min_token": 1}, "scale > 0"),
+        ("", {"scale": 1, "min_token": 1}, "LFS pointer"),
+    ],
+)
 def test_what_is_no_action_tokeniser_is_one_line(where, config, line, tmp_path):
     if config:
         (tmp_path / "processor_config.json").write_text(json.dumps(config))
@@ -135,7 +166,11 @@ def test_masked_cameras_and_padding_are_dropped_and_change_nothing(golden):
 @torch.no_grad()
 def test_what_is_written_token_by_token_is_the_likeliest_of_one_pass_and_stops_at_its_end(golden):
     model, io = golden
-    context, begin, allowed = model.prefix(*(io[k] for k in PREFIX)), torch.tensor([2, 9]), torch.arange(100, 180)
+    context, begin, allowed = (
+        model.prefix(*(io[k] for k in PREFIX)),
+        torch.tensor([2, 9]),
+        torch.arange(100, 180),
+    )
     draws = torch.rand(3, 12, generator=torch.Generator().manual_seed(0))
     for u in (None, draws):
         index = write(model.trunk, model.expert, context, begin, allowed, 12, u)
@@ -144,18 +179,27 @@ def test_what_is_written_token_by_token_is_the_likeliest_of_one_pass_and_stops_a
         want = p.argmax(-1) if u is None else (p.cumsum(-1) < u[..., None]).sum(-1)
         there = index >= 0
         assert torch.equal(index[there], want[there]) and there[:, 0].all()
-        assert all((row == 79).sum() <= 1 and (row[(row == 79).nonzero().flatten()[:1] + 1:] == -1).all() for row in index if 79 in row)
+        assert all(
+            (row == 79).sum() <= 1 and (row[(row == 79).nonzero().flatten()[:1] + 1 :] == -1).all()
+            for row in index
+            if 79 in row
+        )
 
 
 def test_every_weight_gets_a_gradient(golden):
     model, io = golden
-    model.token_losses(model.prefix(*(io[k] for k in PREFIX)), io["action_tokens"], io["action_mask"]).sum().backward()
+    model.token_losses(
+        model.prefix(*(io[k] for k in PREFIX)), io["action_tokens"], io["action_mask"]
+    ).sum().backward()
     assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     model.zero_grad()
 
 
 def test_its_keys_are_recognised_beside_those_of_pi0_and_go_to_ours_and_back(tmp_path):
-    assert recognise(load_file(weights("pi0_fast"))).family == "pi0_fast" and recognise(load_file(weights("pi0"))).family == "pi0"
+    assert (
+        recognise(load_file(weights("pi0_fast"))).family == "pi0_fast"
+        and recognise(load_file(weights("pi0"))).family == "pi0"
+    )
     tensors = load_file(weights("pi0_fast"))
     old = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
     tensors["model.paligemma_with_expert.paligemma.lm_head.weight"] = tensors.pop(old)
@@ -164,8 +208,12 @@ def test_its_keys_are_recognised_beside_those_of_pi0_and_go_to_ours_and_back(tmp
         ours, back = tmp_path / f"ours-{first.name}", tmp_path / f"back-{first.name}"
         convert(first, ours, OURS)
         convert(ours, back, "lerobot")
-        assert {k: x.numpy().tobytes() for k, x in load_file(back).items()} == {k: x.numpy().tobytes() for k, x in load_file(first).items()}
-        assert recognise(load_file(ours)).family == "pi0_fast" and all(r.largest == 0 for r in compare(ours, first))
+        assert {k: x.numpy().tobytes() for k, x in load_file(back).items()} == {
+            k: x.numpy().tobytes() for k, x in load_file(first).items()
+        }
+        assert recognise(load_file(ours)).family == "pi0_fast" and all(
+            r.largest == 0 for r in compare(ours, first)
+        )
 
 
 def test_it_is_examined_and_recorded(tmp_path):
@@ -196,7 +244,9 @@ def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(dtype
     assert chunk.logp.dtype == torch.float32 and chunk.logp.shape == (20, H * A + 1)
     for rows in (1, 2, 3, 7, 20):
         some = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
-        logp, _ = policy.score(policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()})
+        logp, _ = policy.score(
+            policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()}
+        )
         assert torch.equal(logp, chunk.logp[some]), rows
 
 
@@ -226,7 +276,9 @@ def test_behind_its_end_a_chunk_has_no_tokens_and_no_density():
 @pytest.mark.parametrize("ratio", ["chunk", "token"])
 @pytest.mark.parametrize("advantage", ["gae", "grpo"])
 def test_ppo_and_groups_train_it_and_resume_bit_for_bit(ratio, advantage):
-    options = PpoOptions(**RL, ratio=ratio, advantage=advantage, **({"group": 2} if advantage == "grpo" else {}))
+    options = PpoOptions(
+        **RL, ratio=ratio, advantage=advantage, **({"group": 2} if advantage == "grpo" else {})
+    )
     policy = build(action_tokens=4)
     policy.trunk.requires_grad_(False)
     check_method(importlib.import_module("robo_rl.algos.ppo").make, options, policy)
@@ -234,10 +286,14 @@ def test_ppo_and_groups_train_it_and_resume_bit_for_bit(ratio, advantage):
 
 def test_a_frozen_trunk_is_encoded_once_and_the_language_model_learns():
     policy, options = build(), PpoOptions(**RL, freeze_trunk=True)
-    rollout, = rollouts(policy, options, 1)
+    (rollout,) = rollouts(policy, options, 1)
     learner = importlib.import_module("robo_rl.algos.ppo").make(copy.deepcopy(policy), options, 0)
     assert learner.update(rollout, 0.0, 0)["first_log_ratio"] == 0.0
-    moved = {k.split(".")[0] for k, v in learner.policy.state_dict().items() if not torch.equal(v, policy.state_dict()[k])}
+    moved = {
+        k.split(".")[0]
+        for k, v in learner.policy.state_dict().items()
+        if not torch.equal(v, policy.state_dict()[k])
+    }
     assert moved == {"head"}
 
 
@@ -254,6 +310,7 @@ def test_supervision_makes_it_write_the_demonstrated_chunks_with_a_tokeniser_of_
     def sample(size, generator):
         rows = torch.randint(0, 8, (size,), generator=generator)
         return {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
+
     before = float(policy.bc_loss(obs, chunk, mask, torch.Generator()).detach())
     bc.train(policy, sample, BcOptions(updates=120, batch=8, lr=3e-3, ema=0.5), 0)
     assert float(policy.bc_loss(obs, chunk, mask, torch.Generator()).detach()) < 0.2 * before
@@ -285,12 +342,18 @@ def test_a_checkpoint_carries_its_action_tokens_wherever_it_is_copied_to(tmp_pat
     assert set(load_file(tmp_path / "public.safetensors")) == set(load_file(weights("pi0_fast")))
 
 
-@pytest.mark.parametrize(("options", "line"), [
-    ({"action_words": "nowhere"}, "no action tokeniser"), ({"action_words": "train:x"}, "needs a number of tokens"),
-    ({"action_words": "train:900"}, r"must be in \[2, 256\]"), ({"action_words": "dct:300"}, "has 601 tokens, this model has room for 495"),
-    ({"folder": "WEIGHTS", "words": "words:240"}, "does not say what its action tokens mean"),
-    ({"logp_reduction": "mean"}, "has the log-prob of every token"), ({"action_tokens": -1}, "policy.action_tokens must be in"),
-])
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"action_words": "nowhere"}, "no action tokeniser"),
+        ({"action_words": "train:x"}, "needs a number of tokens"),
+        ({"action_words": "train:900"}, r"must be in \[2, 256\]"),
+        ({"action_words": "dct:300"}, "has 601 tokens, this model has room for 495"),
+        ({"folder": "WEIGHTS", "words": "words:240"}, "does not say what its action tokens mean"),
+        ({"logp_reduction": "mean"}, "has the log-prob of every token"),
+        ({"action_tokens": -1}, "policy.action_tokens must be in"),
+    ],
+)
 def test_what_does_not_fit_is_one_line(options, line):
     with pytest.raises(UserError, match=line):
         build(**{k: str(weights("pi0_fast")) if v == "WEIGHTS" else v for k, v in options.items()})
@@ -299,6 +362,7 @@ def test_what_does_not_fit_is_one_line(options, line):
 def test_methods_that_do_not_fit_say_so():
     def make(algo, options, policy):
         return importlib.import_module(f"robo_rl.algos.{algo}").make(policy, options, 0)
+
     with pytest.raises(UserError, match="rl.ratio token is for policies that write tokens"):
         make("ppo", PpoOptions(ratio="token"), make_policy(PolicyOptions(kind="gaussian"), SPEC, 0))
     with pytest.raises(UserError, match="pi_rl needs"):

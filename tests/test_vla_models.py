@@ -1,4 +1,5 @@
-"""pi0, pi0.5 and SmolVLA of our own equal LeRobot's, drop what is masked, and can be frozen, sharded and made of a seed."""
+"""pi0, pi0.5 and SmolVLA of our own equal LeRobot's, drop what is masked, and can be frozen, sharded and made
+of a seed."""
 
 import re
 from dataclasses import replace
@@ -81,7 +82,10 @@ def test_with_a_set_length_a_row_has_the_same_bits_in_any_minibatch(golden):
     """So that the ratio of what acted in one batch and is scored in another is exactly 1."""
     family, model = golden
     rows = torch.arange(12) % len(outputs(family)["noise"])
-    obs, io = {k: x[rows] for k, x in inputs(family).items()}, {k: outputs(family)[k][rows] for k in ("noise", "time")}
+    obs, io = (
+        {k: x[rows] for k, x in inputs(family).items()},
+        {k: outputs(family)[k][rows] for k in ("noise", "time")},
+    )
     length = int(model.prefix(**obs).length.max()) + 3
     together = model.prefix(**obs, length=length)
     assert together.mask.shape[1] == length
@@ -91,7 +95,9 @@ def test_with_a_set_length_a_row_has_the_same_bits_in_any_minibatch(golden):
             continue  # 10 rows of actions in all: so few are multiplied by another routine
         again = model.prefix(**{k: x[some] for k, x in obs.items()}, length=length)
         assert torch.equal(model.velocity(again, io["noise"][some], io["time"][some]), v[some]), some
-        assert torch.equal(model.velocity(together.pick(torch.tensor(some)), io["noise"][some], io["time"][some]), v[some])
+        assert torch.equal(
+            model.velocity(together.pick(torch.tensor(some)), io["noise"][some], io["time"][some]), v[some]
+        )
     with pytest.raises(ValueError, match="does not fit into the 4"):
         model.prefix(**obs, length=4)
 
@@ -101,11 +107,13 @@ def test_a_context_is_picked_repeated_and_joined_with_shorter_ones(golden):
     family, model = golden
     obs, io = inputs(family), outputs(family)
     v = model.velocity(model.prefix(**obs), io["noise"], io["time"])
-    rows = [model.prefix(**{k: x[i:i + 1] for k, x in obs.items()}) for i in range(len(v))]
+    rows = [model.prefix(**{k: x[i : i + 1] for k, x in obs.items()}) for i in range(len(v))]
     assert len({r.mask.shape[1] for r in rows}) > 1
     joined = Context.cat(rows)
     assert (model.velocity(joined, io["noise"], io["time"]) - v).abs().max() < 1e-5
-    twice = model.velocity(joined.repeat(2), io["noise"].repeat_interleave(2, 0), io["time"].repeat_interleave(2, 0))
+    twice = model.velocity(
+        joined.repeat(2), io["noise"].repeat_interleave(2, 0), io["time"].repeat_interleave(2, 0)
+    )
     assert (twice[1::2] - v).abs().max() < 1e-5
     last = model.velocity(joined.pick(slice(1, 2)), io["noise"][1:2], io["time"][1:2])
     assert (last - v[1:2]).abs().max() < 1e-5
@@ -129,7 +137,10 @@ def test_every_weight_gets_a_gradient(golden):
     family, model = golden
     io = outputs(family)
     context = model.prefix(**inputs(family))
-    loss = model.loss_map(context, io["actions"], io["noise"], io["time"]).mean() + context.pooled.square().mean()
+    loss = (
+        model.loss_map(context, io["actions"], io["noise"], io["time"]).mean()
+        + context.pooled.square().mean()
+    )
     loss.backward()
     without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     model.zero_grad()
@@ -143,11 +154,18 @@ def test_blocks_are_called_through_forward_alone(golden):
     """FSDP2, LoRA and checkpointing hook into forward."""
     family, model = golden
     calls: dict[str, int] = {}
+
     def count(name):
         def hook(*_):
             calls[name] = calls.get(name, 0) + 1
+
         return hook
-    leaves = {n: m for n, m in model.named_modules() if list(m.parameters(recurse=False)) or isinstance(m, DecoderBlock | VisionBlock)}
+
+    leaves = {
+        n: m
+        for n, m in model.named_modules()
+        if list(m.parameters(recurse=False)) or isinstance(m, DecoderBlock | VisionBlock)
+    }
     hooks = [m.register_forward_hook(count(n)) for n, m in leaves.items()]
     model.sample(model.prefix(**inputs(family)), outputs(family)["noise"], STEPS)
     for hook in hooks:
@@ -185,7 +203,9 @@ def test_a_model_of_a_seed_listens_to_images_words_state_and_time(family):
     assert 0.3 < v.std() < 3
     for name, x in obs.items():
         if name in ("images", "tokens") or (name == "state" and family != "pi05"):
-            assert (model.velocity(model.prefix(**{**obs, name: x.flip(0)}), io["noise"], io["time"]) - v).abs().max() > 0.01, name
+            assert (
+                model.velocity(model.prefix(**{**obs, name: x.flip(0)}), io["noise"], io["time"]) - v
+            ).abs().max() > 0.01, name
     assert (model.velocity(model.prefix(**obs), io["noise"], 1 - io["time"]) - v).abs().max() > 0.01
 
 
@@ -193,15 +213,21 @@ def test_a_model_of_a_seed_listens_to_images_words_state_and_time(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_any_camera_a_model_reads_words_and_state(family):
     model = make_model(vla_config(family, "tiny"), 0)
-    words, state = torch.ones(2, 3, dtype=torch.int64), torch.randn(2, model.state_width, generator=torch.Generator().manual_seed(0))
+    words, state = (
+        torch.ones(2, 3, dtype=torch.int64),
+        torch.randn(2, model.state_width, generator=torch.Generator().manual_seed(0)),
+    )
     empty = torch.zeros(2, 1, 3, model.image_size, model.image_size)
-    context = model.prefix(empty, torch.zeros(2, 1, dtype=torch.bool), words, torch.ones_like(words, dtype=torch.bool), state)
+    context = model.prefix(
+        empty, torch.zeros(2, 1, dtype=torch.bool), words, torch.ones_like(words, dtype=torch.bool), state
+    )
     assert model.velocity(context, torch.zeros(2, 4, model.action_width), torch.ones(2)).isfinite().all()
 
 
 @pytest.mark.parametrize(("family", "millions"), [("pi0", 3129), ("pi05", 3244), ("smolvla", 394)])
 def test_the_full_size_has_as_many_parameters_as_published_less_what_is_not_needed(family, millions):
-    """pi0: 1,982 M of the trunk less 109 M of its last layer, 527 M words, 412 M + 2.4 M vision, 315 M expert."""
+    """pi0: 1,982 M of the trunk less 109 M of its last layer, 527 M words, 412 M + 2.4 M vision, 315 M
+    expert."""
     model = empty_model(vla_config(family, "full"))
     assert all(p.is_meta for p in model.parameters())
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
@@ -222,7 +248,9 @@ def test_a_configuration_that_cannot_be_is_refused():
 def test_no_package_of_other_peoples_models_is_imported_anywhere():
     name = r"(transformers|lerobot|peft)\b"
     pattern = re.compile(rf"^\s*(import|from)\s+{name}|import_module\(\s*[\"']{name}", re.MULTILINE)
-    assert pattern.search("def f():\n    from transformers.models import x") and pattern.search("import_module('peft')")
+    assert pattern.search("def f():\n    from transformers.models import x") and pattern.search(
+        "import_module('peft')"
+    )
     for package in ("robo_rl", "sims", "controllers", "world_models"):
         for path in (ROOT / package).rglob("*.py"):
             if path.name == "lerobot_worker.py":
@@ -231,16 +259,23 @@ def test_no_package_of_other_peoples_models_is_imported_anywhere():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("family", "words", "tokens", "prefix", "step"), [
-    ("pi0", 48, 816, 3.81, 38.6), ("pi05", 200, 968, 4.42, 42.4), ("smolvla", 48, 241, 0.72, 11.4)])
+@pytest.mark.parametrize(
+    ("family", "words", "tokens", "prefix", "step"),
+    [("pi0", 48, 816, 3.81, 38.6), ("pi05", 200, 968, 4.42, 42.4), ("smolvla", 48, 241, 0.72, 11.4)],
+)
 def test_the_full_size_costs_what_is_published_less_the_last_trunk_layer(family, words, tokens, prefix, step):
-    """3.96 and 4.6 TFLOP for three views and a padded prompt, 38 GFLOP a denoise step of pi0; counted on the meta device."""
+    """3.96 and 4.6 TFLOP for three views and a padded prompt, 38 GFLOP a denoise step of pi0; counted on the
+    meta device."""
     config = vla_config(family, "full")
     model, side = empty_model(config), config.vision.image
     with torch.device("meta"):
-        obs = {"images": torch.empty(1, 3, 3, side, side), "image_mask": torch.empty(1, 3, dtype=torch.bool),
-               "tokens": torch.empty(1, words, dtype=torch.int64), "token_mask": torch.empty(1, words, dtype=torch.bool),
-               "state": torch.empty(1, 32)}
+        obs = {
+            "images": torch.empty(1, 3, 3, side, side),
+            "image_mask": torch.empty(1, 3, dtype=torch.bool),
+            "tokens": torch.empty(1, words, dtype=torch.int64),
+            "token_mask": torch.empty(1, words, dtype=torch.bool),
+            "state": torch.empty(1, 32),
+        }
         with FlopCounterMode(display=False) as first:
             context = model.prefix(**obs, drop=False)
         with FlopCounterMode(display=False) as second:

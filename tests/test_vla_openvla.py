@@ -1,4 +1,5 @@
-"""OpenVLA-OFT: its network against timm's vision transformers and transformers' Llama, and its two heads under supervision and PPO."""
+"""OpenVLA-OFT: its network against timm's vision transformers and transformers' Llama, and its two heads
+under supervision and PPO."""
 
 import copy
 import importlib
@@ -34,8 +35,23 @@ PREFIX = ("images", "image_mask", "tokens", "token_mask", "state")
 
 
 def build(head="tokens", spec=SPEC, seed=0, **options):
-    return make_policy(PolicyOptions(**({"kind": "openvla_oft", "action_head": head, "horizon": H, "execute": E, "hidden": 16, "layers": 1}
-                                        | options)), spec, seed)
+    return make_policy(
+        PolicyOptions(
+            **(
+                {
+                    "kind": "openvla_oft",
+                    "action_head": head,
+                    "horizon": H,
+                    "execute": E,
+                    "hidden": 16,
+                    "layers": 1,
+                }
+                | options
+            )
+        ),
+        spec,
+        seed,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +66,13 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize("head", HEADS)
 def test_bins_and_actions_equal_those_of_timm_and_transformers(head, files):
     rows = {r.name: r for r in compare(files[head], golden_file("openvla_oft"))}
-    assert list(rows) == ["logits" if head == "tokens" else "actions"] and max(r.largest for r in rows.values()) < 1e-5
+    assert (
+        list(rows) == ["logits" if head == "tokens" else "actions"]
+        and max(r.largest for r in rows.values()) < 1e-5
+    )
     half = compare(files[head], golden_file("openvla_oft"), dtype=torch.bfloat16)
-    assert max(r.relative for r in half) < (0.02 if head == "tokens" else 0.03)  # five norms follow one another before the actions
+    # five norms follow one another before the actions
+    assert max(r.relative for r in half) < (0.02 if head == "tokens" else 0.03)
 
 
 @torch.no_grad()
@@ -62,7 +82,9 @@ def test_a_masked_camera_costs_nothing_and_nobody_looks_at_it(files):
     hook = model.trunk.vision.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     io["images"][~io["image_mask"]] = 7.0
     io["tokens"][~io["token_mask"]] = 99
-    assert torch.equal(model.actions(model.prefix(*(io[k] for k in PREFIX))), want) and seen == [int(io["image_mask"].sum())]
+    assert torch.equal(model.actions(model.prefix(*(io[k] for k in PREFIX))), want) and seen == [
+        int(io["image_mask"].sum())
+    ]
     hook.remove()
 
 
@@ -83,12 +105,17 @@ def test_its_keys_are_recognised_and_go_to_ours_and_back(head, files, tmp_path):
     assert all(r.largest == 0 for r in compare(tmp_path / "ours.safetensors", files[head]))
     tensors, _ = record(files[head], None)
     save_file(tensors, tmp_path / "golden.safetensors")
-    assert all(r.largest == 0 for r in compare(tmp_path / "ours.safetensors", tmp_path / "golden.safetensors"))
+    assert all(
+        r.largest == 0 for r in compare(tmp_path / "ours.safetensors", tmp_path / "golden.safetensors")
+    )
 
 
 def test_it_is_examined(files):
     told = {head: dict(examine(files[head]).facts) for head in HEADS}
-    assert told["l1"]["model"].startswith("openvla_oft, keys in layout openvla") and "l1 head" in told["l1"]["actions"]
+    assert (
+        told["l1"]["model"].startswith("openvla_oft, keys in layout openvla")
+        and "l1 head" in told["l1"]["actions"]
+    )
     assert "256 bins" in told["tokens"]["actions"]
 
 
@@ -113,26 +140,37 @@ def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(head,
     assert chunk.logp.dtype == torch.float32 and chunk.logp.shape == (20, E * A if head == "tokens" else 1)
     for rows in (1, 2, 3, 7, 20):
         some = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
-        logp, _ = policy.score(policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()})
+        logp, _ = policy.score(
+            policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()}
+        )
         assert torch.equal(logp, chunk.logp[some]), rows
 
 
 @pytest.mark.parametrize("head", HEADS)
 @torch.no_grad()
 def test_samples_follow_their_density(head):
-    policy = build(head, ObsSpec(state=2, action=1, language=True, text=64), init_std=0.3, horizon=1, execute=1)
+    policy = build(
+        head, ObsSpec(state=2, action=1, language=True, text=64), init_std=0.3, horizon=1, execute=1
+    )
     obs = {k: v[:1].expand(600, *v.shape[1:]) for k, v in observations(policy.spec, 1).items()}
-    chunk, out = policy.act(obs, torch.Generator().manual_seed(0), True), policy._out(policy.encode(obs))[0, 0, 0]
+    chunk, out = (
+        policy.act(obs, torch.Generator().manual_seed(0), True),
+        policy._out(policy.encode(obs))[0, 0, 0],
+    )
     x = chunk.x0[:, 0, 0]
     if head == "tokens":
         p = out.softmax(-1)
-        mean, std = float((p * policy.centres).sum()), float((p * policy.centres.square()).sum() - (p * policy.centres).sum() ** 2) ** 0.5
+        mean, std = (
+            float((p * policy.centres).sum()),
+            float((p * policy.centres.square()).sum() - (p * policy.centres).sum() ** 2) ** 0.5,
+        )
         assert torch.allclose(chunk.logp[:, 0].exp(), p[chunk.trace["tokens"][:, 0, 0]])
     else:
         mean, std = float(out), 0.3
         want = torch.distributions.Laplace(out, 0.3 / math.sqrt(2)).log_prob(x)
         assert torch.allclose(chunk.logp[:, 0], want, atol=1e-4)
-        assert torch.equal(chunk.x0[:, 0, 1:], policy._out(policy.encode(obs))[:, 0, 1:])  # axes that the env has not
+        # axes that the env has not
+        assert torch.equal(chunk.x0[:, 0, 1:], policy._out(policy.encode(obs))[:, 0, 1:])
     assert abs(float(x.mean()) - mean) < 4 * std / 600**0.5 and abs(float(x.std()) / std - 1) < 0.15
 
 
@@ -143,12 +181,19 @@ def test_bins_are_those_of_openvla():
     index = torch.bucketize(x, torch.linspace(-1, 1, 256), right=True) - 1
     np.testing.assert_array_equal(index.numpy() + 1, np.digitize(x.numpy(), edges))
     centres = (edges[:-1] + edges[1:]) / 2
-    np.testing.assert_allclose(policy.centres[index].numpy(), centres[np.clip(np.digitize(x.numpy(), edges) - 1, 0, 254)], atol=1e-6)
+    np.testing.assert_allclose(
+        policy.centres[index].numpy(), centres[np.clip(np.digitize(x.numpy(), edges) - 1, 0, 254)], atol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("head", "ratio", "advantage"), [("tokens", "token", "gae"), ("tokens", "chunk", "grpo"), ("l1", "chunk", "gae")])
+@pytest.mark.parametrize(
+    ("head", "ratio", "advantage"),
+    [("tokens", "token", "gae"), ("tokens", "chunk", "grpo"), ("l1", "chunk", "gae")],
+)
 def test_ppo_and_groups_train_it_and_resume_bit_for_bit(head, ratio, advantage):
-    options = PpoOptions(**RL, ratio=ratio, advantage=advantage, **({"group": 2} if advantage == "grpo" else {}))
+    options = PpoOptions(
+        **RL, ratio=ratio, advantage=advantage, **({"group": 2} if advantage == "grpo" else {})
+    )
     policy = build(head)
     policy.trunk.requires_grad_(False)
     check_method(importlib.import_module("robo_rl.algos.ppo").make, options, policy)
@@ -156,10 +201,14 @@ def test_ppo_and_groups_train_it_and_resume_bit_for_bit(head, ratio, advantage):
 
 def test_a_frozen_trunk_is_encoded_once_and_the_language_model_learns():
     policy, options = build("l1"), PpoOptions(**RL, freeze_trunk=True)
-    rollout, = rollouts(policy, options, 1)
+    (rollout,) = rollouts(policy, options, 1)
     learner = importlib.import_module("robo_rl.algos.ppo").make(copy.deepcopy(policy), options, 0)
     assert learner.update(rollout, 0.0, 0)["first_log_ratio"] == 0.0
-    moved = {k.split(".")[0] for k, v in learner.policy.state_dict().items() if not torch.equal(v, policy.state_dict()[k])}
+    moved = {
+        k.split(".")[0]
+        for k, v in learner.policy.state_dict().items()
+        if not torch.equal(v, policy.state_dict()[k])
+    }
     assert moved == {"head", "log_scale"}
 
 
@@ -174,6 +223,7 @@ def test_supervision_teaches_the_demonstrated_chunks(head):
     def sample(size, generator):
         rows = torch.randint(0, 8, (size,), generator=generator)
         return {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
+
     before = (policy.act(obs, torch.Generator(), explore=False).actions - chunk[:, :E]).abs().mean()
     bc.train(policy, sample, BcOptions(updates=100, batch=8, lr=3e-3, ema=0.5), 0)
     after = (policy.act(obs, torch.Generator(), explore=False).actions - chunk[:, :E]).abs().mean()
@@ -195,8 +245,10 @@ def test_a_checkpoint_has_all_that_acting_needs(head, files, tmp_path):
 
 def statistics_file(folder, **changes):
     folder.mkdir(exist_ok=True)
-    per = {"action": {"q01": [-0.5, 0.0, 0.0], "q99": [0.5, 2.0, 1.0], "mask": [True, True, False]},
-           "proprio": {"q01": [0.0], "q99": [4.0]}}
+    per = {
+        "action": {"q01": [-0.5, 0.0, 0.0], "q99": [0.5, 2.0, 1.0], "mask": [True, True, False]},
+        "proprio": {"q01": [0.0], "q99": [4.0]},
+    }
     (folder / "dataset_statistics.json").write_text(json.dumps({"libero": per} | changes))
     (folder / "config.json").write_text(json.dumps({"model_type": "openvla"}))
     return folder
@@ -206,7 +258,9 @@ def test_statistics_of_its_folder_are_read_and_a_masked_axis_passes_through(tmp_
     p = processor_files.from_folder(statistics_file(tmp_path / "a"), "words:192")
     o = p.options
     assert (o.family, o.state, o.action, o.fit, o.lower) == ("openvla_oft", 1, 3, "stretch", True)
-    torch.testing.assert_close(p.action_norm(torch.tensor([[0.5, 1.0, 0.25]])), torch.tensor([[1.0, 0.0, 0.25]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        p.action_norm(torch.tensor([[0.5, 1.0, 0.25]])), torch.tensor([[1.0, 0.0, 0.25]]), atol=1e-5, rtol=0
+    )
     tokens, mask = p.prompts(["Pick_UP the cube"], torch.zeros(1, 1))
     same, _ = p.prompts(["pick up the cube"], torch.zeros(1, 1))
     assert torch.equal(tokens, same) and mask.sum() == 17
@@ -214,12 +268,20 @@ def test_statistics_of_its_folder_are_read_and_a_masked_axis_passes_through(tmp_
         processor_files.from_folder(statistics_file(tmp_path / "b", other={}), "words:192")
 
 
-@pytest.mark.parametrize(("spec", "options", "line"), [
-    ({"action": 8}, {}, "the env's action has 8 numbers, this openvla_oft takes 7 at most"),
-    ({"views": ("a", "b", "c")}, {}, "the env has 3 cameras .* takes 2 at most"),
-    ({}, {"action_head": "l2"}, "l2"), ({}, {"logp_reduction": "mean"}, "has the log-prob of every token"),
-])
+@pytest.mark.parametrize(
+    ("spec", "options", "line"),
+    [
+        ({"action": 8}, {}, "the env's action has 8 numbers, this openvla_oft takes 7 at most"),
+        ({"views": ("a", "b", "c")}, {}, "the env has 3 cameras .* takes 2 at most"),
+        ({}, {"action_head": "l2"}, "l2"),
+        ({}, {"logp_reduction": "mean"}, "has the log-prob of every token"),
+    ],
+)
 def test_what_does_not_fit_is_one_line(spec, options, line):
-    spec = {k: getattr(SPEC, k) for k in ("state", "action", "views", "image_size", "language", "text")} | spec
+    spec = {
+        k: getattr(SPEC, k) for k in ("state", "action", "views", "image_size", "language", "text")
+    } | spec
     with pytest.raises(UserError, match=line):
-        build(spec=ObsSpec(**spec), **options) if "action_head" not in options else build(options["action_head"])
+        build(spec=ObsSpec(**spec), **options) if "action_head" not in options else build(
+            options["action_head"]
+        )

@@ -1,4 +1,5 @@
-"""Vision-language-action models under the chain of the small flows: densities, noise, supervision, checkpoints, methods."""
+"""Vision-language-action models under the chain of the small flows: densities, noise, supervision,
+checkpoints, methods."""
 
 import copy
 import importlib
@@ -31,13 +32,22 @@ from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
 
 SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
 H, E, A, W = 6, 4, 4, 32
-NOISES = {"sde": {}, "sde-all": {"noise_steps": "all"}, "cps": {"noise": "cps"}, "learned": {"noise": "learned"},
-          "learned-all": {"noise": "learned", "noise_steps": "all"}}
+NOISES = {
+    "sde": {},
+    "sde-all": {"noise_steps": "all"},
+    "cps": {"noise": "cps"},
+    "learned": {"noise": "learned"},
+    "learned-all": {"noise": "learned", "noise_steps": "all"},
+}
 RL = {"decisions": 3, "minibatch": 4, "epochs": 2, "critic_warmup": 0}
 
 
 def build(kind="pi05", spec=SPEC, seed=0, **options):
-    return make_policy(PolicyOptions(kind=kind, **({"horizon": H, "execute": E, "hidden": 16, "layers": 1} | options)), spec, seed)
+    return make_policy(
+        PolicyOptions(kind=kind, **({"horizon": H, "execute": E, "hidden": 16, "layers": 1} | options)),
+        spec,
+        seed,
+    )
 
 
 def pick(obs, rows):
@@ -74,7 +84,10 @@ def test_weights_of_16_bits_have_a_trace_of_32_and_the_same_exact_ratio(kind):
     policy.trunk.bfloat16()
     policy.head.bfloat16()
     obs, chunk = draw(policy)
-    assert all(x.dtype in (torch.float32, torch.int64) for x in chunk.trace.values()) and chunk.logp.dtype == torch.float32
+    assert (
+        all(x.dtype in (torch.float32, torch.int64) for x in chunk.trace.values())
+        and chunk.logp.dtype == torch.float32
+    )
     for rows in (1, 5, 20):
         logp, _ = policy.score(policy.encode(pick(obs, slice(rows))), pick(chunk.trace, slice(rows)))
         assert torch.equal(logp, chunk.logp[:rows]), rows
@@ -90,7 +103,9 @@ def test_exploration_moves_the_executed_entries_of_the_envs_axes_and_the_rest_is
     plain, after = (z.view(20, H, W) for z in (x - v / policy.options.denoise_steps, after))
     moved = (plain - after).abs().amax(0) > 1e-3
     assert moved[:E, :A].all() and moved.sum() == E * A
-    assert torch.allclose(plain[:, E:], after[:, E:], atol=1e-6) and torch.allclose(plain[:, :, A:], after[:, :, A:], atol=1e-6)
+    assert torch.allclose(plain[:, E:], after[:, E:], atol=1e-6) and torch.allclose(
+        plain[:, :, A:], after[:, :, A:], atol=1e-6
+    )
 
 
 @torch.no_grad()
@@ -99,8 +114,14 @@ def test_a_level_of_noise_is_its_std_at_the_last_step_and_changes_nothing_else()
     made = with_level(policy, 0.4)
     obs, chunk = draw(made)
     _, std = made.moments(made.encode(obs), chunk.trace)
-    assert (std >= 0.4 / BAND * 0.999).all() and (std <= 0.4 * BAND * 1.001).all() and policy.options.noise_max < 0.4
-    assert torch.equal(*(p.act(obs, torch.Generator().manual_seed(1), explore=False).actions for p in (policy, made)))
+    assert (
+        (std >= 0.4 / BAND * 0.999).all()
+        and (std <= 0.4 * BAND * 1.001).all()
+        and policy.options.noise_max < 0.4
+    )
+    assert torch.equal(
+        *(p.act(obs, torch.Generator().manual_seed(1), explore=False).actions for p in (policy, made))
+    )
 
 
 @pytest.mark.parametrize("kind", FLOWS)
@@ -108,7 +129,7 @@ def test_a_level_of_noise_is_its_std_at_the_last_step_and_changes_nothing_else()
 def test_critics_see_the_state_beside_the_mean_token(kind):
     policy = build(kind)
     obs = observations(SPEC, 3)
-    told = policy.encode(obs).pooled[:, -SPEC.state:]
+    told = policy.encode(obs).pooled[:, -SPEC.state :]
     assert torch.equal(told, policy.processor.state_norm(obs["state"].float()))
 
 
@@ -124,7 +145,8 @@ def test_the_log_prob_is_the_gaussian_of_the_drawn_step_over_the_executed_entrie
 
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])
 def test_supervision_is_the_public_loss_over_the_axes_that_the_robot_has(kind):
-    """The golden loss map's mean over 7 of 32 entries, by the noise and the times that the generator draws."""
+    """The golden loss map's mean over 7 of 32 entries, by the noise and the times that the generator
+    draws."""
     spec, io = ObsSpec(state=8, action=7, text=64, language=True), outputs(kind)
     policy = build(kind, spec, horizon=10, folder=str(weights(kind)), words="words:512")
     policy.draw_times = lambda n, generator: io["time"]
@@ -136,7 +158,11 @@ def test_supervision_is_the_public_loss_over_the_axes_that_the_robot_has(kind):
     want = (v - (drawn - io["actions"]))[..., :7].square().mean()
     assert torch.allclose(policy.imitation(context, chunk, torch.ones(len(chunk), 10), g), want, rtol=1e-5)
     at = t * io["noise"] + (1 - t) * io["actions"]
-    assert torch.allclose((policy.velocity(context, at, io["time"]) - (io["noise"] - io["actions"])).square(), io["loss_map"], atol=1e-4)
+    assert torch.allclose(
+        (policy.velocity(context, at, io["time"]) - (io["noise"] - io["actions"])).square(),
+        io["loss_map"],
+        atol=1e-4,
+    )
 
 
 def test_flow_times_are_beta_between_a_thousandth_and_one():
@@ -162,12 +188,16 @@ def test_a_frozen_trunk_with_stored_contexts_has_the_gradients_of_recomputation(
 
 def test_a_rollout_of_a_frozen_trunk_is_encoded_once_and_learnt_from_alike():
     policy = build()
-    rollout, = rollouts(policy, PiRlOptions(**RL), 1)
+    (rollout,) = rollouts(policy, PiRlOptions(**RL), 1)
     made = []
     for frozen in (True, False):
-        learner = importlib.import_module("robo_rl.algos.pi_rl").make(copy.deepcopy(policy), PiRlOptions(**RL, freeze_trunk=True), 0)
+        learner = importlib.import_module("robo_rl.algos.pi_rl").make(
+            copy.deepcopy(policy), PiRlOptions(**RL, freeze_trunk=True), 0
+        )
         if frozen:
-            assert {"context", "context/k0", "context/v1", "context/mask"} <= encoded_pictures(learner.policy, rollout).obs.keys()
+            assert {"context", "context/k0", "context/v1", "context/mask"} <= encoded_pictures(
+                learner.policy, rollout
+            ).obs.keys()
         else:  # every pass reads the pictures
             learner.policy.trunk.requires_grad_(True)
         metrics = learner.update(rollout, 0.0, 0)
@@ -176,7 +206,9 @@ def test_a_rollout_of_a_frozen_trunk_is_encoded_once_and_learnt_from_alike():
     differ = {k.split(".")[0] for k in made[0] if not torch.equal(made[0][k], made[1][k])}
     assert not differ & {"trunk", "processor"}, "nothing that is not trained moves"
     assert all(torch.allclose(made[0][k], made[1][k], atol=1e-3) for k in made[0])
-    assert any(not torch.equal(made[0][k], v) for k, v in policy.state_dict().items() if k.startswith("head."))
+    assert any(
+        not torch.equal(made[0][k], v) for k, v in policy.state_dict().items() if k.startswith("head.")
+    )
 
 
 @pytest.mark.parametrize("bits", [32, 16])
@@ -187,8 +219,10 @@ def test_contexts_that_are_kept_with_decisions_are_learnt_from_as_if_encoded_aga
         if bits == 16:
             policy.trunk.bfloat16()
             policy.head.bfloat16()
-        learner = importlib.import_module("robo_rl.algos.pi_rl").make(policy, PiRlOptions(**RL, freeze_trunk=True), 0)
-        rollout, = rollouts(policy, PiRlOptions(**RL), 1)
+        learner = importlib.import_module("robo_rl.algos.pi_rl").make(
+            policy, PiRlOptions(**RL, freeze_trunk=True), 0
+        )
+        (rollout,) = rollouts(policy, PiRlOptions(**RL), 1)
         assert ("context/k1" in rollout.trace) == keep
         rollout.obs["image/front"][:] = 255 if keep else rollout.obs["image/front"]  # nobody looks again
         assert learner.update(rollout, 0.0, 0)["first_log_ratio"] == 0.0
@@ -196,7 +230,10 @@ def test_contexts_that_are_kept_with_decisions_are_learnt_from_as_if_encoded_aga
     assert all(torch.equal(made[0][k], made[1][k]) for k in made[0])
 
 
-@pytest.mark.parametrize(("algo", "options"), [("pi_rl", {}), ("reinflow", {"noise": "learned", "noise_steps": "all"}), ("nft", {})])
+@pytest.mark.parametrize(
+    ("algo", "options"),
+    [("pi_rl", {}), ("reinflow", {"noise": "learned", "noise_steps": "all"}), ("nft", {})],
+)
 def test_methods_for_flows_train_a_vla_and_resume_bit_for_bit(algo, options):
     policy = build(horizon=4, **options)
     policy.trunk.requires_grad_(False)
@@ -211,6 +248,7 @@ def test_supervised_learning_brings_the_loss_down_and_leaves_padding_out():
     def sample(size, generator):
         rows = torch.randint(0, 8, (size,), generator=generator)
         return pick(obs, rows), chunk[rows], mask[rows]
+
     with torch.no_grad():
         before = float(policy.bc_loss(obs, chunk, mask, torch.Generator().manual_seed(0), 8))
     bc.train(policy, sample, BcOptions(updates=40, batch=8, noises=2, lr=2e-3, ema=0.5), 0)
@@ -242,16 +280,22 @@ def test_a_served_chunk_is_the_envs_axes_and_agrees_with_what_is_left_of_the_one
     assert plain.shape == (H, A)
     goal = plain.numpy() + 0.5
     guided = guided_chunk(policy, obs, g.manual_seed(0), goal, np.array([1.0, 1.0, 1.0, 0, 0, 0]), [1.0] * 4)
-    near, far = ((guided - torch.from_numpy(goal)).abs().mean(1), (plain - torch.from_numpy(goal)).abs().mean(1))
+    near, far = (
+        (guided - torch.from_numpy(goal)).abs().mean(1),
+        (plain - torch.from_numpy(goal)).abs().mean(1),
+    )
     assert guided.shape == (H, A) and (near[:3] < 0.7 * far[:3]).all()
 
 
 @pytest.mark.parametrize("kind", ["pi0", "pi05", "smolvla"])
 def test_a_model_goes_on_from_rows_that_are_given_and_a_window_hides_them_from_later_ones(kind):
-    """Without given rows it is the model that it was, to the last bit; given rows stay and change the others; in a stack of blocks a
-    window is reached through each."""
+    """Without given rows it is the model that it was, to the last bit; given rows stay and change the others;
+    in a stack of blocks a window is reached through each."""
     plain = build(kind, horizon=8, execute=4)
-    taught, masked = build(kind, horizon=8, execute=4, commit=3), build(kind, horizon=8, execute=4, commit=3, window=2)
+    taught, masked = (
+        build(kind, horizon=8, execute=4, commit=3),
+        build(kind, horizon=8, execute=4, commit=3, window=2),
+    )
     obs, g, depth = observations(SPEC, 2), torch.Generator().manual_seed(0), 2
     context, x, t = taught.encode(obs), torch.randn(2, 8, taught.width, generator=g), torch.tensor([0.3, 0.8])
 
@@ -259,7 +303,10 @@ def test_a_model_goes_on_from_rows_that_are_given_and_a_window_hides_them_from_l
         given = context if count is None else policy.commit(context, torch.tensor([count] * 2))[0]
         with torch.no_grad():
             return policy.velocity(given, x, t)
-    assert torch.equal(v(plain, None, x), v(taught, None, x)) and torch.allclose(v(taught, 0, x), v(taught, None, x), atol=1e-6)
+
+    assert torch.equal(v(plain, None, x), v(taught, None, x)) and torch.allclose(
+        v(taught, 0, x), v(taught, None, x), atol=1e-6
+    )
     assert (v(taught, 2, x) - v(taught, 0, x)).abs().max() > 1e-4
     moved = x.clone()
     moved[:, 2] += 3.0
@@ -269,7 +316,10 @@ def test_a_model_goes_on_from_rows_that_are_given_and_a_window_hides_them_from_l
     for policy in (taught, masked):
         one = {k: w[:1] for k, w in obs.items()}
         rows = committed_chunk(policy, one, g.manual_seed(1), goal, 3)
-        assert torch.allclose(rows[:3], torch.from_numpy(goal[:3]), atol=1e-5) and rows.shape == (8, SPEC.action)
+        assert torch.allclose(rows[:3], torch.from_numpy(goal[:3]), atol=1e-5) and rows.shape == (
+            8,
+            SPEC.action,
+        )
         loss = policy.bc_loss(obs, torch.zeros(2, 8, SPEC.action), torch.ones(2, 8), g)
         loss.backward()
         assert torch.isfinite(loss)
@@ -288,7 +338,12 @@ def test_a_policy_is_named_by_its_kind_or_by_a_folder(tmp_path):
     shutil.copy(weights("pi05"), tmp_path / "model.safetensors")
     assert short_policy(["--policy", "smolvla", "--seed", "1"]) == ["--policy.kind", "smolvla", "--seed", "1"]
     assert short_policy(["--policy=gauss:make"]) == ["--policy.kind", "gauss:make"]
-    assert short_policy(["--policy", str(tmp_path)]) == ["--policy.kind", "pi05", "--policy.folder", str(tmp_path)]
+    assert short_policy(["--policy", str(tmp_path)]) == [
+        "--policy.kind",
+        "pi05",
+        "--policy.folder",
+        str(tmp_path),
+    ]
     with pytest.raises(UserError, match="--policy takes flow, .*pi05.* got 'nowhere'"):
         short_policy(["--policy", "nowhere"])
     (tmp_path / "run.json").write_text("{}")
@@ -296,25 +351,44 @@ def test_a_policy_is_named_by_its_kind_or_by_a_folder(tmp_path):
         short_policy(["--policy", str(tmp_path)])
 
 
-@pytest.mark.parametrize(("change", "options", "line"), [
-    ({"views": ("a", "b", "c", "d")}, {}, "the env has 4 cameras .* takes 3 at most"),
-    ({"state": 33}, {}, "the env's state has 33 numbers, this pi05 takes 32 at most"),
-    ({"action": 40}, {}, "the env's action has 40 numbers"),
-    ({"text": 0}, {}, "reads the instruction as text"),
-    ({}, {"folder": "WEIGHTS"}, "give at least its tokeniser"),
-    ({}, {"folder": "WEIGHTS", "words": "words:4096"}, "words:4096 has 4096 tokens, the model has words for 512"),
-    ({}, {"kind": "pi0", "folder": "WEIGHTS", "words": "words:512"}, "is a pi05, and --policy.kind says pi0"),
-])
+@pytest.mark.parametrize(
+    ("change", "options", "line"),
+    [
+        ({"views": ("a", "b", "c", "d")}, {}, "the env has 4 cameras .* takes 3 at most"),
+        ({"state": 33}, {}, "the env's state has 33 numbers, this pi05 takes 32 at most"),
+        ({"action": 40}, {}, "the env's action has 40 numbers"),
+        ({"text": 0}, {}, "reads the instruction as text"),
+        ({}, {"folder": "WEIGHTS"}, "give at least its tokeniser"),
+        (
+            {},
+            {"folder": "WEIGHTS", "words": "words:4096"},
+            "words:4096 has 4096 tokens, the model has words for 512",
+        ),
+        (
+            {},
+            {"kind": "pi0", "folder": "WEIGHTS", "words": "words:512"},
+            "is a pi05, and --policy.kind says pi0",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_one_line(change, options, line):
     options = {k: str(weights("pi05")) if v == "WEIGHTS" else v for k, v in options.items()}
-    spec = ObsSpec(**({k: getattr(SPEC, k) for k in ("state", "action", "views", "image_size", "language", "text")} | change))
+    spec = ObsSpec(
+        **(
+            {k: getattr(SPEC, k) for k in ("state", "action", "views", "image_size", "language", "text")}
+            | change
+        )
+    )
     with pytest.raises(UserError, match=line):
         build(options.pop("kind", "pi05"), spec, **options)
 
 
 def test_a_longer_instruction_and_a_longer_prompt_are_one_line():
     from robo_rl.policies import obs_tensors
-    raw = {"state": np.zeros((1, 7), np.float32)} | {f"image/{v}": np.zeros((1, 32, 32, 3), np.uint8) for v in SPEC.views}
+
+    raw = {"state": np.zeros((1, 7), np.float32)} | {
+        f"image/{v}": np.zeros((1, 32, 32, 3), np.uint8) for v in SPEC.views
+    }
     policy = build("pi0", prompt=6)
     with pytest.raises(UserError, match="a prompt has 8 tokens, this policy takes 6 at most"):
         policy.encode(obs_tensors(raw | {"task": ["one two three four five six seven"]}, SPEC))
@@ -333,6 +407,7 @@ def test_what_has_no_running_statistics_is_not_asked_for_them():
 
 
 # ---- whole runs
+
 
 class Draws(TorchDispatchMode):
     """Counts random numbers that are drawn into memory."""
@@ -360,54 +435,117 @@ def test_loading_a_checkpoint_draws_no_weights_that_it_then_replaces(tmp_path):
     assert all(torch.equal(v, policy.state_dict()[k]) for k, v in loaded.state_dict().items())
 
 
-RUN = {"sim": "mujoco", "task": "pick_by_name", "obs": "rgb", "image_size": 32, "envs": 4, "demos": "2", "demos_most": 0,
-       "eval_episodes": 2, "eval_envs": 2, "video": False, "bc": {"updates": 2, "batch": 8}}
+RUN = {
+    "sim": "mujoco",
+    "task": "pick_by_name",
+    "obs": "rgb",
+    "image_size": 32,
+    "envs": 4,
+    "demos": "2",
+    "demos_most": 0,
+    "eval_episodes": 2,
+    "eval_envs": 2,
+    "video": False,
+    "bc": {"updates": 2, "batch": 8},
+}
 
 
 def told(run):
-    """(stage, step, name) -> number of all that a run logged, without times; what is logged twice counts as it was last."""
+    """(stage, step, name) -> number of all that a run logged, without times; what is logged twice counts as
+    it was last."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {(row["stage"], row["step"], name): x for row in rows for name, x in row.items()
-            if name not in ("stage", "step", "time") and not name.startswith(("time/", "rate/"))}
+    return {
+        (row["stage"], row["step"], name): x
+        for row in rows
+        for name, x in row.items()
+        if name not in ("stage", "step", "time") and not name.startswith(("time/", "rate/"))
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "kind", "more"), [("pi_rl", "pi05", {}), ("nft", "smolvla", {}), ("pi_rl", "pi0", {"keep_prefix": True}),
-                                                 ("ppo", "pi0_fast", {"action_words": "train:64", "horizon": 4, "execute": 4}),
-                                                 ("ppo", "openvla_oft", {"action_head": "l1", "horizon": 4, "execute": 4}),
-                                                 ("pi_rl", "xvla", {}), ("pi_rl", "groot", {}),
-                                                 ("nft", "groot_n17", {"keep_prefix": True})])
+@pytest.mark.parametrize(
+    ("algo", "kind", "more"),
+    [
+        ("pi_rl", "pi05", {}),
+        ("nft", "smolvla", {}),
+        ("pi_rl", "pi0", {"keep_prefix": True}),
+        ("ppo", "pi0_fast", {"action_words": "train:64", "horizon": 4, "execute": 4}),
+        ("ppo", "openvla_oft", {"action_head": "l1", "horizon": 4, "execute": 4}),
+        ("pi_rl", "xvla", {}),
+        ("pi_rl", "groot", {}),
+        ("nft", "groot_n17", {"keep_prefix": True}),
+    ],
+)
 def test_a_run_of_a_vla_resumes_bit_for_bit_is_evaluated_and_served(algo, kind, more, tmp_path):
     rl = {"decisions": 3, "minibatch": 6, "epochs": 1, "critic_warmup": 0}
-    config = robo_rl.recipe(**RUN, algo=algo, workers=0, steps=400, eval_every=200, policy={"kind": kind, **more}, rl=rl,
-                            out=str(tmp_path / "whole"))
+    config = robo_rl.recipe(
+        **RUN,
+        algo=algo,
+        workers=0,
+        steps=400,
+        eval_every=200,
+        policy={"kind": kind, **more},
+        rl=rl,
+        out=str(tmp_path / "whole"),
+    )
 
     def stop(event):
         if event.kind == "checkpoint" and event.step:
             raise KeyError("enough")
+
     robo_rl.train(config, quiet=True)
     with pytest.raises(KeyError, match="enough"):
         robo_rl.train(replace(config, out=str(tmp_path / "parts")), stop, quiet=True)
     robo_rl.resume(tmp_path / "parts", quiet=True)
     once, again = told(tmp_path / "whole"), told(tmp_path / "parts")
-    assert not {k: (x, again.get(k)) for k, x in once.items() if again.get(k) != x and x == x}  # says what differs first
+    # says what differs first
+    assert not {k: (x, again.get(k)) for k, x in once.items() if again.get(k) != x and x == x}
     whole, parts = (sorted((tmp_path / name / "checkpoints").iterdir())[-1] for name in ("whole", "parts"))
     assert whole.name == parts.name != "step_000000000000"
     assert (whole / "policy.safetensors").read_bytes() == (parts / "policy.safetensors").read_bytes()
     shutil.move(tmp_path / "parts", tmp_path / "moved")
     assert evaluate_checkpoint(tmp_path / "moved", EvalConfig(episodes=2))["n"] == 2
     act, _, spec = load_actor(str(tmp_path / "moved"), "last", 0, "pick up the red cube")
-    rows = act({"state": np.zeros(spec.state, np.float32)} | {f"image/{v}": np.zeros((32, 32, 3), np.uint8) for v in spec.views})
+    rows = act(
+        {"state": np.zeros(spec.state, np.float32)}
+        | {f"image/{v}": np.zeros((32, 32, 3), np.uint8) for v in spec.views}
+    )
     assert rows.shape == (config.policy.horizon, spec.action) and np.isfinite(rows).all()
 
 
 @pytest.mark.slow
 def test_workers_collect_with_a_model_from_a_folder(tmp_path):
     shutil.copy(weights("pi05"), tmp_path / "model.safetensors")
-    options = [w for k, v in RUN.items() if k not in ("bc", "video", "sim") for w in (f"--{k.replace('_', '-')}", v)]
-    done = command(tmp_path, "train", "--policy", ".", "--policy.words", "words:512", "--algo", "reinflow", "--workers", "1",
-                   "--steps", "200", "--rl.decisions", "3", "--rl.minibatch", "12", "--rl.critic-warmup", "0",
-                   "--bc.updates", "2", "--bc.batch", "8",
-                   "--no-video", "--out", "run", *options)
+    options = [
+        w for k, v in RUN.items() if k not in ("bc", "video", "sim") for w in (f"--{k.replace('_', '-')}", v)
+    ]
+    done = command(
+        tmp_path,
+        "train",
+        "--policy",
+        ".",
+        "--policy.words",
+        "words:512",
+        "--algo",
+        "reinflow",
+        "--workers",
+        "1",
+        "--steps",
+        "200",
+        "--rl.decisions",
+        "3",
+        "--rl.minibatch",
+        "12",
+        "--rl.critic-warmup",
+        "0",
+        "--bc.updates",
+        "2",
+        "--bc.batch",
+        "8",
+        "--no-video",
+        "--out",
+        "run",
+        *options,
+    )
     assert done.code == 0, done.err
     assert command(tmp_path, "eval", "run", "--episodes", "2").code == 0

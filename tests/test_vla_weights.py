@@ -1,5 +1,5 @@
-"""Checkpoints of vision-language-action models: every public layout of keys is read strictly and written back bit for bit; what is not
-whole is refused in one line."""
+"""Checkpoints of vision-language-action models: every public layout of keys is read strictly and written back
+bit for bit; what is not whole is refused in one line."""
 
 import json
 import shutil
@@ -22,8 +22,12 @@ from robo_rl.policies.vla.make import config_of, empty_model, load_model, make_m
 from robo_rl.policies.vla.weights import INDEX, SINGLE, open_checkpoint
 
 EVERY = [(x.family, x.name) for x in LAYOUTS if x.family in FAMILIES]
-OLD = ("paligemma.model.vision_tower", "paligemma.vision_tower"), ("paligemma.model.multi_modal", "paligemma.multi_modal"), \
-    ("paligemma.model.language_model.", "paligemma.language_model.model."), ("paligemma.lm_head", "paligemma.language_model.lm_head")
+OLD = (
+    ("paligemma.model.vision_tower", "paligemma.vision_tower"),
+    ("paligemma.model.multi_modal", "paligemma.multi_modal"),
+    ("paligemma.model.language_model.", "paligemma.language_model.model."),
+    ("paligemma.lm_head", "paligemma.language_model.lm_head"),
+)
 
 
 @torch.no_grad()
@@ -55,7 +59,10 @@ def test_every_public_layout_is_recognised_and_loads_strictly(family, name, tmp_
     save_file(tensors, tmp_path / "x.safetensors")
     read = recognise(tensors)
     assert (read.family, read.name, read.unknown) == (family, name, ())
-    assert torch.equal(velocity(load_model(tmp_path / "x.safetensors"), family), velocity(load_model(weights(family)), family))
+    assert torch.equal(
+        velocity(load_model(tmp_path / "x.safetensors"), family),
+        velocity(load_model(weights(family)), family),
+    )
 
 
 @pytest.mark.parametrize("shape", LAYOUTS, ids=lambda x: f"{x.family}-{x.name}")
@@ -63,14 +70,23 @@ def test_every_name_of_ours_has_one_public_key_and_that_key_leads_back(shape):
     names = list(empty_model(vla_config(shape.family, "tiny")).state_dict())
     keys = [shape.theirs(name) for name in names]
     assert len(set(keys)) == len(keys) and [shape.ours(key) for key in keys] == names
-    assert shape.theirs(WORDS).endswith("language_model.shared.weight" if shape.family == "xvla" and shape.name == "lerobot" else
-                                        "model.shared.weight" if shape.family == "xvla" else "embed_tokens.weight")
+    assert shape.theirs(WORDS).endswith(
+        "language_model.shared.weight"
+        if shape.family == "xvla" and shape.name == "lerobot"
+        else "model.shared.weight"
+        if shape.family == "xvla"
+        else "embed_tokens.weight"
+    )
 
 
 @pytest.mark.parametrize(("family", "name"), EVERY)
 def test_a_checkpoint_goes_to_ours_and_back_bit_for_bit(family, name, tmp_path):
     first, ours, back = (tmp_path / n for n in ("first.safetensors", "ours.safetensors", "back.safetensors"))
-    save_file({spelling(k, name): x for k, x in load_file(weights(family)).items()}, first, metadata={"format": "pt", "by": "someone"})
+    save_file(
+        {spelling(k, name): x for k, x in load_file(weights(family)).items()},
+        first,
+        metadata={"format": "pt", "by": "someone"},
+    )
     done = convert(first, ours, OURS)
     assert (done.came, done.to, done.zeros) == (name, OURS, 0)
     assert convert(ours, back, name).zeros == 0
@@ -102,24 +118,35 @@ def test_a_file_with_the_output_head_alone_has_its_words_there_and_keeps_them_th
     convert(ours, back, "openpi")
     assert set(load_file(back)) == set(tensors)
     convert(ours, other, "lerobot")
-    assert "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight" in load_file(other)
+    assert "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight" in load_file(
+        other
+    )
     assert "model.paligemma_with_expert.paligemma.lm_head.weight" not in load_file(other)
 
 
 def test_compiled_names_and_statistics_among_the_weights_are_known(tmp_path):
-    tensors = {k.replace("model.", "model._orig_mod.", 1): x for k, x in load_file(weights("smolvla")).items()}
+    tensors = {
+        k.replace("model.", "model._orig_mod.", 1): x for k, x in load_file(weights("smolvla")).items()
+    }
     tensors["normalize_inputs.buffer_observation_state.mean"] = torch.zeros(3)
     first, ours, back = (tmp_path / f"{n}.safetensors" for n in ("first", "ours", "back"))
     save_file(tensors, first)
-    assert torch.equal(velocity(load_model(first), "smolvla"), velocity(load_model(weights("smolvla")), "smolvla"))
+    assert torch.equal(
+        velocity(load_model(first), "smolvla"), velocity(load_model(weights("smolvla")), "smolvla")
+    )
     convert(first, ours, OURS)
     convert(ours, back, "lerobot")
-    assert set(load_file(back)) == {*load_file(weights("smolvla")), "normalize_inputs.buffer_observation_state.mean"}
+    assert set(load_file(back)) == {
+        *load_file(weights("smolvla")),
+        "normalize_inputs.buffer_observation_state.mean",
+    }
 
 
 def test_what_ours_never_had_is_zeros_in_a_public_layout(tmp_path):
     model = make_model(load_model(weights("pi0")).config, 0)
-    save_file(model.state_dict(), tmp_path / "seed.safetensors", metadata={"vla": json.dumps(asdict(model.config))})
+    save_file(
+        model.state_dict(), tmp_path / "seed.safetensors", metadata={"vla": json.dumps(asdict(model.config))}
+    )
     done = convert(tmp_path / "seed.safetensors", tmp_path / "public.safetensors", "lerobot")
     assert done.zeros == 6 and "6" not in OURS
     golden, got = load_file(weights("pi0")), load_file(tmp_path / "public.safetensors")
@@ -134,8 +161,14 @@ def test_what_ours_never_had_is_zeros_in_a_public_layout(tmp_path):
 def test_a_policy_that_was_trained_here_is_checked_and_goes_to_a_public_layout(tmp_path):
     """Its checkpoint: policy.safetensors with the model as trunk and head, vla.json, a processor."""
     model = load_model(weights("pi05"))
-    names = {n: n.replace("expert.", "head.expert.", 1) if n.startswith("expert.") else n for n in model.state_dict()}
-    policy = {names[n]: x for n, x in model.state_dict().items()} | {"noisy": torch.zeros(3), "processor.state_norm.shift": torch.zeros(2)}
+    names = {
+        n: n.replace("expert.", "head.expert.", 1) if n.startswith("expert.") else n
+        for n in model.state_dict()
+    }
+    policy = {names[n]: x for n, x in model.state_dict().items()} | {
+        "noisy": torch.zeros(3),
+        "processor.state_norm.shift": torch.zeros(2),
+    }
     save_file(policy, tmp_path / "policy.safetensors")
     save_file({"x": torch.zeros(1)}, tmp_path / "processor.safetensors")
     config = replace(model.config, horizon=7)
@@ -148,17 +181,33 @@ def test_a_policy_that_was_trained_here_is_checked_and_goes_to_a_public_layout(t
     assert torch.equal(velocity(load_model(tmp_path / "public.safetensors"), "pi05"), velocity(model, "pi05"))
     for name in ("processor.json", "tokenizer.json", "meta.json", "train.safetensors"):
         (tmp_path / name).write_text("{}")
-    assert convert(tmp_path, tmp_path / "ours", OURS).copied == ("processor.json", "processor.safetensors", "tokenizer.json")
-    assert set(load_file(tmp_path / "ours" / SINGLE)) == set(model.state_dict()) and load_model(tmp_path / "ours").config == config
+    assert convert(tmp_path, tmp_path / "ours", OURS).copied == (
+        "processor.json",
+        "processor.safetensors",
+        "tokenizer.json",
+    )
+    assert (
+        set(load_file(tmp_path / "ours" / SINGLE)) == set(model.state_dict())
+        and load_model(tmp_path / "ours").config == config
+    )
 
 
 def test_an_unknown_layout_names_the_nearest_and_counts_what_differs(tmp_path):
-    tensors = {k: x for k, x in load_file(weights("pi05")).items() if "vision_tower.vision_model.encoder.layers.1." not in k}
+    tensors = {
+        k: x
+        for k, x in load_file(weights("pi05")).items()
+        if "vision_tower.vision_model.encoder.layers.1." not in k
+    }
     tensors |= {"model.value_head.weight": torch.zeros(1), "model.action_in_proj.bias": torch.zeros(5)}
     save_file(tensors, tmp_path / "x.safetensors")
     config = load_model(weights("pi05")).config
-    said = refused(lambda: load_model(tmp_path / "x.safetensors", config=config), "nearest is pi05 in layout lerobot", "16 missing",
-                   "1 of another shape (expert.action_in.bias [5] instead of [48])", "1 unexpected (model.value_head.weight)")
+    said = refused(
+        lambda: load_model(tmp_path / "x.safetensors", config=config),
+        "nearest is pi05 in layout lerobot",
+        "16 missing",
+        "1 of another shape (expert.action_in.bias [5] instead of [48])",
+        "1 unexpected (model.value_head.weight)",
+    )
     assert said.count("\n") == 0
     found = examine(tmp_path / "x.safetensors")  # its shapes say one layer less
     assert any("1 weights unexpected: model.value_head.weight" in text for text in found.missing)
@@ -171,7 +220,9 @@ def test_weights_of_something_else_are_refused(tmp_path):
     tensors = load_file(weights("pi0"))
     tensors[next(k for k in tensors if k.endswith("patch_embedding.weight"))] = torch.zeros(40, 3, 14, 14)
     save_file(tensors, tmp_path / "b.safetensors")
-    refused(lambda: load_model(tmp_path / "b.safetensors"), "vision of 40 and a trunk of 64", "tiny 32 and 64")
+    refused(
+        lambda: load_model(tmp_path / "b.safetensors"), "vision of 40 and a trunk of 64", "tiny 32 and 64"
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -194,7 +245,10 @@ def test_sizes_are_told_from_shapes_alone(family, size, tmp_path):
     assert f"chunks of 7 steps, {config.action_width} numbers" in found["expert"]
     v, t = config.vision, config.trunk
     assert f"{v.image} x {v.image} pixels" in found["images"]
-    assert f"{t.depth} layers of {t.width}, {t.heads} heads over {t.kv_heads} of {t.head_dim}; {config.vocab} words" in found["trunk"]
+    assert (
+        f"{t.depth} layers of {t.width}, {t.heads} heads over {t.kv_heads} of {t.head_dim}; {config.vocab} "
+        "words" in found["trunk"]
+    )
     assert config_of(asdict(config)) == config
 
 
@@ -231,7 +285,9 @@ def test_a_loaded_model_no_longer_needs_its_file(tmp_path):
 
 def test_an_absent_shard_is_told(shards):
     (shards / "model-00002-of-00003.safetensors").unlink()
-    refused(lambda: load_model(shards), "names 1 of 3 shards that are not there: model-00002-of-00003.safetensors")
+    refused(
+        lambda: load_model(shards), "names 1 of 3 shards that are not there: model-00002-of-00003.safetensors"
+    )
 
 
 def test_a_truncated_shard_is_told(shards):
@@ -239,9 +295,15 @@ def test_a_truncated_shard_is_told(shards):
     whole = shard.read_bytes()
     for length in (len(whole) - 1, 100, 4, 0):
         shard.write_bytes(whole[:length])
-        refused(lambda: load_model(shards), "model-00003-of-00003.safetensors is no whole safetensors file", f"it has {length} bytes")
+        refused(
+            lambda: load_model(shards),
+            "model-00003-of-00003.safetensors is no whole safetensors file",
+            f"it has {length} bytes",
+        )
     shard.write_bytes(whole + b"x")
-    refused(lambda: load_model(shards), f"it has {len(whole) + 1} bytes and its header speaks of {len(whole)}")
+    refused(
+        lambda: load_model(shards), f"it has {len(whole) + 1} bytes and its header speaks of {len(whole)}"
+    )
 
 
 def test_an_index_that_disagrees_with_its_shards_is_told(shards):
@@ -256,7 +318,11 @@ def test_an_index_that_disagrees_with_its_shards_is_told(shards):
 
 def test_a_header_of_nonsense_is_told(tmp_path):
     entry = '{"a": {"dtype": "%s", "shape": [%s], "data_offsets": [0, 4]}}'
-    for text in (b"{]", b'{"a": 3}', *((entry % x).encode() for x in (("F33", "1"), ("F32", "2"), ("F32", '"x"'), ("F32", "-1")))):
+    for text in (
+        b"{]",
+        b'{"a": 3}',
+        *((entry % x).encode() for x in (("F33", "1"), ("F32", "2"), ("F32", '"x"'), ("F32", "-1"))),
+    ):
         (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
         refused(lambda: open_checkpoint(tmp_path / "x.safetensors"), "x.safetensors")
     refused(lambda: open_checkpoint(tmp_path / "none"), "does not exist")
@@ -290,10 +356,17 @@ def test_check_says_cameras_prompt_and_statistics_and_what_is_missing(tmp_path):
     facts = dict(found.facts)
     assert facts["cameras"].startswith("top, cam_low and 1 empty; pictures made 224 wide by pad")
     assert facts["prompt"] == "'Task: {task}, State: {state};\\nAction: ', at most 120 tokens"
-    assert facts["robot"] == "state of 3, normalised by quantiles; action of 2, by quantiles, 1 axes relative to the state"
-    assert facts["not needed"].startswith("8 tensors of ") and facts["files"].startswith("1 of 1.20 MB, 93 tensors: 93 F32")
-    assert found.missing == ["the processor makes pictures of 224 pixels, the model takes 28",
-                             f"{folder} has no tokeniser (tokenizer.model or tokenizer.json); copy the one of the model into it"]
+    assert (
+        facts["robot"]
+        == "state of 3, normalised by quantiles; action of 2, by quantiles, 1 axes relative to the state"
+    )
+    assert facts["not needed"].startswith("8 tensors of ") and facts["files"].startswith(
+        "1 of 1.20 MB, 93 tensors: 93 F32"
+    )
+    assert found.missing == [
+        "the processor makes pictures of 224 pixels, the model takes 28",
+        f"{folder} has no tokeniser (tokenizer.model or tokenizer.json); copy the one of the model into it",
+    ]
     (folder / "policy_preprocessor_step_2_normalizer_processor.safetensors").unlink()
     assert "cannot be read" in examine(folder).missing[0]
     alone = examine(weights("pi0")).missing
@@ -316,8 +389,12 @@ def test_a_folder_takes_its_small_files_along(tmp_path):
     (folder / "assets" / "arm").mkdir(parents=True)
     (folder / "assets" / "arm" / "norm_stats.json").write_text("{}")
     done = convert(folder, tmp_path / "ours", OURS)
-    assert set(done.copied) == {"config.json", "policy_preprocessor.json", "assets/arm/norm_stats.json",
-                                "policy_preprocessor_step_2_normalizer_processor.safetensors"}
+    assert set(done.copied) == {
+        "config.json",
+        "policy_preprocessor.json",
+        "assets/arm/norm_stats.json",
+        "policy_preprocessor_step_2_normalizer_processor.safetensors",
+    }
     assert (tmp_path / "ours" / "assets" / "arm" / "norm_stats.json").read_text() == "{}"
     assert load_model(tmp_path / "ours").horizon == 50  # of config.json, kept in the file
 
@@ -344,31 +421,50 @@ def test_what_is_recorded_has_every_layer_and_tells_where_a_difference_begins(fa
     assert len(rows) == config.vision.depth + config.trunk.depth + config.expert.depth + 3
     assert all(r.largest == 0 for r in rows)
     changed = load_file(weights(family))
-    key = next(k for k in changed if "layers.1.self_attn.q_proj" in k and ("gemma_expert" in k or "lm_expert" in k))
+    key = next(
+        k for k in changed if "layers.1.self_attn.q_proj" in k and ("gemma_expert" in k or "lm_expert" in k)
+    )
     changed[key] = changed[key] * 1.5
     save_file(changed, tmp_path / "x.safetensors")
-    differ = [r.name for r in compare(tmp_path / "x.safetensors", tmp_path / "golden.safetensors") if r.largest]
-    assert differ[0] == "layer/expert.layers.1" and not any("trunk" in n for n in differ) and "sample" in differ
+    differ = [
+        r.name for r in compare(tmp_path / "x.safetensors", tmp_path / "golden.safetensors") if r.largest
+    ]
+    assert (
+        differ[0] == "layer/expert.layers.1" and not any("trunk" in n for n in differ) and "sample" in differ
+    )
 
 
 def test_two_checkpoints_are_compared_whatever_their_layouts(tmp_path):
     tensors = {k.removeprefix("model."): x for k, x in load_file(weights("pi0")).items()}
-    tensors["paligemma_with_expert.paligemma.model.language_model.layers.1.self_attn.k_proj.weight"][0, 0] += 0.25
+    tensors["paligemma_with_expert.paligemma.model.language_model.layers.1.self_attn.k_proj.weight"][
+        0, 0
+    ] += 0.25
     tensors["action_in_proj.bias"] = torch.zeros(5)
     del tensors["state_proj.bias"]
     save_file(tensors, tmp_path / "x.safetensors")
     rows = {r.name: r for r in compare(weights("pi0"), tmp_path / "x.safetensors")}
-    assert {n for n, r in rows.items() if r.largest} == {"trunk.layers.1", "expert.action_in", "expert.state"} - \
-        ({"expert.state"} if not rows["expert.state"].largest else set())
-    assert rows["trunk.layers.1"].largest == pytest.approx(0.25) and rows["trunk.layers.1"].note == "self_attn.k_proj.weight"
+    assert {n for n, r in rows.items() if r.largest} == {
+        "trunk.layers.1",
+        "expert.action_in",
+        "expert.state",
+    } - ({"expert.state"} if not rows["expert.state"].largest else set())
+    assert (
+        rows["trunk.layers.1"].largest == pytest.approx(0.25)
+        and rows["trunk.layers.1"].note == "self_attn.k_proj.weight"
+    )
     assert "[48] here, [5] there" in rows["expert.action_in"].note
     assert rows["expert.state"].note == "1 only on one side: no expert.state.bias there"
 
 
 def test_a_golden_file_of_another_size_or_kind_is_refused(tmp_path):
-    refused(lambda: compare(weights("smolvla"), golden_file("pi0")), "images ends in [28, 28], this model takes [64, 64]")
+    refused(
+        lambda: compare(weights("smolvla"), golden_file("pi0")),
+        "images ends in [28, 28], this model takes [64, 64]",
+    )
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
-    refused(lambda: compare(weights("pi0"), tmp_path / "a.safetensors"), "neither a checkpoint nor a golden file")
+    refused(
+        lambda: compare(weights("pi0"), tmp_path / "a.safetensors"), "neither a checkpoint nor a golden file"
+    )
     save_file({"images": torch.zeros(1)}, tmp_path / "b.safetensors")
     refused(lambda: compare(weights("pi0"), tmp_path / "b.safetensors"), "lacks image_mask")
 
@@ -377,6 +473,9 @@ def test_keys_that_tell_no_sizes_are_counted_beside_the_nearest_layout(tmp_path)
     own = load_file(weights("pi05"))
     turned = {k if "position_embedding" not in k else f"other.{k}": x.clone() for k, x in own.items()}
     save_file(turned, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"unknown layout of keys; nearest is pi05 in layout lerobot: \d+ keys are known, [1-9]\d* "
-                                        r"unexpected \(other\..*its sizes cannot be told"):
+    with pytest.raises(
+        UserError,
+        match=r"unknown layout of keys; nearest is pi05 in layout lerobot: \d+ keys are known, [1-9]\d* "
+        r"unexpected \(other\..*its sizes cannot be told",
+    ):
         examine(tmp_path)

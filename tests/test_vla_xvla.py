@@ -47,7 +47,10 @@ def test_features_clean_chunk_and_sample_equal_those_of_lerobot(model):
 def test_in_bf16_clean_chunk_and_sample_are_within_two_percent():
     model, io = load_model(weights("xvla"), dtype=torch.bfloat16), outputs("xvla")
     context = model.prefix(**inputs("xvla"))
-    made = {"clean": model.expert.clean(context, noised(), io["time"]), "sample": model.sample(context, io["noise"], STEPS)}
+    made = {
+        "clean": model.expert.clean(context, noised(), io["time"]),
+        "sample": model.sample(context, io["noise"], STEPS),
+    }
     for got, want in ((made[name], io[name]) for name in made):
         assert got.dtype == torch.float32 and (got - want).norm() / want.norm() < 0.02
 
@@ -85,9 +88,17 @@ def test_views_that_nobody_has_need_not_be_given(model):
 def test_more_views_or_a_longer_prompt_are_refused(model):
     obs = inputs("xvla")
     with pytest.raises(ValueError, match="takes 3 views and 9 words at most, got 6 and 9"):
-        model.prefix(**{**obs, "images": obs["images"].repeat(1, 2, 1, 1, 1), "image_mask": obs["image_mask"].repeat(1, 2)})
+        model.prefix(
+            **{
+                **obs,
+                "images": obs["images"].repeat(1, 2, 1, 1, 1),
+                "image_mask": obs["image_mask"].repeat(1, 2),
+            }
+        )
     with pytest.raises(ValueError, match="got 3 and 18"):
-        model.prefix(**{**obs, "tokens": obs["tokens"].repeat(1, 2), "token_mask": obs["token_mask"].repeat(1, 2)})
+        model.prefix(
+            **{**obs, "tokens": obs["tokens"].repeat(1, 2), "token_mask": obs["token_mask"].repeat(1, 2)}
+        )
 
 
 def test_every_weight_gets_a_gradient(model):
@@ -99,7 +110,8 @@ def test_every_weight_gets_a_gradient(model):
 
 
 def renamed(tensors: dict) -> dict:
-    """Keys of LeRobot 0.4.4 as 0.6.1 has them, written down here once more; the picture's projection is transposed there."""
+    """Keys of LeRobot 0.4.4 as 0.6.1 has them, written down here once more; the picture's projection is
+    transposed there."""
     out = {}
     for key, x in tensors.items():
         key = key.replace("language_model.model.", "language_model.")
@@ -110,8 +122,15 @@ def renamed(tensors: dict) -> dict:
             key, x = "model.vlm.multi_modal_projector.image_projection.weight", x.T.contiguous()
         if "vision_tower.convs" in key:
             key = key.replace(".proj.", ".conv.")
-        for old, new in ((".conv1.fn.dw.", ".conv1."), (".conv2.fn.dw.", ".conv2."), ("_attn.fn.", "_attn."), ("window_attn.norm", "norm1"),
-                         ("channel_attn.norm", "norm1"), (".ffn.norm.", ".norm2."), (".ffn.fn.net.", ".ffn.")):
+        for old, new in (
+            (".conv1.fn.dw.", ".conv1."),
+            (".conv2.fn.dw.", ".conv2."),
+            ("_attn.fn.", "_attn."),
+            ("window_attn.norm", "norm1"),
+            ("channel_attn.norm", "norm1"),
+            (".ffn.norm.", ".norm2."),
+            (".ffn.fn.net.", ".ffn."),
+        ):
             key = key.replace(old, new) if "vision_tower.blocks" in key else key
         out[key] = x
     return out
@@ -135,13 +154,23 @@ def test_both_layouts_load_and_go_to_ours_and_back_bit_for_bit(model, tmp_path):
     across = load_file(tmp_path / "across.safetensors")
     assert all(torch.equal(across[k], x) for k, x in new.items())
     ours = load_model(tmp_path / "lerobot-ours.safetensors")
-    assert ours.config == vla_config("xvla", "tiny") and all(torch.equal(a[n], x) for n, x in ours.state_dict().items())
+    assert ours.config == vla_config("xvla", "tiny") and all(
+        torch.equal(a[n], x) for n, x in ours.state_dict().items()
+    )
 
 
 def test_sizes_come_from_shapes_and_settings(tmp_path):
     shutil.copy(weights("xvla"), tmp_path / "model.safetensors")
-    write_json(tmp_path / "config.json", {"type": "xvla", "action_mode": "auto", "chunk_size": 12, "num_image_views": 2,
-                                          "tokenizer_max_length": 20})
+    write_json(
+        tmp_path / "config.json",
+        {
+            "type": "xvla",
+            "action_mode": "auto",
+            "chunk_size": 12,
+            "num_image_views": 2,
+            "tokenizer_max_length": 20,
+        },
+    )
     config = load_model(tmp_path).config
     assert config == replace(vla_config("xvla", "tiny"), grippers=(), horizon=12, views=2, prompt=20)
     facts = dict(examine(tmp_path).facts)
@@ -165,13 +194,17 @@ def test_a_model_of_a_seed_listens_to_all_it_is_given():
     v = model.velocity(model.prefix(**obs), io["noise"], io["time"])
     assert v.isfinite().all() and 0.3 < v.std() < 5
     for name in ("images", "tokens", "state"):
-        assert (model.velocity(model.prefix(**{**obs, name: obs[name].flip(0)}), io["noise"], io["time"]) - v).abs().max() > 0.01, name
+        assert (
+            model.velocity(model.prefix(**{**obs, name: obs[name].flip(0)}), io["noise"], io["time"]) - v
+        ).abs().max() > 0.01, name
     other = make_model(replace(model.config, domain=2), 0)
     assert (other.velocity(other.prefix(**obs), io["noise"], io["time"]) - v).abs().max() > 0.01
 
 
 def test_compare_tells_its_outputs_and_layers(tmp_path):
-    assert {r.name: r.largest < 1e-5 for r in compare(weights("xvla"), golden_file("xvla"))} == {"sample": True}
+    assert {r.name: r.largest < 1e-5 for r in compare(weights("xvla"), golden_file("xvla"))} == {
+        "sample": True
+    }
     tensors, metadata = record(weights("xvla"), golden_file("xvla"))
     save_file(tensors, tmp_path / "golden.safetensors", metadata)
     rows = compare(weights("xvla"), tmp_path / "golden.safetensors")

@@ -1,4 +1,5 @@
-"""X-VLA as a policy: its loss, its grippers, the embodiment that its folder names, and the methods for flows."""
+"""X-VLA as a policy: its loss, its grippers, the embodiment that its folder names, and the methods for
+flows."""
 
 import importlib
 import json
@@ -26,7 +27,11 @@ H, E = 4, 2
 
 
 def build(spec=SPEC, seed=0, **options):
-    return make_policy(PolicyOptions(**({"kind": "xvla", "horizon": H, "execute": E, "hidden": 16, "layers": 1} | options)), spec, seed)
+    return make_policy(
+        PolicyOptions(**({"kind": "xvla", "horizon": H, "execute": E, "hidden": 16, "layers": 1} | options)),
+        spec,
+        seed,
+    )
 
 
 def test_it_keeps_the_contract_of_every_policy():
@@ -40,7 +45,9 @@ def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size():
     chunk = policy.act(obs, torch.Generator().manual_seed(1), True)
     for rows in (1, 2, 5, 12):
         some = torch.randperm(12, generator=torch.Generator().manual_seed(rows))[:rows]
-        logp, _ = policy.score(policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()})
+        logp, _ = policy.score(
+            policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()}
+        )
         assert torch.equal(logp, chunk.logp[some]), rows
 
 
@@ -52,11 +59,17 @@ def test_the_loss_of_end_effector_actions_is_that_of_the_published_model():
     positions = mse(clean[..., :3], want[..., :3]) + mse(clean[..., 10:13], want[..., 10:13])
     rotations = mse(clean[..., 3:9], want[..., 3:9]) + mse(clean[..., 13:19], want[..., 13:19])
     grippers = sum(F.binary_cross_entropy_with_logits(clean[..., i], want[..., i]) for i in (9, 19)) / 2
-    assert torch.allclose(clean_loss(clean, want, (9, 19), 20).mean(), 500 * positions + 10 * rotations + grippers, rtol=1e-5)
+    assert torch.allclose(
+        clean_loss(clean, want, (9, 19), 20).mean(), 500 * positions + 10 * rotations + grippers, rtol=1e-5
+    )
     joints = mse(clean[..., [*range(6), *range(7, 13)]], want[..., [*range(6), *range(7, 13)]])
     grippers = sum(F.binary_cross_entropy_with_logits(clean[..., i], want[..., i]) for i in (6, 13)) / 2
-    assert torch.allclose(clean_loss(clean[..., :14], want[..., :14], (6, 13), 14).mean(), joints + 0.1 * grippers, rtol=1e-5)
-    assert torch.allclose(clean_loss(clean, want, (), 5).mean(), mse(clean[..., :5], want[..., :5]), rtol=1e-5)
+    assert torch.allclose(
+        clean_loss(clean[..., :14], want[..., :14], (6, 13), 14).mean(), joints + 0.1 * grippers, rtol=1e-5
+    )
+    assert torch.allclose(
+        clean_loss(clean, want, (), 5).mean(), mse(clean[..., :5], want[..., :5]), rtol=1e-5
+    )
 
 
 @torch.no_grad()
@@ -89,8 +102,10 @@ def test_supervision_brings_the_loss_down():
     def sample(size, generator):
         rows = torch.randint(0, 8, (size,), generator=generator)
         return {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
+
     def loss() -> float:
         return float(policy.bc_loss(obs, chunk, mask, torch.Generator().manual_seed(0), 4).detach())
+
     before = loss()
     bc.train(policy, sample, BcOptions(updates=40, batch=8, noises=2, lr=2e-3, ema=0.5), 0)
     assert loss() < 0.7 * before
@@ -117,21 +132,49 @@ def test_a_folder_of_lerobot_says_its_embodiment_and_its_inputs(tmp_path):
     folder = tmp_path / "policy"
     folder.mkdir()
     modes = {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": "IDENTITY"}
-    (folder / "config.json").write_text(json.dumps({
-        "type": "xvla", "chunk_size": 8, "max_state_dim": 20, "max_action_dim": 20, "tokenizer_max_length": 9,
-        "normalization_mapping": modes,
-        "input_features": {"observation.state": {"type": "STATE", "shape": [20]},
-                           "observation.images.image": {"type": "VISUAL", "shape": [3, 256, 256]}},
-        "output_features": {"action": {"type": "ACTION", "shape": [20]}}}))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "type": "xvla",
+                "chunk_size": 8,
+                "max_state_dim": 20,
+                "max_action_dim": 20,
+                "tokenizer_max_length": 9,
+                "normalization_mapping": modes,
+                "input_features": {
+                    "observation.state": {"type": "STATE", "shape": [20]},
+                    "observation.images.image": {"type": "VISUAL", "shape": [3, 256, 256]},
+                },
+                "output_features": {"action": {"type": "ACTION", "shape": [20]}},
+            }
+        )
+    )
+
     def steps(domain: int) -> None:
-        (folder / "policy_preprocessor.json").write_text(json.dumps({"steps": [
-            {"registry_name": "xvla_add_domain_id", "config": {"domain_id": domain}},
-            {"registry_name": "normalizer_processor", "config": {"norm_map": modes}}]}))
+        (folder / "policy_preprocessor.json").write_text(
+            json.dumps(
+                {
+                    "steps": [
+                        {"registry_name": "xvla_add_domain_id", "config": {"domain_id": domain}},
+                        {"registry_name": "normalizer_processor", "config": {"norm_map": modes}},
+                    ]
+                }
+            )
+        )
+
     steps(2)
     shutil.copy(weights("xvla"), folder / "model.safetensors")
     assert load_model(folder).config.domain == 2 and settings_of(weights("xvla")) == {}
     o = processor_files.from_folder(folder, "words:512").options
-    assert (o.family, o.views, o.state, o.action, o.width, o.prompt, o.fit) == ("xvla", ("image",), 20, 20, 20, 9, "stretch")
+    assert (o.family, o.views, o.state, o.action, o.width, o.prompt, o.fit) == (
+        "xvla",
+        ("image",),
+        20,
+        20,
+        20,
+        9,
+        "stretch",
+    )
     steps(30)
     with pytest.raises(UserError, match=r"domain_id .* must be in \[0, 2\]"):
         load_model(folder)

@@ -16,8 +16,18 @@ from robo_rl.runtime import deltas
 from robo_rl.runtime.deltas import BadDelta, Costs, DeltaReceiver, DeltaSender
 from robo_rl.runtime.weights import LOCKS, PAGE, REGISTER, WeightReader, WeightWriter, content_hash, layout_of
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8,
-          torch.bool, torch.complex64, torch.complex128]
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
 POINTS = ["open", "copied", "hashed", "closed", "moved"]
 
 
@@ -28,20 +38,31 @@ def random_bits(rng, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor
         return torch.from_numpy(rng.integers(0, 2, count).astype(bool)).view(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(rng.integers(0, 256, count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    return (
+        torch.from_numpy(rng.integers(0, 256, count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    )
 
 
 def random_weights(rng, scale: int = 1) -> dict[str, torch.Tensor]:
-    out = {f"t{i}.{str(d)[6:]}": random_bits(rng, d, (int(rng.integers(1, 40)) * scale, 7))
-           for i, d in enumerate(DTYPES)}
-    return out | {"scalar": random_bits(rng, torch.float32, ()), "empty": torch.zeros(0, 3), "one": torch.ones(1, 1)}
+    out = {
+        f"t{i}.{str(d)[6:]}": random_bits(rng, d, (int(rng.integers(1, 40)) * scale, 7))
+        for i, d in enumerate(DTYPES)
+    }
+    return out | {
+        "scalar": random_bits(rng, torch.float32, ()),
+        "empty": torch.zeros(0, 3),
+        "one": torch.ones(1, 1),
+    }
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Equal names, dtypes, shapes and bits."""
     return a.keys() == b.keys() and all(
-        a[n].dtype == b[n].dtype and a[n].shape == b[n].shape
-        and np.array_equal(deltas.elements(a[n]), deltas.elements(b[n])) for n in a)
+        a[n].dtype == b[n].dtype
+        and a[n].shape == b[n].shape
+        and np.array_equal(deltas.elements(a[n]), deltas.elements(b[n]))
+        for n in a
+    )
 
 
 def child(work) -> int:
@@ -76,7 +97,7 @@ def path(tmp_path):
     return tmp_path / "weights"
 
 
-# ---- one host: what is read is what was published ----------------------------------------------------------------
+# ---- one host: what is read is what was published ----------------------------------------------------------
 
 
 def test_the_first_weights_are_waited_for_until_a_whole_copy_came(path, rng):
@@ -115,20 +136,30 @@ def test_the_order_of_names_does_not_matter_and_every_other_difference_changes_t
             b = {k: t.clone() for k, t in a.items()}
             deltas.elements(b[n])[-1] ^= 1
             hashes.add(content_hash(b))
-    hashes |= {content_hash(a | {"one": torch.ones(1)}), content_hash(a | {"one": torch.ones(1, 1).int()}),
-               content_hash({("two" if n == "one" else n): t for n, t in a.items()})}
+    hashes |= {
+        content_hash(a | {"one": torch.ones(1)}),
+        content_hash(a | {"one": torch.ones(1, 1).int()}),
+        content_hash({("two" if n == "one" else n): t for n, t in a.items()}),
+    }
     assert len(hashes) == 1 + len(a) - 1 + 3
     x, y = torch.zeros(4), torch.ones(4)
-    odd = {"a": torch.arange(6.)[4::5], "b": torch.from_numpy(np.zeros(0, np.float32)), "c": torch.ones(3, 2).t()}
+    odd = {
+        "a": torch.arange(6.0)[4::5],
+        "b": torch.from_numpy(np.zeros(0, np.float32)),
+        "c": torch.ones(3, 2).t(),
+    }
     assert content_hash(odd) == content_hash({n: torch.tensor(t.tolist()) for n, t in odd.items()})
     assert content_hash({"a": x, "b": y}) != content_hash({"a": y, "b": x})
 
 
 def test_weights_of_another_kind_are_refused_with_the_tensor_that_differs(path):
     writer = WeightWriter.create(path, {"w": torch.zeros(2, 3)})
-    for wrong, text in (({"w": torch.zeros(3, 2)}, "'w' is torch.float32 .3, 2."), ({}, "'w' is none"),
-                        ({"w": torch.zeros(2, 3).int()}, "torch.int32"),
-                        ({"w": torch.zeros(2, 3), "v": torch.zeros(1)}, "'v'.*have none")):
+    for wrong, text in (
+        ({"w": torch.zeros(3, 2)}, "'w' is torch.float32 .3, 2."),
+        ({}, "'w' is none"),
+        ({"w": torch.zeros(2, 3).int()}, "torch.int32"),
+        ({"w": torch.zeros(2, 3), "v": torch.zeros(1)}, "'v'.*have none"),
+    ):
         with pytest.raises(UserError, match=text):
             writer.publish(0, wrong)
     writer.publish(0, {"w": torch.zeros(2, 3)})
@@ -144,8 +175,10 @@ def test_weights_of_another_kind_are_refused_with_the_tensor_that_differs(path):
 
 def test_a_module_acts_with_the_old_weights_until_the_swap_and_keeps_its_parameters(path):
     torch.manual_seed(0)
-    learner, worker = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), tied, tied)
-                       for tied in (nn.Linear(4, 4), nn.Linear(4, 4)))
+    learner, worker = (
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), tied, tied)
+        for tied in (nn.Linear(4, 4), nn.Linear(4, 4))
+    )
     writer, reader = WeightWriter.create(path, learner.state_dict()), WeightReader.open(path)
     x, names = torch.randn(9, 4), [id(t) for t in worker.state_dict(keep_vars=True).values()]
     learner.eval(), worker.eval()
@@ -187,7 +220,7 @@ def test_a_fetch_brings_a_newer_standby_and_one_reader_serves_one_policy(path):
         reader.swap({})
 
 
-# ---- one host: writers -------------------------------------------------------------------------------------------
+# ---- one host: writers -------------------------------------------------------------------------------------
 
 
 def test_versions_only_grow_and_one_version_is_one_set_of_weights(path):
@@ -219,6 +252,7 @@ def test_a_second_writer_is_refused_in_this_process_and_in_another(path, tmp_pat
             WeightWriter.open(path, t)
         except UserError:
             (tmp_path / "refused").touch()
+
     ended(child(rival))
     assert (tmp_path / "refused").exists()
     writer.close()
@@ -240,6 +274,7 @@ def test_of_two_writers_that_create_one_store_one_wins(path):
             return
         with open(wins, "a") as f:
             f.write("x")
+
     for _ in range(10):
         for pid in [child(create) for _ in range(4)]:
             ended(pid)
@@ -287,14 +322,14 @@ def test_a_store_that_does_not_fit_or_is_damaged_is_said_at_once(path, tmp_path)
     writer.publish(3, t)
     writer.close()
     whole = path.read_bytes()
-    for damaged in (b"", whole[:100], whole[:-1], b"x" + whole[1:], whole[:PAGE] + b"x" + whole[PAGE + 1:]):
+    for damaged in (b"", whole[:100], whole[:-1], b"x" + whole[1:], whole[:PAGE] + b"x" + whole[PAGE + 1 :]):
         path.write_bytes(damaged)
         for use in (WeightReader.open, lambda p: WeightWriter.open(p, t)):
             with pytest.raises(UserError, match="no sound store"):
                 use(path)
     start = int(np.frombuffer(whole, np.uint64)[3])
     for at in (start + 8, start + 16, start + 3000):  # combined hash, hash of a tensor, a weight
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(UserError, match="damaged"):
             WeightWriter.open(path, t)
         reader = WeightReader.open(path)
@@ -327,7 +362,7 @@ def test_verification_is_as_often_as_asked(path, verify, checked):
             WeightReader.open(path, verify=bad)
 
 
-# ---- one host: crashes -------------------------------------------------------------------------------------------
+# ---- one host: crashes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -341,7 +376,13 @@ def test_a_writer_that_dies_anywhere_leaves_the_version_before_and_publishes_aga
         writer.publish(4, old)
     writer.close()
     reader, mine = WeightReader.open(path), {}
-    ended(child(lambda: WeightWriter.open(path, old).publish(5, new, at=lambda p: os._exit(1) if p == point else None)))
+    ended(
+        child(
+            lambda: WeightWriter.open(path, old).publish(
+                5, new, at=lambda p: os._exit(1) if p == point else None
+            )
+        )
+    )
     seen = 5 if point == "moved" else -1 if empty else 4
     assert reader.version() == seen
     assert reader.fetch() == (None if seen < 0 else seen)
@@ -355,8 +396,12 @@ def test_a_writer_that_dies_anywhere_leaves_the_version_before_and_publishes_aga
 
 def counting(version: int) -> dict[str, torch.Tensor]:
     """Weights in which every element tells the version."""
-    return {"f": torch.full((700, 700), float(version)), "b": torch.full((300_000,), version % 128).bfloat16(),
-            "i": torch.full((3,), version), "u": torch.full((100_000,), version % 256, dtype=torch.uint8)}
+    return {
+        "f": torch.full((700, 700), float(version)),
+        "b": torch.full((300_000,), version % 128).bfloat16(),
+        "i": torch.full((3,), version),
+        "u": torch.full((100_000,), version % 256, dtype=torch.uint8),
+    }
 
 
 def told(tensors: dict[str, torch.Tensor]) -> set[int]:
@@ -374,6 +419,7 @@ def test_killing_the_writer_at_any_moment_leaves_a_whole_version(path):
         writer = WeightWriter.open(path, counting(0))
         while True:
             writer.publish(writer.version + 1, counting(writer.version + 1))
+
     for _ in range(12):
         pid = child(publish)
         wait_for(lambda last=last: reader.version() > last)
@@ -397,6 +443,7 @@ def test_a_reader_never_sees_two_versions_mixed_however_fast_the_writer_is(path,
             for name, mod in (("f", 2**24), ("b", 128), ("i", 2**60), ("u", 256)):
                 blob[name].fill_(version % mod)
             writer.publish(version, blob)
+
     pid = child(publish)
     try:
         reader, mine, seen = WeightReader.open(path, verify=verify), {}, []
@@ -429,6 +476,7 @@ def test_a_copy_that_is_overtaken_is_made_again_and_a_bounded_number_of_times(pa
                 for _ in range(2):
                     writer.publish(writer.version + 1, counting(writer.version + 1))
             return part
+
     reader._halves = [h.view(Overtaken) for h in reader._halves]
     Overtaken.left = 3
     assert reader.fetch() == 6 and reader.torn == 3 and reader.swap({}) == 6 and told(reader.weights) == {6}
@@ -441,7 +489,9 @@ def test_a_copy_that_is_overtaken_is_made_again_and_a_bounded_number_of_times(pa
     writer.publish(writer.version + 1, counting(writer.version + 1))
     Overtaken.left = 100
     assert reader.fetch(attempts=2) is None and reader.standby == reader.swap(reader._target) == 6
-    assert told(reader.weights) == {6}, "a standby that was fetched, then spoilt by the next fetch, is not swapped in"
+    assert told(reader.weights) == {6}, (
+        "a standby that was fetched, then spoilt by the next fetch, is not swapped in"
+    )
 
 
 def test_weights_that_replace_the_registered_ones_before_the_copy_are_not_taken_for_them(path):
@@ -460,6 +510,7 @@ def test_weights_that_replace_the_registered_ones_before_the_copy_are_not_taken_
                 for _ in range(2):
                     writer.publish(writer.version + 1, counting(writer.version + 1))
             return self.words[key]
+
     reader._words = Late(reader._words)
     assert reader.fetch() == 2 and reader.swap({}) == 2 and told(reader.weights) == {2} and reader.torn == 1
 
@@ -481,6 +532,7 @@ def test_a_reader_killed_in_a_fetch_harms_nobody(path):
         while True:
             reader = WeightReader.open(path)
             reader.fetch(), reader.swap({})
+
     rng = np.random.default_rng(2)
     for version in range(6):
         pid = child(read)
@@ -523,7 +575,7 @@ def test_the_poll_costs_less_than_two_microseconds(path):
     assert best < 2e-6
 
 
-# ---- deltas: what arrives is what was sent -----------------------------------------------------------------------
+# ---- deltas: what arrives is what was sent -----------------------------------------------------------------
 
 SLOW, FAST = 1.0, float("inf")  # B/s: only bytes count; only time does
 
@@ -597,16 +649,17 @@ def test_a_small_update_of_bf16_weights_takes_under_four_percent(rng):
     deltas.elements(new["w"])[rng.integers(0, 2_000_000, 20_000)] ^= 1
     assert len(deltas.to_bytes(deltas.diff(base, new, 0, 1, link=1e8))) < 0.02 * 4_000_000
     deltas.elements(new["w"])[rng.integers(0, 2_000_000, 80_000)] ^= 1
-    part, = deltas.diff(base, new, 0, 1, link=1e8).parts
+    (part,) = deltas.diff(base, new, 0, 1, link=1e8).parts
     assert part.gaps.dtype == np.uint8, "gaps of 20 on average fit one byte"
 
 
-# ---- deltas: sparse or dense -------------------------------------------------------------------------------------
+# ---- deltas: sparse or dense -------------------------------------------------------------------------------
 
 
 def test_a_tensor_is_sent_as_what_arrives_first():
     def pays(rho, link, **kw):
         return deltas.sparse_pays(10**8, 2, rho, link, Costs(), **kw)
+
     assert pays(0.01, 1e8) and pays(0.1, 1e8) and not pays(0.9, 1e8), "thin link: few changes"
     assert not pays(0.9, SLOW) and pays(0.3, SLOW), "bytes alone"
     assert not pays(0.01, FAST) and not pays(0.01, 1e11), "memory: comparing costs more than copying"
@@ -623,11 +676,15 @@ def test_the_density_that_counts_is_the_tensors_own(rng):
     new["many"][:90_000] = 1
     step = 100_000 // 32
     for s in range(32):  # where the sample does not look: found out by the comparison
-        new["late"][s * step + 256:(s + 1) * step] = 1
+        new["late"][s * step + 256 : (s + 1) * step] = 1
     assert deltas.sampled_density(*(deltas.elements(x["late"]) for x in (base, new))) == 0
     delta = deltas.diff(base, new, 0, 1, link=1e8)
-    assert dict(zip(sorted(base), delta.modes, strict=True)) == {"few": "sparse", "many": "dense", "none": "same",
-                                                                "late": "dense"}
+    assert dict(zip(sorted(base), delta.modes, strict=True)) == {
+        "few": "sparse",
+        "many": "dense",
+        "none": "same",
+        "late": "dense",
+    }
     deltas.apply(base, delta)
     assert same(base, new)
 
@@ -637,7 +694,10 @@ def test_the_sampled_density_is_near_the_true_one(rng):
     for rho in (0.01, 0.1, 0.5):
         new = np.where(rng.random(10**6) < rho, base ^ 1, base)
         assert deltas.sampled_density(base, new) == pytest.approx(rho, rel=0.5)
-    assert deltas.sampled_density(base[:0], base[:0]) == 0 and deltas.sampled_density(base[:1], base[:1] ^ 1) == 1
+    assert (
+        deltas.sampled_density(base[:0], base[:0]) == 0
+        and deltas.sampled_density(base[:1], base[:1] ^ 1) == 1
+    )
 
 
 def over_socket(message, rate: float) -> bytes:
@@ -663,8 +723,8 @@ def test_the_choice_is_the_faster_one_on_a_thin_link_and_in_memory(rng):
     warm = np.ones(9_000_000, np.uint8)
 
     def in_memory(message):
-        warm[:len(message)] = message
-        return warm[:len(message)]
+        warm[: len(message)] = message
+        return warm[: len(message)]
 
     def seconds(link, carry) -> tuple[float, str]:
         took = []
@@ -675,13 +735,14 @@ def test_the_choice_is_the_faster_one_on_a_thin_link_and_in_memory(rng):
             took.append(time.perf_counter() - began)
         assert same(there, new)
         return min(took), delta.modes[0]
+
     for rate, carry, want in ((1e8, lambda m: over_socket(m, 1e8), "sparse"), (2e10, in_memory, "dense")):
         chosen, mode = seconds(rate, carry)
         other, other_mode = seconds(FAST if mode == "sparse" else SLOW, carry)
         assert mode == want != other_mode and chosen < other, (rate, chosen, other)
 
 
-# ---- deltas: the protocol ----------------------------------------------------------------------------------------
+# ---- deltas: the protocol ----------------------------------------------------------------------------------
 
 
 def link(rng, scale: int = 1):
@@ -695,6 +756,7 @@ def link(rng, scale: int = 1):
     def step(version):
         state["w"] = change(rng, state["w"], 0.05)
         return sender.send(version, state["w"]), state["w"]
+
     return sender, receiver, step
 
 
@@ -722,7 +784,11 @@ def test_without_a_first_full_copy_and_after_a_missing_or_swapped_delta_the_full
     assert receiver.receive(two) == "need_full" and "from version 1, here is 0" in receiver.why
     assert receiver.version == 0 and same(receiver.tensors, before), "refused whole"
     assert receiver.receive(one) == "applied" and same(receiver.tensors, at_one)
-    assert receiver.receive(sender.full()) == "applied" and receiver.version == 2 and same(receiver.tensors, at_two)
+    assert (
+        receiver.receive(sender.full()) == "applied"
+        and receiver.version == 2
+        and same(receiver.tensors, at_two)
+    )
     assert receiver.receive(one) == receiver.receive(two) == "old" and same(receiver.tensors, at_two)
 
 
@@ -730,7 +796,9 @@ def test_every_flipped_byte_and_every_cut_is_refused_and_changes_nothing(rng):
     _, receiver, step = link(rng)
     message, weights = step(1)
     message, before = bytes(message), {n: t.clone() for n, t in receiver.tensors.items()}
-    cuts = [message[:n] for n in {0, 1, 8, 47, 48, 55, 56, len(message) // 2, len(message) - 8, len(message) - 1}]
+    cuts = [
+        message[:n] for n in {0, 1, 8, 47, 48, 55, 56, len(message) // 2, len(message) - 8, len(message) - 1}
+    ]
     flips = [bytearray(message) for _ in range(300)]
     for k, f in enumerate(flips):
         f[k if k < 60 else int(rng.integers(len(f)))] ^= 1 << int(rng.integers(8))
@@ -755,10 +823,15 @@ def test_other_tensors_and_impossible_tables_are_refused(rng):
     with pytest.raises(UserError, match="same tensors"):
         deltas.diff({"v": torch.zeros(1)}, base, 0, 1, link=SLOW)
     part = delta.parts[0]
-    for wrong in (replace(part, gaps=part.gaps + 90), replace(part, mode=deltas.DENSE), replace(part, mode=7),
-                  replace(part, values=part.values[:1]), replace(part, values=part.values.astype(np.uint16)),
-                  replace(part, gaps=np.full(2, 255, np.uint8), wide=np.ones(1, np.uint32)),
-                  replace(part, gaps=np.full(2, 65535, np.uint16), wide=np.full(2, 2**31, np.uint32))):
+    for wrong in (
+        replace(part, gaps=part.gaps + 90),
+        replace(part, mode=deltas.DENSE),
+        replace(part, mode=7),
+        replace(part, values=part.values[:1]),
+        replace(part, values=part.values.astype(np.uint16)),
+        replace(part, gaps=np.full(2, 255, np.uint8), wide=np.ones(1, np.uint32)),
+        replace(part, gaps=np.full(2, 65535, np.uint16), wide=np.full(2, 2**31, np.uint32)),
+    ):
         message = deltas.to_bytes(replace(delta, parts=(wrong,)))
         receiver = DeltaReceiver({"w": torch.zeros(1000)})
         assert receiver.receive(deltas.to_bytes(deltas.full(base, 0))) == "applied"
@@ -777,7 +850,11 @@ def test_weights_that_come_out_with_another_hash_are_not_used(rng):
     lax = DeltaReceiver({n: t.clone() for n, t in receiver.tensors.items()}, verify="never")
     lax.version = 0
     assert lax.receive(message) == "applied"
-    assert receiver.receive(message) == "need_full" and receiver.version is None and "another hash" in receiver.why
+    assert (
+        receiver.receive(message) == "need_full"
+        and receiver.version is None
+        and "another hash" in receiver.why
+    )
     assert receiver.receive(step(2)[0]) == "need_full"
     assert receiver.receive(sender.full()) == "applied" and receiver.version == 2
 
@@ -792,6 +869,7 @@ def test_a_receiver_interrupted_in_apply_has_no_version_until_a_full_copy(rng):
             if name == "t5.int32" and self.broken:
                 raise MemoryError
             return super().__getitem__(name)
+
     receiver.tensors = Fails(whole)
     receiver.tensors.broken = True
     with pytest.raises(MemoryError):
@@ -816,6 +894,7 @@ def test_a_relay_killed_in_apply_leaves_the_hosts_workers_a_whole_version(path):
             version = receiver.version + 1
             if receiver.receive(sender.send(version, counting(version))) == "applied":
                 writer.publish(version, receiver.tensors)
+
     for _ in range(6):
         pid = child(relay)
         wait_for(lambda last=last: reader.version() > last)

@@ -1,4 +1,5 @@
-"""World models: the protocol and its folder, the latent ensemble, the model as an env, and what must equal what."""
+"""World models: the protocol and its folder, the latent ensemble, the model as an env, and what must equal
+what."""
 
 import json
 from dataclasses import asdict, replace
@@ -34,7 +35,6 @@ from world_models.recorded import Recorded, check, check_fits
 LIMIT = 20
 
 
-
 def record(env, episodes=60, noise=0.5, seed=0) -> Recorded:
     """What the expert and random actions did in `env`."""
     kept = []
@@ -48,11 +48,20 @@ def of_episodes(episodes, control) -> Recorded:
     lengths = np.array([len(e) for e in episodes])
     end = np.cumsum(lengths)
     tasks = tuple(dict.fromkeys(e.task for e in episodes))
-    return Recorded(np.concatenate([e.state for e in episodes]), np.concatenate([e.action for e in episodes]),
-                    np.concatenate([e.reward for e in episodes]), end - lengths, end,
-                    np.array([e.success for e in episodes]), np.array([e.terminated for e in episodes]),
-                    np.array([tasks.index(e.task) for e in episodes]), tasks, control, {},
-                    np.stack([np.full(e.state.shape[1], np.nan) if e.final is None else e.final for e in episodes]))
+    return Recorded(
+        np.concatenate([e.state for e in episodes]),
+        np.concatenate([e.action for e in episodes]),
+        np.concatenate([e.reward for e in episodes]),
+        end - lengths,
+        end,
+        np.array([e.success for e in episodes]),
+        np.array([e.terminated for e in episodes]),
+        np.array([tasks.index(e.task) for e in episodes]),
+        tasks,
+        control,
+        {},
+        np.stack([np.full(e.state.shape[1], np.nan) if e.final is None else e.final for e in episodes]),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +70,9 @@ def data() -> Recorded:
 
 
 def latent(data, seed=0, **options) -> Latent:
-    model = Latent(world_spec(data, "latent", "toy"), LatentOptions(hidden=32, layers=2, members=3, **options), seed)
+    model = Latent(
+        world_spec(data, "latent", "toy"), LatentOptions(hidden=32, layers=2, members=3, **options), seed
+    )
     model.frames = data.frames()
     return model
 
@@ -78,7 +89,8 @@ def learnt(data) -> Latent:
     return out
 
 
-# ---- recording ---------------------------------------------------------------------------------------------------
+# ---- recording ---------------------------------------------------------------------------------------------
+
 
 def test_a_recorder_keeps_failures_too_and_the_actions_that_ran():
     env, kept = PointReach(4, LIMIT), []
@@ -103,7 +115,8 @@ def test_an_episode_that_a_snapshot_began_in_the_middle_of_is_not_recorded():
     assert len(kept) == 1 and len(kept[0]) == LIMIT
 
 
-# ---- the folder --------------------------------------------------------------------------------------------------
+# ---- the folder --------------------------------------------------------------------------------------------
+
 
 def test_a_model_comes_back_from_its_folder_as_it_was(tmp_path, learnt):
     worlds.save(learnt, tmp_path / "m")
@@ -111,9 +124,13 @@ def test_a_model_comes_back_from_its_folder_as_it_was(tmp_path, learnt):
     assert again.spec == learnt.spec and again.options == learnt.options
     actions = torch.rand(4, 5, 2) * 2 - 1
     obs, keys = {"state": learnt.frames.obs["state"][:4]}, np.arange(4)
-    for a, b in zip(_predicted(learnt, obs, keys, actions), _predicted(again, obs, keys, actions), strict=True):
+    for a, b in zip(
+        _predicted(learnt, obs, keys, actions), _predicted(again, obs, keys, actions), strict=True
+    ):
         assert torch.equal(a, b)
-    assert all(np.array_equal(getattr(again.frames, k), getattr(learnt.frames, k)) for k in ("task", "first", "held"))
+    assert all(
+        np.array_equal(getattr(again.frames, k), getattr(learnt.frames, k)) for k in ("task", "first", "held")
+    )
 
 
 def _predicted(model, obs, keys, actions):
@@ -129,7 +146,9 @@ def test_a_folder_that_is_missing_damaged_or_of_another_version_is_named(tmp_pat
         worlds.load(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"config": asdict(EncodedConfig(data=("d",)))}))
     for folder in (tmp_path, tmp_path / "model"):  # stopped before its first saved state, too
-        with pytest.raises(UserError, match=f"not learnt to its end; go on with: robo_rl wm train --resume {tmp_path}$"):
+        with pytest.raises(
+            UserError, match=f"not learnt to its end; go on with: robo_rl wm train --resume {tmp_path}$"
+        ):
             worlds.load(folder)
     worlds.save(learnt, tmp_path)
     blob = (tmp_path / "weights.safetensors").read_bytes()
@@ -138,8 +157,11 @@ def test_a_folder_that_is_missing_damaged_or_of_another_version_is_named(tmp_pat
         worlds.load(tmp_path)
     (tmp_path / "weights.safetensors").write_bytes(blob)
     doc = json.loads((tmp_path / "world.json").read_text())
-    for change, words in (({"format": 99}, "format 99"), ({"options": doc["options"] | {"hidden": 64}}, "do not fit"),
-                          ({"spec": {}}, "another version")):
+    for change, words in (
+        ({"format": 99}, "format 99"),
+        ({"options": doc["options"] | {"hidden": 64}}, "do not fit"),
+        ({"spec": {}}, "another version"),
+    ):
         (tmp_path / "world.json").write_text(json.dumps(doc | change))
         with pytest.raises(UserError, match=words):
             worlds.load(tmp_path)
@@ -150,7 +172,10 @@ def test_a_run_goes_on_as_the_kind_that_it_is(tmp_path):
     assert isinstance(parse(["train", "--resume", str(tmp_path)]), EncodedConfig)
     assert isinstance(parse(["train", f"--resume={tmp_path}"]), EncodedConfig)
     assert learning.saved_config(tmp_path, EncodedConfig).seed == 3
-    with pytest.raises(UserError, match=f"run of --kind encoded, got --kind video; leave it out: robo_rl wm train --resume {tmp_path}"):
+    with pytest.raises(
+        UserError,
+        match=f"run of --kind encoded, got --kind video; leave it out: robo_rl wm train --resume {tmp_path}",
+    ):
         learning.train(parse(["train", "--resume", str(tmp_path), "--kind", "video"]))
     (tmp_path / "run.json").write_text(json.dumps({"config": {"demos": ""}}))
     with pytest.raises(UserError, match="is no run of robo_rl wm train; those of robo_rl train go on with"):
@@ -162,12 +187,20 @@ def test_what_was_learnt_is_told_with_what_to_do_next():
     spec = replace(PointReach(1).spec, max_steps=9)
     at = worlds.WorldSpec(kind="latent", control=spec, state=4, horizon=9, threshold=0.5)
     said = verdict(at, told, Path("runs/wm"), 3.0)
-    assert "robo_rl wm eval runs/wm DATASET" in said and "train in it: robo_rl train --sim wm:runs/wm" in said and "cut at once" not in said
+    assert (
+        "robo_rl wm eval runs/wm DATASET" in said
+        and "train in it: robo_rl train --sim wm:runs/wm" in said
+        and "cut at once" not in said
+    )
     assert "cut at once: train it longer" in verdict(at, told | {"within": 0.0}, Path("runs/wm"), 3.0)
-    assert "train in it" not in (own := verdict(replace(at, own=True), told, Path("runs/wm"), 3.0)) and "robo_rl eval RUN --sim wm:" in own
+    assert (
+        "train in it" not in (own := verdict(replace(at, own=True), told, Path("runs/wm"), 3.0))
+        and "robo_rl eval RUN --sim wm:" in own
+    )
 
 
-# ---- the data ----------------------------------------------------------------------------------------------------
+# ---- the data ----------------------------------------------------------------------------------------------
+
 
 def test_data_that_is_too_little_or_out_of_range_is_refused(data):
     few = of_episodes([_episode(5)] * 9, data.control)
@@ -186,8 +219,14 @@ def test_data_of_another_env_is_named_by_what_differs(data):
     spec = world_spec(data, "latent", "toy")
     check_fits(spec, data, "here")
     c = data.control
-    other = (replace(c, axes=c.axes[::-1]), replace(c, period=0.05), replace(c, axes=(replace(c.axes[0], high=0.5), c.axes[1])))
-    for control, words in zip(other, ("action axes x, y", "10 steps per second in the model, 20", "'x' means"), strict=True):
+    other = (
+        replace(c, axes=c.axes[::-1]),
+        replace(c, period=0.05),
+        replace(c, axes=(replace(c.axes[0], high=0.5), c.axes[1])),
+    )
+    for control, words in zip(
+        other, ("action axes x, y", "10 steps per second in the model, 20", "'x' means"), strict=True
+    ):
         with pytest.raises(UserError, match=words):
             check_fits(spec, replace(data, control=control), "here")
     with pytest.raises(UserError, match="4 state numbers in the model, 3"):
@@ -199,7 +238,8 @@ def test_rewards_that_are_success_alone_are_seen_as_sparse(data):
     assert not replace(data, reward=data.reward + 0.1).sparse
 
 
-# ---- the ensemble ------------------------------------------------------------------------------------------------
+# ---- the ensemble ------------------------------------------------------------------------------------------
+
 
 def test_a_member_alone_predicts_what_it_predicts_in_the_ensemble(learnt):
     x = torch.randn(6, 10)
@@ -230,7 +270,7 @@ def test_one_call_with_a_chunk_is_as_many_calls_with_a_step(learnt):
     carry = learnt.start({"state": learnt.frames.obs["state"][:5]}, np.arange(5))
     _, whole = learnt.step(carry, actions)
     for t in range(6):
-        carry, p = learnt.step(carry, actions[:, t:t + 1])
+        carry, p = learnt.step(carry, actions[:, t : t + 1])
         assert torch.equal(p.obs["state"][:, 0], whole.obs["state"][:, t])
         assert torch.equal(p.uncertainty[:, 0], whole.uncertainty[:, t])
 
@@ -242,7 +282,8 @@ def test_uncertainty_never_shrinks_and_is_larger_away_from_the_data(learnt):
     assert (near.diff(dim=1) >= 0).all() and far[:, -1].mean() > 2 * near[:, -1].mean()
 
 
-# ---- refinement --------------------------------------------------------------------------------------------------
+# ---- refinement --------------------------------------------------------------------------------------------
+
 
 def test_refiner_steps_0_is_the_one_step_model_exactly(data, learnt):
     with_refiner = Latent(learnt.spec, replace(learnt.options, refine=2), 0)
@@ -266,6 +307,7 @@ def test_a_refiner_that_knows_the_error_gives_the_true_change(data):
         z, level = x[..., 10:14], x[..., 14:].argmax(-1)
         seen.append(z)
         return (z - truth) / torch.tensor(sigmas)[level][..., None]
+
     model.refiner = type("Knows", (torch.nn.Module,), {"forward": lambda self, x: knows(x)})()
     first = truth + torch.randn(model.options.members, 7, 4)
     out = model.refined(inputs, first)
@@ -275,6 +317,7 @@ def test_a_refiner_that_knows_the_error_gives_the_true_change(data):
 
 def test_the_rollout_follows_the_last_refinement_and_every_one_is_learnt(data):
     from world_models.fit import loss, windows
+
     plain, model = latent(data), latent(data, refine=2)
     model.load_state_dict(plain.state_dict(), strict=False)
     for m in (model, plain):
@@ -288,7 +331,8 @@ def test_the_rollout_follows_the_last_refinement_and_every_one_is_learnt(data):
     assert torch.allclose(got, 3 * want, rtol=1e-5)
 
 
-# ---- learning and calibration ------------------------------------------------------------------------------------
+# ---- learning and calibration ------------------------------------------------------------------------------
+
 
 def test_it_learns_the_toy_and_stays_below_a_world_that_stands_still(data, learnt):
     run = open_loop(learnt, data, LIMIT - 1)
@@ -296,19 +340,27 @@ def test_it_learns_the_toy_and_stays_below_a_world_that_stands_still(data, learn
     assert (error < 0.5 * copied).all(), (error, copied)
     n, rows = len(data.state), np.repeat(data.held, data.lengths)
     won = np.isin(np.arange(n), data.end[data.success] - 1)
-    chance = learnt.step(learnt.start({"state": data.state}, np.arange(n)),
-                         torch.from_numpy(data.action)[:, None])[1].success[:, 0].numpy()
+    chance = (
+        learnt.step(
+            learnt.start({"state": data.state}, np.arange(n)), torch.from_numpy(data.action)[:, None]
+        )[1]
+        .success[:, 0]
+        .numpy()
+    )
     yes, no = chance[rows & won], chance[rows & ~won]
     assert (yes[:, None] > no).mean() > 0.85  # AUROC
 
 
 def test_the_chance_of_success_is_not_bent_by_the_weight_of_the_rare():
-    """A head that can only say one number says the share of successes, however much the rare ones weigh in the loss."""
+    """A head that can only say one number says the share of successes, however much the rare ones weigh in
+    the loss."""
     data = record(PointReach(20, LIMIT), 40)
     model = latent(data)
     for w in model.heads.weights:
         torch.nn.init.zeros_(w)
-    fitter = Fitter(model, data, FitOptions(updates=120, batch=128, unroll=1, lr=0.1, weight_decay=0, ema=0), 0)
+    fitter = Fitter(
+        model, data, FitOptions(updates=120, batch=128, unroll=1, lr=0.1, weight_decay=0, ema=0), 0
+    )
     for w in model.heads.weights:
         w.requires_grad_(False)
     fitter.fit()
@@ -331,6 +383,7 @@ def test_a_fit_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(data):
 
 def test_the_loss_looks_at_no_state_beyond_an_episodes_end(data):
     from world_models.fit import loss, windows
+
     data, model = replace(data, state=data.state.copy()), latent(data)
     w = windows(data, model)
     ends = data.end[~data.held & (data.lengths > 3) & (np.roll(data.lengths, -1) > 3)][:9]
@@ -344,7 +397,10 @@ def test_the_loss_looks_at_no_state_beyond_an_episodes_end(data):
 @pytest.mark.parametrize("told", [True, False])
 def test_the_heads_learn_from_where_a_success_led_if_that_was_recorded(data, told):
     from world_models.fit import loss, windows
-    data = data if told else replace(data, final=np.where(np.arange(len(data))[:, None] % 2, data.final, np.nan))
+
+    data = (
+        data if told else replace(data, final=np.where(np.arange(len(data))[:, None] % 2, data.final, np.nan))
+    )
     model = latent(data)
     w = windows(data, model)
     assert w.told == told and bool(w.seen.all()) == told
@@ -353,7 +409,10 @@ def test_the_heads_learn_from_where_a_success_led_if_that_was_recorded(data, tol
     with torch.no_grad():
         model.net.weights[-1].add_(1.0)  # other predictions
     moved = loss(model, w, rows, 1)[1]
-    assert not torch.equal(parts["state"], moved["state"]) and torch.equal(parts["success"], moved["success"]) == told
+    assert (
+        not torch.equal(parts["state"], moved["state"])
+        and torch.equal(parts["success"], moved["success"]) == told
+    )
 
 
 def test_the_heads_see_one_step_near_zero_as_large_as_the_spread_of_the_data(data):
@@ -364,7 +423,8 @@ def test_the_heads_see_one_step_near_zero_as_large_as_the_spread_of_the_data(dat
     state, zeros = torch.tensor([0.0, 0.01, 1.0, 2.0, 2.01])[:, None].expand(5, 4), torch.zeros(5, 2)
     seen = model.outcome(state, state, zeros)
     steps = (seen[1:] - seen[:-1]).abs().amax(1)
-    assert torch.allclose(steps[0], torch.tensor(1.0)) and steps[2] > 0.9  # one step at the goal; one spread anywhere
+    # one step at the goal; one spread anywhere
+    assert torch.allclose(steps[0], torch.tensor(1.0)) and steps[2] > 0.9
     assert steps[3] < 0.1  # one step far from zero is nothing
 
 
@@ -388,7 +448,8 @@ def test_a_model_that_knows_nothing_is_calibrated_to_no_horizon_and_refused_as_a
         WorldEnv(model, 2)
 
 
-# ---- as an env ---------------------------------------------------------------------------------------------------
+# ---- as an env ---------------------------------------------------------------------------------------------
+
 
 def test_the_model_keeps_the_contract_of_a_simulator(learnt):
     parts = check_env(lambda n: WorldEnv(learnt, n), cuts=True, atol=1e-5)
@@ -397,7 +458,9 @@ def test_the_model_keeps_the_contract_of_a_simulator(learnt):
 
 def test_evaluation_begins_from_held_out_episodes_and_training_from_the_others(learnt):
     f = learnt.frames
-    assert f.held[frame_of(f, np.arange(50) + (1 << 31))].all() and not f.held[frame_of(f, np.arange(50))].any()
+    assert (
+        f.held[frame_of(f, np.arange(50) + (1 << 31))].all() and not f.held[frame_of(f, np.arange(50))].any()
+    )
 
 
 def test_an_episode_is_cut_where_the_model_no_longer_knows(learnt):
@@ -407,7 +470,11 @@ def test_an_episode_is_cut_where_the_model_no_longer_knows(learnt):
         env = WorldEnv(learnt, 3)
         env.reset(seed=0)
         _, _, terminated, truncated, info = env.step(np.zeros((3, 2)))
-        assert (truncated | terminated).all() and (info["cut"] == ~terminated).all() and not (terminated & truncated).any()
+        assert (
+            (truncated | terminated).all()
+            and (info["cut"] == ~terminated).all()
+            and not (terminated & truncated).any()
+        )
     finally:
         learnt.spec = learnt_spec
 
@@ -426,7 +493,7 @@ def test_more_steps_than_the_model_is_calibrated_to_are_refused(learnt):
         WorldEnv(learnt, 2, max_steps=LIMIT + 1)
 
 
-# ---- a model that is the simulator -------------------------------------------------------------------------------
+# ---- a model that is the simulator -------------------------------------------------------------------------
 
 SPEC = ObsSpec(state=4, action=2)
 
@@ -439,6 +506,7 @@ def trained(env, updates=4):
 
     def make(i, refresh):
         return Worker(i, Collector(env, policy, o.gamma, 1, i), policy, refresh, 0)
+
     feed = InProcessFeed(1, make, env.num_envs * o.decisions, 0, o.decisions, 1)
     for i in range(updates):
         rollout = feed.next()

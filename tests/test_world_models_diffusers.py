@@ -1,4 +1,5 @@
-"""The `diffusers` kind: tiny Wan models with fresh weights, built, taught, sampled and saved, and read from a folder of diffusers."""
+"""The `diffusers` kind: tiny Wan models with fresh weights, built, taught, sampled and saved, and read from a
+folder of diffusers."""
 
 import copy
 import json
@@ -20,8 +21,17 @@ from world_models.wan import WanVideo, parts_of, patches, pictures  # noqa: E402
 from world_models.wan_fit import WanFitter  # noqa: E402
 
 WAN = replace(SPEC, kind="diffusers")
-TINY = {"chunk": 4, "steps": 2, "latent": 4, "vae_width": 4, "width": 24, "heads": 2, "depth": 1, "head_width": 8,
-        "proprio": LatentOptions(members=2, hidden=16, layers=1)}
+TINY = {
+    "chunk": 4,
+    "steps": 2,
+    "latent": 4,
+    "vae_width": 4,
+    "width": 24,
+    "heads": 2,
+    "depth": 1,
+    "head_width": 8,
+    "proprio": LatentOptions(members=2, hidden=16, layers=1),
+}
 
 
 def options(**more) -> DiffusersOptions:
@@ -76,6 +86,7 @@ def test_with_the_exact_velocity_the_sampler_ends_at_the_truth(model, level):
     def velocity(x, t, tokens):
         times.append(t)
         return torch.cat([x[:, :, :3], (x[:, :, 3:] - truth) / t[0, -1]], 2)
+
     object.__setattr__(exact, "velocity", velocity)
     got = exact.sample(torch.zeros(2, 4, 3, 4, 4), torch.zeros(2, 4, 24), lambda k: torch.randn(truth.shape))
     assert torch.allclose(got, truth, atol=1e-5)
@@ -106,8 +117,14 @@ def test_part_of_a_chunk_moves_the_past_by_as_many_frames(model):
 
 
 def fitter_of(model, **more):
-    return WanFitter(model, squares(12), DiffusersFitOptions(**({"arm": 2, "vae": 2, "updates": 4, "batch": 4, "heads": 2, "imagined": 2,
-                                                                 "own": 0.5} | more)), 0)
+    return WanFitter(
+        model,
+        squares(12),
+        DiffusersFitOptions(
+            **({"arm": 2, "vae": 2, "updates": 4, "batch": 4, "heads": 2, "imagined": 2, "own": 0.5} | more)
+        ),
+        0,
+    )
 
 
 def test_a_fit_that_is_stopped_in_any_part_goes_on_exactly_and_its_model_survives_its_folder(tmp_path):
@@ -121,9 +138,16 @@ def test_a_fit_that_is_stopped_in_any_part_goes_on_exactly_and_its_model_survive
         again = fitter_of(WanVideo(WAN, options()))
         again.load_state_dict(copy.deepcopy(first.state_dict()))
         assert again.fit()
-        assert all(torch.equal(a, b) for a, b in zip(again.result().state_dict().values(), want.values(), strict=True)), stop
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(again.result().state_dict().values(), want.values(), strict=True)
+        ), stop
     model = whole.result()
-    assert any(not torch.equal(v, WanVideo(WAN, options()).state_dict()[k]) for k, v in want.items() if k.startswith("trunk."))
+    assert any(
+        not torch.equal(v, WanVideo(WAN, options()).state_dict()[k])
+        for k, v in want.items()
+        if k.startswith("trunk.")
+    )
     model.frames = squares(12).frames()
     worlds.save(model, tmp_path / "m")
     again = worlds.load(tmp_path / "m")
@@ -133,7 +157,10 @@ def test_a_fit_that_is_stopped_in_any_part_goes_on_exactly_and_its_model_survive
 
 def test_a_folder_s_model_learns_in_adapters_and_keeps_no_copy_of_what_the_folder_has(folder, tmp_path):
     made = WanVideo(WAN, options(folder=str(folder), lora=LoraOptions(rank=2, targets=("*.attn1",))))
-    base, state = made.trunk.blocks[0].attn1.to_q.base.clone(), {k: v.clone() for k, v in made.vae.state_dict().items()}
+    base, state = (
+        made.trunk.blocks[0].attn1.to_q.base.clone(),
+        {k: v.clone() for k, v in made.vae.state_dict().items()},
+    )
     fitter = fitter_of(made, vae=50)
     assert fitter.vae_updates == 0 and fitter.fit() and fitter.made == 8
     learnt = fitter.result()
@@ -144,7 +171,10 @@ def test_a_folder_s_model_learns_in_adapters_and_keeps_no_copy_of_what_the_folde
     worlds.save(learnt, tmp_path / "m")
     kept = set(learnt.state_dict())
     assert not any(k.startswith("vae.") for k in kept) and {k for k in kept if k.startswith("trunk.")} == {
-        f"trunk.blocks.0.attn1.{n}.lora_{ab}.weight" for n in ("to_q", "to_k", "to_v", "to_out.0") for ab in "AB"}
+        f"trunk.blocks.0.attn1.{n}.lora_{ab}.weight"
+        for n in ("to_q", "to_k", "to_v", "to_out.0")
+        for ab in "AB"
+    }
     again = worlds.load(tmp_path / "m")
     a, b = (stepped(m, observations(), torch.ones(3, 4, 2))[1].obs["image/top"] for m in (learnt, again))
     assert torch.equal(a, b)
@@ -157,18 +187,32 @@ def test_a_folder_s_model_learns_in_adapters_and_keeps_no_copy_of_what_the_folde
         worlds.load(tmp_path / "m")
 
 
-@pytest.mark.parametrize(("part", "change", "says"), [
-    ("transformer", {"_class_name": "CogVideoXTransformer3DModel"}, "holds a CogVideoXTransformer3DModel as transformer; this kind is of"),
-    ("vae", {"_class_name": "AutoencoderKL"}, "holds a AutoencoderKL as vae"),
-    ("transformer", {"in_channels": 36}, "the transformer maps 36 channels to 4, the autoencoder has 4; give a text-to-video model"),
-    ("vae", {"temperal_downsample": [True, False]}, "an autoencoder that makes 4 frames one"),
-    ("vae", None, "has no vae/config.json; give a folder")])
+@pytest.mark.parametrize(
+    ("part", "change", "says"),
+    [
+        (
+            "transformer",
+            {"_class_name": "CogVideoXTransformer3DModel"},
+            "holds a CogVideoXTransformer3DModel as transformer; this kind is of",
+        ),
+        ("vae", {"_class_name": "AutoencoderKL"}, "holds a AutoencoderKL as vae"),
+        (
+            "transformer",
+            {"in_channels": 36},
+            "the transformer maps 36 channels to 4, the autoencoder has 4; give a text-to-video model",
+        ),
+        ("vae", {"temperal_downsample": [True, False]}, "an autoencoder that makes 4 frames one"),
+        ("vae", None, "has no vae/config.json; give a folder"),
+    ],
+)
 def test_a_folder_of_another_architecture_is_refused_in_one_line(folder, tmp_path, part, change, says):
     for name in ("vae", "transformer"):
         (tmp_path / name).mkdir()
         doc = json.loads((folder / name / "config.json").read_text())
         if name != part or change is not None:
-            (tmp_path / name / "config.json").write_text(json.dumps(doc | (change if name == part and change else {})))
+            (tmp_path / name / "config.json").write_text(
+                json.dumps(doc | (change if name == part and change else {}))
+            )
     with pytest.raises(UserError, match=says) as e:
         WanVideo(WAN, options(folder=str(tmp_path)))
     assert "\n" not in str(e.value)
@@ -189,6 +233,7 @@ def test_cameras_and_sizes_that_do_not_fit_are_named():
 def test_as_an_env_it_keeps_the_contract():
     from sims.check import check_env
     from world_models.env import WorldEnv
+
     data, model = squares(12), WanVideo(WAN, options(steps=1))
     model.frames, model.spec = data.frames(), WAN.calibrated(8, 1e6)
     check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1e-4)
@@ -197,9 +242,24 @@ def test_as_an_env_it_keeps_the_contract():
 def test_it_is_learnt_in_a_run_folder_as_the_command_does_and_is_then_an_env(tmp_path):
     from world_models.env import make_world
     from world_models.learning import diffusers_job, fit_in
-    data, config = squares(24, steps=10), DiffusersConfig(data=("d",), horizon=4, net=options(steps=1), fit=DiffusersFitOptions(
-        arm=30, vae=2, updates=2, batch=2, heads=2, imagined=2))
+
+    data, config = (
+        squares(24, steps=10),
+        DiffusersConfig(
+            data=("d",),
+            horizon=4,
+            net=options(steps=1),
+            fit=DiffusersFitOptions(arm=30, vae=2, updates=2, batch=2, heads=2, imagined=2),
+        ),
+    )
     learned = fit_in(tmp_path, "diffusers", data, diffusers_job(config, data))
-    assert learned.update == 36 and learned.spec is not None and learned.spec.kind == "diffusers" and learned.report is not None
+    assert (
+        learned.update == 36
+        and learned.spec is not None
+        and learned.spec.kind == "diffusers"
+        and learned.report is not None
+    )
     if learned.spec.horizon:
-        assert make_world(str(tmp_path), "", 2, obs="rgb", image_size=16).reset(seed=0)[0]["image/top"].shape == (2, 16, 16, 3)
+        assert make_world(str(tmp_path), "", 2, obs="rgb", image_size=16).reset(seed=0)[0][
+            "image/top"
+        ].shape == (2, 16, 16, 3)

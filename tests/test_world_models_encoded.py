@@ -1,4 +1,5 @@
-"""The model of encoded pictures: its codec, its carry, what it learns of a world of one moving square, and its env."""
+"""The model of encoded pictures: its codec, its carry, what it learns of a world of one moving square, and
+its env."""
 
 from dataclasses import replace
 
@@ -26,7 +27,9 @@ FIT = EncodedFitOptions(pictures=400, batch=32, lr=3e-3, dynamics=FitOptions(upd
 def learnt():
     """(the data, its fitter, the learnt model)."""
     data = squares(60)
-    fitter = EncodedFitter(Encoded(replace(MINE, sparse=data.sparse, ends_on_success=True), OPTIONS), data, FIT, 0)
+    fitter = EncodedFitter(
+        Encoded(replace(MINE, sparse=data.sparse, ends_on_success=True), OPTIONS), data, FIT, 0
+    )
     assert fitter.fit()
     model = fitter.result()
     model.frames, model.spec = data.frames(), model.spec.calibrated(16, 100.0)
@@ -38,7 +41,9 @@ def square(picture: np.ndarray) -> np.ndarray:
     weight = picture[..., 0].astype(float).clip(60, None) - 60
     rows = (np.arange(16) - 7.5)[:, None]
     total = weight.sum((-1, -2)).clip(min=1e-6)
-    return np.stack([(weight * rows.T).sum((-1, -2)), (weight * rows).sum((-1, -2))], -1) / total[..., None] / 8
+    return (
+        np.stack([(weight * rows.T).sum((-1, -2)), (weight * rows).sum((-1, -2))], -1) / total[..., None] / 8
+    )
 
 
 def test_codes_have_unit_variance_and_pictures_come_back(learnt):
@@ -47,7 +52,10 @@ def test_codes_have_unit_variance_and_pictures_come_back(learnt):
     assert codes.mean(0).abs().max() < 0.15 and (codes.std(0) - 1).abs().max() < 0.15
     carry = model.start({"state": data.state, "image/top": data.images["top"]}, np.arange(len(data.state)))
     error = (model.look(carry)["image/top"].numpy().astype(float) - data.images["top"]) ** 2
-    assert error.mean() < 0.25 * (data.images["top"].astype(float) - data.images["top"].mean(0)).__pow__(2).mean()
+    assert (
+        error.mean()
+        < 0.25 * (data.images["top"].astype(float) - data.images["top"].mean(0)).__pow__(2).mean()
+    )
 
 
 def test_the_square_goes_where_it_is_commanded(learnt):
@@ -136,10 +144,37 @@ def test_what_it_cannot_learn_from_is_one_line():
 
 
 def test_from_recordings_to_an_env_on_the_command_line(tmp_path):
-    assert robo_rl(tmp_path, "collect", "--task", "reach", "--obs", "rgb", "--image-size", 32, "--policy",
-                   "expert,random", "--episodes", 12,
-                   "--out", "data").code == 0
-    little = ["--net.codes", 4, "--net.width", 16, "--net.dynamics.hidden", 16, "--fit.pictures", 4, "--fit.dynamics.updates", 60]
+    assert (
+        robo_rl(
+            tmp_path,
+            "collect",
+            "--task",
+            "reach",
+            "--obs",
+            "rgb",
+            "--image-size",
+            32,
+            "--policy",
+            "expert,random",
+            "--episodes",
+            12,
+            "--out",
+            "data",
+        ).code
+        == 0
+    )
+    little = [
+        "--net.codes",
+        4,
+        "--net.width",
+        16,
+        "--net.dynamics.hidden",
+        16,
+        "--fit.pictures",
+        4,
+        "--fit.dynamics.updates",
+        60,
+    ]
     done = robo_rl(tmp_path, "wm", "train", "data", "--kind", "encoded", *little, "--out", "m")
     assert done.code == 0, done
     assert robo_rl(tmp_path, "wm", "train", "--kind", "encoded", "--resume", "m").code == 0
@@ -150,13 +185,18 @@ def test_from_recordings_to_an_env_on_the_command_line(tmp_path):
 
 
 def test_cameras_are_known_by_name_in_whatever_order_they_were_recorded():
-    """A model of (left, right) reads a recording of (right, left) as the same pictures; one that lacks a camera is refused."""
+    """A model of (left, right) reads a recording of (right, left) as the same pictures; one that lacks a
+    camera is refused."""
     data = squares(4)
     two = {"left": data.images["top"], "right": 255 - data.images["top"]}
     data = replace(data, images=two, control=replace(data.control, views=("left", "right")))
     model = Encoded(replace(MINE, control=data.control, tasks=data.tasks), OPTIONS)
     turned = dict(reversed(two.items()))
-    check_fits(model.spec, replace(data, images=turned, control=replace(data.control, views=("right", "left"))), "here")
+    check_fits(
+        model.spec,
+        replace(data, images=turned, control=replace(data.control, views=("right", "left"))),
+        "here",
+    )
     assert torch.equal(model.codes(two), model.codes(turned))
     with pytest.raises(UserError, match="cameras left, right in the model, left in the data"):
         check_fits(model.spec, replace(data, images={"left": two["left"]}), "here")

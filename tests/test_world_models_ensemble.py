@@ -25,7 +25,9 @@ def test_the_loss_is_the_negative_log_likelihood_beside_the_bounds():
     x, y = torch.randn(7, 5, 8), torch.randn(7, 5, 3)
     mean, log_var = model(x)
     normal = torch.distributions.Normal(mean, (0.5 * log_var).exp())
-    want = (-2 * normal.log_prob(y) - np.log(2 * np.pi)).mean((1, 2)).sum() + 0.01 * (model.most - model.least).sum()
+    want = (-2 * normal.log_prob(y) - np.log(2 * np.pi)).mean((1, 2)).sum() + 0.01 * (
+        model.most - model.least
+    ).sum()
     assert model.loss(x, y).item() == pytest.approx(want.item(), rel=1e-4)
     assert (log_var < model.most).all() and (log_var > model.least).all()
 
@@ -41,7 +43,9 @@ def test_it_learns_a_linear_world_and_a_rollout_is_that_of_the_elites_mean():
     mean, _ = model(model.inputs(start, before, w.actions[:, 0]))
     by_hand = start + mean[model.elites].mean(0).detach().numpy() * model.u.moved
     assert model.step(start, before, w.actions[:, 0]) == pytest.approx(by_hand)
-    one, two = (model.sampled(start, before, w.actions[:, 0], torch.Generator().manual_seed(s)) for s in (0, 1))
+    one, two = (
+        model.sampled(start, before, w.actions[:, 0], torch.Generator().manual_seed(s)) for s in (0, 1)
+    )
     assert not np.array_equal(one, two) and np.abs(one - by_hand).mean() < still
 
 
@@ -66,12 +70,32 @@ def test_its_size_is_that_of_the_model_it_is_held_against():
 @pytest.mark.slow
 def test_the_script_compares_models_of_a_task_and_keeps_what_it_found(tmp_path, capsys):
     keep = tmp_path / "found.jsonl"
-    given = ["--tasks", "reach", "--seeds", "1", "--episodes", "40", "--new", "20", "--windows", "40", "--updates", "6", "--hidden", "16",
-             "--keep", str(keep)]
+    given = [
+        "--tasks",
+        "reach",
+        "--seeds",
+        "1",
+        "--episodes",
+        "40",
+        "--new",
+        "20",
+        "--windows",
+        "40",
+        "--updates",
+        "6",
+        "--hidden",
+        "16",
+        "--keep",
+        str(keep),
+    ]
     main = launch_script("compare_world_models").main
     main(given)
     first = capsys.readouterr().out
-    assert "less the error of MBPO's ensemble" in first and "steps trusted" in first and "the gate that comes with the model" in first
+    assert (
+        "less the error of MBPO's ensemble" in first
+        and "steps trusted" in first
+        and "the gate that comes with the model" in first
+    )
     kept = keep.read_text()
     main(given)
     assert capsys.readouterr().out == first and keep.read_text() == kept, "what is kept is not run again"

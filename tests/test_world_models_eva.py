@@ -74,25 +74,32 @@ def test_shares_beyond_each_limit_by_hand():
 
 
 def test_the_reference_scale_is_the_penalty_of_full_acceleration_on_and_off_at_every_step():
-    """acc alternates 0, 2 (a_max 2, dt 0.5): jerk +-4; the mean of the acceleration penalty is half that of always on."""
+    """acc alternates 0, 2 (a_max 2, dt 0.5): jerk +-4; the mean of the acceleration penalty is half that of
+    always on."""
     limits = eva.MotionLimits(speed=(1e6, 1e6), acceleration=(2.0, 2.0), weight=(1.0, 3.0))
     p = eva.reference(limits, 0.5)
     assert p.scale == pytest.approx(0.375 * 4 * (0.5 / 0.25 + 0.25))
     acc = torch.tensor([0.0, 2.0] * 6, dtype=torch.float64)
-    a = torch.cat([torch.zeros(2, dtype=torch.float64), (acc.cumsum(0) * 0.5).cumsum(0) * 0.5])[None, :, None].expand(1, 14, 2)
+    a = torch.cat([torch.zeros(2, dtype=torch.float64), (acc.cumsum(0) * 0.5).cumsum(0) * 0.5])[
+        None, :, None
+    ].expand(1, 14, 2)
     expected = 0.5 * 0.375 * 16 + 0.25 * 0.375 * 4 / 2
     assert float(eva.score(a, 0.5, limits, p)) == pytest.approx(10 / math.sqrt(1 + expected / p.scale))
 
 
 def test_only_the_ratio_of_weights_counts():
     a = torch.randn(3, 20, 7, generator=torch.Generator().manual_seed(0))
-    double = eva.MotionLimits(speed=LIMITS.speed, acceleration=LIMITS.acceleration, weight=tuple(2 * w for w in LIMITS.weight))
+    double = eva.MotionLimits(
+        speed=LIMITS.speed, acceleration=LIMITS.acceleration, weight=tuple(2 * w for w in LIMITS.weight)
+    )
     assert torch.allclose(eva.score(a, DT, LIMITS), eva.score(a, DT, double))
 
 
 def test_the_score_falls_as_noise_is_added():
     noise = torch.randn(8, 30, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores = [float(eva.score(ramp() + s * noise, DT, LIMITS).mean()) for s in (0, 1e-3, 3e-3, 0.01, 0.03, 0.1)]
+    scores = [
+        float(eva.score(ramp() + s * noise, DT, LIMITS).mean()) for s in (0, 1e-3, 3e-3, 0.01, 0.03, 0.1)
+    ]
     assert scores == sorted(scores, reverse=True) and len(set(scores)) == 6 and 0 < scores[-1] < scores[0]
 
 
@@ -103,7 +110,9 @@ def test_fewer_than_four_steps_score_nothing_and_a_motionless_clip_scores_best()
 
 def test_the_gradient_of_the_score_agrees_with_differences():
     a = 0.01 * torch.randn(1, 8, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: eva.score(x, 1.0, LIMITS, eva.Penalties(scale=1.0)), a.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: eva.score(x, 1.0, LIMITS, eva.Penalties(scale=1.0)), a.requires_grad_()
+    )
 
 
 def test_wrong_limits_or_times_are_named():
@@ -115,9 +124,17 @@ def test_wrong_limits_or_times_are_named():
         eva.MotionLimits(speed=(1.0,), acceleration=(1.0, 2.0), weight=(1.0,))
 
 
-CONTROL = ControlSpec("toy", "t", (ActionAxis("dx", "m", -0.02, 0.02, "delta", "base"),
-                                   ActionAxis("wz", "rad/s", -2.0, 2.0, "rate", "base"),
-                                   ActionAxis("gripper", "m", 0.0, 0.08, "absolute")), 0.1, 50)
+CONTROL = ControlSpec(
+    "toy",
+    "t",
+    (
+        ActionAxis("dx", "m", -0.02, 0.02, "delta", "base"),
+        ActionAxis("wz", "rad/s", -2.0, 2.0, "rate", "base"),
+        ActionAxis("gripper", "m", 0.0, 0.08, "absolute"),
+    ),
+    0.1,
+    50,
+)
 
 
 def test_deltas_and_rates_add_up_to_positions_and_an_absolute_command_is_one():
@@ -143,8 +160,12 @@ def test_the_inverse_model_recovers_commands_of_a_linear_arm_and_its_score_tells
     model, errors = eva.fit_inverse(x, after, actions, updates=600)
     assert errors["r2"] > 0.98 and errors["held"] == 300
     assert not any(p.requires_grad for p in model.parameters())
-    smooth = torch.cat([torch.zeros(1, 1, 3), torch.full((1, 20, 3), 0.5).cumsum(1) * torch.tensor([0.02, 0.2, 0.04])], 1)
-    shaking = smooth + torch.tensor([0.01, 0.1, 0.02]) * torch.randn(smooth.shape, generator=torch.Generator().manual_seed(0))
+    smooth = torch.cat(
+        [torch.zeros(1, 1, 3), torch.full((1, 20, 3), 0.5).cumsum(1) * torch.tensor([0.02, 0.2, 0.04])], 1
+    )
+    shaking = smooth + torch.tensor([0.01, 0.1, 0.02]) * torch.randn(
+        smooth.shape, generator=torch.Generator().manual_seed(0)
+    )
     a, b = (float(eva.executability(model, c, CONTROL)) for c in (smooth, shaking))
     assert a > b
     with pytest.raises(UserError, match="at least 64"):

@@ -37,8 +37,8 @@ ARGS = WorldEvalConfig(model="m", dataset="d", windows=60, horizon=16, episodes=
 
 
 class PointModel:
-    """The dynamics of PointReach, exact; `gain` scales what an action does, `drift` errs at every step, `generous` is the
-    distance at which it grants success, `doubt` how its uncertainty grows."""
+    """The dynamics of PointReach, exact; `gain` scales what an action does, `drift` errs at every step,
+    `generous` is the distance at which it grants success, `doubt` how its uncertainty grows."""
 
     options = None
 
@@ -67,14 +67,17 @@ class PointModel:
 
 
 class Walker:
-    """A policy for PointReach: goes to the goal with probability `skill` per episode (decided by where it starts), else away."""
+    """A policy for PointReach: goes to the goal with probability `skill` per episode (decided by where it
+    starts), else away."""
 
     def __init__(self, skill: float):
         from robo_rl.policies import ObsSpec
+
         self.skill, self.spec = skill, ObsSpec(state=4, action=2)
 
     def act(self, obs, generator, explore):
         from robo_rl.policies import Chunk
+
         s = obs["state"]
         target = s[:, :2] + s[:, 2:]  # the goal: it stays
         luck = (target * 1000).frac().abs().sum(1) / 2
@@ -89,7 +92,9 @@ def record(folder, episodes=40, seed=0):
     obs, _ = env.reset(seed=seed)
     rows, over, length = [], np.zeros(episodes, bool), np.zeros(episodes, int)
     while not over.all():
-        act = np.where(np.arange(episodes)[:, None] % 2, env.expert_action(), 0) + rng.uniform(-0.7, 0.7, (episodes, 2))
+        act = np.where(np.arange(episodes)[:, None] % 2, env.expert_action(), 0) + rng.uniform(
+            -0.7, 0.7, (episodes, 2)
+        )
         act = act.clip(-1, 1).astype(np.float32)
         state = obs["state"].copy()
         obs, reward, terminated, truncated, info = env.step(act)
@@ -98,9 +103,17 @@ def record(folder, episodes=40, seed=0):
         over = terminated | truncated
     with Writer(folder, spec=env.spec) as writer:
         for i in range(episodes):
-            cut = [np.stack([r[k][i] for r in rows[:length[i]]]) for k in range(3)]
-            writer.add(Episode(state=cut[0], action=cut[1], reward=cut[2], task="reach the goal", success=bool(info["success"][i]),
-                               terminated=bool(terminated[i])))
+            cut = [np.stack([r[k][i] for r in rows[: length[i]]]) for k in range(3)]
+            writer.add(
+                Episode(
+                    state=cut[0],
+                    action=cut[1],
+                    reward=cut[2],
+                    task="reach the goal",
+                    success=bool(info["success"][i]),
+                    terminated=bool(terminated[i]),
+                )
+            )
     return load(folder)
 
 
@@ -122,7 +135,9 @@ def test_the_exact_model_has_no_error_obeys_and_tells_success_without_a_mistake(
     doc, _ = measure(PointModel(), data, ARGS)
     rows = doc["open_loop"]["state"]
     assert all(i["value"] < 1e-5 for i in rows["model"].values()) and all(rows["apart"].values())
-    assert doc["following"]["correlation"] == pytest.approx(1, abs=1e-4) and doc["following"]["gain"] == pytest.approx(1, abs=1e-4)
+    assert doc["following"]["correlation"] == pytest.approx(1, abs=1e-4) and doc["following"][
+        "gain"
+    ] == pytest.approx(1, abs=1e-4)
     assert doc["success"]["fp"] == doc["success"]["fn"] == 0 < doc["success"]["tp"]
     assert doc["reward"]["rmse"] == 0 and doc["finite"] and not doc["notes"]
 
@@ -138,7 +153,8 @@ def test_a_frozen_model_is_copy_last_and_follows_nothing(data):
 def test_a_lazy_model_follows_with_its_gain_and_errs_more_with_the_horizon(data):
     doc, _ = measure(PointModel(gain=0.5), data, ARGS)
     assert doc["following"]["gain"] == pytest.approx(0.5, abs=0.02)
-    values = [i["value"] for i in doc["open_loop"]["state"]["model"].values()][:3]  # later ones are of fewer windows
+    # later ones are of fewer windows
+    values = [i["value"] for i in doc["open_loop"]["state"]["model"].values()][:3]
     assert values == sorted(values)
 
 
@@ -167,7 +183,9 @@ def test_the_exact_model_ranks_eight_policies_as_the_simulator_does_and_raises_n
     doc = compare_policies(PointModel(), PointReach(200), walkers(), ARGS)
     assert doc["ranking"]["spearman"]["value"] > 0.99 and doc["ranking"]["worst_regret"] < 0.02
     assert doc["alarm"]["over"] == doc["alarm"]["under"] == []
-    assert [p["model"] for p in doc["policies"]] == pytest.approx([p["real"] for p in doc["policies"]], abs=0.03)
+    assert [p["model"] for p in doc["policies"]] == pytest.approx(
+        [p["real"] for p in doc["policies"]], abs=0.03
+    )
     assert doc["policies"][0]["real"] < 0.4 < doc["policies"][-1]["real"]
 
 
@@ -177,16 +195,20 @@ def test_a_planted_reward_bug_rings_the_alarm():
 
 
 class Cheat(PointModel):
-    """Grants success to whoever leaves the field to the right: a bug that only a policy trained in the model would find."""
+    """Grants success to whoever leaves the field to the right: a bug that only a policy trained in the model
+    would find."""
 
     def step(self, carry, actions):
         carry, p = super().step(carry, actions)
         found = (p.obs["state"][..., 0] > 2).float()
-        return carry, replace(p, success=torch.maximum(p.success, found), terminal=torch.maximum(p.terminal, found))
+        return carry, replace(
+            p, success=torch.maximum(p.success, found), terminal=torch.maximum(p.terminal, found)
+        )
 
 
 class Learner(Walker):
-    """A policy after some training in `Cheat`: with probability `lured` per episode it goes right, whatever the goal."""
+    """A policy after some training in `Cheat`: with probability `lured` per episode it goes right, whatever
+    the goal."""
 
     def __init__(self, lured: float):
         super().__init__(0.8)
@@ -208,17 +230,25 @@ def test_the_alarm_fires_on_an_over_trained_policy_only_once_it_exploits_the_mod
 
 
 def test_batches_of_another_size_meet_the_same_starts():
-    a, b = (compare_policies(PointModel(), PointReach(n), walkers()[3:5], replace(ARGS, episodes=30)) for n in (30, 16))
+    a, b = (
+        compare_policies(PointModel(), PointReach(n), walkers()[3:5], replace(ARGS, episodes=30))
+        for n in (30, 16)
+    )
     assert [p["real"] for p in a["policies"]] == [p["real"] for p in b["policies"]]
     assert [p["model"] for p in a["policies"]] == [p["model"] for p in b["policies"]]
 
 
 def test_a_data_set_with_other_axes_or_another_rate_is_named(data):
     model = PointModel()
-    for change, said in (({"period": 0.05}, "control rate"), ({"axes": model.spec.control.axes[:1]}, "action axes"),
-                         ({"views": ("front",)}, "camera front"),
-                         ({"axes": tuple(replace(a, unit="rad") for a in model.spec.control.axes)},
-                          r"'x' means .* rad \(delta\) in the model, .* m \(delta\) in")):
+    for change, said in (
+        ({"period": 0.05}, "control rate"),
+        ({"axes": model.spec.control.axes[:1]}, "action axes"),
+        ({"views": ("front",)}, "camera front"),
+        (
+            {"axes": tuple(replace(a, unit="rad") for a in model.spec.control.axes)},
+            r"'x' means .* rad \(delta\) in the model, .* m \(delta\) in",
+        ),
+    ):
         model.spec = replace(PointModel().spec, control=replace(model.spec.control, **change))
         with pytest.raises(UserError, match=said):
             measure(model, data, ARGS)
@@ -244,8 +274,13 @@ def test_play_ends_an_episode_at_its_success_and_counts_a_nan_as_lost():
 
     def right(o):
         return np.tile(np.array([1, 0], np.float32), (2, 1, 1))
+
     got = imagine.play(PointModel(), right, obs, 10)
-    assert got.success.tolist() == [True, False] and got.length.tolist() == [2, 10] and got.gain.tolist() == [1, 0]
+    assert (
+        got.success.tolist() == [True, False]
+        and got.length.tolist() == [2, 10]
+        and got.gain.tolist() == [1, 0]
+    )
     assert not imagine.play(PointModel(broken=True), right, obs, 10).success.any()
 
 
@@ -256,35 +291,66 @@ def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     html = wm_page.page(plain(doc), wm_page.side_by_side(tmp_path, arrays))
     assert "Open-loop error, state" in html and "run/7" in html and "alarm" in html and "{{" not in html
     assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
-    assert "Of no use." in html and "Against it too: it is the second." in html and "too: it is the first" not in html
+    assert (
+        "Of no use." in html
+        and "Against it too: it is the second." in html
+        and "too: it is the first" not in html
+    )
     assert table(doc).endswith("against it: it is the second\nOf no use.")
     assert "Spearman" in table(doc) and "ALARM" in table(doc)
     assert "no success in these windows" not in html
     none = doc["success"] | {"tp": 0, "fn": 0, "fp": 0}
-    assert "no success in these windows, and none was said" in wm_page.tiles_of(plain(doc) | {"success": none})
+    assert "no success in these windows, and none was said" in wm_page.tiles_of(
+        plain(doc) | {"success": none}
+    )
 
 
 def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
-    model = Latent(replace(PointModel().spec, tasks=("reach the goal",)), LatentOptions(members=2, hidden=8, layers=1))
-    model.frames = Frames({"state": data.state[data.from_]}, *(np.full(len(data), x) for x in (0, True, True)))
+    model = Latent(
+        replace(PointModel().spec, tasks=("reach the goal",)), LatentOptions(members=2, hidden=8, layers=1)
+    )
+    model.frames = Frames(
+        {"state": data.state[data.from_]}, *(np.full(len(data), x) for x in (0, True, True))
+    )
     save(model, tmp_path / "model")
     (tmp_path / "mine.py").write_text("def right(obs):\n    return [[1.0, 0.0]] * len(obs['state'])\n")
-    done = subprocess.run([sys.executable, ROOT / "launch/evaluate_world_model.py", "model", "mine:right", "--episodes", "6"], cwd=tmp_path,
-                          env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, ROOT / "launch/evaluate_world_model.py", "model", "mine:right", "--episodes", "6"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "mine:right\n  in the model      success" in done.stdout and "n = 6, 0 % beyond" in done.stdout
     assert "simulator" not in done.stdout, "there is none called toy"
-    for names, words in ((["nowhere", "mine:right"], "nowhere holds no world model"),
-                         (["model", "ws://127.0.0.1:9"], "no policy answers at")):
-        done = subprocess.run([sys.executable, ROOT / "launch/evaluate_world_model.py", *names], cwd=tmp_path,
-                              env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240, check=False)
+    for names, words in (
+        (["nowhere", "mine:right"], "nowhere holds no world model"),
+        (["model", "ws://127.0.0.1:9"], "no policy answers at"),
+    ):
+        done = subprocess.run(
+            [sys.executable, ROOT / "launch/evaluate_world_model.py", *names],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
 
 
 def test_a_policy_that_acts_elsewhere_is_shown_a_model_as_it_is_and_commands_in_the_units_of_its_recordings():
     spec = PointModel().spec
     asked = obs_spec_of(spec)
-    assert (asked.state, asked.action, asked.views, asked.units) == (4, 2, (), ()) and asked.action_names == spec.control.action_names
+    assert (asked.state, asked.action, asked.views, asked.units) == (
+        4,
+        2,
+        (),
+        (),
+    ) and asked.action_names == spec.control.action_names
     assert obs_spec_of(replace(spec, own=True)).units == tuple(a.unit for a in spec.control.axes)
 
 
@@ -298,6 +364,7 @@ def test_a_policy_hears_that_episodes_begin_in_a_model_too():
         def __call__(self, obs):
             heard.append(len(obs["state"]))
             return np.ones((len(obs["state"]), 2))
+
     robo_rl.evaluate(Policy(), PointModel(), episodes=12, simulator=PointReach(8))
     assert heard.count("begin") == 2 and heard[0] == "begin"
 
@@ -305,8 +372,15 @@ def test_a_policy_hears_that_episodes_begin_in_a_model_too():
 def test_evaluation_in_a_model_pairs_with_the_simulator_it_begins_in():
     env, model = PointReach(50), PointModel()
     for policy in (Walker(0.6), lambda obs: np.clip(obs["state"][:, 2:] / 0.2 * 0.7, -1, 1)):
-        inside, real = (robo_rl.evaluate(policy, e, episodes=80, **more) for e, more in ((model, {"simulator": env}), (env, {})))
-        assert np.array_equal(inside.success, real.success) and inside.minus(real)[0] == 0 and real.success_rate > 0
+        inside, real = (
+            robo_rl.evaluate(policy, e, episodes=80, **more)
+            for e, more in ((model, {"simulator": env}), (env, {}))
+        )
+        assert (
+            np.array_equal(inside.success, real.success)
+            and inside.minus(real)[0] == 0
+            and real.success_rate > 0
+        )
         assert inside.lengths.tolist() == real.lengths.tolist() and inside.tasks == real.tasks
     assert real.doubted is None and not inside.doubted.any()
     with pytest.raises(UserError, match="simulator and judge are for an evaluation in a world model"):
@@ -325,11 +399,17 @@ def test_without_a_simulator_episodes_begin_from_held_out_frames_as_in_the_model
     model, seen = PointModel(), []
     model.spec = replace(model.spec, tasks=("reach the goal",))
     rows = data.from_
-    model.frames = Frames({"state": data.state[rows]}, np.zeros(len(rows), np.int64), np.ones(len(rows), bool), np.arange(len(rows)) < 7)
+    model.frames = Frames(
+        {"state": data.state[rows]},
+        np.zeros(len(rows), np.int64),
+        np.ones(len(rows), bool),
+        np.arange(len(rows)) < 7,
+    )
 
     def still(obs):
         seen.append(obs["state"].copy())
         return np.zeros((len(obs["state"]), 2))
+
     got = robo_rl.evaluate(still, model, episodes=20)
     held = {s.tobytes() for s in data.state[rows[:7]]}
     assert {s.tobytes() for s in seen[0]} <= held and set(got.tasks) == {"reach the goal"} and got.n == 20
@@ -340,8 +420,14 @@ def test_without_a_simulator_episodes_begin_from_held_out_frames_as_in_the_model
 
 def test_a_notebook_learns_a_model_loads_it_and_measures_it(data, tmp_path, capsys):
     said = io.StringIO()
-    config = WorldModelConfig(data=(str(data.meta.root),), out=str(tmp_path / "run"), horizon=8, seed=3,
-                              net=LatentOptions(members=2, hidden=8, layers=1), fit=FitOptions(updates=5, batch=16, unroll=2))
+    config = WorldModelConfig(
+        data=(str(data.meta.root),),
+        out=str(tmp_path / "run"),
+        horizon=8,
+        seed=3,
+        net=LatentOptions(members=2, hidden=8, layers=1),
+        fit=FitOptions(updates=5, batch=16, unroll=2),
+    )
     learned = learning.train(config, Progress(said))
     assert (learned.folder, learned.update, learned.code) == (tmp_path / "run", 5, 0)
     assert "5/5 updates" in said.getvalue() and capsys.readouterr() == ("", "")
@@ -363,14 +449,19 @@ def test_a_kind_with_cameras_has_options_of_its_own():
     assert VideoConfig().kind == "video" and VideoConfig().net.chunk == 8
 
 
-# ---- two models on the same windows ------------------------------------------------------------------------------
+# ---- two models on the same windows ------------------------------------------------------------------------
+
 
 def test_two_models_are_compared_window_by_window():
-    """Windows differ more from each other than the models do: told apart by pairs, not by their own intervals."""
+    """Windows differ more from each other than the models do: told apart by pairs, not by their own
+    intervals."""
     rng = np.random.default_rng(0)
     hard, seen = np.exp(rng.normal(size=(60, 1))) * np.arange(1, 5), np.ones((60, 4), bool)
     seen[1:, 3] = False  # one window alone reaches the fourth step
-    mine, theirs = {"state": (hard, None), "image/a": (hard, None)}, {"state": (hard + 0.1 + 0.01 * rng.normal(size=hard.shape), None)}
+    mine, theirs = (
+        {"state": (hard, None), "image/a": (hard, None)},
+        {"state": (hard + 0.1 + 0.01 * rng.normal(size=hard.shape), None)},
+    )
     doc = compare_models(mine, theirs, seen, "other")
     assert doc["model"] == "other" and list(doc["open_loop"]) == ["state"]
     got = doc["open_loop"]["state"]

@@ -1,4 +1,5 @@
-"""When to trust a rollout: the learnt gate where the truth is known, in a model, in its folder, and in the trust report."""
+"""When to trust a rollout: the learnt gate where the truth is known, in a model, in its folder, and in the
+trust report."""
 
 import copy
 from dataclasses import replace
@@ -54,8 +55,8 @@ def test_each_step_of_a_rollout_begins_where_the_last_one_led():
 
 
 def far_and_near(episodes=80, steps=16, seed=0):
-    """A world recorded near 0 alone; windows from near and from afar, where a model is right near 0 and wrong far away, and
-    its uncertainty says nothing of it."""
+    """A world recorded near 0 alone; windows from near and from afar, where a model is right near 0 and wrong
+    far away, and its uncertainty says nothing of it."""
     rng = np.random.default_rng(seed)
     t = linear(episodes, steps + 6, seed)
     w = windows_of(t, range(episodes), steps)
@@ -89,13 +90,18 @@ def test_the_gate_chooses_memory_where_memory_errs_less():
     memory = np.where(error > 0.5, 0.1, 1.0) + 0 * error
     found = gate_report.compare(w, predicted, u, error, memory, t)["memory"]
     for h in (1, 8, 16):
-        assert found["chosen"][h]["value"] < 0.5 * min(found["model"][h]["value"], found["memory"][h]["value"])
+        assert found["chosen"][h]["value"] < 0.5 * min(
+            found["model"][h]["value"], found["memory"][h]["value"]
+        )
         assert found["less"][h]["high"] < 0 and 0.2 < found["share"][h] < 0.8
 
 
 def test_from_too_few_episodes_no_rule_is_made():
     t, w, predicted, u, error = far_and_near()
-    assert gate_report.compare(replace_windows(w, np.arange(80) < 9), predicted[:9], u[:9], error[:9], None, t) is None
+    assert (
+        gate_report.compare(replace_windows(w, np.arange(80) < 9), predicted[:9], u[:9], error[:9], None, t)
+        is None
+    )
 
 
 def replace_windows(w, rows):
@@ -106,13 +112,18 @@ def replace_windows(w, rows):
     return out
 
 
-# ---- in a model --------------------------------------------------------------------------------------------------
+# ---- in a model --------------------------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def gated(data):
     model = latent(data)
-    model.fit(torch.from_numpy(data.state), torch.from_numpy(np.nan_to_num(data.after - data.state)), torch.from_numpy(data.reward),
-              torch.zeros(len(data.state), 2))
+    model.fit(
+        torch.from_numpy(data.state),
+        torch.from_numpy(np.nan_to_num(data.after - data.state)),
+        torch.from_numpy(data.reward),
+        torch.zeros(len(data.state), 2),
+    )
     return calibrated(model, data, LIMIT - 1, 0.75, gate=True)[0]
 
 
@@ -163,12 +174,16 @@ def test_no_gate_is_calibrated_on_episodes_that_it_learnt_from(data, gated):
     assert gated.spec.threshold == calibrate.calibrate(run)[1] and gated.spec.bounds[:5] == bounds[:5]
     assert not torch.equal(two[0][0].gate.law.weight, two[1][0].gate.law.weight)
     whole = learning.gated(plain, data, np.flatnonzero(data.held), LIMIT - 1)
-    assert torch.equal(whole.gate.law.weight, gated.gate.law.weight) and torch.equal(whole.gate.memory, gated.gate.memory)
+    assert torch.equal(whole.gate.law.weight, gated.gate.law.weight) and torch.equal(
+        whole.gate.memory, gated.gate.memory
+    )
 
 
 def test_a_gate_is_refused_where_it_cannot_be_learnt(data):
-    few = replace(data, **{k: getattr(data, k)[:30] for k in ("first", "end", "success", "terminated", "task", "final")})
-    few = replace(few, **{k: getattr(data, k)[:few.end[-1]] for k in ("state", "action", "reward")})
+    few = replace(
+        data, **{k: getattr(data, k)[:30] for k in ("first", "end", "success", "terminated", "task", "final")}
+    )
+    few = replace(few, **{k: getattr(data, k)[: few.end[-1]] for k in ("state", "action", "reward")})
     with pytest.raises(UserError, match="record at least 40, got 30"):
         calibrated(latent(few), few, 8, 0.75, gate=True)
     with pytest.raises(UserError, match="--gate goes with --kind latent, got --kind video"):

@@ -27,7 +27,8 @@ WORDS = ("go to the goal", "stay away from the goal")
 
 
 class TwoTasks(PointReach):
-    """Reach the goal, or leave it: an episode of the second instruction succeeds where the point is farther from the goal than 1.2."""
+    """Reach the goal, or leave it: an episode of the second instruction succeeds where the point is farther
+    from the goal than 1.2."""
 
     def __init__(self, n):
         super().__init__(n, LIMIT, WORDS)
@@ -40,7 +41,13 @@ class TwoTasks(PointReach):
         won = np.where(self.word == 1, away > 1.2, away < 0.3)
         self.over[0] |= live & won
         self.over[1] |= live & ~won & (self.t >= self.limit)
-        return self._obs(), (live & won).astype(np.float32), self.over[0].copy(), self.over[1].copy(), {"success": self.over[0].copy()}
+        return (
+            self._obs(),
+            (live & won).astype(np.float32),
+            self.over[0].copy(),
+            self.over[1].copy(),
+            {"success": self.over[0].copy()},
+        )
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +72,13 @@ def learnt(data):
 
 def test_instructions_are_the_words_that_tell_them_apart():
     x = instructions.features(("pick up the red cube", "pick up the blue cube", "push the blue cube"))
-    assert len(np.unique(x, axis=0)) == 3 and np.square(x[1] - x[2]).sum() > np.square(x[1] - x[0]).sum() - 1e-6
+    assert (
+        len(np.unique(x, axis=0)) == 3 and np.square(x[1] - x[2]).sum() > np.square(x[1] - x[0]).sum() - 1e-6
+    )
     assert instructions.features(("one",)).shape == (1, 0)
-    assert len(np.unique(instructions.features(("a b a c a", "a c a b a")), axis=0)) == 2, "the same words and pairs"
+    assert len(np.unique(instructions.features(("a b a c a", "a c a b a")), axis=0)) == 2, (
+        "the same words and pairs"
+    )
     many = instructions.features([f"put number {i} on {j}" for i in range(20) for j in range(10)])
     assert many.shape == (200, instructions.MOST) and len(np.unique(many.round(5), axis=0)) == 200
 
@@ -90,6 +101,7 @@ def test_the_env_tells_the_model_which_instruction_an_episode_has(learnt):
 
 def test_a_model_of_instructions_survives_its_folder_and_one_of_before_reads_no_text(learnt, tmp_path):
     import json
+
     worlds.save(learnt, tmp_path)
     again = worlds.load(tmp_path)
     obs = {"state": learnt.frames.obs["state"][:4], "task": np.array(WORDS * 2)}
@@ -116,7 +128,9 @@ def test_an_instruction_never_seen_or_not_given_is_one_line(learnt, data):
     obs = {"state": data.state[:2]}
     with pytest.raises(UserError, match="was never taught 'fly'; it knows '"):
         learnt.start(obs | {"task": np.array(["fly", WORDS[0]])}, np.arange(2))
-    with pytest.raises(UserError, match=r"knows 2 instructions; an observation must say which: obs\['task'\]"):
+    with pytest.raises(
+        UserError, match=r"knows 2 instructions; an observation must say which: obs\['task'\]"
+    ):
         learnt.start(obs, np.arange(2))
     with pytest.raises(UserError, match="'fly' was never taught to the model"):
         check_fits(learnt.spec, replace(data, tasks=("fly", WORDS[1])), "here")
@@ -126,20 +140,29 @@ def test_several_instructions_and_a_model_without_text_are_refused(data, tmp_pat
     from robo_rl.data.episode import Episode
     from robo_rl.data.reader import load
     from robo_rl.data.writer import Writer
+
     with Writer(tmp_path / "d", spec=data.control) as writer:
         for a, b, t in zip(data.first[:30], data.end[:30], data.task[:30], strict=True):
             writer.add(Episode(data.state[a:b], data.action[a:b], reward=data.reward[a:b], task=WORDS[t]))
-    config = WorldModelConfig(data=(str(tmp_path / "d"),), out=str(tmp_path / "r"), net=LatentOptions(text=False))
+    config = WorldModelConfig(
+        data=(str(tmp_path / "d"),), out=str(tmp_path / "r"), net=LatentOptions(text=False)
+    )
     with pytest.raises(UserError, match="has 2 instructions .* without text would average over them"):
         train(config)
-    dataset, asked = load(tmp_path / "d"), WorldEvalConfig(model="m", dataset="d", windows=8, horizon=4, inverse=5)
+    dataset, asked = (
+        load(tmp_path / "d"),
+        WorldEvalConfig(model="m", dataset="d", windows=8, horizon=4, inverse=5),
+    )
     old = Latent(replace(learnt.spec), LatentOptions(hidden=8, text=False), 0)
     old.frames = learnt.frames
     with pytest.raises(UserError, match="without text would average"):
         measure(old, dataset, asked)
     other = Latent(replace(learnt.spec, tasks=("go to the goal", "fly")), LatentOptions(hidden=8), 0)
     other.frames = learnt.frames
-    with pytest.raises(UserError, match="has the instruction 'stay away from the goal', which the world model was never taught"):
+    with pytest.raises(
+        UserError,
+        match="has the instruction 'stay away from the goal', which the world model was never taught",
+    ):
         measure(other, dataset, asked)
 
 
@@ -151,7 +174,10 @@ def test_recordings_are_renumbered_in_the_models_terms(data):
 
 def test_a_classifier_judges_by_the_instruction(data, tmp_path):
     from world_models.judge import load_classifier
-    judge = Classifier(4, 2, (), ClassifierOptions(updates=200, batch=64, false_alarms=0.05), tasks=data.tasks)
+
+    judge = Classifier(
+        4, 2, (), ClassifierOptions(updates=200, batch=64, false_alarms=0.05), tasks=data.tasks
+    )
     judge.fit(data)
     judge.save(tmp_path)
     state = np.array([[0, 0, 0.1, 0.05]] * 2, np.float32)
@@ -166,11 +192,16 @@ def test_a_classifier_judges_by_the_instruction(data, tmp_path):
 def test_data_sets_whose_actions_mean_different_things_teach_no_model_together(tmp_path):
     from robo_rl.data.writer import Writer
     from world_models.learning import read
+
     for name, scale in (("a", 1.0), ("b", 2.0)):
         env = PointReach(4, LIMIT)
         axes = tuple(replace(a, high=scale * a.high, low=scale * a.low) for a in env.spec.axes)
         with Writer(tmp_path / name, spec=replace(env.spec, axes=axes)) as writer:
             play(Recorder(env, writer.add, "policy", 0.0, 0), expert_actor(env), 4, 0)
     read([tmp_path / "a", tmp_path / "a"])
-    with pytest.raises(UserError, match=r"b differs from .*a in what its actions mean: action .* there, .* here; train on sets of one env"):
+    with pytest.raises(
+        UserError,
+        match=r"b differs from .*a in what its actions mean: action .* there, .* here; train on sets of one "
+        r"env",
+    ):
         read([tmp_path / "a", tmp_path / "b"])

@@ -27,7 +27,8 @@ def data():
 
 
 class Stand:
-    """A judge that stands in for a model server: `answer(items) -> body` or an exception; counts its requests."""
+    """A judge that stands in for a model server: `answer(items) -> body` or an exception; counts its
+    requests."""
 
     def __init__(self, answer, status=200):
         stand = self
@@ -45,6 +46,7 @@ class Stand:
 
             def log_message(self, *args):
                 pass
+
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/judge"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -66,7 +68,9 @@ def seen(states, images=None) -> Seen:
     states = np.asarray(states, np.float32)
     obs = {"state": states} | ({"image/top": images} if images is not None else {})
     n = len(states)
-    return Seen(obs, obs, np.array(["reach the goal"] * n), np.zeros((n, 2), np.float32), np.zeros(n, np.float32))
+    return Seen(
+        obs, obs, np.array(["reach the goal"] * n), np.zeros((n, 2), np.float32), np.zeros(n, np.float32)
+    )
 
 
 STATES = np.array([[0, 0, 0.1, 0], [0, 0, 0.9, 0], [0, 0, 0.1, 0], [0, 0, 0, 0.2]])
@@ -77,7 +81,11 @@ def test_an_endpoint_is_asked_in_batches_and_once_about_equal_steps():
         judge = Endpoint(stand.url, batch=2)
         assert judge(seen(STATES)).tolist() == [1, 0, 1, 1]
         assert (stand.requests, stand.items) == (2, 3)
-        assert judge(seen(STATES[::-1])).tolist() == [1, 1, 0, 1] and stand.requests == 2 and judge.answers.hits == 5
+        assert (
+            judge(seen(STATES[::-1])).tolist() == [1, 1, 0, 1]
+            and stand.requests == 2
+            and judge.answers.hits == 5
+        )
 
 
 def test_the_picture_and_the_instruction_are_part_of_what_was_asked():
@@ -110,6 +118,7 @@ def test_one_that_fails_at_first_is_asked_again_and_one_that_refuses_is_not():
     def flaky(items, stand):
         stand.status = 503 if stand.requests < 3 else 200
         return near(items, stand)
+
     with Stand(flaky) as stand:
         assert Endpoint(stand.url, pause=0.01)(seen(STATES)).tolist() == [1, 0, 1, 1] and stand.requests == 3
     with Stand(near, status=404) as stand, pytest.raises(UserError, match="status 404; 1 attempt of"):
@@ -131,6 +140,7 @@ def test_one_whose_answer_drips_in_without_end_runs_into_its_deadline_too():
 
         def log_message(self, *args):
             pass
+
     server = ThreadingHTTPServer(("127.0.0.1", 0), Drip)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -147,6 +157,7 @@ def test_one_that_is_slow_runs_into_its_deadline():
     def slow(items, stand):
         time.sleep(1.0)
         return near(items, stand)
+
     with Stand(slow) as stand:
         began = time.monotonic()
         with pytest.raises(UserError, match="does not answer"):
@@ -154,17 +165,26 @@ def test_one_that_is_slow_runs_into_its_deadline():
         assert time.monotonic() - began < 0.9
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    (b"I think yes", "must answer"), (b'{"scores": [1.0]}', r"4 numbers in \[0, 1\], got 1"),
-    (b'{"scores": [1, 2, 0, 0]}', r"numbers in \[0, 1\]"), (b'{"scores": [NaN, 1, 0, 0]}', "must answer")])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"I think yes", "must answer"),
+        (b'{"scores": [1.0]}', r"4 numbers in \[0, 1\], got 1"),
+        (b'{"scores": [1, 2, 0, 0]}', r"numbers in \[0, 1\]"),
+        (b'{"scores": [NaN, 1, 0, 0]}', "must answer"),
+    ],
+)
 def test_an_answer_that_is_none_is_refused(body, words):
     with Stand(lambda items, stand: body) as stand, pytest.raises(UserError, match=words):
         Endpoint(stand.url)(seen(np.random.default_rng(0).normal(size=(4, 4))))
 
 
 def test_a_judge_that_lies_is_found_out_on_held_out_steps(data):
-    with Stand(near) as honest, Stand(lambda items, stand: [1 - s for s in near(items, stand)]) as liar, \
-            Stand(lambda items, stand: [1.0] * len(items)) as yes:
+    with (
+        Stand(near) as honest,
+        Stand(lambda items, stand: [1 - s for s in near(items, stand)]) as liar,
+        Stand(lambda items, stand: [1.0] * len(items)) as yes,
+    ):
         good, bad, always = (confusion(Endpoint(s.url), data) for s in (honest, liar, yes))
     assert good["disagreement"] < 0.25 and bad["disagreement"] > 0.75
     assert always["disagreement"] == 0.5 and always["false_negative"] == 0 and always["true_negative"] == 0
@@ -175,7 +195,15 @@ def test_a_classifier_tells_recorded_successes_and_keeps_to_its_rate_of_false_al
     judge.fit(data)
     held = np.repeat(data.held, data.lengths)
     won = np.isin(np.arange(len(held)), data.end[data.success] - 1)[held]
-    said = judge(Seen({}, {"state": data.after[held]}, np.array([""] * held.sum()), data.action[held], np.zeros(held.sum())))
+    said = judge(
+        Seen(
+            {},
+            {"state": data.after[held]},
+            np.array([""] * held.sum()),
+            data.action[held],
+            np.zeros(held.sum()),
+        )
+    )
     assert (said[won][:, None] > said[~won]).mean() > 0.9  # AUROC
     assert (said[~won] > 0.5).mean() <= 0.02 + 1 / (~won).sum()
     judge.save(tmp_path)
@@ -190,9 +218,17 @@ def test_a_classifier_tells_recorded_successes_and_keeps_to_its_rate_of_false_al
 def test_a_classifier_of_pictures_needs_no_state():
     data = record(PointReach(20, LIMIT), 60)
     images = np.full((len(data.state), 16, 16, 3), 30, np.uint8)
-    last = np.where(data.success[:, None, None, None], 200, 30).astype(np.uint8) * np.ones((1, 16, 16, 3), np.uint8)
-    data = replace(data, images={"top": images}, state=data.state * 0, final=data.final * 0, final_images={"top": last},
-                   pictured=np.ones(len(data), bool))
+    last = np.where(data.success[:, None, None, None], 200, 30).astype(np.uint8) * np.ones(
+        (1, 16, 16, 3), np.uint8
+    )
+    data = replace(
+        data,
+        images={"top": images},
+        state=data.state * 0,
+        final=data.final * 0,
+        final_images={"top": last},
+        pictured=np.ones(len(data), bool),
+    )
     judge = Classifier(4, 2, ("top",), ClassifierOptions(updates=100, batch=32))
     judge.fit(data)
     assert confusion(judge, data)["disagreement"] == 0
@@ -204,11 +240,15 @@ class Watched(PointReach):
     def __init__(self, *args):
         super().__init__(*args)
         self.spec = replace(self.spec, views=("top",))
-        self.single_observation_space = Dict({**self.single_observation_space, "image/top": Box(0, 255, (16, 16, 3), np.uint8)})
+        self.single_observation_space = Dict(
+            {**self.single_observation_space, "image/top": Box(0, 255, (16, 16, 3), np.uint8)}
+        )
 
     def _obs(self):
         there = np.linalg.norm(self.goal - self.pos, axis=1) < self.radius
-        picture = np.where(there[:, None, None, None], 220, 30).astype(np.uint8) * np.ones((1, 16, 16, 3), np.uint8)
+        picture = np.where(there[:, None, None, None], 220, 30).astype(np.uint8) * np.ones(
+            (1, 16, 16, 3), np.uint8
+        )
         return super()._obs() | {"image/top": picture}
 
 
@@ -239,9 +279,11 @@ def test_in_a_recording_without_last_observations_the_judge_is_shown_the_one_bef
 
 
 def test_pictures_after_the_last_action_travel_from_the_recording_to_the_judge_and_the_models(tmp_path):
-    """Recorded in an env, written, read: every success is seen in its picture, which no frame before it shows."""
+    """Recorded in an env, written, read: every success is seen in its picture, which no frame before it
+    shows."""
     from robo_rl.data.writer import Writer
     from world_models.learning import joined, read
+
     for name in "ab":
         env = Watched(4, LIMIT)
         with Writer(tmp_path / name, spec=env.spec) as writer:
@@ -254,7 +296,12 @@ def test_pictures_after_the_last_action_travel_from_the_recording_to_the_judge_a
     assert np.array_equal(bright, data.success) and not (data.images["top"].mean((1, 2, 3)) > 128).any()
     witness = Witness()
     n = confusion(witness, data)["false_negative"]
-    assert n and ((witness.seen.after["image/top"].mean((1, 2, 3)) > 128) == (np.arange(len(witness.seen.task)) < n)).all()
+    assert (
+        n
+        and (
+            (witness.seen.after["image/top"].mean((1, 2, 3)) > 128) == (np.arange(len(witness.seen.task)) < n)
+        ).all()
+    )
     whole, steps = data.extended()
     assert len(whole.state) == len(data.state) + 40 and np.array_equal(whole.state[steps], data.state)
     assert np.array_equal(whole.state[steps + 1], data.after) and not whole.action[whole.end - 1].any()
@@ -281,13 +328,19 @@ def test_the_judges_word_is_the_envs_reward_and_end():
         env.reset(seed=0)
         assert not env.step(np.zeros((4, 2)))[1].any() and stand.requests == 0  # asked every second step
         _, reward, terminated, _, info = env.step(np.zeros((4, 2)))
-        assert reward.tolist() == [1] * 4 and terminated.all() and info["success"].all() and stand.requests == 1
+        assert (
+            reward.tolist() == [1] * 4 and terminated.all() and info["success"].all() and stand.requests == 1
+        )
 
 
 def test_what_is_no_judge_is_named(tmp_path):
     assert isinstance(judges.make("head"), judges.Head)
     judge = judges.make("http://x/y#every=5,timeout=2.5")
     assert (judge.url, judge.every, judge.timeout) == ("http://x/y", 5, 2.5)
-    for name, words in ((str(tmp_path), "neither head"), ("http://x#often=3", "options after #"), ("http://x#every=0", "every")):
+    for name, words in (
+        (str(tmp_path), "neither head"),
+        ("http://x#often=3", "options after #"),
+        ("http://x#every=0", "every"),
+    ):
         with pytest.raises(UserError, match=words):
             judges.make(name)

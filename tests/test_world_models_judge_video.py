@@ -1,4 +1,5 @@
-"""Judges of the whole video: the frames they are shown, OpenAI's protocol on a local stand-in, majority, credit, bounds."""
+"""Judges of the whole video: the frames they are shown, OpenAI's protocol on a local stand-in, majority,
+credit, bounds."""
 
 import base64
 import io
@@ -25,7 +26,8 @@ from world_models.oracle import Oracle
 
 
 class Chat:
-    """A stand-in for a server of OpenAI's protocol: `answer(request, k) -> text` of its k-th choice; keeps requests and headers."""
+    """A stand-in for a server of OpenAI's protocol: `answer(request, k) -> text` of its k-th choice; keeps
+    requests and headers."""
 
     def __init__(self, answer, most: int = 99):
         chat = self
@@ -37,13 +39,16 @@ class Chat:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 chat.requests.append(request)
                 chat.headers.append(dict(self.headers))
-                choices = [{"message": {"content": answer(request, k)}} for k in range(min(request["n"], most))]
+                choices = [
+                    {"message": {"content": answer(request, k)}} for k in range(min(request["n"], most))
+                ]
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(json.dumps({"choices": choices}).encode())
 
             def log_message(self, *args):
                 pass
+
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -63,7 +68,7 @@ def frames_in(request) -> list[np.ndarray]:
 
 def bright(request, k) -> str:
     """Success where the last frame is bright; a model that talks before it answers."""
-    return f'I look. {json.dumps({"success": bool(frames_in(request)[-1].mean() > 128)})}'
+    return f"I look. {json.dumps({'success': bool(frames_in(request)[-1].mean() > 128)})}"
 
 
 def seen(levels, tasks=None, frames=3) -> Seen:
@@ -71,10 +76,18 @@ def seen(levels, tasks=None, frames=3) -> Seen:
     after = (np.ones((len(levels), 8, 8, 3)) * np.reshape(levels, (-1, 1, 1, 1))).astype(np.uint8)
     clip = {"image/top": np.stack([after * 0] * (frames - 1) + [after], 1)}
     obs = {"state": np.zeros((len(levels), 2), np.float32), "image/top": after}
-    return Seen(obs, obs, np.array(tasks or ["reach"] * len(levels)), np.zeros((len(levels), 2)), np.zeros(len(levels)), clip)
+    return Seen(
+        obs,
+        obs,
+        np.array(tasks or ["reach"] * len(levels)),
+        np.zeros((len(levels), 2)),
+        np.zeros(len(levels)),
+        clip,
+    )
 
 
-# ---- what it is shown --------------------------------------------------------------------------------------------
+# ---- what it is shown --------------------------------------------------------------------------------------
+
 
 class Shown:
     """A judge of four frames, three steps apart, that keeps what it was shown and says no."""
@@ -94,12 +107,23 @@ class Counting(Watched):
 
     def _obs(self):
         out = super()._obs()
-        return out | {"image/top": np.ones((self.num_envs, 16, 16, 3), np.uint8) * self.t.astype(np.uint8)[:, None, None, None]}
+        return out | {
+            "image/top": np.ones((self.num_envs, 16, 16, 3), np.uint8)
+            * self.t.astype(np.uint8)[:, None, None, None]
+        }
 
 
 def test_the_frames_that_led_to_a_step_are_shown_oldest_first_in_the_env_in_play_and_of_a_recording():
-    """After step t the newest kept frame is that of the last multiple of three below t, and an episode begins with copies of its first."""
-    want = {1: [0, 0, 0, 1], 3: [0, 0, 0, 3], 4: [0, 0, 3, 4], 7: [0, 3, 6, 7], 10: [3, 6, 9, 10], 12: [3, 6, 9, 12]}
+    """After step t the newest kept frame is that of the last multiple of three below t, and an episode begins
+    with copies of its first."""
+    want = {
+        1: [0, 0, 0, 1],
+        3: [0, 0, 0, 3],
+        4: [0, 0, 3, 4],
+        7: [0, 3, 6, 7],
+        10: [3, 6, 9, 10],
+        12: [3, 6, 9, 12],
+    }
     for t, row in want.items():
         assert (clip_rows(np.array([50 + t - 1]), np.array([50]), 4, 3)[0] - 50).tolist() == row
     judge = Shown()
@@ -127,7 +151,8 @@ def test_a_judge_of_single_frames_keeps_none():
     assert not Clips(Endpoint("http://x"), {"image/top": np.zeros((2, 4, 4, 3))}).kept
 
 
-# ---- OpenAI's protocol -------------------------------------------------------------------------------------------
+# ---- OpenAI's protocol -------------------------------------------------------------------------------------
+
 
 def test_a_chat_judge_sends_task_and_frames_and_takes_the_majority():
     with Chat(lambda r, k: bright(r, k) if k != 1 else '{"success": false}') as chat:
@@ -146,6 +171,7 @@ def test_criteria_are_told_and_give_partial_credit(tmp_path):
         if "Criterion 2: the mark is reached" in request["messages"][1]["content"][0]["text"]:
             return json.dumps({"success": False, "criteria": [True, k == 0]})
         return json.dumps({"success": True, "criteria": [True]})
+
     with Chat(answer) as chat:
         judge = ChatJudge(chat.url, frames=3, samples=2, criteria=str(tmp_path / "c.json"))
         share, credit = judge.votes(seen([9, 9], ["reach", "another"]))
@@ -174,9 +200,14 @@ def test_equal_clips_are_asked_about_once_and_the_whole_clip_counts():
         assert len(chat.requests) == 4
 
 
-@pytest.mark.parametrize(("answer", "words"), [
-    ("yes, it did", "gave 0 of 3 answers as JSON with success; the last other one: 'yes, it did'"),
-    ('{"success": "yes"}', "gave 0 of 3 answers"), ('{"won": true}', "gave 0 of 3")])
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("yes, it did", "gave 0 of 3 answers as JSON with success; the last other one: 'yes, it did'"),
+        ('{"success": "yes"}', "gave 0 of 3 answers"),
+        ('{"won": true}', "gave 0 of 3"),
+    ],
+)
 def test_answers_that_are_none_end_in_one_line(answer, words):
     with Chat(lambda r, k: answer) as chat, pytest.raises(UserError, match=words):
         ChatJudge(chat.url, frames=3, samples=3)(seen([200]))
@@ -187,7 +218,9 @@ def test_a_judge_that_contradicts_itself_is_told():
         judge = ChatJudge(chat.url, frames=3, samples=5)
         judge(seen(np.arange(19)))
         assert judge.divided == 19
-        with pytest.raises(UserError, match="contradicts itself: its 5 answers are divided on 20 of 20 clips"):
+        with pytest.raises(
+            UserError, match="contradicts itself: its 5 answers are divided on 20 of 20 clips"
+        ):
             judge(seen([99]))
 
 
@@ -204,7 +237,10 @@ def test_requests_have_a_budget_and_the_key_comes_from_the_environment(monkeypat
 def test_one_that_is_down_and_one_that_speaks_another_protocol_are_named():
     with pytest.raises(UserError, match=r"chat/completions does not answer .*2 attempts"):
         ChatJudge("http://127.0.0.1:9/v1", frames=3, tries=2, pause=0.01, timeout=1)(seen([1]))
-    with Stand(lambda items, stand: b"{}") as stand, pytest.raises(UserError, match=r"does not answer|must answer as OpenAI"):
+    with (
+        Stand(lambda items, stand: b"{}") as stand,
+        pytest.raises(UserError, match=r"does not answer|must answer as OpenAI"),
+    ):
         ChatJudge(stand.url, frames=3, tries=1)(seen([1]))
     with pytest.raises(UserError, match="looks at pictures"):
         s = seen([1])
@@ -217,25 +253,43 @@ def test_our_own_protocol_sends_clips_too():
     def answer(items, stand):
         shown.extend(items)
         return [0.25] * len(items)
+
     with Stand(answer) as stand:
         judge = judges.make(f"{stand.url}#frames=3,skip=2")
         assert judge(seen([7])).tolist() == [0.25] and (judge.frames, judge.skip) == (3, 2)
     assert [len(v) for v in shown[0]["clip"].values()] == [3]
 
 
-# ---- what it is worth --------------------------------------------------------------------------------------------
+# ---- what it is worth --------------------------------------------------------------------------------------
+
 
 def test_agreement_with_the_truth_is_told_per_instruction_with_its_interval():
     data = record(PointReach(20, LIMIT, tasks=("reach the goal", "go there")), 120)
-    final = np.where(data.success[:, None, None, None], 220, 30).astype(np.uint8) * np.ones((1, 8, 8, 3), np.uint8)
-    data = replace(data, images={"top": np.full((len(data.state), 8, 8, 3), 30, np.uint8)}, final_images={"top": final},
-                   pictured=np.ones(len(data), bool))
+    final = np.where(data.success[:, None, None, None], 220, 30).astype(np.uint8) * np.ones(
+        (1, 8, 8, 3), np.uint8
+    )
+    data = replace(
+        data,
+        images={"top": np.full((len(data.state), 8, 8, 3), 30, np.uint8)},
+        final_images={"top": final},
+        pictured=np.ones(len(data), bool),
+    )
 
     def half(request, k):
-        return bright(request, k) if "go there" in request["messages"][1]["content"][0]["text"] else '{"success": false}'
+        return (
+            bright(request, k)
+            if "go there" in request["messages"][1]["content"][0]["text"]
+            else '{"success": false}'
+        )
+
     with Chat(half) as chat:
         found = confusion(ChatJudge(chat.url, frames=3, samples=1), data)
     a, b = found["tasks"]["go there"], found["tasks"]["reach the goal"]
-    assert a["value"] == 1 and a["low"] < 1 and 0.2 < b["value"] < 0.9 and a["n"] + b["n"] == sum(
-        found[k] for k in ("true_positive", "false_negative", "false_positive", "true_negative"))
+    assert (
+        a["value"] == 1
+        and a["low"] < 1
+        and 0.2 < b["value"] < 0.9
+        and a["n"] + b["n"]
+        == sum(found[k] for k in ("true_positive", "false_negative", "false_positive", "true_negative"))
+    )
     assert found["credit"]["did_not"]["value"] == 0 and found["divided"] == 0

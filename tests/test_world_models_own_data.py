@@ -23,24 +23,33 @@ from world_models.evaluate import measure
 from world_models.own_pictures import as_squares
 from world_models.windows import check_dataset
 
-pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums", "ignore:data set .* has cameras")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:data set .* without checksums", "ignore:data set .* has cameras"
+)
 SIZE = (24, 32)
 UNITS = (("rad",) * 6 + ("1",)) * 2
 
 
 @pytest.fixture(scope="module")
 def aloha(tmp_path_factory):
-    return datasets.write(tmp_path_factory.mktemp("own") / "aloha", "aloha", episodes=12, length=24, size=SIZE)
+    return datasets.write(
+        tmp_path_factory.mktemp("own") / "aloha", "aloha", episodes=12, length=24, size=SIZE
+    )
 
 
 def test_actions_become_commands_whose_axes_say_what_they_mean_and_a_models_ranges_hold(aloha):
     data = load(aloha)
     [told] = own_units.as_commands([data])
     axis = told.spec.axes[0]
-    assert (axis.unit, axis.kind, axis.low, axis.high) == ("rad", "absolute", data.action[:, 0].min(), data.action[:, 0].max())
+    assert (axis.unit, axis.kind, axis.low, axis.high) == (
+        "rad",
+        "absolute",
+        data.action[:, 0].min(),
+        data.action[:, 0].max(),
+    )
     assert np.allclose(told.action.min(0), -1, atol=1e-6) and np.allclose(told.action.max(0), 1, atol=1e-6)
     half = own_units.as_commands([load(aloha, episodes=2)], told.spec.axes)[0]
-    np.testing.assert_array_equal(half.action, told.action[:len(half.action)])
+    np.testing.assert_array_equal(half.action, told.action[: len(half.action)])
     assert own_units.as_commands([told]) == [told]
 
 
@@ -62,9 +71,14 @@ def test_pictures_are_padded_to_squares_as_they_are_decoded(aloha):
 
 
 def learnt(aloha, out):
-    learned = learning.train(options.WorldModelConfig(
-        data=(str(aloha),), out=str(out), net=options.LatentOptions(members=2, hidden=16, layers=1),
-        fit=options.FitOptions(updates=10, batch=16, unroll=2)))
+    learned = learning.train(
+        options.WorldModelConfig(
+            data=(str(aloha),),
+            out=str(out),
+            net=options.LatentOptions(members=2, hidden=16, layers=1),
+            fit=options.FitOptions(updates=10, batch=16, unroll=2),
+        )
+    )
     return worlds.load(learned.folder)
 
 
@@ -76,6 +90,7 @@ def test_a_policy_that_learnt_in_the_robots_units_acts_in_a_model_of_its_data(al
 
         def act(self, obs, generator, explore):
             return SimpleNamespace(actions=torch.from_numpy(data.action[:3])[:, None])
+
     step = model.step
     model.step = lambda carry, actions: asked.append(actions) or step(carry, actions)
     play_in_model(model, Policy(), {"state": data.state[:3], "task": np.array([data.task(0)] * 3)}, 1, 0)
@@ -83,11 +98,19 @@ def test_a_policy_that_learnt_in_the_robots_units_acts_in_a_model_of_its_data(al
     assert model.spec.control.axes[0].unit == "rad" and model.spec.own
 
 
-# ---- what a policy is shown, and what its actions are ------------------------------------------------------------
+# ---- what a policy is shown, and what its actions are ------------------------------------------------------
+
 
 def seen_by(fit="crop", **change):
     """A policy that learnt in radians from pictures, as far as `translate` asks."""
-    known = {"state": 14, "action": 14, "views": ("cam_left_wrist",), "image_size": 96, "fit": fit, "units": UNITS}
+    known = {
+        "state": 14,
+        "action": 14,
+        "views": ("cam_left_wrist",),
+        "image_size": 96,
+        "fit": fit,
+        "units": UNITS,
+    }
     return SimpleNamespace(spec=ObsSpec(**known | change), act=None)
 
 
@@ -98,7 +121,12 @@ def spec_of(aloha, **change):
 
 def test_a_policy_is_shown_the_pictures_in_the_shape_that_was_recorded_and_acts_in_its_units(aloha):
     spec, data = spec_of(aloha)
-    assert spec.pictures == (SIZE, SIZE) and spec.image_size == 64 and spec.own and data.control.axes[0].unit == "rad"
+    assert (
+        spec.pictures == (SIZE, SIZE)
+        and spec.image_size == 64
+        and spec.own
+        and data.control.axes[0].unit == "rad"
+    )
     observe, command = own_units.translate(seen_by(), spec)
     obs = {f"image/{v}": x[:3] for v, x in data.images.items()} | {"state": data.state[:3]}
     shown = observe(obs)
@@ -109,11 +137,17 @@ def test_a_policy_is_shown_the_pictures_in_the_shape_that_was_recorded_and_acts_
     assert observe(obs) is obs and command(data.action) is data.action
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"views": ("front",)}, "nothing shows it front; learn both from the same cameras"),
-    ({"state": 7}, "state size is 7, the world model's 14"),
-    ({"units": ("deg",) * 14}, "left_waist is in deg, the world model's rad"), ({"action": 7, "units": ()}, "action size is 7"),
-    ({"action_names": tuple("abcdefghijklmn")}, "action axes are a, b"), ({"fit": ""}, "image size is 96, the world model's 64")])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"views": ("front",)}, "nothing shows it front; learn both from the same cameras"),
+        ({"state": 7}, "state size is 7, the world model's 14"),
+        ({"units": ("deg",) * 14}, "left_waist is in deg, the world model's rad"),
+        ({"action": 7, "units": ()}, "action size is 7"),
+        ({"action_names": tuple("abcdefghijklmn")}, "action axes are a, b"),
+        ({"fit": ""}, "image size is 96, the world model's 64"),
+    ],
+)
 def test_a_policy_that_a_model_does_not_fit_is_one_line(aloha, change, words):
     spec, _ = spec_of(aloha)
     with pytest.raises(UserError, match=words):
@@ -122,28 +156,44 @@ def test_a_policy_that_a_model_does_not_fit_is_one_line(aloha, change, words):
 
 def test_a_policy_of_pictures_is_told_that_a_model_of_states_shows_none(aloha):
     spec, _ = spec_of(aloha)
-    with pytest.raises(UserError, match="a latent model predicts states alone; learn one of pictures: .*--kind encoded, video or"):
+    with pytest.raises(
+        UserError,
+        match="a latent model predicts states alone; learn one of pictures: .*--kind encoded, video or",
+    ):
         own_units.translate(seen_by(), replace(spec, kind="latent", control=replace(spec.control, views=())))
 
 
 def test_a_model_of_states_says_what_it_does_not_learn(aloha):
-    with pytest.warns(UserWarning, match="has cameras, cam_high, cam_left_wrist, and a model of this kind learns its 14 state numbers"):
+    with pytest.warns(
+        UserWarning,
+        match="has cameras, cam_high, cam_left_wrist, and a model of this kind learns its 14 state numbers",
+    ):
         learning.read([str(aloha)])
 
 
 def test_units_that_differ_are_named_with_their_remedy(aloha, tmp_path):
     other = Path(shutil.copytree(aloha, tmp_path / "deg"))
     labels.state_units(other, "deg")
-    with pytest.raises(UserError, match=r"'left_waist' means .* rad \(absolute\) there, .* deg \(absolute\) here.*robo_rl data label"):
+    with pytest.raises(
+        UserError,
+        match=r"'left_waist' means .* rad \(absolute\) there, .* deg \(absolute\) here.*robo_rl data label",
+    ):
         learning.read([str(aloha), str(other)])
     spec, _ = spec_of(aloha)
     axes = own_units.as_commands([load(other)], spec.control.axes)[0].spec.axes
-    with pytest.raises(UserError, match=r"rad \(absolute\) in the model, .* deg \(absolute\) in the data.*robo_rl data label .*deg --u"):
-        check_dataset(replace(spec, control=replace(spec.control, views=())), load(other).meta, str(other), axes)
+    with pytest.raises(
+        UserError,
+        match=r"rad \(absolute\) in the model, .* deg \(absolute\) in the data.*robo_rl data label .*deg --u",
+    ):
+        check_dataset(
+            replace(spec, control=replace(spec.control, views=())), load(other).meta, str(other), axes
+        )
 
 
 @pytest.mark.slow
-def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in_python(aloha, tmp_path, monkeypatch, capsys):
+def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in_python(
+    aloha, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
 
     def told(*argv, code=0):
@@ -152,11 +202,49 @@ def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in
         said = capsys.readouterr()
         assert (e.value.code or 0) == code, said
         return said.err if code else said.out
+
     tiny = ("--policy.horizon", "4", "--policy.execute", "2", "--bc.updates", "2", "--bc.batch", "4")
-    told("train", "--sim", "none", "--algo", "bc", "--demos", str(aloha), "--data.cameras", "cam_high", "--out", "bc", *tiny)
-    told("wm", "train", str(aloha), "--kind", "encoded", "--out", "wm", "--horizon", "8", "--tolerance", "50", "--fit.pictures", "2",
-         "--fit.dynamics.updates", "300", "--fit.dynamics.batch", "32", "--net.width", "8", "--net.codes", "4",
-         "--net.dynamics.hidden", "32", "--net.dynamics.members", "2")
+    told(
+        "train",
+        "--sim",
+        "none",
+        "--algo",
+        "bc",
+        "--demos",
+        str(aloha),
+        "--data.cameras",
+        "cam_high",
+        "--out",
+        "bc",
+        *tiny,
+    )
+    told(
+        "wm",
+        "train",
+        str(aloha),
+        "--kind",
+        "encoded",
+        "--out",
+        "wm",
+        "--horizon",
+        "8",
+        "--tolerance",
+        "50",
+        "--fit.pictures",
+        "2",
+        "--fit.dynamics.updates",
+        "300",
+        "--fit.dynamics.batch",
+        "32",
+        "--net.width",
+        "8",
+        "--net.codes",
+        "4",
+        "--net.dynamics.hidden",
+        "32",
+        "--net.dynamics.members",
+        "2",
+    )
     assert worlds.load("wm").spec.horizon
     said = told("eval", "bc", "--sim", "wm:wm", "--episodes", "3")
     assert "transfer the cube" in said and " 3" in said
@@ -168,6 +256,10 @@ def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in
 @pytest.mark.slow
 def test_the_report_of_a_model_of_it_says_that_nobody_told_success(aloha, tmp_path):
     model = learnt(aloha, tmp_path / "wm")
-    doc, _ = measure(model, load(aloha), options.WorldEvalConfig(model=str(tmp_path / "wm"), dataset=str(aloha), windows=8, horizon=4))
+    doc, _ = measure(
+        model,
+        load(aloha),
+        options.WorldEvalConfig(model=str(tmp_path / "wm"), dataset=str(aloha), windows=8, horizon=4),
+    )
     assert np.isfinite([i["value"] for i in doc["open_loop"]["state"]["model"].values()]).all()
     assert "Nobody said which episodes succeeded" in doc["notes"][0]

@@ -1,4 +1,5 @@
-"""PDE-Refiner on Kuramoto-Sivashinsky: the equation, the refinement where the truth is known, and the script."""
+"""PDE-Refiner on Kuramoto-Sivashinsky: the equation, the refinement where the truth is known, and the
+script."""
 
 import numpy as np
 import pytest
@@ -10,7 +11,12 @@ from world_models import pde
 
 def test_solutions_keep_their_mean_stay_bounded_and_are_decided_by_the_seed():
     u = pde.solve(3, 2, 0.8, points=32, settle=40)
-    assert u.shape == (3, 2, 32) and np.isfinite(u).all() and 0.5 < u.std() < 2.5 and np.abs(u.mean(-1)).max() < 1e-5
+    assert (
+        u.shape == (3, 2, 32)
+        and np.isfinite(u).all()
+        and 0.5 < u.std() < 2.5
+        and np.abs(u.mean(-1)).max() < 1e-5
+    )
     assert np.array_equal(u, pde.solve(3, 2, 0.8, points=32, settle=40))
     assert not np.array_equal(u, pde.solve(3, 2, 0.8, points=32, settle=40, seed=1))
 
@@ -47,7 +53,9 @@ def test_a_network_that_knows_the_noise_has_no_loss_and_refines_to_the_truth():
 def test_without_levels_the_loss_is_the_plain_regression():
     u, y, net = torch.randn(8, 16), torch.randn(8, 16), pde.UNet(8, 0)
     loss = pde.refiner_loss(net, u, y, [], torch.Generator().manual_seed(0))
-    assert loss.item() == pytest.approx((net(torch.zeros_like(u), u, torch.zeros(8, dtype=torch.int64)) - y).square().mean().item())
+    assert loss.item() == pytest.approx(
+        (net(torch.zeros_like(u), u, torch.zeros(8, dtype=torch.int64)) - y).square().mean().item()
+    )
 
 
 def test_the_network_moves_with_its_input_on_the_circle():
@@ -73,13 +81,33 @@ def test_the_time_of_correlation_and_the_error_by_wave_by_hand():
 
 def test_it_learns_and_the_script_tells_the_times_and_keeps_them(tmp_path, capsys):
     keep = tmp_path / "found.jsonl"
-    given = ["--seeds", "1", "--updates", "8", "--width", "8", "--taught", "4", "--test", "2", "--steps", "6", "--settle", "5",
-             "--keep", str(keep)]
+    given = [
+        "--seeds",
+        "1",
+        "--updates",
+        "8",
+        "--width",
+        "8",
+        "--taught",
+        "4",
+        "--test",
+        "2",
+        "--steps",
+        "6",
+        "--settle",
+        "5",
+        "--keep",
+        str(keep),
+    ]
     main = launch_script("compare_refiner").main
     main(given)
     first = capsys.readouterr().out
-    assert first.count("time to correlation 0.8") == 3 and "refiner less a U-Net of equal cost a step" in first
+    assert (
+        first.count("time to correlation 0.8") == 3 and "refiner less a U-Net of equal cost a step" in first
+    )
     kept = keep.read_text()
     main(given)
     assert capsys.readouterr().out == first and keep.read_text() == kept
-    assert [line.count('"width": 16') for line in kept.splitlines()] == [0, 0, 1], "twice as wide at three refinements"
+    assert [line.count('"width": 16') for line in kept.splitlines()] == [0, 0, 1], (
+        "twice as wide at three refinements"
+    )

@@ -1,4 +1,5 @@
-"""Planning in a model: what is chosen, when the policy's own chunk stays, and that it pays in the real world."""
+"""Planning in a model: what is chosen, when the policy's own chunk stays, and that it pays in the real
+world."""
 
 from dataclasses import replace
 
@@ -13,18 +14,25 @@ from world_models.plan import Planner, PlanOptions
 
 
 def wander(seed):
-    """A policy that walks straight for four steps, whatever the goal: a new direction at every call, or the same one with seed None."""
+    """A policy that walks straight for four steps, whatever the goal: a new direction at every call, or the
+    same one with seed None."""
     rng = np.random.default_rng(seed)
 
     def act(obs):
         n = len(obs["state"])
         angle = np.full(n, 0.3) if seed is None else rng.uniform(0, 2 * np.pi, n)
         return np.repeat(np.stack([np.cos(angle), np.sin(angle)], 1)[:, None], 4, 1).astype(np.float32)
+
     return act
 
 
 def plans(model=None, **options):
-    return Planner(model or PointModel(generous=0.1), wander(1), wander(None), PlanOptions(**{"candidates": 64, "ahead": 0} | options))
+    return Planner(
+        model or PointModel(generous=0.1),
+        wander(1),
+        wander(None),
+        PlanOptions(**{"candidates": 64, "ahead": 0} | options),
+    )
 
 
 def near():
@@ -35,7 +43,9 @@ def near():
 def test_the_best_of_the_proposals_is_executed_and_the_policys_own_where_none_is_better():
     planner = plans()
     chunk = planner(near())
-    assert chunk.shape == (2, 4, 2) and chunk[0, 0, 1] > 0.95 and np.allclose(chunk[1], wander(None)(near())[1])
+    assert (
+        chunk.shape == (2, 4, 2) and chunk[0, 0, 1] > 0.95 and np.allclose(chunk[1], wander(None)(near())[1])
+    )
     assert (planner.changed, planner.planned) == (1, 2)
 
 

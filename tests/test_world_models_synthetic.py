@@ -1,4 +1,5 @@
-"""Synthetic experience: EDM where its answer is known, guidance that moves actions the right way, mixes that are exact."""
+"""Synthetic experience: EDM where its answer is known, guidance that moves actions the right way, mixes that
+are exact."""
 
 import math
 from types import SimpleNamespace
@@ -38,8 +39,10 @@ def linear(m=600, seed=0) -> Transitions:
 
 # ---- EDM
 
+
 def test_the_zero_net_is_the_exact_denoiser_of_a_unit_gaussian():
-    """E[y | y + sigma n] = x/(1 + sigma^2), and its expected loss is the least: 1 for every sigma after weighting."""
+    """E[y | y + sigma n] = x/(1 + sigma^2), and its expected loss is the least: 1 for every sigma after
+    weighting."""
     x, sigma = torch.randn(5, 3, generator=generator()), torch.tensor([0.01, 0.1, 1.0, 10.0, 80.0])
     assert torch.allclose(synther.denoise(nothing, x, sigma), x / (1 + sigma.square())[:, None])
     y = torch.randn(20_000, 3, generator=generator())
@@ -58,7 +61,9 @@ def test_the_noise_levels_run_from_the_most_to_the_least_and_end_at_zero():
 @pytest.mark.parametrize("churn", [0.0, 10.0])
 def test_the_sampler_draws_a_unit_gaussian_with_its_exact_denoiser(churn):
     x = synther.heun(nothing, (4000, 2), SynthOptions(steps=32, churn=churn, churn_noise=1.0), generator())
-    assert x.mean(0).tolist() == pytest.approx([0, 0], abs=0.05) and x.std(0).tolist() == pytest.approx([1, 1], abs=0.04)
+    assert x.mean(0).tolist() == pytest.approx([0, 0], abs=0.05) and x.std(0).tolist() == pytest.approx(
+        [1, 1], abs=0.04
+    )
     assert abs(float((x[:, 0] * x[:, 1]).mean())) < 0.05
 
 
@@ -71,11 +76,13 @@ def test_the_sampler_draws_a_correlated_gaussian_with_its_exact_denoiser():
         raw = x * (s.square() + 1).sqrt()
         gain = torch.linalg.solve(c + s[..., None].square() * torch.eye(2), (raw - m)[..., None])[..., 0] @ c
         return (m + gain - raw / (s.square() + 1)) * (s.square() + 1).sqrt() / s
+
     x = synther.heun(net, (4000, 2), SynthOptions(steps=48), generator())
     assert torch.allclose(x.mean(0), m, atol=0.05) and torch.allclose(torch.cov(x.T), c, atol=0.06)
 
 
 # ---- SynthER
+
 
 def test_rows_and_transitions_are_each_other_s_inverse():
     t = linear(7)
@@ -88,7 +95,11 @@ def test_rows_and_transitions_are_each_other_s_inverse():
 def test_recorded_episodes_become_transitions_without_one_across_their_border():
     state = np.arange(5, dtype=np.float32)[:, None]
     t = synther.of_episodes(state, state, state[:, 0], np.array([0, 3]), np.array([3, 5]))
-    assert t.obs[:, 0].tolist() == [0, 1, 3] and t.next_obs[:, 0].tolist() == [1, 2, 4] and not t.terminated.any()
+    assert (
+        t.obs[:, 0].tolist() == [0, 1, 3]
+        and t.next_obs[:, 0].tolist() == [1, 2, 4]
+        and not t.terminated.any()
+    )
 
 
 def test_samples_stay_in_the_data_s_range_are_decided_by_the_seed_and_come_in_any_number():
@@ -119,16 +130,27 @@ def test_it_learns_the_dynamics_of_a_linear_system():
 
 @pytest.mark.parametrize(("ratio", "made"), [(0.0, 0), (0.25, 8), (0.5, 16), (1.0, 32)])
 def test_a_mix_has_exactly_the_stated_share(ratio, made):
-    real, fake = linear(50), Transitions(*(np.full((9, *s), 7, np.float32) for s in ((2,), (2,), ())), np.full((9, 2), 7, np.float32),
-                                         np.zeros(9, bool), "synthetic")
+    real, fake = (
+        linear(50),
+        Transitions(
+            *(np.full((9, *s), 7, np.float32) for s in ((2,), (2,), ())),
+            np.full((9, 2), 7, np.float32),
+            np.zeros(9, bool),
+            "synthetic",
+        ),
+    )
     batch = synther.mixed(real, fake, 32, ratio, np.random.default_rng(0))
     assert len(batch) == 32 and (batch.obs[:, 0] == 7).sum() == made
 
 
 def test_ratio_zero_draws_what_the_base_agent_draws_to_the_bit():
     real, rng, base = linear(50), np.random.default_rng(5), np.random.default_rng(5)
-    none = Transitions(*(np.zeros((0, *s), np.float32) for s in ((2,), (2,), ())), np.zeros((0, 2), np.float32),
-                       np.zeros(0, bool), "synthetic")
+    none = Transitions(
+        *(np.zeros((0, *s), np.float32) for s in ((2,), (2,), ())),
+        np.zeros((0, 2), np.float32),
+        np.zeros(0, bool),
+        "synthetic",
+    )
     for _ in range(3):
         batch = synther.mixed(real, none, 16, 0.0, rng)
         assert np.array_equal(batch.obs, real.obs[base.integers(0, 50, 16)]) and batch.source == "real"
@@ -151,8 +173,12 @@ def test_a_replay_that_was_filled_gives_back_each_transition():
     seen = {tuple(o): i for i, o in enumerate(t.obs)}
     at = [seen[tuple(o)] for o in batch.obs["state"]]
     assert len(set(at)) == 30 and (batch.source == 2).all() and (batch.steps == 1).all()
-    assert np.array_equal(batch.next_obs["state"], t.next_obs[at]) and np.array_equal(batch.actions[:, 0], t.action[at])
-    assert np.array_equal(batch.rewards, t.reward[at]) and batch.discounts == pytest.approx(np.where(t.terminated[at], 0, 0.9))
+    assert np.array_equal(batch.next_obs["state"], t.next_obs[at]) and np.array_equal(
+        batch.actions[:, 0], t.action[at]
+    )
+    assert np.array_equal(batch.rewards, t.reward[at]) and batch.discounts == pytest.approx(
+        np.where(t.terminated[at], 0, 0.9)
+    )
 
 
 def test_a_replay_source_with_share_zero_changes_nothing():
@@ -175,7 +201,10 @@ def test_the_synthetic_source_is_learnt_from_replay_and_takes_its_exact_share_of
     batch = mixture.sample(32, np.random.default_rng(0))
     fake = batch.source == SOURCE
     assert fake.sum() == 16 and not batch.own[fake].any() and len(made) == 40
-    assert batch.actions.shape == (32, 1, 2) and set(np.unique(batch.discounts[fake])) <= {np.float32(0.9), np.float32(0)}
+    assert batch.actions.shape == (32, 1, 2) and set(np.unique(batch.discounts[fake])) <= {
+        np.float32(0.9),
+        np.float32(0),
+    }
     assert batch.discounts.dtype == batch.rewards.dtype == np.float32
 
 
@@ -201,8 +230,12 @@ def test_an_empty_synthetic_source_leaves_its_share_to_the_others():
 
 
 def walks(episodes: int, seed: int = 0) -> Replay:
-    """Chunks of 2 steps: the state moves by 0.1 of the action, some 9 steps long, half of them end in success."""
-    rng, r = np.random.default_rng(seed), Replay({"state": ((2,), np.dtype(np.float32))}, 2, 2, 0.9, 20_000, 1)
+    """Chunks of 2 steps: the state moves by 0.1 of the action, some 9 steps long, half of them end in
+    success."""
+    rng, r = (
+        np.random.default_rng(seed),
+        Replay({"state": ((2,), np.dtype(np.float32))}, 2, 2, 0.9, 20_000, 1),
+    )
     lane = np.zeros(1, np.int64)
     for e in range(episodes):
         s, n = rng.normal(size=2).astype(np.float32), int(rng.integers(7, 12))
@@ -237,23 +270,47 @@ def test_guided_transitions_are_nearer_to_the_policy_and_at_strength_zero_they_a
 
         def act(self, obs, generator, explore):
             return SimpleNamespace(actions=torch.ones(len(obs["state"]), 2, 2))
+
     real, far = Mixture({"online": (walks(200), 1.0)}), []
     for strength in (0.0, 3.0):
-        made = Synthetic(DemoSacOptions(synthetic=0.5, synthetic_kind="guided", synthetic_rows=1500, synthetic_updates=150, gamma=0.9,
-                                     synthetic_strength=strength), 2, 2, 0, lambda words: None)
+        made = Synthetic(
+            DemoSacOptions(
+                synthetic=0.5,
+                synthetic_kind="guided",
+                synthetic_rows=1500,
+                synthetic_updates=150,
+                gamma=0.9,
+                synthetic_strength=strength,
+            ),
+            2,
+            2,
+            0,
+            lambda words: None,
+        )
         made.renew(0, real, Right())
         batch = made.sample(1500, np.random.default_rng(0))
         far.append(float(np.abs(batch.actions - 1).mean()))
-        assert len(made) == 1500 and (batch.source == SOURCE).all() and 0.02 < (batch.discounts == 0).mean() < 0.4
+        assert (
+            len(made) == 1500
+            and (batch.source == SOURCE).all()
+            and 0.02 < (batch.discounts == 0).mean() < 0.4
+        )
     assert 0.85 < far[0] < 1.15 and far[1] < far[0] - 0.2
 
 
 # ---- guidance
 
+
 def test_windows_stay_inside_their_episode_and_know_how_it_ended():
     state = np.arange(7, dtype=np.float32)[:, None]
-    w = guided.windows_of(state, state, state[:, 0], np.array([True, False]), np.array([0, 4]), np.array([4, 7]), 3)
-    assert w[:, :, 0].tolist() == [[0, 1, 2], [1, 2, 3], [4, 5, 6]] and w[:, :, -1].tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
+    w = guided.windows_of(
+        state, state, state[:, 0], np.array([True, False]), np.array([0, 4]), np.array([4, 7]), 3
+    )
+    assert w[:, :, 0].tolist() == [[0, 1, 2], [1, 2, 3], [4, 5, 6]] and w[:, :, -1].tolist() == [
+        [0, 0, 0],
+        [0, 0, 1],
+        [0, 0, 0],
+    ]
     with pytest.raises(UserError, match="no recorded episode has 9 steps"):
         guided.windows_of(state, state, state[:, 0], np.ones(2, bool), np.array([0, 4]), np.array([4, 7]), 9)
 
@@ -264,7 +321,8 @@ def test_the_schedule_by_hand():
 
 
 def trajectories(**more) -> Guided:
-    """Unit-Gaussian data in 4 steps of 2 state and 1 action, with the untrained net: the exact denoiser of N(0, 1)."""
+    """Unit-Gaussian data in 4 steps of 2 state and 1 action, with the untrained net: the exact denoiser of
+    N(0, 1)."""
     rows = np.random.default_rng(0).standard_normal((4000, 4, 5)).astype(np.float32)
     return Guided(rows, 2, 1, GuideOptions(window=4, **more), FRESH)
 
@@ -276,7 +334,9 @@ def towards(value):
 def test_strength_zero_or_no_policy_is_the_plain_sampler_to_the_bit():
     plain = trajectories(strength=0.0)
     a = plain.sample(20, 3)
-    assert np.array_equal(a, plain.sample(20, 3, towards(2.0))) and np.array_equal(a, trajectories(strength=0.5).sample(20, 3))
+    assert np.array_equal(a, plain.sample(20, 3, towards(2.0))) and np.array_equal(
+        a, trajectories(strength=0.5).sample(20, 3)
+    )
     assert not np.array_equal(a, trajectories(strength=0.5).sample(20, 3, towards(2.0)))
 
 
@@ -297,7 +357,7 @@ def test_the_guide_is_the_gradient_of_the_log_density_through_the_normaliser():
     mean, s = 0.7, g.generator
     raw = x * s.std + s.mean
     logp = -0.5 * ((raw[..., 2] - mean) / s.std[2]).square().sum()
-    grad, = torch.autograd.grad(logp, x)
+    (grad,) = torch.autograd.grad(logp, x)
     pushed = g.guide(towards(mean))(x.detach(), 1.0, 1, 4)
     assert torch.allclose(pushed, guided.schedule(1, 4, 1.0) * grad, atol=1e-5)
 
@@ -314,7 +374,8 @@ def test_sampled_windows_give_transitions_up_to_their_first_end():
         Guided(w, 3, 1, GuideOptions(window=4), FRESH)
 
 
-# ---- offline -----------------------------------------------------------------------------------------------------
+# ---- offline -----------------------------------------------------------------------------------------------
+
 
 def test_transitions_of_one_law_are_alike_and_shuffled_ones_are_told_by_correlations_and_dynamics():
     a, b = linear(3000), linear(3000, seed=1)
@@ -322,25 +383,74 @@ def test_transitions_of_one_law_are_alike_and_shuffled_ones_are_told_by_correlat
     assert same["marginals"] < 0.1 and same["correlations"] < 0.05 and abs(same["dynamics"]) < 0.3
     order = np.random.default_rng(0).permutation(3000)
     torn = synther.quality(synther.Transitions(b.obs, b.action, b.reward, b.next_obs[order], b.terminated), a)
-    assert torn["marginals"] == pytest.approx(same["marginals"]) and torn["correlations"] > 3 * same["correlations"]
+    assert (
+        torn["marginals"] == pytest.approx(same["marginals"])
+        and torn["correlations"] > 3 * same["correlations"]
+    )
     assert torn["dynamics"] > 2
-    moved = synther.quality(synther.Transitions(b.obs + 1, b.action, b.reward, b.next_obs + 1, b.terminated), a)
+    moved = synther.quality(
+        synther.Transitions(b.obs + 1, b.action, b.reward, b.next_obs + 1, b.terminated), a
+    )
     assert moved["marginals"] > 0.3 and moved["correlations"] == pytest.approx(same["correlations"], abs=1e-3)
 
 
 def test_the_script_learns_offline_from_few_topped_up_and_many(tmp_path, capsys):
     keep = tmp_path / "found.jsonl"
-    given = ["--task", "reach", "--few", "300", "--many", "500", "--episodes", "30", "--seeds", "1", "--updates", "4", "--upsample", "3",
-             "--starts", "10", "--keep", str(keep)]
+    given = [
+        "--task",
+        "reach",
+        "--few",
+        "300",
+        "--many",
+        "500",
+        "--episodes",
+        "30",
+        "--seeds",
+        "1",
+        "--updates",
+        "4",
+        "--upsample",
+        "3",
+        "--starts",
+        "10",
+        "--keep",
+        str(keep),
+    ]
     main = launch_script("compare_synthetic").main
     main(given)
     said = capsys.readouterr().out
-    assert all(f"reach, {name}" in said for name in ("few", "topped up", "many")) and "less few" in said and "marginals" in said
+    assert (
+        all(f"reach, {name}" in said for name in ("few", "topped up", "many"))
+        and "less few" in said
+        and "marginals" in said
+    )
     kept = keep.read_text()
     main(given)
     assert keep.read_text() == kept, "what is kept is not run again"
-    main(["--task", "HalfCheetah-v5", "--policy", "random", "--few", "300", "--many", "500", "--episodes", "2", "--seeds", "1", "--updates",
-          "2", "--upsample", "2", "--starts", "2", "--keep", str(keep)])
+    main(
+        [
+            "--task",
+            "HalfCheetah-v5",
+            "--policy",
+            "random",
+            "--few",
+            "300",
+            "--many",
+            "500",
+            "--episodes",
+            "2",
+            "--seeds",
+            "1",
+            "--updates",
+            "2",
+            "--upsample",
+            "2",
+            "--starts",
+            "2",
+            "--keep",
+            str(keep),
+        ]
+    )
     assert "HalfCheetah-v5, topped up" in capsys.readouterr().out and '"return": {"few"' in keep.read_text()
     with pytest.raises(SystemExit, match="fewer than 50000: give --episodes"):
         main(["--task", "reach", "--few", "300", "--many", "50000", "--episodes", "10", "--seeds", "1"])

@@ -1,4 +1,5 @@
-"""A text model: what it reads and writes, its memory, tasks that it writes; on a toy whose every step was recorded, the toy itself."""
+"""A text model: what it reads and writes, its memory, tasks that it writes; on a toy whose every step was
+recorded, the toy itself."""
 
 import itertools
 from dataclasses import replace
@@ -26,8 +27,15 @@ from world_models.text_options import TextFitOptions, TextOptions
 from world_models.text_tasks import EVERY, GeneratedTasks, difficulty_of
 
 PLACES = ("hall", "yard", "attic")
-NAMES = (*(f"the robot is at the {p}" for p in PLACES), *(f"wanted at the {p}" for p in PLACES), "the door is open")
-AXES = tuple(ActionAxis(w, "1", -1.0, 1.0, "absolute", f) for w, f in [("go to", "verb"), ("wait", "verb"), *((p, "noun") for p in PLACES)])
+NAMES = (
+    *(f"the robot is at the {p}" for p in PLACES),
+    *(f"wanted at the {p}" for p in PLACES),
+    "the door is open",
+)
+AXES = tuple(
+    ActionAxis(w, "1", -1.0, 1.0, "absolute", f)
+    for w, f in [("go to", "verb"), ("wait", "verb"), *((p, "noun") for p in PLACES)]
+)
 TINY = TextOptions(width=16, depth=1, heads=2)
 
 
@@ -49,7 +57,8 @@ def a_policy(env: WorldEnv):
 
 
 def toy(times: int = 2) -> Recorded:
-    """Every step of a robot that goes between three places, as episodes of two: a step that leads nowhere, then another."""
+    """Every step of a robot that goes between three places, as episodes of two: a step that leads nowhere,
+    then another."""
     states, actions, final, won = [], [], [], []
     for at, wanted, verb, noun in itertools.product(range(3), range(3), range(2), range(3)):
         to = noun if verb == 0 else at
@@ -63,12 +72,29 @@ def toy(times: int = 2) -> Recorded:
     reward = np.zeros(2 * n, np.float32)
     reward[1::2] = won
     control = ControlSpec("toy", "toy", AXES, 1.0, 10, NAMES)
-    return Recorded(np.array(states * times), np.array(actions * times), reward, 2 * np.arange(n), 2 * np.arange(n) + 2, won, won.copy(),
-                    np.zeros(n, np.int64), ("go",), control, {}, np.array(final * times))
+    return Recorded(
+        np.array(states * times),
+        np.array(actions * times),
+        reward,
+        2 * np.arange(n),
+        2 * np.arange(n) + 2,
+        won,
+        won.copy(),
+        np.zeros(n, np.int64),
+        ("go",),
+        control,
+        {},
+        np.array(final * times),
+    )
 
 
 def fresh(data: Recorded, options: TextOptions = TINY, updates: int = 1) -> TextFitter:
-    return TextFitter(TextModel(world_spec(data, "text", "toy"), options, 0), data, TextFitOptions(updates=updates, batch=32, lr=1e-2), 0)
+    return TextFitter(
+        TextModel(world_spec(data, "text", "toy"), options, 0),
+        data,
+        TextFitOptions(updates=updates, batch=32, lr=1e-2),
+        0,
+    )
 
 
 def household() -> TextModel:
@@ -97,12 +123,27 @@ def test_the_sentences_that_decide_are_found_by_what_they_mention():
     model = household()
     env = words.make(num_envs=1)
     env.reset(seed=0)
-    env.robot[:], env.open[:], env.place[:], env.clean[:], env.wanted[:] = 3, 0, [[1, 0, 3, 1, 1]], [[1, 0, 0, 0, 0]], [[1, 2, 0]]
+    env.robot[:], env.open[:], env.place[:], env.clean[:], env.wanted[:] = (
+        3,
+        0,
+        [[1, 0, 3, 1, 1]],
+        [[1, 0, 0, 0, 0]],
+        [[1, 2, 0]],
+    )
     state = torch.from_numpy(env._obs()["state"] > 0.5)
     found = model.deciding(state, model.command(torch.from_numpy(words.said([("take", "apple")]))))
     assert {s for s, x in zip(words.SENTENCES, found[0], strict=True) if x} == {
-        "the robot is at the drawer", "the hand is empty", "wanted is the cup", "wanted at the sink",  # what no command names
-        "the apple is in the drawer", "the apple is dirty", "the cup is on the table", "the cup is dirty", "the drawer is closed"}
+        # what no command names
+        "the robot is at the drawer",
+        "the hand is empty",
+        "wanted is the cup",
+        "wanted at the sink",
+        "the apple is in the drawer",
+        "the apple is dirty",
+        "the cup is on the table",
+        "the cup is dirty",
+        "the drawer is closed",
+    }
 
 
 def test_places_are_filled_in_order_and_what_is_written_has_no_gaps():
@@ -121,7 +162,9 @@ def test_a_text_is_read_and_written_as_the_page_says(options):
         row = row[row != m.none].tolist()
         assert row[-1] in (m.on, m.done) and (m.then in row) == options.reason
         if options.reason:  # every sentence that decides, then the changes
-            assert set(row[:row.index(m.then)]) <= set(range(7)) and m.then not in row[row.index(m.then) + 1:]
+            assert (
+                set(row[: row.index(m.then)]) <= set(range(7)) and m.then not in row[row.index(m.then) + 1 :]
+            )
 
 
 def test_a_recorded_step_is_not_shown_to_itself_nor_to_its_episode():
@@ -143,7 +186,9 @@ def test_words_written_one_by_one_have_the_probabilities_of_the_whole(learnt):
         table = model.net.table()
         cache, there = model.net.read(read, roles, table)
         for at in range(3):
-            logits = model.net.write(torch.full((6,), model.so) if at == 0 else write[:, at - 1], at, cache, there, table)
+            logits = model.net.write(
+                torch.full((6,), model.so) if at == 0 else write[:, at - 1], at, cache, there, table
+            )
             assert torch.allclose(logits, whole[:, at], atol=1e-4)
 
 
@@ -152,9 +197,13 @@ def test_words_written_one_by_one_have_the_probabilities_of_the_whole(learnt):
 
 def test_a_model_that_learnt_every_step_of_a_world_is_that_world(learnt):
     model, data = learnt
-    _, p = model.step(model.start({"state": data.state}, np.arange(len(data.state))), torch.from_numpy(data.action)[:, None])
+    _, p = model.step(
+        model.start({"state": data.state}, np.arange(len(data.state))), torch.from_numpy(data.action)[:, None]
+    )
     assert np.array_equal(p.obs["state"][:, 0].numpy(), data.after)
-    assert np.array_equal(p.success[:, 0].numpy() > 0.5, data.reward > 0.5) and bool((p.uncertainty < 1).all())
+    assert np.array_equal(p.success[:, 0].numpy() > 0.5, data.reward > 0.5) and bool(
+        (p.uncertainty < 1).all()
+    )
 
 
 def test_an_env_of_a_text_model_keeps_the_contract_and_pays_for_success(learnt):
@@ -162,7 +211,9 @@ def test_an_env_of_a_text_model_keeps_the_contract_and_pays_for_success(learnt):
     check_env(lambda n: WorldEnv(model, n), cuts=True)
     env = WorldEnv(model, 4)
     obs, _ = env.reset(seed=0)
-    obs, reward, terminated, _, info = env.step(np.stack([command(0, int(np.argmax(s[3:6]))) for s in obs["state"]]))
+    obs, reward, terminated, _, info = env.step(
+        np.stack([command(0, int(np.argmax(s[3:6]))) for s in obs["state"]])
+    )
     assert reward.tolist() == [1] * 4 and terminated.all() and info["success"].all()
     assert model.text(obs["state"][0]).startswith("the robot is at the ")
 
@@ -173,9 +224,17 @@ def test_a_saved_model_remembers_what_it_was_shown(learnt, tmp_path):
     again = worlds.load(tmp_path)
     assert isinstance(again, TextModel)
     start = {"state": data.state}
-    for a, b in zip((m.step(m.start(start, np.arange(len(data.state))), torch.from_numpy(data.action)[:, None])[1] for m in (model,)),
-                    (m.step(m.start(start, np.arange(len(data.state))), torch.from_numpy(data.action)[:, None])[1] for m in (again,)),
-                    strict=True):
+    for a, b in zip(
+        (
+            m.step(m.start(start, np.arange(len(data.state))), torch.from_numpy(data.action)[:, None])[1]
+            for m in (model,)
+        ),
+        (
+            m.step(m.start(start, np.arange(len(data.state))), torch.from_numpy(data.action)[:, None])[1]
+            for m in (again,)
+        ),
+        strict=True,
+    ):
         assert torch.equal(a.obs["state"], b.obs["state"]) and torch.equal(a.uncertainty, b.uncertainty)
     assert torch.equal(again.alike, model.alike) and torch.equal(again.fixed, model.fixed)
 
@@ -197,7 +256,8 @@ def test_a_fit_goes_on_exactly_where_it_was_left():
 
 def test_what_is_wanted_is_what_no_step_changes_and_only_that_is_written(learnt):
     model, data = learnt
-    assert model.fixed.tolist() == [False] * 3 + [True] * 3 + [False]  # that the door is open is so in every episode
+    # that the door is open is so in every episode
+    assert model.fixed.tolist() == [False] * 3 + [True] * 3 + [False]
     rooms = torch.from_numpy(data.state[:40] > 0.5)
     new = model.write_wanted(rooms, torch.Generator().manual_seed(0))
     assert torch.equal(new[:, ~model.fixed], rooms[:, ~model.fixed])
@@ -209,7 +269,11 @@ def test_new_tasks_come_from_open_ones_and_take_the_place_of_decided_ones(learnt
     model, data = learnt
     model.frames = data.frames()
     d = difficulty_of(model, 0.5)
-    assert isinstance(d, GeneratedTasks) and difficulty_of(model, 0.0) is None and len(model.frames) == len(data) + d.slots
+    assert (
+        isinstance(d, GeneratedTasks)
+        and difficulty_of(model, 0.0) is None
+        and len(model.frames) == len(data) + d.slots
+    )
     model.frames = data.frames()
     d = GeneratedTasks(model, 1.0, slots=16, lot=8)
     assert len(d.there()) == 0
@@ -242,12 +306,15 @@ def test_new_tasks_are_made_of_tasks_that_were_tried_and_are_open(learnt):
     model.frames = data.frames()
 
 
-def test_written_tasks_go_on_with_a_checkpoint_and_an_episode_of_a_task_that_is_gone_counts_for_no_other(learnt):
+def test_written_tasks_go_on_with_a_checkpoint_and_an_episode_of_a_task_that_is_gone_counts_for_no_other(
+    learnt,
+):
     model, data = learnt
 
     def lanes() -> WorldEnv:
         model.frames = data.frames()
         return WorldEnv(model, 4, difficulty=GeneratedTasks(model, 1.0, slots=16, lot=8))
+
     env = lanes()
     env.reset(seed=3)
     for _ in range(3):
@@ -260,7 +327,11 @@ def test_written_tasks_go_on_with_a_checkpoint_and_an_episode_of_a_task_that_is_
     env = lanes()
     Collector(env, a_policy(env), 0.9, 0).set_state(saved)
     d = env.difficulty
-    assert len(new) == 16 and np.array_equal(model.frames.obs["state"][d.there()], new) and (d.tries[5], d.ended) == (2, 7)
+    assert (
+        len(new) == 16
+        and np.array_equal(model.frames.obs["state"][d.there()], new)
+        and (d.tries[5], d.ended) == (2, 7)
+    )
     d.write()
     assert np.array_equal(model.frames.obs["state"], after)  # the generators too
 
@@ -290,15 +361,20 @@ def test_episodes_of_evaluation_do_not_say_which_tasks_are_open(learnt):
 def test_the_largest_share_of_tasks_leaves_a_recorded_step_in_a_small_batch():
     data, seen = toy(), []
     model = TextModel(world_spec(data, "text", "toy"), TINY, 0)
-    TextFitter(model, data, TextFitOptions(updates=2, batch=2, tasks=0.9), 0).fit(lambda update, parts: seen.append(parts["text"]) or True)
+    TextFitter(model, data, TextFitOptions(updates=2, batch=2, tasks=0.9), 0).fit(
+        lambda update, parts: seen.append(parts["text"]) or True
+    )
     assert np.isfinite(seen).all() and all(p.isfinite().all() for p in model.parameters())
 
 
 def test_data_that_are_no_text_are_refused():
     data = toy()
     check_text_data(data, "d")
-    for bad, say in ((replace(data, state=data.state + 0.5), "other than 0 and 1"), (replace(data, reward=data.reward + 1), "only reward"),
-                     (replace(data, terminated=np.ones(len(data), bool)), "only reward")):
+    for bad, say in (
+        (replace(data, state=data.state + 0.5), "other than 0 and 1"),
+        (replace(data, reward=data.reward + 1), "only reward"),
+        (replace(data, terminated=np.ones(len(data), bool)), "only reward"),
+    ):
         with pytest.raises(UserError, match=say):
             check_text_data(bad, "d")
     many = data.state.copy()
@@ -313,8 +389,24 @@ def test_data_that_are_no_text_are_refused():
 
 def test_the_script_keeps_what_it_found_and_names_each_condition(tmp_path, capsys):
     main = launch_script("compare_experience").main
-    given = ["--seeds", "1", "--episodes", "6", "--demos", "4", "--clone", "3", "--starts", "10", "--envs", "8", "--out", str(tmp_path),
-             "--only", "weak,in the household for as many commands as recorded"]
+    given = [
+        "--seeds",
+        "1",
+        "--episodes",
+        "6",
+        "--demos",
+        "4",
+        "--clone",
+        "3",
+        "--starts",
+        "10",
+        "--envs",
+        "8",
+        "--out",
+        str(tmp_path),
+        "--only",
+        "weak,in the household for as many commands as recorded",
+    ]
     main(given)
     said, kept = capsys.readouterr().out, (tmp_path / "rows.jsonl").read_text()
     assert "weak: 0." in said and "as recorded: 0." in said and "less weak" in said

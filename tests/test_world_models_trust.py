@@ -22,7 +22,8 @@ def test_state_error_is_the_scaled_root_mean_square_and_a_constant_dimension_is_
 def test_image_error_of_black_against_white_is_one():
     black, white = np.zeros((1, 2, 4, 4, 3), np.uint8), np.full((1, 2, 4, 4, 3), 255, np.uint8)
     assert trust.image_error(black, white) == pytest.approx(np.ones((1, 2)))
-    assert trust.image_error(white, black) == pytest.approx(np.ones((1, 2)))  # no wrap-around of unsigned numbers
+    # no wrap-around of unsigned numbers
+    assert trust.image_error(white, black) == pytest.approx(np.ones((1, 2)))
 
 
 def test_an_episode_counts_only_at_the_horizons_it_reaches():
@@ -95,7 +96,8 @@ def test_spearman_by_hand():
     """d = (0, 1, -1, 1, -1): 1 - 6*4/(5*24) = 0.8."""
     assert trust.spearman([1, 2, 3, 4, 5], [1, 3, 2, 5, 4]) == pytest.approx(0.8)
     assert trust.spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert trust.spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(math.sqrt(3) / 2)  # ranks 1.5 1.5 3 against 1 2 3
+    # ranks 1.5 1.5 3 against 1 2 3
+    assert trust.spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(math.sqrt(3) / 2)
     assert math.isnan(trust.spearman([1, 1, 1], [1, 2, 3]))
 
 
@@ -119,12 +121,16 @@ def test_regrets_by_hand():
 
 def test_mean_max_rank_violation_by_hand():
     """Only the pair (0, 1) is out of order, by 0.6 in reality; the third policy is in order with both."""
-    assert trust.mean_max_rank_violation([0.9, 0.5, 1.0], [0.2, 0.8, 0.9]) == pytest.approx((0.6 + 0.6 + 0) / 3)
+    assert trust.mean_max_rank_violation([0.9, 0.5, 1.0], [0.2, 0.8, 0.9]) == pytest.approx(
+        (0.6 + 0.6 + 0) / 3
+    )
     assert trust.mean_max_rank_violation([1, 2, 3], [0.1, 0.2, 0.3]) == 0
 
 
 def outcomes(rates, n=200, seed=0):
-    return (np.random.default_rng(seed).uniform(size=(len(rates), n)) < np.array(rates)[:, None]).astype(float)
+    return (np.random.default_rng(seed).uniform(size=(len(rates), n)) < np.array(rates)[:, None]).astype(
+        float
+    )
 
 
 def test_the_interval_of_spearman_is_wide_where_policies_are_alike_and_narrow_where_they_differ():
@@ -155,13 +161,18 @@ def test_the_alarm_fires_on_a_policy_that_the_model_underrates():
     model[5] -= 0.35
     found = trust.gaps([str(r) for r in rates], outcomes(model, seed=1), outcomes(rates))
     assert [g.side for g in found] == [""] * 5 + ["under"] + [""] * 2 and found[5].alarm
-    table = trust.gaps_to_counts([str(r) for r in rates], outcomes(model, seed=1), np.round(200 * rates).astype(int), np.full(8, 200))
+    table = trust.gaps_to_counts(
+        [str(r) for r in rates], outcomes(model, seed=1), np.round(200 * rates).astype(int), np.full(8, 200)
+    )
     assert [g.side for g in table] == [g.side for g in found]
 
 
 def test_a_ranking_against_counts_of_a_robot_knows_how_few_they_are():
     rates = np.linspace(0.1, 0.9, 6)
-    many, few = (trust.spearman_to_counts(outcomes(rates), np.round(n * rates).astype(int), np.full(6, n)) for n in (500, 10))
+    many, few = (
+        trust.spearman_to_counts(outcomes(rates), np.round(n * rates).astype(int), np.full(6, n))
+        for n in (500, 10)
+    )
     assert many.value == few.value == pytest.approx(1) and many.low > 0.9 > few.low
 
 
@@ -188,12 +199,17 @@ def test_auroc_by_hand():
 
 def test_reliability_and_its_error_by_hand():
     table = trust.reliability([0.1, 0.9, 0.2, 0.8], [0, 1, 0, 0], bins=2)
-    assert [(b.predicted, b.actual, b.n) for b in table] == [(pytest.approx(0.15), 0.0, 2), (pytest.approx(0.85), 0.5, 2)]
+    assert [(b.predicted, b.actual, b.n) for b in table] == [
+        (pytest.approx(0.15), 0.0, 2),
+        (pytest.approx(0.85), 0.5, 2),
+    ]
     assert trust.calibration_error(table) == pytest.approx((0.15 + 0.35) / 2)
 
 
 def test_the_number_of_starts_an_alarm_needs_grows_as_the_gap_nears_the_tolerance():
-    assert trust.minimum_starts(0.5, 0.15) < trust.minimum_starts(0.3, 0.15) < trust.minimum_starts(0.3, 0.15, 8)
+    assert (
+        trust.minimum_starts(0.5, 0.15) < trust.minimum_starts(0.3, 0.15) < trust.minimum_starts(0.3, 0.15, 8)
+    )
     with pytest.raises(UserError, match="never passes"):
         trust.minimum_starts(0.1, 0.15)
 
@@ -203,8 +219,14 @@ def test_fine_detail_tells_soft_frames_from_sharp_ones_in_a_wrong_place():
     true = rng.integers(0, 256, (6, 2, 16, 16, 3), np.uint8)
     soft = sum(np.roll(true.astype(float), (i, j), (2, 3)) for i in range(3) for j in range(3)) / 9
     seen = np.ones((6, 2), bool)
-    same, dull, moved = (trust.fine_detail(x.astype(np.uint8), true, seen) for x in (true, soft, np.roll(true, 5, 3)))
+    same, dull, moved = (
+        trust.fine_detail(x.astype(np.uint8), true, seen) for x in (true, soft, np.roll(true, 5, 3))
+    )
     assert same == {1: {"energy": 1.0, "error": 0.0}, 2: {"energy": 1.0, "error": 0.0}}
-    assert dull[2]["energy"] < 0.3 and dull[2]["error"] < 1.3 < moved[2]["error"] and 0.99 < moved[2]["energy"] < 1.01
+    assert (
+        dull[2]["energy"] < 0.3
+        and dull[2]["error"] < 1.3 < moved[2]["error"]
+        and 0.99 < moved[2]["energy"] < 1.01
+    )
     seen[:, 1] = False
     assert list(trust.fine_detail(true, true, seen)) == [1]

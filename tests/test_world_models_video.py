@@ -1,4 +1,5 @@
-"""The video model: its flow against cases with a known answer, its carry, its learning on a world of one moving square."""
+"""The video model: its flow against cases with a known answer, its carry, its learning on a world of one
+moving square."""
 
 import copy
 import json
@@ -21,8 +22,15 @@ from world_models.video_fit import VideoFitOptions, VideoFitter
 AXES = tuple(ActionAxis(n, "m", -0.1, 0.1, "delta", "base") for n in "xy")
 CONTROL = ControlSpec("toy", "square", AXES, 0.1, 20, ("x", "y"), ("top",))
 SPEC = WorldSpec(kind="video", control=CONTROL, state=2, image_size=16)
-SMALL = {"chunk": 4, "width": 16, "blocks": 1, "steps": 1, "stride": 4, "head_width": 16,
-         "proprio": LatentOptions(members=3, hidden=32, layers=2)}
+SMALL = {
+    "chunk": 4,
+    "width": 16,
+    "blocks": 1,
+    "steps": 1,
+    "stride": 4,
+    "head_width": 16,
+    "proprio": LatentOptions(members=3, hidden=32, layers=2),
+}
 
 
 def options(**more) -> VideoOptions:
@@ -49,16 +57,31 @@ def squares(episodes=24, steps=16, seed=0) -> Recorded:
     picture = np.full((len(rows), 16, 16, 3), 30, np.uint8)
     for i, (x, y) in enumerate(state):
         px, py = round((x + 1) * 8) - 3, round((y + 1) * 8) - 3
-        picture[i, py:py + 6, px:px + 6] = (220, 60, 40)
+        picture[i, py : py + 6, px : px + 6] = (220, 60, 40)
     end = np.array(ends)
     won = reward[end - 1] > 0
-    return Recorded(state, action, reward, np.concatenate([[0], end[:-1]]), end, won, won, np.zeros(episodes, np.int64), ("",),
-                    CONTROL, {"top": picture}, np.full((episodes, 2), np.nan, np.float32))
+    return Recorded(
+        state,
+        action,
+        reward,
+        np.concatenate([[0], end[:-1]]),
+        end,
+        won,
+        won,
+        np.zeros(episodes, np.int64),
+        ("",),
+        CONTROL,
+        {"top": picture},
+        np.full((episodes, 2), np.nan, np.float32),
+    )
 
 
 def observations(n=3, seed=0):
     rng = np.random.default_rng(seed)
-    return {"state": rng.standard_normal((n, 2)).astype(np.float32), "image/top": rng.integers(0, 256, (n, 16, 16, 3), np.uint8)}
+    return {
+        "state": rng.standard_normal((n, 2)).astype(np.float32),
+        "image/top": rng.integers(0, 256, (n, 16, 16, 3), np.uint8),
+    }
 
 
 def stirred(**more) -> Video:
@@ -108,12 +131,17 @@ def test_the_flow_carries_noise_to_a_gaussian_of_the_right_spread():
 def test_without_refinement_one_step_is_the_plain_regression_and_draws_nothing():
     model, obs = stirred(), observations()
     actions = torch.full((3, 4, 2), 0.3)
-    a, b = (model.step(model.start(obs, keys), actions)[1].obs["image/top"] for keys in (np.arange(3), np.arange(3) + 9))
+    a, b = (
+        model.step(model.start(obs, keys), actions)[1].obs["image/top"]
+        for keys in (np.arange(3), np.arange(3) + 9)
+    )
     assert torch.equal(a, b)
     last = to_patches(torch.from_numpy(obs["image/top"]))
     states = model.proprio.step(model.proprio.start(obs, np.arange(3)), actions)[1].obs["state"]
     before = last[:, None].expand(3, 4, 48, 4, 4)
-    y = model.clean(torch.zeros(3, 192, 4, 4), torch.ones(3), before, torch.from_numpy(obs["state"]), states, actions)
+    y = model.clean(
+        torch.zeros(3, 192, 4, 4), torch.ones(3), before, torch.from_numpy(obs["state"]), states, actions
+    )
     frames = (last[:, None] + model.changes(y, torch.from_numpy(obs["state"]), states)).clamp(-1, 1)
     assert torch.equal(to_frames(frames), a)
 
@@ -144,6 +172,7 @@ def test_part_of_a_chunk_is_the_beginning_of_the_whole_up_to_what_the_net_sees_o
 
 def test_cameras_are_needed_and_of_a_size_that_patches_fill():
     from dataclasses import replace
+
     with pytest.raises(UserError, match="needs cameras"):
         Video(replace(SPEC, control=replace(CONTROL, views=())), options())
     with pytest.raises(UserError, match="multiple of 8"):
@@ -170,14 +199,18 @@ def test_a_fit_that_is_stopped_in_any_part_goes_on_exactly():
         assert fitter.fit()
         again.load_state_dict(saved)
         assert again.fit()
-        for a, b in zip(fitter.result().state_dict().values(), again.result().state_dict().values(), strict=True):
+        for a, b in zip(
+            fitter.result().state_dict().values(), again.result().state_dict().values(), strict=True
+        ):
             assert torch.equal(a, b)
 
 
 @pytest.mark.learning
 def test_it_learns_where_the_square_goes():
     data = squares(60)
-    fitter = VideoFitter(Video(SPEC, options()), data, VideoFitOptions(arm=400, updates=500, batch=16, lr=3e-3, heads=20), 0)
+    fitter = VideoFitter(
+        Video(SPEC, options()), data, VideoFitOptions(arm=400, updates=500, batch=16, lr=3e-3, heads=20), 0
+    )
     assert fitter.fit()
     model, held = fitter.result(), np.flatnonzero(data.held & (data.lengths > 4))
     rows = data.first[held]
@@ -185,13 +218,16 @@ def test_it_learns_where_the_square_goes():
     at = rows[:, None] + np.arange(4)
     _, p = model.step(model.start(start, rows), torch.from_numpy(data.action[at]))
     truth = data.images["top"][at + 1].astype(float)
-    mine, still = (np.sqrt(np.square(x.astype(float) - truth).mean((0, 2, 3, 4)))
-                   for x in (p.obs["image/top"].numpy(), data.images["top"][rows][:, None]))
+    mine, still = (
+        np.sqrt(np.square(x.astype(float) - truth).mean((0, 2, 3, 4)))
+        for x in (p.obs["image/top"].numpy(), data.images["top"][rows][:, None])
+    )
     assert (mine[1:] < 0.8 * still[1:]).all(), (mine, still)
 
 
 def test_its_unit_is_the_change_that_the_motion_brings():
-    """Frames whose change is known by hand: a quarter of the pixels change by the arm's motion along one axis."""
+    """Frames whose change is known by hand: a quarter of the pixels change by the arm's motion along one
+    axis."""
     fitter = VideoFitter(Video(SPEC, options()), squares(60), VideoFitOptions(), 0)
     model, rows = fitter.model, fitter.rows[:200]
     state, states = fitter.state[rows], fitter.state[rows[:, None] + torch.arange(1, 5)]
@@ -203,7 +239,11 @@ def test_its_unit_is_the_change_that_the_motion_brings():
     assert 0.8 < float((true.square() / told.square()).mean()) < 1.3
     fitter.state[:, 1] = 0.5  # what never moves brings nothing
     fitter.measure(rows)
-    assert torch.isfinite(model.moving).all() and not model.moving[..., 1].any() and torch.isfinite(model.rest).all()
+    assert (
+        torch.isfinite(model.moving).all()
+        and not model.moving[..., 1].any()
+        and torch.isfinite(model.rest).all()
+    )
     still = model.unit(state, state[:, None].expand_as(states))
     assert torch.allclose(still[..., 0, 0], model.rest.sqrt().repeat_interleave(48, 1).expand(200, 4, 48))
 
@@ -214,8 +254,8 @@ def test_a_part_of_a_chunk_is_learnt_as_it_is_stepped():
     states, actions, counts = fitter.part(rows, e)
     assert counts.sum(1).tolist() == [1, 3, 4]
     for i, (row, n) in enumerate(zip(rows.tolist(), e.tolist(), strict=True)):
-        assert torch.equal(actions[i], padded(fitter.action[None, row:row + n], 4)[0])
-        assert torch.equal(states[i], padded(fitter.state[None, row + 1:row + n + 1], 4)[0])
+        assert torch.equal(actions[i], padded(fitter.action[None, row : row + n], 4)[0])
+        assert torch.equal(states[i], padded(fitter.state[None, row + 1 : row + n + 1], 4)[0])
 
 
 def test_episodes_shorter_than_a_chunk_are_named():
@@ -223,16 +263,19 @@ def test_episodes_shorter_than_a_chunk_are_named():
         VideoFitter(Video(SPEC, options()), squares(steps=3), VideoFitOptions(), 0)
 
 
-# ---- tuning with EVA -----------------------------------------------------------------------------------------------
+# ---- tuning with EVA ---------------------------------------------------------------------------------------
+
 
 def inverse_of(data, updates=150):
     from world_models.video_tune import fit_inverse
+
     return fit_inverse(data, updates, seed=0, width=16)
 
 
 @pytest.fixture(scope="module")
 def tuning():
-    """(data, a model that moves its square at random, an inverse model of the data's frames and its errors)."""
+    """(data, a model that moves its square at random, an inverse model of the data's frames and its
+    errors)."""
     data = squares()
     model = stirred()
     VideoFitter(model, data, VideoFitOptions(arm=1, updates=1), 0)  # statistics
@@ -246,23 +289,30 @@ def test_the_inverse_model_of_frames_tells_commands_of_new_episodes(tuning):
 
 def test_a_few_updates_take_penalty_off_imagined_motion_and_leave_the_arm_alone(tuning):
     from world_models.video_tune import Reward, TuneOptions, tune
+
     data, model, inverse, _ = tuning
     tuned = tune(model, data, inverse, TuneOptions(weight=30, updates=12, batch=8, lr=3e-3, goal="most"))
 
     def score(m):
-        reward = Reward(VideoFitter(copy.deepcopy(m), data, VideoFitOptions(batch=64), 0, fresh=False), inverse, 1.0, 7)
+        reward = Reward(
+            VideoFitter(copy.deepcopy(m), data, VideoFitOptions(batch=64), 0, fresh=False), inverse, 1.0, 7
+        )
         return float(reward()[1]["eva"])
+
     assert 10 - score(tuned) < 0.6 * (10 - score(model))
     for a, b in zip(model.proprio.state_dict().values(), tuned.proprio.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     obs, actions = observations(), torch.rand(3, 8, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     a, b = (m.step(m.start(obs, np.arange(3)), actions)[1] for m in (model, tuned))
-    assert torch.equal(a.obs["state"], b.obs["state"]) and not torch.equal(a.obs["image/top"], b.obs["image/top"])
+    assert torch.equal(a.obs["state"], b.obs["state"]) and not torch.equal(
+        a.obs["image/top"], b.obs["image/top"]
+    )
 
 
 @pytest.mark.parametrize("more", [{}, {"steps": 2, "refine": 1}])
 def test_the_chunk_that_is_tuned_is_the_one_that_is_shown(tuning, more):
     from world_models.video_tune import imagined
+
     model, obs = stirred(**more), observations()
     actions = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     last, state = to_patches(torch.from_numpy(obs["image/top"])), torch.from_numpy(obs["state"])
@@ -275,37 +325,55 @@ def test_the_chunk_that_is_tuned_is_the_one_that_is_shown(tuning, more):
 
 def test_at_weight_0_tuning_is_plain_training_and_at_0_updates_the_model(tuning):
     from world_models.video_tune import TuneOptions, tune
+
     data, model, inverse, _ = tuning
     o = TuneOptions(weight=0, updates=4, batch=2, lr=1e-3)
-    plain = VideoFitter(copy.deepcopy(model), data, VideoFitOptions(arm=1, updates=4, batch=2, lr=1e-3), 0, fresh=False)
+    plain = VideoFitter(
+        copy.deepcopy(model), data, VideoFitOptions(arm=1, updates=4, batch=2, lr=1e-3), 0, fresh=False
+    )
     assert plain.fit()
-    for got, want in ((tune(model, data, inverse, o), plain.result()), (tune(model, data, inverse, TuneOptions(updates=0)), model)):
+    for got, want in (
+        (tune(model, data, inverse, o), plain.result()),
+        (tune(model, data, inverse, TuneOptions(updates=0)), model),
+    ):
         for a, b in zip(got.state_dict().values(), want.state_dict().values(), strict=True):
             assert torch.equal(a, b)
 
 
 def test_motion_as_smooth_as_the_recordings_is_left_as_it_is(tuning):
-    """The goal is what the recorded frames decode to, here of random commands: only what lacks to it is penalised."""
+    """The goal is what the recorded frames decode to, here of random commands: only what lacks to it is
+    penalised."""
     from world_models.video_tune import Reward
+
     data, model, inverse, _ = tuning
 
     class AsRecorded(Reward):
         def clip(self, rows):
             return self.recorded(rows)
-    for kind, goal, left in ((AsRecorded, "recorded", True), (AsRecorded, "most", False), (Reward, "recorded", True),
-                             (Reward, "most", False)):
+
+    for kind, goal, left in (
+        (AsRecorded, "recorded", True),
+        (AsRecorded, "most", False),
+        (Reward, "recorded", True),
+        (Reward, "most", False),
+    ):
         fitter = VideoFitter(copy.deepcopy(model), data, VideoFitOptions(batch=16), 0, fresh=False)
         value, parts = kind(fitter, inverse, 1.0, 7, goal)()
         assert (float(value.detach()) == 0) == left
-        assert float(value.detach()) == pytest.approx(max(0.0, float(parts["goal"] - parts["eva"])) / 10, abs=1e-6)
+        assert float(value.detach()) == pytest.approx(
+            max(0.0, float(parts["goal"] - parts["eva"])) / 10, abs=1e-6
+        )
 
 
 def test_the_term_of_eva_does_not_change_what_the_own_loss_draws(tuning):
     from world_models.video_tune import Reward
+
     data, model, inverse, _ = tuning
     draws = []
     for more in (False, True):
-        fitter = VideoFitter(copy.deepcopy(model), data, VideoFitOptions(arm=1, updates=2, batch=2), 0, fresh=False)
+        fitter = VideoFitter(
+            copy.deepcopy(model), data, VideoFitOptions(arm=1, updates=2, batch=2), 0, fresh=False
+        )
         fitter.more = Reward(fitter, inverse, 1.0, 1) if more else None
         assert fitter.fit()
         draws.append(fitter.generator.get_state())
@@ -314,6 +382,7 @@ def test_the_term_of_eva_does_not_change_what_the_own_loss_draws(tuning):
 
 def test_tuning_can_be_stopped_and_a_loss_that_is_not_finite_ends_it(tuning):
     from world_models.video_tune import TuneOptions, tune
+
     data, model, inverse, _ = tuning
     assert tune(model, data, inverse, TuneOptions(updates=9, batch=2), tick=lambda n, parts: n != 2) is None
     broken = copy.deepcopy(inverse)
@@ -324,18 +393,31 @@ def test_tuning_can_be_stopped_and_a_loss_that_is_not_finite_ends_it(tuning):
 
 def test_tuning_names_what_it_cannot_do(tuning):
     from world_models.video_tune import TuneOptions, tune
+
     data, _, inverse, _ = tuning
     with pytest.raises(UserError, match="EVA judges motion over 4 steps or more, this model makes 2"):
         tune(stirred(chunk=2), data, inverse, TuneOptions())
-    for wrong in ({"weight": -1.0}, {"weight": float("nan")}, {"lr": 0.0}, {"batch": 0}, {"updates": -1}, {"inverse": 0}):
+    for wrong in (
+        {"weight": -1.0},
+        {"weight": float("nan")},
+        {"lr": 0.0},
+        {"batch": 0},
+        {"updates": -1},
+        {"inverse": 0},
+    ):
         with pytest.raises(UserError, match=f"fit.{next(iter(wrong))} must be in"):
             TuneOptions(**wrong)
 
 
 def test_decoded_commands_are_judged_by_hand():
-    """Full commands held break nothing, flipping ones break acceleration and jerk; they are 2 off where they differ."""
+    """Full commands held break nothing, flipping ones break acceleration and jerk; they are 2 off where they
+    differ."""
     from world_models.video_tune import judged
-    held, flips = np.ones((1, 8, 2), np.float32), np.tile(np.array([1, -1], np.float32), (1, 4))[..., None].repeat(2, 2)
+
+    held, flips = (
+        np.ones((1, 8, 2), np.float32),
+        np.tile(np.array([1, -1], np.float32), (1, 4))[..., None].repeat(2, 2),
+    )
     a, b = (judged(torch.from_numpy(x), held, CONTROL) for x in (held, flips))
     assert a["any"] == a["speed"] == a["jerk"] == a["command_error"] == 0
     assert b["any"] == b["acceleration"] == b["jerk"] == 1 and b["speed"] == 0
@@ -346,9 +428,12 @@ def test_decoded_commands_are_judged_by_hand():
 def test_as_an_env_it_keeps_the_contract(more):
     from sims.check import check_env
     from world_models.env import WorldEnv
+
     data, model = squares(), stirred(**more)
-    model.proprio.fit(*(torch.from_numpy(x) for x in (data.state, np.diff(data.state, axis=0), data.reward)),
-                      torch.zeros(len(data.state), 2))
+    model.proprio.fit(
+        *(torch.from_numpy(x) for x in (data.state, np.diff(data.state, axis=0), data.reward)),
+        torch.zeros(len(data.state), 2),
+    )
     model.frames, model.spec = data.frames(), SPEC.calibrated(12, 1e6)
     check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1e-4)
 
@@ -358,8 +443,15 @@ def test_as_an_env_it_keeps_the_contract(more):
 
 def finished(data: Recorded) -> Recorded:
     """`squares` with the picture after every last action, one of which each episode has alone."""
-    last = np.arange(len(data), dtype=np.uint8)[:, None, None, None] + 100 + np.zeros((1, 16, 16, 3), np.uint8)
-    return replace(data, final=data.state[data.end - 1] + 0.1, final_images={"top": last}, pictured=np.ones(len(data), bool))
+    last = (
+        np.arange(len(data), dtype=np.uint8)[:, None, None, None] + 100 + np.zeros((1, 16, 16, 3), np.uint8)
+    )
+    return replace(
+        data,
+        final=data.state[data.end - 1] + 0.1,
+        final_images={"top": last},
+        pictured=np.ones(len(data), bool),
+    )
 
 
 @pytest.mark.parametrize("after", [True, False])
@@ -367,8 +459,11 @@ def test_the_heads_see_the_frame_and_state_after_the_step_they_tell_of(after):
     model, obs, shown = stirred(after=after), observations(), []
     model.judged = lambda last, state, action: shown.append((last, state)) or torch.zeros(len(last), 3)
     _, p = model.step(model.start(obs, np.arange(3)), torch.full((3, 4, 2), 0.3))
-    (frame, state), = shown
-    frames, states = (torch.cat([torch.as_tensor(obs[k])[:, None], p.obs[k]], 1)[:, after:4 + after] for k in ("image/top", "state"))
+    ((frame, state),) = shown
+    frames, states = (
+        torch.cat([torch.as_tensor(obs[k])[:, None], p.obs[k]], 1)[:, after : 4 + after]
+        for k in ("image/top", "state")
+    )
     assert torch.equal(state.view(3, 4, 2), states) and torch.equal(to_frames(frame), frames.flatten(0, 1))
 
 
@@ -378,20 +473,28 @@ def test_a_video_model_of_before_stays_what_it_was():
     old = {k: doc[k] for k in ("chunk", "width", "blocks", "steps", "refine", "sigma", "proprio")}
     model = build(SPEC, old)
     assert not model.options.after and model.options.shown == 1 and model.doubt is None
-    assert set(model.start(observations(), np.arange(3))) - set(model.proprio.start(observations(), np.arange(3))) == {"last"}
+    assert set(model.start(observations(), np.arange(3))) - set(
+        model.proprio.start(observations(), np.arange(3))
+    ) == {"last"}
 
 
 @pytest.mark.parametrize("after", [True, False])
 def test_successes_are_learnt_from_the_frame_after_them(after):
     data = finished(squares())
-    fitter = VideoFitter(Video(SPEC, options(after=after)), data, VideoFitOptions(arm=1, updates=1, batch=4), 0)
+    fitter = VideoFitter(
+        Video(SPEC, options(after=after)), data, VideoFitOptions(arm=1, updates=1, batch=4), 0
+    )
     heads, whole = fitter.heads, fitter.data
     own = np.flatnonzero(heads.labels[:, 1] > 0)
     assert len(own) == data.success.sum() and set(heads.events.tolist()) <= set(own.tolist())
     values = set(heads.recorded(heads.events)[:, 0, 0, 0, 0].tolist())
     assert values <= set(range(100, 100 + len(data))) if after else values == {30}
-    assert fitter.rows.tolist() == [r for a, b, h in zip(whole.first, whole.end, data.held, strict=False) if not h
-                                    for r in range(a, b - 4 - (not after))]
+    assert fitter.rows.tolist() == [
+        r
+        for a, b, h in zip(whole.first, whole.end, data.held, strict=False)
+        if not h
+        for r in range(a, b - 4 - (not after))
+    ]
 
 
 # ---- frames before
@@ -399,7 +502,9 @@ def test_successes_are_learnt_from_the_frame_after_them(after):
 
 def numbered(count=9):
     """Frames [2,count,48,4,4], each of its own number."""
-    return torch.arange(count, dtype=torch.float32)[None, :, None, None, None].expand(2, count, 48, 4, 4) / 100
+    return (
+        torch.arange(count, dtype=torch.float32)[None, :, None, None, None].expand(2, count, 48, 4, 4) / 100
+    )
 
 
 @pytest.mark.parametrize("parts", [(1,) * 8, (4, 4), (3, 1, 4)])
@@ -407,19 +512,25 @@ def test_what_is_kept_of_the_past_is_the_same_however_the_steps_are_grouped(part
     model, frames = Video(SPEC, options(history=3, memory=2)), numbered()
     carry, t = model.begin(frames[:, 0]), torch.tensor([0, 0])
     for n in parts:
-        carry = model.remember(carry, frames[:, 1 + int(t[0]):1 + int(t[0]) + n], t)
+        carry = model.remember(carry, frames[:, 1 + int(t[0]) : 1 + int(t[0]) + n], t)
         t = t + n
-    assert (model.before(carry)[0, :, 0, 0, 0] * 100).round().tolist() == [8, 7, 6, 8, 4], "the last three; those of steps 8 and 4"
+    assert (model.before(carry)[0, :, 0, 0, 0] * 100).round().tolist() == [8, 7, 6, 8, 4], (
+        "the last three; those of steps 8 and 4"
+    )
 
 
 def test_lanes_of_different_ages_keep_their_own_past():
     model, frames = Video(SPEC, options(memory=1, history=1)), numbered(5)
     carry = model.remember(model.begin(frames[:, 0]), frames[:, 1:3], torch.tensor([2, 0]))
-    assert (carry["memory"][:, 0, 0, 0, 0] * 100).round().tolist() == [2, 0], "step 4 of the first lane is its second frame"
+    assert (carry["memory"][:, 0, 0, 0, 0] * 100).round().tolist() == [2, 0], (
+        "step 4 of the first lane is its second frame"
+    )
 
 
 def test_in_learning_the_model_remembers_what_it_would_have_kept_in_use():
-    fitter = VideoFitter(Video(SPEC, options(history=3, memory=2)), squares(), VideoFitOptions(arm=1, updates=1), 0)
+    fitter = VideoFitter(
+        Video(SPEC, options(history=3, memory=2)), squares(), VideoFitOptions(arm=1, updates=1), 0
+    )
     model, row, age = fitter.model, fitter.rows[7:8], 7
     carry = model.begin(fitter.patches(row[:, None] - age)[:, 0])
     for t in range(age):
@@ -438,7 +549,8 @@ def test_the_next_frames_depend_on_the_frames_before_the_last():
 
 def test_a_share_of_what_is_learnt_follows_the_model_s_own_frames_in_the_second_half():
     fitter = VideoFitter(Video(SPEC, options()), squares(), VideoFitOptions(arm=1, updates=10, own=0.5), 0)
-    fitter.model.sample = lambda before, *rest: torch.full((len(before), 192, 4, 4), 9.0)  # frames that no recording has
+    # frames that no recording has
+    fitter.model.sample = lambda before, *rest: torch.full((len(before), 192, 4, 4), 9.0)
     rows = fitter.rows[:8]
     assert torch.equal(fitter.contexts(rows)[0], rows)
     fitter.update = 5
@@ -452,17 +564,30 @@ def test_noise_on_the_frames_before_is_seen_by_the_net_and_not_painted():
     model, obs = stirred(context_noise=0.5), observations()
     last = to_patches(torch.from_numpy(obs["image/top"]))
     before, state = last[:, None].expand(3, 4, 48, 4, 4), torch.from_numpy(obs["state"])
-    args = (torch.zeros(3, 192, 4, 4), torch.ones(3), before, state, state[:, None].expand(3, 4, 2), torch.zeros(3, 4, 2))
+    args = (
+        torch.zeros(3, 192, 4, 4),
+        torch.ones(3),
+        before,
+        state,
+        state[:, None].expand(3, 4, 2),
+        torch.zeros(3, 4, 2),
+    )
     noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(0))
-    plain, level, noisy = (model.clean(*args, n) for n in (None, (0 * noise, torch.full((3,), 0.5)), (noise, torch.full((3,), 0.5))))
+    plain, level, noisy = (
+        model.clean(*args, n)
+        for n in (None, (0 * noise, torch.full((3,), 0.5)), (noise, torch.full((3,), 0.5)))
+    )
     assert not torch.equal(plain, level) and not torch.equal(level, noisy)
     for p in (*model.net.leave.parameters(), *model.net.moved.parameters()):
         p.data.zero_()
-    assert not model.clean(*args, (noise, torch.ones(3))).any(), "a net that says 'nothing changes' leaves the last frame as it was"
+    assert not model.clean(*args, (noise, torch.ones(3))).any(), (
+        "a net that says 'nothing changes' leaves the last frame as it was"
+    )
 
 
 def test_a_frame_is_moved_as_far_as_it_is_told():
     from world_models.video import displaced
+
     frame = torch.rand(1, 1, 16, 16, 3)
     last = torch.nn.functional.pixel_unshuffle(frame.movedim(-1, -3), PATCH)
     assert torch.allclose(displaced(last, torch.zeros(1, 2, 1, 8, 4, 4))[:, 1], last, atol=1e-5)
@@ -477,12 +602,18 @@ def test_a_frame_is_moved_as_far_as_it_is_told():
 
 def test_success_is_said_as_often_on_held_out_rollouts_as_it_happened():
     data = squares(240)
-    fitter = VideoFitter(Video(SPEC, options()), data, VideoFitOptions(arm=2, updates=2, batch=2, heads=1, imagined=4), 0)
+    fitter = VideoFitter(
+        Video(SPEC, options()), data, VideoFitOptions(arm=2, updates=2, batch=2, heads=1, imagined=4), 0
+    )
     assert fitter.fit()
     model, heads = fitter.result(), fitter.heads
     rows = torch.from_numpy(heads.covering())
     rolled = heads.roll(rows, 16)
-    out = model.judged(to_patches(rolled.frames.flatten(0, 1)).flatten(1, 2), rolled.state.flatten(0, 1), heads.told[rolled.rows.flatten()])
+    out = model.judged(
+        to_patches(rolled.frames.flatten(0, 1)).flatten(1, 2),
+        rolled.state.flatten(0, 1),
+        heads.told[rolled.rows.flatten()],
+    )
     said = ((out[:, 1].view(rolled.rows.shape) > model.shift[0]) & rolled.made).any(1)
     won = ((heads.labels[rolled.rows, 1] > 0) & rolled.made).any(1)
     assert won.sum() >= 3 and said.sum() == won.sum()
@@ -494,7 +625,11 @@ def test_rollouts_for_the_heads_never_leave_their_episode_and_are_labelled_by_wh
     own = heads.imagined()
     first = np.repeat(heads.data.first, heads.data.lengths)
     for rows, made in zip(own.rows, own.made, strict=True):
-        assert len(set(first[rows].tolist())) == 1 and (rows.diff()[made[1:]] == 1).all() and (rows <= heads.last[rows]).all()
+        assert (
+            len(set(first[rows].tolist())) == 1
+            and (rows.diff()[made[1:]] == 1).all()
+            and (rows <= heads.last[rows]).all()
+        )
     held = np.repeat(heads.data.held, heads.data.lengths)
     assert not held[own.rows].any() and (heads.labels[own.rows, 1] > 0).any()
 
@@ -515,20 +650,29 @@ def test_frames_are_conditioned_on_the_instruction():
     for p in model.net.parameters():
         p.data += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
     obs, actions = observations(), torch.zeros(3, 4, 2)
-    a, b = (model.step(model.start(obs | {"task": np.full(3, w)}, np.arange(3)), actions)[1].obs["image/top"] for w in model.spec.tasks)
+    a, b = (
+        model.step(model.start(obs | {"task": np.full(3, w)}, np.arange(3)), actions)[1].obs["image/top"]
+        for w in model.spec.tasks
+    )
     assert not torch.equal(a, b)
 
 
 def test_an_observation_names_its_cameras_in_any_order_and_one_that_lacks_a_camera_is_refused_in_one_line():
     two = Video(replace(SPEC, control=replace(CONTROL, views=("left", "right"))), options())
-    state, left, right = observations()["state"], observations(seed=1)["image/top"], observations(seed=2)["image/top"]
+    state, left, right = (
+        observations()["state"],
+        observations(seed=1)["image/top"],
+        observations(seed=2)["image/top"],
+    )
     whole = {"state": state, "image/left": left, "image/right": right}
     a, b = (two.start(obs, np.arange(3))["last"] for obs in (whole, dict(reversed(whole.items()))))
     assert torch.equal(a, b)
-    for obs, says in (({"state": state, "image/left": left}, "an observation lacks right, it has left: give it obs"),
-                      ({"state": state}, "an observation lacks left, right, it has none"),
-                      (whole | {"image/right": right[:, :8]}, "of 16 x 16 x 3, camera right gave uint8 of 8 x 16 x 3"),
-                      (whole | {"image/left": left / 255}, "camera left gave float64")):
+    for obs, says in (
+        ({"state": state, "image/left": left}, "an observation lacks right, it has left: give it obs"),
+        ({"state": state}, "an observation lacks left, right, it has none"),
+        (whole | {"image/right": right[:, :8]}, "of 16 x 16 x 3, camera right gave uint8 of 8 x 16 x 3"),
+        (whole | {"image/left": left / 255}, "camera left gave float64"),
+    ):
         with pytest.raises(UserError, match=says) as e:
             two.start(obs, np.arange(3))
         assert "\n" not in str(e.value)
@@ -538,9 +682,13 @@ def test_an_observation_names_its_cameras_in_any_order_and_one_that_lacks_a_came
 
 
 def test_without_last_pictures_the_rows_are_those_of_the_frames():
-    fitter = VideoFitter(Video(SPEC, options()), data := squares(), VideoFitOptions(arm=1, updates=1, batch=4), 0)
+    fitter = VideoFitter(
+        Video(SPEC, options()), data := squares(), VideoFitOptions(arm=1, updates=1, batch=4), 0
+    )
     steps = data.extended()[1]
-    want = [r for a, b, h in zip(data.first, data.end, data.held, strict=False) if not h for r in range(a, b - 4)]
+    want = [
+        r for a, b, h in zip(data.first, data.end, data.held, strict=False) if not h for r in range(a, b - 4)
+    ]
     assert fitter.rows.tolist() == steps[want].tolist()
 
 

@@ -14,7 +14,13 @@ class PointReach(VectorEnv):
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}
 
-    def __init__(self, num_envs: int, limit: int = 20, tasks: tuple[str, ...] = ("reach the goal",), radius: float = 0.1):
+    def __init__(
+        self,
+        num_envs: int,
+        limit: int = 20,
+        tasks: tuple[str, ...] = ("reach the goal",),
+        radius: float = 0.1,
+    ):
         self.num_envs, self.limit, self.tasks, self.radius = num_envs, limit, tasks, radius
         axes = tuple(ActionAxis(n, "m", -0.2, 0.2, "delta", "base") for n in "xy")
         self.spec = ControlSpec("toy", "point", axes, 0.1, limit)
@@ -64,18 +70,33 @@ class PointReach(VectorEnv):
         return self.over[0].astype(np.int64)
 
     def get_state(self):
-        return {"pos": self.pos.copy(), "goal": self.goal.copy(), "t": self.t.copy(), "word": self.word.copy(),
-                "over": self.over.T.copy(), "seeds": self.starts.seeds.copy(), "episodes": self.starts.episodes.copy()}
+        return {
+            "pos": self.pos.copy(),
+            "goal": self.goal.copy(),
+            "t": self.t.copy(),
+            "word": self.word.copy(),
+            "over": self.over.T.copy(),
+            "seeds": self.starts.seeds.copy(),
+            "episodes": self.starts.episodes.copy(),
+        }
 
     def set_state(self, state, mask=None):
         m = np.ones(self.num_envs, bool) if mask is None else mask
-        for name, mine in (("pos", self.pos), ("goal", self.goal), ("t", self.t), ("word", self.word),
-                           ("over", self.over.T), ("seeds", self.starts.seeds), ("episodes", self.starts.episodes)):
+        for name, mine in (
+            ("pos", self.pos),
+            ("goal", self.goal),
+            ("t", self.t),
+            ("word", self.word),
+            ("over", self.over.T),
+            ("seeds", self.starts.seeds),
+            ("episodes", self.starts.episodes),
+        ):
             mine[m] = np.asarray(state[name])[m]
 
 
 class Failures:
-    """A sampler of four starts: the more of its episodes failed, the more often a start comes, by chance too."""
+    """A sampler of four starts: the more of its episodes failed, the more often a start comes, by chance
+    too."""
 
     def __init__(self):
         self.failed, self.seen = np.zeros(4, np.int64), 0

@@ -1,9 +1,11 @@
-"""How far a model can be trusted: open-loop error on held-out episodes, the horizon and the uncertainty it is good to.
+"""How far a model can be trusted: open-loop error on held-out episodes, the horizon and the uncertainty it is
+good to.
 
-Error of a predicted state: root mean square over the state's dimensions, each in units of its std in the data.
-The threshold is the greatest uncertainty u such that, of the held-out predictions with uncertainty <= u, at most one in ten
-is off by more than `tolerance`; the horizon the most steps to which the mean error stays below that of a world that stands
-still (copy-last). `promised` gives the factors of `world_models.conformal`, by which an uncertainty becomes a bound on the error.
+Error of a predicted state: root mean square over the state's dimensions, each in units of its std in the
+data. The threshold is the greatest uncertainty u such that, of the held-out predictions with uncertainty <=
+u, at most one in ten is off by more than `tolerance`; the horizon the most steps to which the mean error
+stays below that of a world that stands still (copy-last). `promised` gives the factors of
+`world_models.conformal`, by which an uncertainty becomes a bound on the error.
 """
 
 from collections.abc import Sequence
@@ -24,17 +26,24 @@ ALLOWED = 0.1  # share of predictions within the threshold that may be off by mo
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """W windows of held-out episodes, up to H steps: error, copy-last's error and uncertainty [W,H], nan past the end."""
+    """W windows of held-out episodes, up to H steps: error, copy-last's error and uncertainty [W,H], nan past
+    the end."""
 
     error: np.ndarray
     copied: np.ndarray
     uncertainty: np.ndarray
 
 
-def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, seed: int = 0,
-              episodes: np.ndarray | None = None) -> OpenLoop:
-    """Roll the model out along the recorded actions of held-out episodes (`episodes` of them; None: all), from their beginnings and,
-    as far as `most` windows allow, from random steps at least 8 before the end."""
+def open_loop(
+    model: WorldModel,
+    data: Recorded,
+    horizon: int,
+    most: int = 400,
+    seed: int = 0,
+    episodes: np.ndarray | None = None,
+) -> OpenLoop:
+    """Roll the model out along the recorded actions of held-out episodes (`episodes` of them; None: all),
+    from their beginnings and, as far as `most` windows allow, from random steps at least 8 before the end."""
     held = np.flatnonzero(data.held) if episodes is None else episodes
     rng = np.random.default_rng([seed, 19])
     begin = [(e, data.first[e]) for e in held if data.lengths[e] > 1]
@@ -48,12 +57,13 @@ def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, 
 
     def rms(x: np.ndarray) -> np.ndarray:
         return np.where(there, np.sqrt((((x - truth) / std) ** 2).mean(-1)), np.nan)
+
     return OpenLoop(rms(predicted), rms(data.state[rows][:, None]), uncertainty)
 
 
 def along_recorded(model: WorldModel, data: Recorded, episode: np.ndarray, rows: np.ndarray, horizon: int):
-    """The model from rows [W] of episodes [W] along what was done: (predicted, true states [W,H,S], where they are known bool[W,H],
-    uncertainty [W,H], nan elsewhere)."""
+    """The model from rows [W] of episodes [W] along what was done: (predicted, true states [W,H,S], where
+    they are known bool[W,H], uncertainty [W,H], nan elsewhere)."""
     last = data.end[episode] - 1
     at = np.minimum(rows[:, None] + np.arange(horizon), last[:, None])  # [W,H]
     obs = {"state": data.state[rows], "task": np.array(data.tasks)[data.task[episode]]}
@@ -73,11 +83,16 @@ def spread(data: Recorded) -> tuple[float, ...]:
 
 def joined(runs: Sequence[OpenLoop]) -> OpenLoop:
     """Runs of the same horizon as one."""
-    return OpenLoop(*(np.concatenate([getattr(r, k) for r in runs]) for k in ("error", "copied", "uncertainty")))
+    return OpenLoop(
+        *(np.concatenate([getattr(r, k) for r in runs]) for k in ("error", "copied", "uncertainty"))
+    )
 
 
-def promised(model: WorldModel, data: Recorded, horizon: int, per_episode: int = 8, seed: int = 0) -> tuple[float, ...]:
-    """The conformal factor of each of `horizon` steps on held-out episodes, in units of `spread`; infinite where too few last so long."""
+def promised(
+    model: WorldModel, data: Recorded, horizon: int, per_episode: int = 8, seed: int = 0
+) -> tuple[float, ...]:
+    """The conformal factor of each of `horizon` steps on held-out episodes, in units of `spread`; infinite
+    where too few last so long."""
     return factors_of([scores_on(model, data, horizon, np.flatnonzero(data.held), per_episode, seed)])
 
 
@@ -87,14 +102,18 @@ def factors_of(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tu
     return tuple(float(q) for q in conformal.factors(score, there, episode)) if len(episode) else ()
 
 
-def scores_on(model: WorldModel, data: Recorded, horizon: int, episodes: np.ndarray, per_episode: int = 8,
-              seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(error / uncertainty [W,H], where it is known bool[W,H], episode int64[W]) of `per_episode` windows of each of `episodes`, as
-    `wm eval` draws them (`windows.pick_starts`): half from its beginning, half from anywhere."""
+def scores_on(
+    model: WorldModel, data: Recorded, horizon: int, episodes: np.ndarray, per_episode: int = 8, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(error / uncertainty [W,H], where it is known bool[W,H], episode int64[W]) of `per_episode` windows of
+    each of `episodes`, as `wm eval` draws them (`windows.pick_starts`): half from its beginning, half from
+    anywhere."""
     held = episodes[data.lengths[episodes] > 1]
     if not len(held):
         return np.zeros((0, horizon)), np.zeros((0, horizon), bool), held
-    which, rows = pick_starts(data.first[held], data.end[held] - 1, min(per_episode * len(held), 4000), horizon, seed)
+    which, rows = pick_starts(
+        data.first[held], data.end[held] - 1, min(per_episode * len(held), 4000), horizon, seed
+    )
     predicted, truth, there, uncertainty = along_recorded(model, data, held[which], rows, horizon)
     error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(spread(data)))
     return conformal.scores_of(error, np.where(there, uncertainty, 1)), there, held[which]
@@ -109,7 +128,8 @@ def in_motion(carry: dict, data: Recorded, rows: np.ndarray) -> dict:
 
 
 def calibrate(run: OpenLoop, tolerance: float = TOLERANCE, allowed: float = ALLOWED) -> tuple[int, float]:
-    """(horizon, threshold) of an open-loop run; (0, 0) if it is worse than copy-last from the first step on."""
+    """(horizon, threshold) of an open-loop run; (0, 0) if it is worse than copy-last from the first step
+    on."""
     with np.errstate(invalid="ignore"):
         counts = (~np.isnan(run.error)).sum(0)
         mean, copied = np.nansum(run.error, 0) / counts.clip(1), np.nansum(run.copied, 0) / counts.clip(1)
@@ -120,7 +140,8 @@ def calibrate(run: OpenLoop, tolerance: float = TOLERANCE, allowed: float = ALLO
 
 
 def threshold(uncertainty: np.ndarray, error: np.ndarray, tolerance: float, allowed: float) -> float:
-    """Greatest u with share(error > tolerance | uncertainty <= u) <= allowed; 0 if there is none. Arrays [n]."""
+    """Greatest u with share(error > tolerance | uncertainty <= u) <= allowed; 0 if there is none. Arrays
+    [n]."""
     order = np.argsort(uncertainty, kind="stable")
     share = np.cumsum(error[order] > tolerance) / np.arange(1, len(order) + 1)
     good = np.flatnonzero(share <= allowed)

@@ -1,15 +1,17 @@
-"""Upper bounds on a model's error that hold in a stated share of new episodes, by horizon: split conformal prediction.
+"""Upper bounds on a model's error that hold in a stated share of new episodes, by horizon: split conformal
+prediction.
 
     score_t = error_t / max(uncertainty_t, TINY)          bound_t = q_t max(uncertainty_t, TINY)
     q_t = the `level` quantile of  sum_k sum_j 1/((K+1) n_k) delta(score_tkj)  +  1/(K+1) delta(infinity)
 
-over K calibration episodes with n_k windows each that reach step t. Every step has a factor of its own, for errors and
-uncertainties grow differently along a rollout. Episodes are exchangeable, windows of one episode are not: so an episode
-counts as one, whatever the number of its windows. A window of a new episode then lies below its bound with a probability of
-at least `level`; with fewer than level/(1-level) episodes the factor is infinite, for nothing can be promised.
+over K calibration episodes with n_k windows each that reach step t. Every step has a factor of its own, for
+errors and uncertainties grow differently along a rollout. Episodes are exchangeable, windows of one episode
+are not: so an episode counts as one, whatever the number of its windows. A window of a new episode then lies
+below its bound with a probability of at least `level`; with fewer than level/(1-level) episodes the factor is
+infinite, for nothing can be promised.
 
-Source: Lee, Barber and Willett 2023 (arXiv 2306.06342), hierarchical conformal prediction; with one window per episode it is split
-conformal prediction (Papadopoulos 2002; Lei et al. 2018, alg. 2).
+Source: Lee, Barber and Willett 2023 (arXiv 2306.06342), hierarchical conformal prediction; with one window
+per episode it is split conformal prediction (Papadopoulos 2002; Lei et al. 2018, alg. 2).
 
 Axes: `B` windows, `T` control steps of a window.
 """
@@ -26,7 +28,8 @@ FOLDS = 10
 
 
 def weighted_quantile(scores: np.ndarray, groups: np.ndarray, level: float = LEVEL) -> float:
-    """q of the module: scores [n] of windows that belong to the episodes `groups` int[n]; infinity where they are too few."""
+    """q of the module: scores [n] of windows that belong to the episodes `groups` int[n]; infinity where they
+    are too few."""
     if not len(scores):
         return float("inf")
     _, which, count = np.unique(groups, return_inverse=True, return_counts=True)
@@ -42,13 +45,16 @@ def scores_of(error: np.ndarray, uncertainty: np.ndarray) -> np.ndarray:
 
 
 def factors(score: np.ndarray, seen: np.ndarray, episode: np.ndarray, level: float = LEVEL) -> np.ndarray:
-    """float64[T]: q_t of every step, from scores [B,T] where seen bool[B,T], of windows of episodes int[B]."""
+    """float64[T]: q_t of every step, from scores [B,T] where seen bool[B,T], of windows of episodes
+    int[B]."""
     return np.array([weighted_quantile(score[m, t], episode[m], level) for t, m in enumerate(seen.T)])
 
 
-def whole_factor(score: np.ndarray, seen: np.ndarray, episode: np.ndarray, q: np.ndarray, level: float = LEVEL) -> float:
-    """c >= 0: in `level` of new episodes a window lies below c q_t max(uncertainty_t, TINY) at every step up to its end (of those with
-    a finite q_t)."""
+def whole_factor(
+    score: np.ndarray, seen: np.ndarray, episode: np.ndarray, q: np.ndarray, level: float = LEVEL
+) -> float:
+    """c >= 0: in `level` of new episodes a window lies below c q_t max(uncertainty_t, TINY) at every step up
+    to its end (of those with a finite q_t)."""
     known = np.isfinite(q) & (q > 0)
     if not known.any():
         return float("inf")
@@ -63,8 +69,14 @@ def folds_of(episode: np.ndarray, folds: int, seed: int) -> np.ndarray:
     return (np.random.default_rng([seed, 41]).permutation(len(names)) % folds)[which]
 
 
-def cross_factors(score: np.ndarray, seen: np.ndarray, episode: np.ndarray, level: float = LEVEL, folds: int = FOLDS,
-                  seed: int = 0) -> np.ndarray:
+def cross_factors(
+    score: np.ndarray,
+    seen: np.ndarray,
+    episode: np.ndarray,
+    level: float = LEVEL,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> np.ndarray:
     """float64[B,T]: for every window the factors that all other folds' episodes give."""
     fold, out = folds_of(episode, folds, seed), np.full(score.shape, np.inf)
     for k in np.unique(fold):
@@ -73,9 +85,12 @@ def cross_factors(score: np.ndarray, seen: np.ndarray, episode: np.ndarray, leve
     return out
 
 
-def coverage(score: np.ndarray, seen: np.ndarray, episode: np.ndarray, q: np.ndarray, horizons: Sequence[int]) -> dict[int, Interval]:
-    """Share of episodes whose windows lie within the bound q ([T] or [B,T]) at each horizon, with its bootstrap interval over episodes;
-    a horizon that fewer than two episodes reach, or where no bound is finite, is left out."""
+def coverage(
+    score: np.ndarray, seen: np.ndarray, episode: np.ndarray, q: np.ndarray, horizons: Sequence[int]
+) -> dict[int, Interval]:
+    """Share of episodes whose windows lie within the bound q ([T] or [B,T]) at each horizon, with its
+    bootstrap interval over episodes; a horizon that fewer than two episodes reach, or where no bound is
+    finite, is left out."""
     inside = score <= q
     out = {}
     for h in horizons:

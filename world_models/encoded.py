@@ -1,13 +1,16 @@
-"""`latent` dynamics of encoded pictures: an autoencoder of all cameras at once, and the ensemble on the arm's state beside
-its codes, so that pictures are drawn only where somebody looks.
+"""`latent` dynamics of encoded pictures: an autoencoder of all cameras at once, and the ensemble on the arm's
+state beside its codes, so that pictures are drawn only where somebody looks.
 
-    c = (enc(frames) - centre) / spread        frames^ = mean + dec(c),   loss = |frames^ - frames|^2 / var,  dec sees c + noise eps
-    (s, c)' = (s, c) + the ensemble's change    reward, success and end from (s, c) and (s, c)':  world_models.latent
+    c = (enc(frames) - centre) / spread        frames^ = mean + dec(c),   loss = |frames^ - frames|^2 / var,
+                                               dec sees c + noise eps
+    (s, c)' = (s, c) + the ensemble's change    reward, success and end from (s, c) and (s, c)':
+                                                world_models.latent
 
-The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay small in
-the picture. In old recordings no picture was kept after an episode's last action: its code is the one before it there.
-Sources: Ha and Schmidhuber 2018 (dynamics of an autoencoder's codes); PETS as in `latent`. Departures from both: no recurrence,
-for the arm's state carries velocities; codes are not sampled.
+The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay
+small in the picture. In old recordings no picture was kept after an episode's last action: its code is the
+one before it there.
+Sources: Ha and Schmidhuber 2018 (dynamics of an autoencoder's codes); PETS as in `latent`. Departures from
+both: no recurrence, for the arm's state carries velocities; codes are not sampled.
 """
 
 from collections.abc import Mapping
@@ -25,7 +28,8 @@ from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
 from world_models.options import EncodedOptions
 from world_models.video import PATCH, patches_of, to_frames
 
-STILL = 0.07  # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
+# of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
+STILL = 0.07
 
 
 class FrameCodec(nn.Module):
@@ -39,11 +43,18 @@ class FrameCodec(nn.Module):
     def __init__(self, views: int, grid: int, options: EncodedOptions):
         super().__init__()
         w, self.grid = options.width, grid // 4
-        self.enter, self.shrink, self.shrink_again = nn.Conv2d(48 * views, w, 1), nn.Conv2d(w, 2 * w, 3, 2,
-                                                                                            1), nn.Conv2d(2 * w, 2 * w, 3, 2, 1)
+        self.enter, self.shrink, self.shrink_again = (
+            nn.Conv2d(48 * views, w, 1),
+            nn.Conv2d(w, 2 * w, 3, 2, 1),
+            nn.Conv2d(2 * w, 2 * w, 3, 2, 1),
+        )
         self.code = nn.Linear(2 * w * self.grid**2, options.codes)
         self.decode_code = nn.Linear(options.codes, 2 * w * self.grid**2)
-        self.grow, self.grow_again, self.leave = nn.Conv2d(2 * w, 2 * w, 3, 1, 1), nn.Conv2d(2 * w, w, 3, 1, 1), nn.Conv2d(w, 48 * views, 1)
+        self.grow, self.grow_again, self.leave = (
+            nn.Conv2d(2 * w, 2 * w, 3, 1, 1),
+            nn.Conv2d(2 * w, w, 3, 1, 1),
+            nn.Conv2d(w, 48 * views, 1),
+        )
         self.register_buffer("centre", torch.zeros(options.codes))
         self.register_buffer("spread", torch.ones(options.codes))
         self.register_buffer("mean", torch.zeros(48 * views, grid, grid))
@@ -65,26 +76,35 @@ class FrameCodec(nn.Module):
 
 
 class Encoded(nn.Module):
-    """The model; see the module. obs: the arm's state [N,S] and frames; the dynamics' state is both, [N,S+Z]."""
+    """The model; see the module. obs: the arm's state [N,S] and frames; the dynamics' state is both,
+    [N,S+Z]."""
 
     frames: Frames
 
     def __init__(self, spec: WorldSpec, options: EncodedOptions, seed: int = 0):
         super().__init__()
         if not spec.control.views or spec.image_size % (4 * PATCH):
-            raise UserError(f"an encoded model needs cameras of a multiple of {4 * PATCH} pixels, the data has "
-                            f"{', '.join(spec.control.views) or 'none'} of {spec.image_size}; record with robo_rl collect --obs rgb")
+            raise UserError(
+                f"an encoded model needs cameras of a multiple of {4 * PATCH} pixels, the data has "
+                f"{', '.join(spec.control.views) or 'none'} of {spec.image_size}; record with robo_rl "
+                "collect --obs rgb"
+            )
         self.spec, self.options = spec, options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.codec = FrameCodec(len(spec.control.views), spec.image_size // PATCH, options)
-        self.dynamics = Latent(replace(spec, kind="latent", state=spec.state + options.codes), options.dynamics, seed)
+        self.dynamics = Latent(
+            replace(spec, kind="latent", state=spec.state + options.codes), options.dynamics, seed
+        )
 
     @torch.no_grad()
     def codes(self, images: Mapping[str, np.ndarray]) -> Tensor:
         """float32[N,Z] of frames {view: uint8[N,h,w,3]}."""
         views, n = self.spec.control.views, len(images[self.spec.control.views[0]])
-        parts = [self.codec.encode(patches_of({v: images[v][i:i + 256] for v in views}, views)) for i in range(0, n, 256)]
+        parts = [
+            self.codec.encode(patches_of({v: images[v][i : i + 256] for v in views}, views))
+            for i in range(0, n, 256)
+        ]
         return torch.cat(parts) if parts else torch.zeros(0, self.options.codes)
 
     # ---- the protocol
@@ -102,7 +122,10 @@ class Encoded(nn.Module):
         """`draw` False: no pictures, which `look` makes of any carry."""
         stays = {k: v for k, v in carry.items() if k.startswith(("first", "code_first"))}
         whole = {k: v for k, v in carry.items() if not k.startswith(("code", "first"))}
-        whole |= {"state": torch.cat([carry["state"], carry["code"]], 1), "before": torch.cat([carry["before"], carry["code_before"]], 1)}
+        whole |= {
+            "state": torch.cat([carry["state"], carry["code"]], 1),
+            "before": torch.cat([carry["before"], carry["code_before"]], 1),
+        }
         whole, p = self.dynamics.step(whole, actions)
         state, code = p.obs["state"].split([self.spec.state, self.options.codes], 2)
         obs = {"state": state.contiguous()} | (self._pictures(code, carry) if draw else {})
@@ -116,7 +139,9 @@ class Encoded(nn.Module):
         """The dynamics' carry with the codes apart, as observations have it."""
         out = dict(whole)
         for name, code in (("state", "code"), ("before", "code_before")):
-            out[name], out[code] = (x.contiguous() for x in whole[name].split([self.spec.state, self.options.codes], 1))
+            out[name], out[code] = (
+                x.contiguous() for x in whole[name].split([self.spec.state, self.options.codes], 1)
+            )
         return out
 
     @torch.no_grad()
@@ -136,4 +161,6 @@ class Encoded(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Encoded:
     """The untrained model of a folder's JSON."""
-    return Encoded(spec, EncodedOptions(**dict[str, Any](options, dynamics=latent_options(options["dynamics"]))))
+    return Encoded(
+        spec, EncodedOptions(**dict[str, Any](options, dynamics=latent_options(options["dynamics"])))
+    )

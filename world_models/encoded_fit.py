@@ -1,4 +1,5 @@
-"""Learning an `encoded` model: first the autoencoder of its pictures, then the dynamics (`world_models.fit`) on their codes."""
+"""Learning an `encoded` model: first the autoencoder of its pictures, then the dynamics (`world_models.fit`)
+on their codes."""
 
 import copy
 import math
@@ -21,8 +22,8 @@ STATISTICS = 2048  # frames that means and spreads are taken of
 
 
 class EncodedFitter:
-    """A model being learnt: owns the optimizer, the generator and the count of updates; `dynamics`, and `coded`, the data as they
-    see it, are there once pictures are done."""
+    """A model being learnt: owns the optimizer, the generator and the count of updates; `dynamics`, and
+    `coded`, the data as they see it, are there once pictures are done."""
 
     def __init__(self, model: Encoded, data: Recorded, options: EncodedFitOptions, seed: int):
         self.model, self.data, self.options, self.seed = model, data, options, seed
@@ -46,7 +47,8 @@ class EncodedFitter:
         return self.train[np.linspace(0, len(self.train) - 1, min(STATISTICS, len(self.train))).astype(int)]
 
     def loss(self, rows: np.ndarray) -> Tensor:
-        """Squared error of the decoded frames of rows [B], in units of the frames' variance; codes normalised within the batch."""
+        """Squared error of the decoded frames of rows [B], in units of the frames' variance; codes normalised
+        within the batch."""
         codec, x = self.model.codec, self.patches(rows)
         raw = codec.raw(x)
         code = (raw - raw.mean(0)) / (raw.std(0) + 1e-5)
@@ -54,14 +56,21 @@ class EncodedFitter:
         return (codec.decode(code) - x).square().mean() / codec.var
 
     def fit(self, tick: Callable[[int, dict[str, float]], bool] = lambda update, parts: True) -> bool:
-        """Go on to the end -> True, or until `tick(updates made, running means)` says False; updates of both parts count."""
+        """Go on to the end -> True, or until `tick(updates made, running means)` says False; updates of both
+        parts count."""
         o, recent = self.options, {}
         while self.update < o.pictures:
-            rows = self.train[torch.randint(0, len(self.train), (min(o.batch, len(self.train)),), generator=self.generator).numpy()]
+            rows = self.train[
+                torch.randint(
+                    0, len(self.train), (min(o.batch, len(self.train)),), generator=self.generator
+                ).numpy()
+            ]
             value = self.loss(rows)
             if not math.isfinite(float(value.detach())):
-                raise UserError(f"the loss of the autoencoder is no longer finite after {self.update} updates; start again with a "
-                                "smaller --fit.lr")
+                raise UserError(
+                    f"the loss of the autoencoder is no longer finite after {self.update} updates; start "
+                    "again with a smaller --fit.lr"
+                )
             self.opt.param_groups[0]["lr"] = pace(o.lr, self.update, o.pictures)
             self.opt.zero_grad()
             value.backward()
@@ -93,8 +102,15 @@ class EncodedFitter:
             last = np.where(data.known[:, None], self.model.codes(data.final_images).numpy(), last)
         names = tuple(f"code{i}" for i in range(codes.shape[1]))
         control = replace(data.control, views=(), state_names=(*data.control.state_names, *names))
-        return replace(data, state=np.concatenate([data.state, codes], 1), images={}, control=control,
-                       final=np.concatenate([data.final, last], 1), final_images={}, pictured=None)
+        return replace(
+            data,
+            state=np.concatenate([data.state, codes], 1),
+            images={},
+            control=control,
+            final=np.concatenate([data.final, last], 1),
+            final_images={},
+            pictured=None,
+        )
 
     def result(self) -> Encoded:
         """The model with the dynamics' averaged weights."""
@@ -105,8 +121,13 @@ class EncodedFitter:
 
     def state_dict(self) -> dict:
         """Everything to go on exactly (with the same data)."""
-        return {"codec": self.model.codec.state_dict(), "opt": self.opt.state_dict(), "generator": self.generator.get_state(),
-                "update": self.update, "dynamics": self.dynamics.state_dict() if self.dynamics else {}}
+        return {
+            "codec": self.model.codec.state_dict(),
+            "opt": self.opt.state_dict(),
+            "generator": self.generator.get_state(),
+            "update": self.update,
+            "dynamics": self.dynamics.state_dict() if self.dynamics else {},
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.model.codec.load_state_dict(state["codec"])

@@ -1,13 +1,15 @@
-"""A world model as a vector env under the contract of `sims.check`: batch reset to recorded frames, stepping, forking.
+"""A world model as a vector env under the contract of `sims.check`: batch reset to recorded frames, stepping,
+forking.
 
-An episode ends as the recorded ones did: terminated by success (or by the model's own end), truncated at its time limit.
-It is also truncated where the model does not know: uncertainty above its calibrated threshold, or a number that is not
-finite (the last finite observation stays). `info` of a step: success bool[N], uncertainty float32[N], cut bool[N] (an
-episode that ended for lack of knowledge).
+An episode ends as the recorded ones did: terminated by success (or by the model's own end), truncated at its
+time limit. It is also truncated where the model does not know: uncertainty above its calibrated threshold, or
+a number that is not finite (the last finite observation stays). `info` of a step: success bool[N],
+uncertainty float32[N], cut bool[N] (an episode that ended for lack of knowledge).
 
-A start id decides the frame an episode begins from and all randomness in it. Ids from 2^31 on, which evaluation uses, begin
-from held-out episodes, the others from those that were trained on.
+A start id decides the frame an episode begins from and all randomness in it. Ids from 2^31 on, which
+evaluation uses, begin from held-out episodes, the others from those that were trained on.
 """
+
 from typing import Any
 
 import numpy as np
@@ -39,29 +41,44 @@ def frame_of(frames: Frames, starts: np.ndarray) -> np.ndarray:
 
 
 class WorldEnv(ControlEnv):
-    """N episodes inside `model`; see the module. `judge` says whether a step succeeded (None: the model's own head);
-    max_steps 0: the recorded limit, as far as the model is calibrated. With `difficulty` a start id decides an episode only
-    as long as no other ends: it draws frames by what came of them."""
+    """N episodes inside `model`; see the module. `judge` says whether a step succeeded (None: the model's own
+    head);
+    max_steps 0: the recorded limit, as far as the model is calibrated. With `difficulty` a start id decides
+    an episode only as long as no other ends: it draws frames by what came of them."""
 
-    def __init__(self, model: WorldModel, num_envs: int, judge: "judges.SuccessJudge | None" = None, max_steps: int = 0,
-                 render: bool = False, difficulty: Difficulty | None = None):
+    def __init__(
+        self,
+        model: WorldModel,
+        num_envs: int,
+        judge: "judges.SuccessJudge | None" = None,
+        max_steps: int = 0,
+        render: bool = False,
+        difficulty: Difficulty | None = None,
+    ):
         n, spec = num_envs, model.spec
         if not spec.horizon:
-            raise UserError("this world model is not calibrated, or no better than a world that stands still: train it on "
-                            "more episodes: robo_rl wm train DATASET")
+            raise UserError(
+                "this world model is not calibrated, or no better than a world that stands still: train it "
+                "on more episodes: robo_rl wm train DATASET"
+            )
         if max_steps > spec.horizon:
-            raise UserError(f"--max-steps must be at most {spec.horizon}, the calibrated horizon of this world model, got "
-                            f"{max_steps}; train it on longer episodes for more")
+            raise UserError(
+                f"--max-steps must be at most {spec.horizon}, the calibrated horizon of this world model, "
+                f"got {max_steps}; train it on longer episodes for more"
+            )
         self.model, self.num_envs, self.judge, self.difficulty = model, n, judge or judges.Head(), difficulty
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         self.render_mode = "rgb_array" if render else None
         if render and not spec.control.views:
             raise UserError("this world model predicts states alone; there is nothing to render")
         control = spec.control
-        self.spec = type(control)(**{k: getattr(control, k) for k in control.__slots__} | {
-            "sim": f"wm:{control.sim}", "max_steps": max_steps or min(control.max_steps, spec.horizon)})
+        self.spec = type(control)(
+            **{k: getattr(control, k) for k in control.__slots__}
+            | {"sim": f"wm:{control.sim}", "max_steps": max_steps or min(control.max_steps, spec.horizon)}
+        )
         self.single_observation_space, self.observation_space = observation_spaces(
-            spec.state, n, control.views, spec.image_size or 64)
+            spec.state, n, control.views, spec.image_size or 64
+        )
         self.single_action_space, self.action_space = action_spaces(spec.action, n)
         self.words = np.array(spec.tasks)
         self.stream = StartStream(n)
@@ -71,8 +88,12 @@ class WorldEnv(ControlEnv):
         self.carry: worlds.Carry = {}
         self.seen = {k: np.zeros(s.shape or (), s.dtype) for k, s in self.observation_space.spaces.items()}
         self.clips = Clips(self.judge, self.seen)
-        self.images = True  # False: where the model can step without drawing, pictures stay until a step with True
-        self.lazy, self.stale = hasattr(model, "look") and isinstance(self.judge, judges.Head), np.zeros(n, bool)
+        # False: where the model can step without drawing, pictures stay until a step with True
+        self.images = True
+        self.lazy, self.stale = (
+            hasattr(model, "look") and isinstance(self.judge, judges.Head),
+            np.zeros(n, bool),
+        )
 
     def __repr__(self) -> str:
         return f"WorldEnv({self.spec.id!r}, num_envs={self.num_envs})"
@@ -87,7 +108,8 @@ class WorldEnv(ControlEnv):
         return self._obs(), {"success": self.success.copy()}
 
     def _begin(self, ids: np.ndarray, starts: np.ndarray) -> None:
-        if first := getattr(self.model, "first", None):  # it makes its own first observations (world_models.oracle)
+        # it makes its own first observations (world_models.oracle)
+        if first := getattr(self.model, "first", None):
             obs, task = first(starts)
         else:
             at = frame_of(self.model.frames, starts)
@@ -113,15 +135,28 @@ class WorldEnv(ControlEnv):
             raise UserError("call reset() before step()")
         actions = read_actions(actions, self.num_envs, self.model.spec.action)
         alive = ~(self.terminated | self.truncated)
-        carry, p = self.model.step(self.carry, torch.from_numpy(actions)[:, None], **({"draw": False} if self.lazy else {}))
+        carry, p = self.model.step(
+            self.carry, torch.from_numpy(actions)[:, None], **({"draw": False} if self.lazy else {})
+        )
         obs, before = {k: v[:, 0].numpy() for k, v in p.obs.items()}, self.seen
-        reward, terminal, chance, unsure = (x[:, 0].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty))
-        sound = np.isfinite(obs["state"]).all(1) & np.isfinite(reward) & np.isfinite(unsure) & np.isfinite(chance + terminal)
+        reward, terminal, chance, unsure = (
+            x[:, 0].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty)
+        )
+        sound = (
+            np.isfinite(obs["state"]).all(1)
+            & np.isfinite(reward)
+            & np.isfinite(unsure)
+            & np.isfinite(chance + terminal)
+        )
         known = alive & sound
         keep = torch.from_numpy(known)
-        self.carry = {k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, self.carry[k]) for k, v in carry.items()}
-        self.seen = {k: np.where(known.reshape(-1, *[1] * (v.ndim - 1)), obs[k], v).astype(v.dtype) if k in obs else v
-                     for k, v in self.seen.items()}
+        self.carry = {
+            k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, self.carry[k]) for k, v in carry.items()
+        }
+        self.seen = {
+            k: np.where(known.reshape(-1, *[1] * (v.ndim - 1)), obs[k], v).astype(v.dtype) if k in obs else v
+            for k, v in self.seen.items()
+        }
         self._look(known)
         self.clips.add(before, np.where(alive, self.steps, 0))
         self.steps += alive
@@ -135,11 +170,18 @@ class WorldEnv(ControlEnv):
         cut = alive & ~self.terminated & ((self.uncertainty > spec.threshold) | ~sound)
         self.truncated |= cut | (late & ~self.terminated)
         if self.difficulty is not None:
-            ended = np.flatnonzero(alive & (self.terminated | self.truncated) & ~cut & (self.starts < HELD_FROM))
+            ended = np.flatnonzero(
+                alive & (self.terminated | self.truncated) & ~cut & (self.starts < HELD_FROM)
+            )
             self.difficulty.update(self.frame[ended], self.success[ended], self.born[ended])
         paid = won.astype(np.float32) if spec.sparse else np.where(known, reward, 0).astype(np.float32)
-        return (self._obs(), paid, self.terminated.copy(), self.truncated.copy(),
-                {"success": self.success.copy(), "uncertainty": self.uncertainty.copy(), "cut": cut})
+        return (
+            self._obs(),
+            paid,
+            self.terminated.copy(),
+            self.truncated.copy(),
+            {"success": self.success.copy(), "uncertainty": self.uncertainty.copy(), "cut": cut},
+        )
 
     def _look(self, moved: np.ndarray) -> None:
         """Pictures of the lanes that moved and of those whose pictures are old, where the step drew none."""
@@ -154,31 +196,50 @@ class WorldEnv(ControlEnv):
                 self.seen[k][ids] = v.numpy()
             self.stale[:] = False
 
-    def _judge(self, known: np.ndarray, late: np.ndarray, before: dict, actions: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """bool[N]: which of the known steps succeeded, asked of the judge every `judge.every` steps and at the limit."""
+    def _judge(
+        self, known: np.ndarray, late: np.ndarray, before: dict, actions: np.ndarray, chance: np.ndarray
+    ) -> np.ndarray:
+        """bool[N]: which of the known steps succeeded, asked of the judge every `judge.every` steps and at
+        the limit."""
         rows = np.flatnonzero(known & ((self.steps % self.judge.every == 0) | late))
         won = np.zeros(self.num_envs, bool)
         if len(rows):
-            won[rows] = self.judge(judges.Seen({k: v[rows] for k, v in before.items()}, {k: v[rows] for k, v in self.seen.items()},
-                                               self.words[self.task[rows]], actions[rows], chance[rows],
-                                               self.clips.of(rows, self.seen))) > 0.5
+            won[rows] = (
+                self.judge(
+                    judges.Seen(
+                        {k: v[rows] for k, v in before.items()},
+                        {k: v[rows] for k, v in self.seen.items()},
+                        self.words[self.task[rows]],
+                        actions[rows],
+                        chance[rows],
+                        self.clips.of(rows, self.seen),
+                    )
+                )
+                > 0.5
+            )
         return won
 
     def _obs(self) -> dict[str, np.ndarray]:
         return {k: v.copy() for k, v in self.seen.items()} | {"task": self.words[self.task]}
 
     def translate(self, policy):
-        """`own_units.translate` of the model: what `robo_rl.evaluation.evaluate` shows a policy, and makes of its actions."""
+        """`own_units.translate` of the model: what `robo_rl.evaluation.evaluate` shows a policy, and makes of
+        its actions."""
         return translate(policy, self.model.spec)
 
     # ---- fork, rewind, show
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Everything an episode depends on, one row per env; copies."""
-        mine = {"seeds": self.stream.seeds, "episodes": self.stream.episodes} | {k: getattr(self, k) for k in FIELDS}
-        return ({k: v.copy() for k, v in mine.items()} | {f"obs/{k}": v.copy() for k, v in self.seen.items()}
-                | {f"clip/{k}": v.copy() for k, v in self.clips.kept.items()}
-                | {f"carry/{k}": v.numpy().copy() for k, v in self.carry.items()})
+        mine = {"seeds": self.stream.seeds, "episodes": self.stream.episodes} | {
+            k: getattr(self, k) for k in FIELDS
+        }
+        return (
+            {k: v.copy() for k, v in mine.items()}
+            | {f"obs/{k}": v.copy() for k, v in self.seen.items()}
+            | {f"clip/{k}": v.copy() for k, v in self.clips.kept.items()}
+            | {f"carry/{k}": v.numpy().copy() for k, v in self.carry.items()}
+        )
 
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
         """Put back rows of `get_state()`, only those of `mask`."""
@@ -205,7 +266,8 @@ class WorldEnv(ControlEnv):
         self.ready |= mask
 
     def outcomes(self) -> dict | None:
-        """What is known of starts by the episodes that ended, beside every env's own state; None where nothing is kept."""
+        """What is known of starts by the episodes that ended, beside every env's own state; None where
+        nothing is kept."""
         return None if self.difficulty is None else self.difficulty.state_dict()
 
     def set_outcomes(self, state: dict) -> None:
@@ -222,7 +284,18 @@ class WorldEnv(ControlEnv):
         return self.seen[f"image/{self.spec.views[0]}"].copy()
 
 
-FIELDS = ("starts", "steps", "task", "frame", "born", "terminated", "truncated", "success", "uncertainty", "stale")
+FIELDS = (
+    "starts",
+    "steps",
+    "task",
+    "frame",
+    "born",
+    "terminated",
+    "truncated",
+    "success",
+    "uncertainty",
+    "stale",
+)
 
 
 def _put(x: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -231,11 +304,26 @@ def _put(x: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def make_world(path: str, task: str, num_envs: int, *, judge: str = "", obs: str = "state", reward: str = "", control: str = "",
-               image_size: int = 64, threads: int = 0, max_steps: int = 0, randomise: str = "", render: bool = False,
-               device: str = "cpu", hard: float = 0.0) -> WorldEnv:
-    """The env of `--sim wm:PATH`; what else a simulator can be told must be what was recorded, or "" (0 pixels) for it. `hard`: share
-    of the episodes, but those of evaluation, that begin where success is open."""
+def make_world(
+    path: str,
+    task: str,
+    num_envs: int,
+    *,
+    judge: str = "",
+    obs: str = "state",
+    reward: str = "",
+    control: str = "",
+    image_size: int = 64,
+    threads: int = 0,
+    max_steps: int = 0,
+    randomise: str = "",
+    render: bool = False,
+    device: str = "cpu",
+    hard: float = 0.0,
+) -> WorldEnv:
+    """The env of `--sim wm:PATH`; what else a simulator can be told must be what was recorded, or "" (0
+    pixels) for it. `hard`: share of the episodes, but those of evaluation, that begin where success is
+    open."""
     if num_envs < 1:
         raise UserError(f"num_envs must be >= 1, got {num_envs}")
     model = worlds.load(path)
@@ -246,14 +334,23 @@ def make_world(path: str, task: str, num_envs: int, *, judge: str = "", obs: str
     if obs and obs != recorded:
         raise UserError(f"the world model {path} predicts {recorded} observations, asked for --obs {obs}")
     if recorded == "rgb" and image_size and image_size != spec.image_size:
-        raise UserError(f"the world model {path} predicts images of {spec.image_size} pixels, got --image-size {image_size}")
+        raise UserError(
+            f"the world model {path} predicts images of {spec.image_size} pixels, got --image-size "
+            f"{image_size}"
+        )
     if reward and (reward == "sparse") != spec.sparse:
-        raise UserError(f"the world model {path} learnt a {'sparse' if spec.sparse else 'dense'} reward, got --reward {reward}")
+        raise UserError(
+            f"the world model {path} learnt a {'sparse' if spec.sparse else 'dense'} reward, got --reward "
+            f"{reward}"
+        )
     if randomise or control:
-        raise UserError(f"a world model has the dynamics and the control that were recorded; leave out "
-                        f"{'--randomise' if randomise else '--control'}")
+        raise UserError(
+            f"a world model has the dynamics and the control that were recorded; leave out "
+            f"{'--randomise' if randomise else '--control'}"
+        )
     difficulty = None
     if hard:
         from world_models.text_tasks import difficulty_of
+
         difficulty = difficulty_of(model, hard)
     return WorldEnv(model, num_envs, judges.make(judge) if judge else None, max_steps, render, difficulty)

@@ -1,14 +1,16 @@
-"""EVA: is what a world model imagines something the arm could do? An inverse-dynamics model decodes the imagined motion
-into actions; penalties on their velocity, acceleration, jerk and limits make one score, 10 at best.
+"""EVA: is what a world model imagines something the arm could do? An inverse-dynamics model decodes the
+imagined motion into actions; penalties on their velocity, acceleration, jerk and limits make one score, 10 at
+best.
 
     v = da/dt, acc = dv/dt, jerk = dacc/dt
     P = w_jerk Huber(jerk) + w_acc Huber(acc) + w_vlim relu(|v| - v_max)^2 + w_alim relu(|acc| - a_max)^2
     score = 10 (1 + P/scale)^(-1/2)
 
-Axes: `B` clips, `T` control steps, `A` decoded dimensions, `S` state. Units: positions `a` in rad or m, dt [s].
-Source: EVA; formulas as in RLinf's action_smoothness reward, whose constants are for joints in rad at 30 Hz. Here each
-dimension may have limits of its own, and a clip shorter than 4 steps scores 0 (it has no jerk to judge).
-A motionless clip is as smooth as can be: use the score beside the task's success, never alone.
+Axes: `B` clips, `T` control steps, `A` decoded dimensions, `S` state. Units: positions `a` in rad or m, dt
+[s].
+Source: EVA; formulas as in RLinf's action_smoothness reward, whose constants are for joints in rad at 30 Hz.
+Here each dimension may have limits of its own, and a clip shorter than 4 steps scores 0 (it has no jerk to
+judge). A motionless clip is as smooth as can be: use the score beside the task's success, never alone.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +26,8 @@ from robo_rl.types import ControlSpec
 
 @dataclass(frozen=True, kw_only=True)
 class MotionLimits:
-    """What the arm can do, per decoded dimension: `speed` [A] and `acceleration` [A], `weight` [A] (made to mean 1)."""
+    """What the arm can do, per decoded dimension: `speed` [A] and `acceleration` [A], `weight` [A] (made to
+    mean 1)."""
 
     speed: tuple[float, ...]
     acceleration: tuple[float, ...]
@@ -32,8 +35,10 @@ class MotionLimits:
 
     def __post_init__(self) -> None:
         if not len(self.speed) == len(self.acceleration) == len(self.weight) or not self.speed:
-            raise UserError(f"limits need one speed, acceleration and weight per dimension, got {len(self.speed)}, "
-                            f"{len(self.acceleration)} and {len(self.weight)}")
+            raise UserError(
+                f"limits need one speed, acceleration and weight per dimension, got {len(self.speed)}, "
+                f"{len(self.acceleration)} and {len(self.weight)}"
+            )
         for name in ("speed", "acceleration", "weight"):
             for v in getattr(self, name):
                 in_range(f"limits.{name}", v, 0, 1e9, open_low=True)
@@ -58,19 +63,33 @@ class Penalties:
 def joint_limits(joints: int = 6, gripper: bool = True) -> MotionLimits:
     """The paper's arm: 85 % of the joints' rated speeds [rad/s], 5 rad/s^2; the gripper weighs a fifth."""
     speed = tuple(0.85 * v for v in (3.1416, 3.4034, 3.1416, 3.927, 3.927, 3.927, 3.927)[:joints])
-    return MotionLimits(speed=speed + (2.0,) * gripper, acceleration=(5.0,) * joints + (10.0,) * gripper,
-                  weight=(1.0,) * joints + (0.2,) * gripper)
+    return MotionLimits(
+        speed=speed + (2.0,) * gripper,
+        acceleration=(5.0,) * joints + (10.0,) * gripper,
+        weight=(1.0,) * joints + (0.2,) * gripper,
+    )
 
 
 def limits_of(control: ControlSpec, headroom: float = 1.0, ramp: float = 0.1) -> MotionLimits:
     """Limits of what a delta or rate action commands: the speed of a full command, reached within `ramp` [s].
 
-    An axis of another kind (a gripper's absolute opening) may cross its range in half a second and weighs a fifth.
+    An axis of another kind (a gripper's absolute opening) may cross its range in half a second and weighs a
+    fifth.
     """
-    speed = tuple(headroom * (max(abs(a.low), abs(a.high)) / (control.period if a.kind == "delta" else 1.0)
-                              if a.kind in ("delta", "rate") else (a.high - a.low) / 0.5) for a in control.axes)
-    return MotionLimits(speed=speed, acceleration=tuple(v / ramp for v in speed),
-                  weight=tuple(1.0 if a.kind in ("delta", "rate") else 0.2 for a in control.axes))
+    speed = tuple(
+        headroom
+        * (
+            max(abs(a.low), abs(a.high)) / (control.period if a.kind == "delta" else 1.0)
+            if a.kind in ("delta", "rate")
+            else (a.high - a.low) / 0.5
+        )
+        for a in control.axes
+    )
+    return MotionLimits(
+        speed=speed,
+        acceleration=tuple(v / ramp for v in speed),
+        weight=tuple(1.0 if a.kind in ("delta", "rate") else 0.2 for a in control.axes),
+    )
 
 
 def positions(actions: Tensor, control: ControlSpec) -> Tensor:
@@ -78,22 +97,30 @@ def positions(actions: Tensor, control: ControlSpec) -> Tensor:
 
     A delta adds to the position, a rate adds rate times period, an absolute command is the position.
     """
-    low, high = (torch.tensor([getattr(a, k) for a in control.axes], dtype=actions.dtype) for k in ("low", "high"))
+    low, high = (
+        torch.tensor([getattr(a, k) for a in control.axes], dtype=actions.dtype) for k in ("low", "high")
+    )
     command = low + (actions.clamp(-1, 1) + 1) / 2 * (high - low)
-    step = torch.tensor([control.period if a.kind == "rate" else 1.0 for a in control.axes], dtype=actions.dtype)
+    step = torch.tensor(
+        [control.period if a.kind == "rate" else 1.0 for a in control.axes], dtype=actions.dtype
+    )
     adds = torch.tensor([a.kind in ("delta", "rate") for a in control.axes])
     return torch.where(adds, (command * step).cumsum(1), command)
 
 
 def reference(limits: MotionLimits, dt: float, penalties: Penalties = Penalties()) -> Penalties:
-    """`penalties` with the scale at which a motion that turns from rest to full acceleration and back at every step, on
-    every dimension, scores 10/sqrt(2): for arms whose limits are far from those of the paper's.
+    """`penalties` with the scale at which a motion that turns from rest to full acceleration and back at
+    every step, on every dimension, scores 10/sqrt(2): for arms whose limits are far from those of the
+    paper's.
 
-    There jerk = a_max/dt and acc = a_max, whose Huber penalties with delta at half of each are 3/8 of their squares.
+    There jerk = a_max/dt and acc = a_max, whose Huber penalties with delta at half of each are 3/8 of their
+    squares.
     """
     a_max, w = (torch.tensor(x, dtype=torch.float64) for x in (limits.acceleration, limits.weight))
     square = float((a_max.square() * w / w.mean()).mean())
-    return replace(penalties, scale=max(0.375 * square * (penalties.jerk / dt**2 + penalties.acceleration), 1e-9))
+    return replace(
+        penalties, scale=max(0.375 * square * (penalties.jerk / dt**2 + penalties.acceleration), 1e-9)
+    )
 
 
 def differences(a: Tensor, dt: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,14 +139,20 @@ def huber(x: Tensor, delta: Tensor) -> Tensor:
 def penalty_terms(a: Tensor, dt: float, limits: MotionLimits) -> dict[str, Tensor]:
     """Each penalty of positions [B,T,A] -> [B]: mean over time, weighted mean over dimensions."""
     v, acc, jerk = differences(a, dt)
-    v_max, a_max, w = (torch.tensor(x, dtype=a.dtype) for x in (limits.speed, limits.acceleration, limits.weight))
+    v_max, a_max, w = (
+        torch.tensor(x, dtype=a.dtype) for x in (limits.speed, limits.acceleration, limits.weight)
+    )
     w = w / w.mean()
 
     def mean(x: Tensor) -> Tensor:
         return (x.mean(1) * w).mean(-1)
-    return {"jerk": mean(huber(jerk, 0.5 * a_max / dt)), "acceleration": mean(huber(acc, 0.5 * a_max)),
-            "speed_limit": mean((v.abs() - v_max).relu().square()),
-            "acceleration_limit": mean((acc.abs() - a_max).relu().square())}
+
+    return {
+        "jerk": mean(huber(jerk, 0.5 * a_max / dt)),
+        "acceleration": mean(huber(acc, 0.5 * a_max)),
+        "speed_limit": mean((v.abs() - v_max).relu().square()),
+        "acceleration_limit": mean((acc.abs() - a_max).relu().square()),
+    }
 
 
 def score(a: Tensor, dt: float, limits: MotionLimits, penalties: Penalties = Penalties()) -> Tensor:
@@ -143,35 +176,55 @@ def violations(a: Tensor, dt: float, limits: MotionLimits) -> Tensor:
 
 
 def beyond(a: Tensor, dt: float, limits: MotionLimits) -> dict[str, Tensor]:
-    """Share of steps and dimensions of positions [B,T,A] beyond each limit -> [B]; of jerk: more than from rest to full
-    acceleration within one step, a_max/dt."""
+    """Share of steps and dimensions of positions [B,T,A] beyond each limit -> [B]; of jerk: more than from
+    rest to full acceleration within one step, a_max/dt."""
     v_max, a_max = (torch.tensor(x, dtype=a.dtype) for x in (limits.speed, limits.acceleration))
     just = 1 + 1e-4
-    return {k: (x.abs() > just * most).to(a.dtype).mean((1, 2)) for k, x, most in
-            zip(("speed", "acceleration", "jerk"), differences(a, dt), (v_max, a_max, a_max / dt), strict=True)}
+    return {
+        k: (x.abs() > just * most).to(a.dtype).mean((1, 2))
+        for k, x, most in zip(
+            ("speed", "acceleration", "jerk"), differences(a, dt), (v_max, a_max, a_max / dt), strict=True
+        )
+    }
 
 
-# ---- inverse dynamics --------------------------------------------------------------------------------------------
+# ---- inverse dynamics --------------------------------------------------------------------------------------
+
 
 class InverseDynamics(nn.Module):
     """What was commanded between two observations: (x [B,D], x' [B,D]) -> actions in [-1, 1] [B,A].
 
-    x is the state, or the state and two small grey pictures (`features`). Trained on real data alone, then frozen.
+    x is the state, or the state and two small grey pictures (`features`). Trained on real data alone, then
+    frozen.
     """
 
     def __init__(self, size: int, action: int, hidden: int = 256):
         super().__init__()
         self.norm, self.change = Normaliser(size), Normaliser(size)
-        self.net = nn.Sequential(nn.Linear(2 * size, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(),
-                                 nn.Linear(hidden, action))
+        self.net = nn.Sequential(
+            nn.Linear(2 * size, hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, action),
+        )
 
     def forward(self, x: Tensor, after: Tensor) -> Tensor:
         return self.net(torch.cat([self.norm(x), self.change(after - x)], -1)).clamp(-1.2, 1.2)
 
 
-def fit_inverse(x: np.ndarray, after: np.ndarray, actions: np.ndarray, updates: int = 1500, batch: int = 256, lr: float = 1e-3,
-                seed: int = 0, held: float = 0.1) -> tuple[InverseDynamics, dict[str, float]]:
-    """Train on real transitions x, after [M,D], actions [M,A] -> (frozen model, errors on the last `held` of them).
+def fit_inverse(
+    x: np.ndarray,
+    after: np.ndarray,
+    actions: np.ndarray,
+    updates: int = 1500,
+    batch: int = 256,
+    lr: float = 1e-3,
+    seed: int = 0,
+    held: float = 0.1,
+) -> tuple[InverseDynamics, dict[str, float]]:
+    """Train on real transitions x, after [M,D], actions [M,A] -> (frozen model, errors on the last `held` of
+    them).
 
     Errors: rmse, and r2 = 1 - squared error / variance over all dimensions that vary.
     """
@@ -198,7 +251,11 @@ def fit_inverse(x: np.ndarray, after: np.ndarray, actions: np.ndarray, updates: 
     error = (model(xs[cut:], ys[cut:]) - a[cut:]).square().mean(0)
     spread = a[cut:].var(0, unbiased=False)
     used = spread > 1e-6
-    return model, {"rmse": float(error.mean().sqrt()), "r2": float((1 - error[used] / spread[used]).mean()), "held": len(x) - cut}
+    return model, {
+        "rmse": float(error.mean().sqrt()),
+        "r2": float((1 - error[used] / spread[used]).mean()),
+        "held": len(x) - cut,
+    }
 
 
 def decode(model: InverseDynamics, clip: Tensor) -> Tensor:
@@ -206,7 +263,14 @@ def decode(model: InverseDynamics, clip: Tensor) -> Tensor:
     return model(clip[:, :-1], clip[:, 1:])
 
 
-def executability(model: InverseDynamics, clip: Tensor, control: ControlSpec, penalties: Penalties = Penalties(),
-                  limits: "MotionLimits | None" = None) -> Tensor:
+def executability(
+    model: InverseDynamics,
+    clip: Tensor,
+    control: ControlSpec,
+    penalties: Penalties = Penalties(),
+    limits: "MotionLimits | None" = None,
+) -> Tensor:
     """Score of imagined observations [B,T+1,D] -> [B]: decoded, integrated to positions, judged."""
-    return score(positions(decode(model, clip), control), control.period, limits or limits_of(control), penalties)
+    return score(
+        positions(decode(model, clip), control), control.period, limits or limits_of(control), penalties
+    )

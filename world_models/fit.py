@@ -1,4 +1,5 @@
-"""Learning a `latent` model: windows of recorded episodes, a loss along the model's own rollout, an average of the weights."""
+"""Learning a `latent` model: windows of recorded episodes, a loss along the model's own rollout, an average
+of the weights."""
 
 import copy
 import math
@@ -19,7 +20,8 @@ from world_models.recorded import Recorded
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """Rows to train on as tensors: `ends[r]` is the end of row r's episode; steps run from row r to ends[r] - 1."""
+    """Rows to train on as tensors: `ends[r]` is the end of row r's episode; steps run from row r to ends[r] -
+    1."""
 
     state: Tensor
     action: Tensor  # and the words of the instruction, as `Latent.commanded` gives them
@@ -29,7 +31,9 @@ class TrainingRows:
     seen: Tensor  # bool[F] whether that was recorded
     ends: Tensor  # int64[F]
     rows: Tensor  # int64[R] rows of the training episodes
-    told: bool  # the state that every success and end led to was recorded: the heads learn from states, not from predictions
+    # the state that every success and end led to was recorded: the heads learn from states, not from
+    # predictions
+    told: bool
 
 
 def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingRows:
@@ -49,9 +53,17 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingR
     before = state.roll(1, 0)
     before[torch.from_numpy(data.first)] = state[torch.from_numpy(data.first)]
     action = model.commanded(torch.from_numpy(data.action), torch.from_numpy(data.task[episode]))
-    return TrainingRows(state, action, heads, before, after, torch.from_numpy(seen),
-                   torch.from_numpy(data.end[episode]), torch.from_numpy(np.flatnonzero(train)),
-                   bool(seen[data.end[data.success | data.terminated] - 1].all()))
+    return TrainingRows(
+        state,
+        action,
+        heads,
+        before,
+        after,
+        torch.from_numpy(seen),
+        torch.from_numpy(data.end[episode]),
+        torch.from_numpy(np.flatnonzero(train)),
+        bool(seen[data.end[data.success | data.terminated] - 1].all()),
+    )
 
 
 def missed(deltas: list[Tensor], want: Tensor) -> Tensor:
@@ -75,7 +87,9 @@ def loss(model: Latent, w: TrainingRows, rows: Tensor, unroll: int) -> tuple[Ten
         deltas = model.refined(inputs, model.net(inputs))
         after = s + deltas[-1] * model.scale
         known = moves.float() if w.told else live
-        heads = model.outcome(target, w.state[at], a) if w.told else model.outcome(after.detach(), s.detach(), a)
+        heads = (
+            model.outcome(target, w.state[at], a) if w.told else model.outcome(after.detach(), s.detach(), a)
+        )
         parts["state"] = parts["state"] + (missed(deltas, (target - s) / model.scale) * moves).sum() / (k + 1)
         if k:  # beside it one step from what was recorded, or the rollout costs the first steps
             inputs = model.inputs(w.state[at], w.before[at], a)
@@ -84,9 +98,16 @@ def loss(model: Latent, w: TrainingRows, rows: Tensor, unroll: int) -> tuple[Ten
         weight = weight + moves.sum()
         want = w.heads[at]
         parts["reward"] = parts["reward"] + ((heads[..., 0] - want[..., 0]).square() * known).sum()
-        bce = F.binary_cross_entropy_with_logits(heads[..., 1:], want[..., 1:], reduction="none",
-                                                 pos_weight=model.balance) * known[..., None]
-        parts["success"], parts["end"] = parts["success"] + bce[..., 0].sum(), parts["end"] + bce[..., 1].sum()
+        bce = (
+            F.binary_cross_entropy_with_logits(
+                heads[..., 1:], want[..., 1:], reduction="none", pos_weight=model.balance
+            )
+            * known[..., None]
+        )
+        parts["success"], parts["end"] = (
+            parts["success"] + bce[..., 0].sum(),
+            parts["end"] + bce[..., 1].sum(),
+        )
         s, before = model.clip(after), s
     count = rows.numel() * unroll
     parts = {k: v / (weight.clamp(min=1) if k == "state" else count) for k, v in parts.items()}
@@ -94,8 +115,11 @@ def loss(model: Latent, w: TrainingRows, rows: Tensor, unroll: int) -> tuple[Ten
     return total, {k: v.detach() for k, v in parts.items()}
 
 
-def descend(value: Tensor, opt: AdamW, params, most: float, pairs: Sequence[tuple[Tensor, Tensor]], decay: float) -> None:
-    """One step of `opt` down `value`, gradient norm of `params` at most `most`; of `pairs` (average, weight) the average follows."""
+def descend(
+    value: Tensor, opt: AdamW, params, most: float, pairs: Sequence[tuple[Tensor, Tensor]], decay: float
+) -> None:
+    """One step of `opt` down `value`, gradient norm of `params` at most `most`; of `pairs` (average, weight)
+    the average follows."""
     opt.zero_grad()
     value.backward()
     torch.nn.utils.clip_grad_norm_(params, most, foreach=True)
@@ -123,9 +147,12 @@ PARTS = ("model", "average", "opt")  # of a fitter, each with a state of its own
 
 
 def fit_state(fitter: Any, parts: Sequence[str] = PARTS) -> dict[str, Any]:
-    """What a fitter goes on from exactly, with the same data: its `parts`, its generator and its count of updates."""
+    """What a fitter goes on from exactly, with the same data: its `parts`, its generator and its count of
+    updates."""
     return {name: getattr(fitter, name).state_dict() for name in parts} | {
-        "generator": fitter.generator.get_state(), "update": fitter.update}
+        "generator": fitter.generator.get_state(),
+        "update": fitter.update,
+    }
 
 
 def load_fit_state(fitter: Any, state: dict[str, Any], parts: Sequence[str] = PARTS) -> None:
@@ -166,7 +193,9 @@ class Fitter:
         while self.update < o.updates:
             late = self.update >= o.updates // 2 and o.unroll > 1
             batch = max(16, o.batch // o.unroll * 2) if late else o.batch
-            rows = self.windows.rows[torch.randint(0, len(self.windows.rows), (m, batch), generator=self.generator)]
+            rows = self.windows.rows[
+                torch.randint(0, len(self.windows.rows), (m, batch), generator=self.generator)
+            ]
             value, parts = loss(self.model, self.windows, rows, o.unroll if late else 1)
             self.opt.param_groups[0]["lr"] = warm_cosine(o.lr, self.update, o.updates)
             descend(value, self.opt, self.model.parameters(), 10.0, pairs, grown(o.ema, self.update))

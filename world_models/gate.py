@@ -1,15 +1,17 @@
-"""When to trust a rollout, learnt: the error that a model has at each step, from what is known there without the truth.
+"""When to trust a rollout, learnt: the error that a model has at each step, from what is known there without
+the truth.
 
     log error_t ~ w . (z, z_i z_j),   z = standardised logs of u_t, u_t - u_(t-1), d_t, mean d_1..t, t
-    u: the model's uncertainty since its start        d: distance of (s, s - before, a) to the nearest recorded step (the memory)
+    u: the model's uncertainty since its start        d: distance of (s, s - before, a) to the nearest
+                                                      recorded step (the memory)
     gate_t = max_(k <= t) exp(w . ...)                a rollout is trusted while gate_t <= threshold
 
-The ensemble's disagreement alone is one number of these: it is small where all members are wrong alike, which the distance
-to what was recorded may tell. `Gate` is the uncertainty of a `latent` model learnt with `robo_rl wm train --gate`;
-`world_models.gate_report` holds it beside a threshold on the disagreement.
+The ensemble's disagreement alone is one number of these: it is small where all members are wrong alike, which
+the distance to what was recorded may tell. `Gate` is the uncertainty of a `latent` model learnt with `robo_rl
+wm train --gate`; `world_models.gate_report` holds it beside a threshold on the disagreement.
 
-After PF-OPSD, a learnt choice between a world model and memory. Departure: least squares on errors that were measured, in
-place of a policy that is distilled; states in place of words.
+After PF-OPSD, a learnt choice between a world model and memory. Departure: least squares on errors that were
+measured, in place of a policy that is distilled; states in place of words.
 
 Axes: `N` lanes, `B` windows, `T` control steps, `D` inputs of a step, `K` rows of memory, `Q` = 5 quantities.
 """
@@ -35,8 +37,12 @@ class ErrorLaw(nn.Module):
     def __init__(self):
         super().__init__()
         features = QUANTITIES + QUANTITIES * (QUANTITIES + 1) // 2
-        for name, value in (("mean", torch.zeros(QUANTITIES)), ("std", torch.ones(QUANTITIES)), ("weight", torch.zeros(features + 1)),
-                            ("range", torch.zeros(2))):
+        for name, value in (
+            ("mean", torch.zeros(QUANTITIES)),
+            ("std", torch.ones(QUANTITIES)),
+            ("weight", torch.zeros(features + 1)),
+            ("range", torch.zeros(2)),
+        ):
             self.register_buffer(name, value)
 
     def design(self, quantities: Tensor) -> Tensor:
@@ -72,7 +78,9 @@ class Gate(nn.Module):
 
     def remember(self, inputs: Tensor, seed: int) -> "Gate":
         """Keep MEMORY rows of recorded inputs [F,D] (some more than once where there are fewer) -> itself."""
-        rows = np.random.default_rng([seed, 71]).permutation(np.resize(np.arange(len(inputs)), max(MEMORY, len(inputs))))[:MEMORY]
+        rows = np.random.default_rng([seed, 71]).permutation(
+            np.resize(np.arange(len(inputs)), max(MEMORY, len(inputs)))
+        )[:MEMORY]
         self.memory.copy_(inputs[torch.from_numpy(rows)])
         return self
 
@@ -81,7 +89,8 @@ class Gate(nn.Module):
         return nearest(inputs, self.memory)
 
     def quantities(self, u: Tensor, grown: Tensor, far: Tensor, total: Tensor, t: Tensor) -> Tensor:
-        """[...,Q] of the uncertainty, its growth in the step, the distance, the sum of distances and the number of steps so far."""
+        """[...,Q] of the uncertainty, its growth in the step, the distance, the sum of distances and the
+        number of steps so far."""
         return torch.stack([u, grown.clamp(min=0), far, total / t, t], -1)
 
     def along(self, inputs: Tensor, u: Tensor) -> Tensor:
@@ -99,6 +108,7 @@ def nearest(x: Tensor, memory: Tensor) -> Tensor:
 
 
 def before_steps(start: np.ndarray, before: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(state, state before it) [B,T,S] that each step of a rollout begins in, of states after the steps [B,T,S]."""
+    """(state, state before it) [B,T,S] that each step of a rollout begins in, of states after the steps
+    [B,T,S]."""
     s = np.concatenate([start[:, None], states[:, :-1]], 1)
     return s, np.concatenate([before[:, None], s[:, :-1]], 1)

@@ -1,6 +1,7 @@
 """What a model imagines: along recorded actions (open loop) and under a policy (closed loop).
 
-Axes: `B` windows (`world_models.windows`), `T` control steps of a window, `N` episodes, `E` steps of a chunk, `S` state, `A` action.
+Axes: `B` windows (`world_models.windows`), `T` control steps of a window, `N` episodes, `E` steps of a chunk,
+`S` state, `A` action.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +19,8 @@ HEADS = ("reward", "terminal", "success", "uncertainty")
 
 @dataclass(frozen=True, slots=True)
 class Imagined:
-    """A model along the actions of some windows: state [B,T,S], images {view: uint8[B,T,h,w,3]}, reward, terminal,
-    success, uncertainty float32[B,T]."""
+    """A model along the actions of some windows: state [B,T,S], images {view: uint8[B,T,h,w,3]}, reward,
+    terminal, success, uncertainty float32[B,T]."""
 
     state: np.ndarray
     images: dict[str, np.ndarray]
@@ -29,9 +30,16 @@ class Imagined:
     uncertainty: np.ndarray
 
 
-def open_loop(model: WorldModel, start: Mapping[str, np.ndarray], actions: np.ndarray, batch: int = 256, seed: int = 0,
-              tick: Callable[[int], None] = lambda done: None) -> Imagined:
-    """Roll the model along `actions` [B,T,A] from observations `start` {key: [B,...]}, never showing it what came."""
+def open_loop(
+    model: WorldModel,
+    start: Mapping[str, np.ndarray],
+    actions: np.ndarray,
+    batch: int = 256,
+    seed: int = 0,
+    tick: Callable[[int], None] = lambda done: None,
+) -> Imagined:
+    """Roll the model along `actions` [B,T,A] from observations `start` {key: [B,...]}, never showing it what
+    came."""
     parts: list[dict[str, np.ndarray]] = []
     views = [k for k in start if k.startswith("image/")]
     for b in range(0, len(actions), batch):
@@ -41,7 +49,7 @@ def open_loop(model: WorldModel, start: Mapping[str, np.ndarray], actions: np.nd
             carry["before"] = torch.from_numpy(np.ascontiguousarray(start["before"][rows]))
         steps = []
         for t in range(0, actions.shape[1], CHUNK):
-            carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions[rows, t:t + CHUNK])))
+            carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions[rows, t : t + CHUNK])))
             steps.append({k: p.obs[k] for k in ("state", *views)} | {k: getattr(p, k) for k in HEADS})
         parts.append({k: torch.cat([s[k] for s in steps], 1).cpu().numpy() for k in steps[0]})
         tick(rows.stop)
@@ -51,8 +59,8 @@ def open_loop(model: WorldModel, start: Mapping[str, np.ndarray], actions: np.nd
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisodes:
-    """Episodes of a policy in a model: success bool[N], length int64[N], gain float32[N] (sum of predicted rewards),
-    uncertainty float32[N] at the end, cut bool[N] (it passed the model's threshold on the way)."""
+    """Episodes of a policy in a model: success bool[N], length int64[N], gain float32[N] (sum of predicted
+    rewards), uncertainty float32[N] at the end, cut bool[N] (it passed the model's threshold on the way)."""
 
     success: np.ndarray
     length: np.ndarray
@@ -61,12 +69,20 @@ class PlayedEpisodes:
     cut: np.ndarray
 
 
-def play(model: WorldModel, act: Callable[[dict], np.ndarray], obs: Mapping[str, np.ndarray], max_steps: int = 0,
-         seed: int = 0, judge: SuccessJudge | None = None) -> PlayedEpisodes:
-    """Let `act(obs) -> actions [N,E,A]` act in the model from the observations `obs`, to the end of every episode.
+def play(
+    model: WorldModel,
+    act: Callable[[dict], np.ndarray],
+    obs: Mapping[str, np.ndarray],
+    max_steps: int = 0,
+    seed: int = 0,
+    judge: SuccessJudge | None = None,
+) -> PlayedEpisodes:
+    """Let `act(obs) -> actions [N,E,A]` act in the model from the observations `obs`, to the end of every
+    episode.
 
-    A step that `judge` (None: the model's own head) gives more than 1/2 wins its episode; one whose terminal passes 1/2 ends it.
-    Nothing is cut for its uncertainty (that would count against the policy): it is noted. A step with NaN ends its episode as lost.
+    A step that `judge` (None: the model's own head) gives more than 1/2 wins its episode; one whose terminal
+    passes 1/2 ends it. Nothing is cut for its uncertainty (that would count against the policy): it is noted.
+    A step with NaN ends its episode as lost.
     """
     n, limit = len(obs["state"]), max_steps or model.spec.control.max_steps
     obs, judge = dict(obs), judge or Head()
@@ -76,10 +92,9 @@ def play(model: WorldModel, act: Callable[[dict], np.ndarray], obs: Mapping[str,
     length, gain, doubt = np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32)
     made = 0
     while made < limit and not over.all():
-        actions = np.asarray(act(obs), np.float32)[:, :limit - made].clip(-1, 1)
+        actions = np.asarray(act(obs), np.float32)[:, : limit - made].clip(-1, 1)
         carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions)))
-        reward, terminal, success, uncertainty = (getattr(p, k).cpu().numpy()
-                                                  for k in HEADS)
+        reward, terminal, success, uncertainty = (getattr(p, k).cpu().numpy() for k in HEADS)
         after = {k: v.cpu().numpy() for k, v in p.obs.items()}
         for t in range(actions.shape[1]):
             live, made = ~over, made + 1
@@ -89,20 +104,51 @@ def play(model: WorldModel, act: Callable[[dict], np.ndarray], obs: Mapping[str,
             doubt = np.where(live, uncertainty[:, t], doubt)
             cut |= live & ~(uncertainty[:, t] <= model.spec.threshold)
             now = {k: v[:, t] for k, v in after.items()}
-            granted = asked(judge, clips, np.flatnonzero(live & ~lost), obs, now, actions[:, t], success[:, t], made, made == limit)
+            granted = asked(
+                judge,
+                clips,
+                np.flatnonzero(live & ~lost),
+                obs,
+                now,
+                actions[:, t],
+                success[:, t],
+                made,
+                made == limit,
+            )
             won |= granted
             over |= lost | (live & (terminal[:, t] > 0.5)) | granted
             obs |= now
     return PlayedEpisodes(won, length, gain, doubt, cut)
 
 
-def asked(judge: SuccessJudge, clips: Clips, rows: np.ndarray, before: dict, after: dict, actions: np.ndarray, chance: np.ndarray,
-          made: int, last: bool) -> np.ndarray:
-    """bool[N]: which of `rows` the judge grants success after step `made`; it is asked every `judge.every` steps and at the end."""
+def asked(
+    judge: SuccessJudge,
+    clips: Clips,
+    rows: np.ndarray,
+    before: dict,
+    after: dict,
+    actions: np.ndarray,
+    chance: np.ndarray,
+    made: int,
+    last: bool,
+) -> np.ndarray:
+    """bool[N]: which of `rows` the judge grants success after step `made`; it is asked every `judge.every`
+    steps and at the end."""
     clips.add(before, np.full(len(chance), made - 1))
     out = np.zeros(len(chance), bool)
     if len(rows) and (made % judge.every == 0 or last):
         tasks = np.asarray(before.get("task", np.full(len(chance), "")))
-        out[rows] = judge(Seen({k: v[rows] for k, v in before.items() if k != "task"}, {k: v[rows] for k, v in after.items()},
-                               tasks[rows], actions[rows], chance[rows], clips.of(rows, after))) > 0.5
+        out[rows] = (
+            judge(
+                Seen(
+                    {k: v[rows] for k, v in before.items() if k != "task"},
+                    {k: v[rows] for k, v in after.items()},
+                    tasks[rows],
+                    actions[rows],
+                    chance[rows],
+                    clips.of(rows, after),
+                )
+            )
+            > 0.5
+        )
     return out

@@ -1,12 +1,15 @@
-"""Vision-language models behind HTTP as judges of success: our own protocol, and any server that speaks OpenAI's.
+"""Vision-language models behind HTTP as judges of success: our own protocol, and any server that speaks
+OpenAI's.
 
-Ours: POST {"items": [{"task": str, "state": [S numbers], "images": {view: PNG in base64}}, ...]} at most `batch` at a time, answered by
-{"scores": [probability, ...]} in that order. With `frames` K > 1 an item has "clip": {view: [K PNGs, oldest first]} too.
+Ours: POST {"items": [{"task": str, "state": [S numbers], "images": {view: PNG in base64}}, ...]} at most
+`batch` at a time, answered by {"scores": [probability, ...]} in that order. With `frames` K > 1 an item has
+"clip": {view: [K PNGs, oldest first]} too.
 
-OpenAI's: POST <url>/chat/completions with the instruction, the criteria and K frames of every view as data URLs, `n` answers asked for;
-each is JSON {"success": bool, "criteria": [bool, ...]}. Success is what the majority of the answers says; partial credit is the
-share of the criteria that are met, the mean over the answers. Answers are kept by the content of what was asked.
-Source of the set-up (video, instruction, criteria, majority of 5): World-Gymnast (see docs/explanation/world_models.md).
+OpenAI's: POST <url>/chat/completions with the instruction, the criteria and K frames of every view as data
+URLs, `n` answers asked for; each is JSON {"success": bool, "criteria": [bool, ...]}. Success is what the
+majority of the answers says; partial credit is the share of the criteria that are met, the mean over the
+answers. Answers are kept by the content of what was asked. Source of the set-up (video, instruction,
+criteria, majority of 5): World-Gymnast (see docs/explanation/world_models.md).
 """
 
 import base64
@@ -33,11 +36,13 @@ ANOTHER = "name another judge: the folder of a classifier (robo_rl wm judge), or
 KEY = "OPENAI_API_KEY"  # environment variable whose value is sent as bearer token, where it is set
 
 
-# ---- a request ---------------------------------------------------------------------------------------------------
+# ---- a request ---------------------------------------------------------------------------------------------
+
 
 @dataclass
 class Server:
-    """One address: each request has `timeout` seconds and `tries` attempts; at most `budget` requests in all. Owns the count `asked`."""
+    """One address: each request has `timeout` seconds and `tries` attempts; at most `budget` requests in all.
+    Owns the count `asked`."""
 
     url: str
     timeout: float = 10.0
@@ -57,14 +62,19 @@ class Server:
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))
             if self.asked >= self.budget:
-                raise UserError(f"the judge at {self.url} was asked {self.asked} times, its budget; give it more behind #: "
-                                "budget=…, or ask less often: every=…")
+                raise UserError(
+                    f"the judge at {self.url} was asked {self.asked} times, its budget; give it more behind "
+                    "#: budget=…, or ask less often: every=…"
+                )
             self.asked += 1
             try:
-                request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"} | headers)
+                request = urllib.request.Request(
+                    self.url, body, {"Content-Type": "application/json"} | headers
+                )
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
                     text, end = b"", time.monotonic() + self.timeout
-                    while part := answer.read1(1 << 16):  # bytes that drip in would else be waited for one by one
+                    # bytes that drip in would else be waited for one by one
+                    while part := answer.read1(1 << 16):
                         text += part
                         if len(text) > LONGEST or time.monotonic() > end:
                             raise TimeoutError("its answer does not end")
@@ -75,8 +85,10 @@ class Server:
                     break
             except (OSError, TimeoutError) as e:
                 why = str(getattr(e, "reason", e)) or type(e).__name__
-        raise UserError(f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempt{'s' if attempt else ''} of "
-                        f"{self.timeout:g} s); start it, or {ANOTHER}")
+        raise UserError(
+            f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempt{'s' if attempt else ''} "
+            f"of {self.timeout:g} s); start it, or {ANOTHER}"
+        )
 
 
 @dataclass
@@ -88,13 +100,14 @@ class Answers:
     kept: dict[bytes, tuple] = field(default_factory=dict)
 
     def of(self, keys: list[bytes], ask: Callable[[list[int]], list[tuple]]) -> list[tuple]:
-        """The answer of every key; `ask(places)` gives those of keys that are not kept, asked about once if equal."""
+        """The answer of every key; `ask(places)` gives those of keys that are not kept, asked about once if
+        equal."""
         new = {k: i for i, k in enumerate(keys) if k not in self.kept}
         self.hits += len(keys) - len(new)
         known = self.kept | dict(zip(new, ask(list(new.values())), strict=True)) if new else self.kept
         out = [known[k] for k in keys]
         self.kept = known
-        for k in list(self.kept)[:max(0, len(self.kept) - self.most)]:
+        for k in list(self.kept)[: max(0, len(self.kept) - self.most)]:
             del self.kept[k]
         return out
 
@@ -111,12 +124,14 @@ def content_of(seen: Seen, i: int) -> bytes:
 def png(image: np.ndarray) -> str:
     """uint8[h,w,3] as PNG in base64."""
     from PIL import Image
+
     out = io.BytesIO()
     Image.fromarray(image).save(out, "PNG")
     return base64.b64encode(out.getvalue()).decode()
 
 
-# ---- our own protocol --------------------------------------------------------------------------------------------
+# ---- our own protocol --------------------------------------------------------------------------------------
+
 
 @dataclass
 class Endpoint:
@@ -143,16 +158,26 @@ class Endpoint:
         def ask(places: list[int]) -> list[tuple]:
             scores: list[float] = []
             for at in range(0, len(places), self.batch):
-                items = [self.item(seen, i) for i in places[at:at + self.batch]]
-                scores += read_scores(self.server.post(json.dumps({"items": items}).encode(), {}), len(items), self.url)
+                items = [self.item(seen, i) for i in places[at : at + self.batch]]
+                scores += read_scores(
+                    self.server.post(json.dumps({"items": items}).encode(), {}), len(items), self.url
+                )
             return [(s,) for s in scores]
-        return np.array([s for s, in self.answers.of([content_of(seen, i) for i in range(len(seen.task))], ask)], np.float32)
+
+        return np.array(
+            [s for (s,) in self.answers.of([content_of(seen, i) for i in range(len(seen.task))], ask)],
+            np.float32,
+        )
 
     def item(self, seen: Seen, i: int) -> dict:
         """Row i as the protocol has it."""
         images = {k[6:]: png(v[i]) for k, v in seen.after.items() if k.startswith("image/")}
         clip = {"clip": {k[6:]: [png(x) for x in v[i]] for k, v in seen.clip.items()}} if seen.clip else {}
-        return {"task": str(seen.task[i]), "state": [round(float(x), 6) for x in seen.after["state"][i]], "images": images} | clip
+        return {
+            "task": str(seen.task[i]),
+            "state": [round(float(x), 6) for x in seen.after["state"][i]],
+            "images": images,
+        } | clip
 
 
 def check_rates(judge) -> None:
@@ -166,17 +191,23 @@ def read_scores(text: bytes, n: int, url: str) -> list[float]:
     try:
         scores = [float(s) for s in files.parse_json(text, "its answer", limit=LONGEST)["scores"]]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"the judge at {url} must answer {{\"scores\": [...]}}, got {text[:80]!r}") from None
+        raise UserError(f'the judge at {url} must answer {{"scores": [...]}}, got {text[:80]!r}') from None
     if len(scores) != n or not all(0 <= s <= 1 for s in scores):
-        raise UserError(f"the judge at {url} must answer {n} numbers in [0, 1], got {len(scores)}: {scores[:4]}")
+        raise UserError(
+            f"the judge at {url} must answer {n} numbers in [0, 1], got {len(scores)}: {scores[:4]}"
+        )
     return scores
 
 
-# ---- OpenAI's protocol -------------------------------------------------------------------------------------------
+# ---- OpenAI's protocol -------------------------------------------------------------------------------------
 
-SYSTEM = ("You judge whether a robot has done its task. You see frames of a video, oldest first, of every camera. Answer with one JSON "
-          'object and nothing else: {"success": true or false, "criteria": [true or false for every criterion, in order]}. '
-          "success means that the task is done in the last frame.")
+SYSTEM = (
+    "You judge whether a robot has done its task. You see frames of a video, oldest first, of every camera. "
+    "Answer with one JSON "
+    'object and nothing else: {"success": true or false, "criteria": [true or false for every criterion, in '
+    "order]}. "
+    "success means that the task is done in the last frame."
+)
 SURE = 20  # clips after which a judge that contradicts itself is told
 SPLIT = 0.5  # most of them on which its answers may be divided
 DIVIDED = 1 / 3  # share of a minority that makes answers divided
@@ -184,8 +215,9 @@ DIVIDED = 1 / 3  # share of a minority that makes answers divided
 
 @dataclass
 class ChatJudge:
-    """A model that sees clips, behind `url` (which /chat/completions is added to). `criteria`: a JSON file {instruction: [criterion,
-    ...]}, whose key "" holds for every instruction without an entry. Owns the counts of clips judged and divided."""
+    """A model that sees clips, behind `url` (which /chat/completions is added to). `criteria`: a JSON file
+    {instruction: [criterion, ...]}, whose key "" holds for every instruction without an entry. Owns the
+    counts of clips judged and divided."""
 
     url: str
     model: str = "default"
@@ -205,7 +237,9 @@ class ChatJudge:
     def __post_init__(self) -> None:
         check_rates(self)
         in_range("judge samples", self.samples, 1, 99)
-        self.server = Server(self.url.rstrip("/") + "/chat/completions", self.timeout, self.tries, self.pause, self.budget)
+        self.server = Server(
+            self.url.rstrip("/") + "/chat/completions", self.timeout, self.tries, self.pause, self.budget
+        )
         self.answers, self.wanted = Answers(self.most), read_criteria(self.criteria) if self.criteria else {}
 
     def __call__(self, seen: Seen) -> np.ndarray:
@@ -213,13 +247,19 @@ class ChatJudge:
         return self.votes(seen)[0]
 
     def votes(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
-        """(share of the answers that say success, partial credit) float32[n]; without criteria the credit is that share.
+        """(share of the answers that say success, partial credit) float32[n]; without criteria the credit is
+        that share.
 
-        UserError: the server does not answer, answers with something else, or contradicts itself on most clips.
+        UserError: the server does not answer, answers with something else, or contradicts itself on most
+        clips.
         """
+
         def ask(places: list[int]) -> list[tuple]:
             return [self.ask(seen, i) for i in places]
-        got = np.array(self.answers.of([content_of(seen, i) for i in range(len(seen.task))], ask), np.float32).reshape(-1, 2)
+
+        got = np.array(
+            self.answers.of([content_of(seen, i) for i in range(len(seen.task))], ask), np.float32
+        ).reshape(-1, 2)
         return got[:, 0], got[:, 1]
 
     def ask(self, seen: Seen, i: int) -> tuple[float, float]:
@@ -228,22 +268,28 @@ class ChatJudge:
         key, told, unread = os.environ.get(KEY, ""), [], ""
         for _ in range(self.samples + self.tries):
             body = self.body(seen, i, wanted, self.samples - len(told))
-            text = self.server.post(json.dumps(body).encode(), {"Authorization": f"Bearer {key}"} if key else {})
+            text = self.server.post(
+                json.dumps(body).encode(), {"Authorization": f"Bearer {key}"} if key else {}
+            )
             found, unread = read_choices(text, len(wanted), self.server.url)
-            told = (told + found)[:self.samples]
+            told = (told + found)[: self.samples]
             if len(told) == self.samples:
                 break
         else:
-            raise UserError(f"the judge at {self.server.url} gave {len(told)} of {self.samples} answers as JSON with success"
-                            f"{' and criteria' if wanted else ''}; the last other one: {unread[:80]!r}; ask a model that answers so "
-                            f"(model=…), or {ANOTHER}")
+            raise UserError(
+                f"the judge at {self.server.url} gave {len(told)} of {self.samples} answers as JSON with "
+                f"success{' and criteria' if wanted else ''}; the last other one: {unread[:80]!r}; ask a "
+                f"model that answers so (model=…), or {ANOTHER}"
+            )
         share = sum(won for won, _ in told) / self.samples
         self.judged += 1
         self.divided += min(share, 1 - share) >= DIVIDED
         if self.judged >= SURE and self.divided > SPLIT * self.judged:
-            raise UserError(f"the judge at {self.server.url} contradicts itself: its {self.samples} answers are divided on "
-                            f"{self.divided} of {self.judged} clips; give it more frames (frames=…), "
-                            f"criteria=FILE or a better model (model=…), or {ANOTHER}")
+            raise UserError(
+                f"the judge at {self.server.url} contradicts itself: its {self.samples} answers are divided "
+                f"on {self.divided} of {self.judged} clips; give it more frames (frames=…), criteria=FILE or "
+                f"a better model (model=…), or {ANOTHER}"
+            )
         return share, sum(credit for _, credit in told) / self.samples if wanted else share
 
     def body(self, seen: Seen, i: int, wanted: list[str], n: int) -> dict:
@@ -252,30 +298,47 @@ class ChatJudge:
         content: list[dict] = [{"type": "text", "text": f"Task: {seen.task[i]}{listed}"}]
         clips = seen.clip or {k: v[:, None] for k, v in seen.after.items() if k.startswith("image/")}
         if not clips:
-            raise UserError(f"the judge at {self.server.url} looks at pictures; the model or data set has none")
+            raise UserError(
+                f"the judge at {self.server.url} looks at pictures; the model or data set has none"
+            )
         for view, frames in clips.items():
             content.append({"type": "text", "text": f"Camera {view.removeprefix('image/')}:"})
-            content += [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(x)}"}} for x in frames[i]]
-        return {"model": self.model, "n": n, "temperature": 1.0 if self.samples > 1 else 0.0, "max_tokens": 300,
-                "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]}
+            content += [
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(x)}"}}
+                for x in frames[i]
+            ]
+        return {
+            "model": self.model,
+            "n": n,
+            "temperature": 1.0 if self.samples > 1 else 0.0,
+            "max_tokens": 300,
+            "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}],
+        }
 
 
 def read_criteria(path: str) -> dict[str, list[str]]:
     """{instruction: [criterion, ...]} of a file; UserError for another one."""
     if not Path(path).is_file():
-        raise UserError(f"judge criteria={path}: there is no such file; it is JSON: {{\"instruction\": [\"criterion\", ...]}}")
+        raise UserError(
+            f'judge criteria={path}: there is no such file; it is JSON: {{"instruction": ["criterion", ...]}}'
+        )
     found = files.read_json(path)
     if not all(isinstance(v, list) and v and all(isinstance(c, str) for c in v) for v in found.values()):
-        raise UserError(f"judge criteria={path} must be JSON: {{\"instruction\": [\"criterion\", ...]}}")
+        raise UserError(f'judge criteria={path} must be JSON: {{"instruction": ["criterion", ...]}}')
     return found
 
 
 def read_choices(text: bytes, criteria: int, url: str) -> tuple[list[tuple[bool, float]], str]:
     """([(success, share of criteria met) of every answer that can be read], the last that cannot)."""
     try:
-        said = [str(c["message"]["content"]) for c in files.parse_json(text, "its answer", limit=LONGEST)["choices"]]
+        said = [
+            str(c["message"]["content"])
+            for c in files.parse_json(text, "its answer", limit=LONGEST)["choices"]
+        ]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"the judge at {url} must answer as OpenAI's chat completions do, got {text[:80]!r}") from None
+        raise UserError(
+            f"the judge at {url} must answer as OpenAI's chat completions do, got {text[:80]!r}"
+        ) from None
     out, unread = [], ""
     for words in said:
         found = re.search(r"\{.*\}", words, re.S)
@@ -285,7 +348,9 @@ def read_choices(text: bytes, criteria: int, url: str) -> tuple[list[tuple[bool,
         except (UserError, KeyError, TypeError):
             unread = words
             continue
-        if isinstance(won, bool) and (not criteria or (len(met) == criteria and all(isinstance(m, bool) for m in met))):
+        if isinstance(won, bool) and (
+            not criteria or (len(met) == criteria and all(isinstance(m, bool) for m in met))
+        ):
             out.append((won, sum(met) / criteria if criteria else float(won)))
         else:
             unread = words

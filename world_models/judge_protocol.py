@@ -1,4 +1,5 @@
-"""What a judge of success is: the steps it is shown (`Seen`), the frames that led to them (`Clips`), and the model's own head."""
+"""What a judge of success is: the steps it is shown (`Seen`), the frames that led to them (`Clips`), and the
+model's own head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +10,9 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """n steps to judge: the observations before and after them, the instructions str[n], the actions [n,A], the model's own
-    probability of success [n], and for a judge of K frames `clip` {key: [n,K,...]}: what was observed up to after the step, oldest
-    first."""
+    """n steps to judge: the observations before and after them, the instructions str[n], the actions [n,A],
+    the model's own probability of success [n], and for a judge of K frames `clip` {key: [n,K,...]}: what was
+    observed up to after the step, oldest first."""
 
     before: Mapping[str, np.ndarray]
     after: Mapping[str, np.ndarray]
@@ -22,8 +23,8 @@ class Seen:
 
 
 class SuccessJudge(Protocol):
-    """Probability of success [n]; asked every `every` steps of an episode and at its time limit. A judge with `frames` K > 1 sees clips
-    of K frames, `skip` steps apart."""
+    """Probability of success [n]; asked every `every` steps of an episode and at its time limit. A judge with
+    `frames` K > 1 sees clips of K frames, `skip` steps apart."""
 
     @property
     def every(self) -> int: ...
@@ -42,7 +43,8 @@ class Head:
 
 
 class Clips:
-    """The last K frames of N episodes, `skip` steps apart, for a judge that asks for them; owns `kept` {key: [N,K-1,...]}, oldest first.
+    """The last K frames of N episodes, `skip` steps apart, for a judge that asks for them; owns `kept` {key:
+    [N,K-1,...]}, oldest first.
 
     An episode shorter than that begins with copies of its first frame.
     """
@@ -52,7 +54,11 @@ class Clips:
         self.frames, self.skip = getattr(asks, "frames", 1), getattr(asks, "skip", 1)
         self.kept: dict[str, np.ndarray] = {}
         if self.frames > 1:
-            self.kept = {k: np.repeat(np.asarray(v)[:, None], self.frames - 1, 1) for k, v in obs.items() if k.startswith("image/")}
+            self.kept = {
+                k: np.repeat(np.asarray(v)[:, None], self.frames - 1, 1)
+                for k, v in obs.items()
+                if k.startswith("image/")
+            }
 
     def begin(self, ids: np.ndarray, obs: Mapping[str, np.ndarray]) -> None:
         """Episodes `ids` begin with `obs` {key: [n,...]}."""
@@ -68,13 +74,17 @@ class Clips:
             v[rows] = np.concatenate([v[rows, 1:], np.asarray(obs[k])[rows, None]], 1)
 
     def of(self, rows: np.ndarray, after: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Clips {key: [n,K,...]} of episodes `rows` that end with `after` {key: [N,...]}; {} where one frame is enough."""
-        return {k: np.concatenate([v[rows], np.asarray(after[k])[rows, None]], 1) for k, v in self.kept.items()}
+        """Clips {key: [n,K,...]} of episodes `rows` that end with `after` {key: [N,...]}; {} where one frame
+        is enough."""
+        return {
+            k: np.concatenate([v[rows], np.asarray(after[k])[rows, None]], 1) for k, v in self.kept.items()
+        }
 
 
 def clip_rows(row: np.ndarray, first: np.ndarray, frames: int, skip: int) -> np.ndarray:
-    """int64[n,K]: rows of the frames of a recording that `Clips` would hold once step row - first of an episode was made, the last of them
-    row + 1 (of `Recorded.extended`); `first` is the episode's first row."""
+    """int64[n,K]: rows of the frames of a recording that `Clips` would hold once step row - first of an
+    episode was made, the last of them row + 1 (of `Recorded.extended`); `first` is the episode's first
+    row."""
     made = row - first  # steps before this one
     newest = made - made % skip
     back = newest[:, None] - skip * np.arange(frames - 2, -1, -1)

@@ -1,24 +1,28 @@
 """State dynamics as an ensemble of M residual networks, all members in one batched product per layer.
 
-    delta = net(s, s - s_before, a, w)                s' = s + scale * delta, per dimension, in the data's own units
+    delta = net(s, s - s_before, a, w)                s' = s + scale * delta, per dimension, in the data's own
+                                                      units
     reward, success, end = heads(f(s' / std), f(s' / scale), s' - s, a, w),  f(x) = (x, x^2)
-    loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end      along k = 1 .. unroll steps of its own,
+    loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end      along k = 1 .. unroll steps of
+                                                            its own,
            beside it |one step from s_(k-1) - s_k|^2 / scale^2, or the rollout would cost the first steps
 
 w are the words of the instruction (`world_models.instructions`), nothing where the data have one alone.
-The heads see the state twice, for a goal is a small place: in units of the data's std, and, near zero, in units of one
-step's change (offsets to a goal are such numbers); with the squares "near" is a plane.
-The difference to the state before stands for the velocities a state leaves out (it is 0 where an episode begins).
-A lane follows one member, drawn from its key, or the members' mean. Uncertainty is the members' disagreement on the
-followed state, in units of the state's std, summed along the episode; with a gate (`world_models.gate`) the error that is expected
-from that disagreement and the distance to what was recorded.
+The heads see the state twice, for a goal is a small place: in units of the data's std, and, near zero, in
+units of one step's change (offsets to a goal are such numbers); with the squares "near" is a plane.
+The difference to the state before stands for the velocities a state leaves out (it is 0 where an episode
+begins). A lane follows one member, drawn from its key, or the members' mean. Uncertainty is the members'
+disagreement on the followed state, in units of the state's std, summed along the episode; with a gate
+(`world_models.gate`) the error that is expected from that disagreement and the distance to what was recorded.
 
 Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), of each member's change of one step, y_0 = delta:
-    for k = 1 .. K:   y_k = y_(k-1) - sigma_k net_r(s, s - s_before, a, y_(k-1), k),   sigma_k = sigma_min^(k/K)
-Departures: the first prediction is the ensemble's and the refiner an ensemble of its own (the paper has one network for both),
-so that K = 0 is the one-step model bit by bit; and what a refinement takes off is no noise that was added to y before,
-but the error that y has: every y_k is learnt along the rollout of y_K, where it leads back to the data. (With the paper's
-noise the result is a sample of what may come, its error larger than the mean's at every horizon: measured.)
+    for k = 1 .. K:   y_k = y_(k-1) - sigma_k net_r(s, s - s_before, a, y_(k-1), k),   sigma_k =
+                      sigma_min^(k/K)
+Departures: the first prediction is the ensemble's and the refiner an ensemble of its own (the paper has one
+network for both), so that K = 0 is the one-step model bit by bit; and what a refinement takes off is no noise
+that was added to y before, but the error that y has: every y_k is learnt along the rollout of y_K, where it
+leads back to the data. (With the paper's noise the result is a sample of what may come, its error larger than
+the mean's at every horizon: measured.)
 
 Sources: PETS (Chua et al. 2018) and MBPO (Janner et al. 2019) for ensembles as simulators.
 """
@@ -44,11 +48,14 @@ HEADS = 3  # reward, success, end
 class MlpEnsemble(nn.Module):
     """M perceptrons with residual hidden layers: x [M,B,in] (or [B,in], the same for all) -> [M,B,out]."""
 
-    def __init__(self, members: int, inputs: int, hidden: int, layers: int, outputs: int, generator: torch.Generator):
+    def __init__(
+        self, members: int, inputs: int, hidden: int, layers: int, outputs: int, generator: torch.Generator
+    ):
         super().__init__()
         sizes = [inputs] + [hidden] * layers + [outputs]
-        self.weights = nn.ParameterList([
-            torch.randn(members, a, b, generator=generator) / a**0.5 for a, b in pairwise(sizes)])
+        self.weights = nn.ParameterList(
+            [torch.randn(members, a, b, generator=generator) / a**0.5 for a, b in pairwise(sizes)]
+        )
         self.biases = nn.ParameterList([torch.zeros(members, 1, b) for b in sizes[1:]])
         with torch.no_grad():
             self.weights[-1].mul_(0.01)  # it begins by predicting no change
@@ -85,7 +92,11 @@ class Latent(nn.Module):
         a += words.shape[1]
         self.net = MlpEnsemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
         self.heads = MlpEnsemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
-        self.refiner = MlpEnsemble(o.members, 3 * s + a + o.refine, o.hidden, o.layers, s, generator) if o.refine else None
+        self.refiner = (
+            MlpEnsemble(o.members, 3 * s + a + o.refine, o.hidden, o.layers, s, generator)
+            if o.refine
+            else None
+        )
         self.gate = Gate(2 * s + a) if spec.gate else None
         for name, value in (("mean", 0.0), ("std", 1.0), ("scale", 1.0), ("low", -np.inf), ("high", np.inf)):
             self.register_buffer(name, torch.full((s,), value))
@@ -95,19 +106,22 @@ class Latent(nn.Module):
 
     @torch.no_grad()
     def fit(self, state: Tensor, delta: Tensor, reward: Tensor, events: Tensor) -> None:
-        """Statistics of the data: state [F,S], one-step changes [G,S], reward [F], success and end of the step [F,2]."""
+        """Statistics of the data: state [F,S], one-step changes [G,S], reward [F], success and end of the
+        step [F,2]."""
         self.mean.copy_(state.mean(0))
         self.std.copy_(state.std(0).clamp(min=1e-3))
         self.scale.copy_(torch.maximum(delta.std(0), 0.02 * self.std))
         low, high = state.amin(0), state.amax(0)
-        self.low.copy_(low - 0.25 * (high - low) - 1e-3)  # a rollout may leave the data a little, not without end
+        # a rollout may leave the data a little, not without end
+        self.low.copy_(low - 0.25 * (high - low) - 1e-3)
         self.high.copy_(high + 0.25 * (high - low) + 1e-3)
         self.gain.copy_(reward.std().clamp(min=1e-3))
         share = events.mean(0)
         self.balance.copy_(torch.where(share > 0, (1 - share) / share.clamp(min=1e-6), 1).clamp(1, 30))
 
     def commanded(self, a: Tensor, task: Tensor | None) -> Tensor:
-        """Actions [...,A] with the words of instructions int64[...] beside them: [...,A+W]; `task` is not looked at where W is 0."""
+        """Actions [...,A] with the words of instructions int64[...] beside them: [...,A+W]; `task` is not
+        looked at where W is 0."""
         return torch.cat([a, self.words[task]], -1) if self.words.shape[1] and task is not None else a
 
     def inputs(self, s: Tensor, before: Tensor, a: Tensor) -> Tensor:
@@ -115,8 +129,8 @@ class Latent(nn.Module):
         return torch.cat([(s - self.mean) / self.std, ((s - before) / self.scale).clamp(-10, 10), a], -1)
 
     def outcome(self, after: Tensor, s: Tensor, a: Tensor) -> Tensor:
-        """Of steps s -> after by actions [B,.] or [M,B,.]: reward / gain, logits of success and end (as weighted in the
-        loss), [M,B,3]."""
+        """Of steps s -> after by actions [B,.] or [M,B,.]: reward / gain, logits of success and end (as
+        weighted in the loss), [M,B,3]."""
         far, near = ((after - self.mean) / self.std).clamp(-5, 5), (after / self.scale).clamp(-5, 5)
         moved = ((after - s) / self.scale).clamp(-10, 10)
         return self.heads(torch.cat([far, far.square(), near, near.square(), moved, a], -1))
@@ -127,17 +141,27 @@ class Latent(nn.Module):
     # ---- the protocol
 
     def start(self, obs: Mapping[str, "np.ndarray | Tensor"], keys: np.ndarray) -> Carry:
-        """Carry of lanes that begin at rest in obs["state"] [N,S]; a model of several instructions needs obs["task"] str[N]."""
+        """Carry of lanes that begin at rest in obs["state"] [N,S]; a model of several instructions needs
+        obs["task"] str[N]."""
         keys = np.asarray(keys, np.int64)
         state = torch.as_tensor(np.asarray(obs["state"]), dtype=torch.float32).clone()
         member = (hashed(keys, 3) % np.uint64(self.options.members)).astype(np.int64)
         task = np.zeros(len(keys), np.int64)
         if self.words.shape[1]:
-            task = instructions.places(self.spec.tasks, np.asarray(obs["task"]) if "task" in obs else None, "the world model")
+            task = instructions.places(
+                self.spec.tasks, np.asarray(obs["task"]) if "task" in obs else None, "the world model"
+            )
         doubt = {} if self.gate is None else {"far": torch.zeros(len(keys)), "doubt": torch.zeros(len(keys))}
-        return {"state": state, "before": state.clone(), "task": torch.from_numpy(task), "spread": torch.zeros(len(keys)), **doubt,
-                "member": torch.from_numpy(member), "key": torch.from_numpy(keys.copy()),
-                "t": torch.zeros(len(keys), dtype=torch.int64)}
+        return {
+            "state": state,
+            "before": state.clone(),
+            "task": torch.from_numpy(task),
+            "spread": torch.zeros(len(keys)),
+            **doubt,
+            "member": torch.from_numpy(member),
+            "key": torch.from_numpy(keys.copy()),
+            "t": torch.zeros(len(keys), dtype=torch.int64),
+        }
 
     @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
@@ -159,11 +183,23 @@ class Latent(nn.Module):
             after = self.clip(s + delta * self.scale)
             heads = self.outcome(after, s, a)
             s, before, t = after, s, t + 1
-            chance = (heads[..., 1:] - self.balance.log()).sigmoid().mean(0)  # learnt with that weight: taken off again
-            rows.append((s, heads[..., 0].mean(0) * self.gain, chance[:, 0], chance[:, 1], spread if self.gate is None else doubt))
+            # learnt with that weight: taken off again
+            chance = (heads[..., 1:] - self.balance.log()).sigmoid().mean(0)
+            rows.append(
+                (
+                    s,
+                    heads[..., 0].mean(0) * self.gain,
+                    chance[:, 0],
+                    chance[:, 1],
+                    spread if self.gate is None else doubt,
+                )
+            )
         state, reward, success, terminal, spreads = (torch.stack(x, 1) for x in zip(*rows, strict=True))
-        carry = carry | {"state": s, "before": before, "spread": spread, "t": t} | (
-            {} if self.gate is None else {"far": far, "doubt": doubt})
+        carry = (
+            carry
+            | {"state": s, "before": before, "spread": spread, "t": t}
+            | ({} if self.gate is None else {"far": far, "doubt": doubt})
+        )
         return carry, Prediction({"state": state}, reward, terminal, success, spreads)
 
     def sigmas(self) -> list[float]:

@@ -1,4 +1,5 @@
-"""Learning a world model in a run folder: recorded episodes, the fit of each kind, calibration, what a stop leaves."""
+"""Learning a world model in a run folder: recorded episodes, the fit of each kind, calibration, what a stop
+leaves."""
 
 import math
 import time
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 SAVE_EVERY = 20.0  # s between two saved states of an unfinished fit
 
 
-# ---- the run -----------------------------------------------------------------------------------------------------
+# ---- the run -----------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What `train` did: the run folder, updates made of all, and the calibrated model's spec and numbers; these are None,
-    and `code` is the exit status, where a signal stopped it first (`train` with resume=folder goes on)."""
+    """What `train` did: the run folder, updates made of all, and the calibrated model's spec and numbers;
+    these are None, and `code` is the exit status, where a signal stopped it first (`train` with resume=folder
+    goes on)."""
 
     folder: Path
     kind: str
@@ -60,23 +63,30 @@ class FitJob:
 def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learned:
     """Learn a model of `config.data`, calibrate it on held-out episodes, write OUT/model.
 
-    The class of `config` says the kind (WorldModelConfig: latent, EncodedConfig, VideoConfig, DiffusersConfig, TextConfig). With
-    `config.resume` a run goes on, and every other option is that run's. The first Ctrl-C or SIGTERM saves the fit and ends it.
+    The class of `config` says the kind (WorldModelConfig: latent, EncodedConfig, VideoConfig,
+    DiffusersConfig, TextConfig). With `config.resume` a run goes on, and every other option is that run's.
+    The first Ctrl-C or SIGTERM saves the fit and ends it.
     UserError: data that no model can be learnt from, a folder that holds a run, a run of another kind.
     """
     from robo_rl import files
     from robo_rl.provenance import git_hash, versions
+
     if config.resume:
         if not (Path(config.resume) / "run.json").exists():
-            raise UserError(f"--resume: {config.resume} has no run.json; give the folder of a run of robo_rl wm train")
+            raise UserError(
+                f"--resume: {config.resume} has no run.json; give the folder of a run of robo_rl wm train"
+            )
         if not kind_of_run(config.resume):
-            raise UserError(f"--resume: {config.resume} is no run of robo_rl wm train; those of robo_rl train go on with robo_rl train "
-                            "--resume")
+            raise UserError(
+                f"--resume: {config.resume} is no run of robo_rl wm train; those of robo_rl train go on with "
+                "robo_rl train --resume"
+            )
         config = replace(saved_config(Path(config.resume), type(config)), resume=config.resume)
     import torch
 
     from world_models import recorded
     from world_models.instructions import check_text
+
     torch.set_num_threads(config.torch_threads)
     images = config.kind in PICTURED
     data = read(config.data, images)
@@ -85,21 +95,39 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     if config.gate:
         check_gate(data)
     if images and not data.images:
-        raise UserError(f"data set {' '.join(config.data)} has no cameras; record them with robo_rl collect --obs rgb, or train "
-                        "--kind latent")
+        raise UserError(
+            f"data set {' '.join(config.data)} has no cameras; record them with robo_rl collect --obs rgb, "
+            "or train --kind latent"
+        )
     folder = Path(config.resume) if config.resume else new_folder(config, data)
-    job = {"latent": latent_job, "encoded": encoded_job, "video": video_job, "diffusers": diffusers_job,
-           "text": text_job}[config.kind](config, data)  # what cannot be learnt is refused before there is a folder
+    job = {
+        "latent": latent_job,
+        "encoded": encoded_job,
+        "video": video_job,
+        "diffusers": diffusers_job,
+        # what cannot be learnt is refused before there is a folder
+        "text": text_job,
+    }[config.kind](config, data)
     with files.lock(folder):
         if not config.resume:
-            files.write_json(folder / "run.json", {
-                "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "version": versions().get("robo_rl", ""), "git": git_hash(), "seed": config.seed, "config": asdict(config),
-                "versions": versions()})
+            files.write_json(
+                folder / "run.json",
+                {
+                    "name": folder.name,
+                    "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                    "version": versions().get("robo_rl", ""),
+                    "git": git_hash(),
+                    "seed": config.seed,
+                    "config": asdict(config),
+                    "versions": versions(),
+                },
+            )
         return fit_in(folder, config.kind, data, job, progress)
 
 
-def fit_in(folder: Path, kind: str, data: "Recorded", job: FitJob, progress: "Progress | None" = None) -> Learned:
+def fit_in(
+    folder: Path, kind: str, data: "Recorded", job: FitJob, progress: "Progress | None" = None
+) -> Learned:
     """The fit itself, in its locked folder, from where a stop left it."""
     from robo_rl import files
     from robo_rl.log import Progress, RunLog
@@ -110,8 +138,11 @@ def fit_in(folder: Path, kind: str, data: "Recorded", job: FitJob, progress: "Pr
     if saved.exists():
         load_fit(fitter, saved, len(data.action))
     began = kept = time.monotonic()
-    with progress or Progress() as progress, StopSignal() as stop, RunLog(
-            folder, resume_step=job.done() if saved.exists() else -1, resume_stage="sft") as log:
+    with (
+        progress or Progress() as progress,
+        StopSignal() as stop,
+        RunLog(folder, resume_step=job.done() if saved.exists() else -1, resume_stage="sft") as log,
+    ):
         progress.say(f"run {folder}: {fitter.model.spec.data}")
         progress.start("wm", job.updates, "updates", done=job.done())
 
@@ -124,8 +155,11 @@ def fit_in(folder: Path, kind: str, data: "Recorded", job: FitJob, progress: "Pr
                 save_fit(fitter, saved, len(data.action))
                 kept = time.monotonic()
             return not stop.asked
+
         if not fitter.fit(tick):
-            return Learned(folder=folder, kind=kind, update=job.done(), code=stop.code, seconds=time.monotonic() - began)
+            return Learned(
+                folder=folder, kind=kind, update=job.done(), code=stop.code, seconds=time.monotonic() - began
+            )
         save_fit(fitter, saved, len(data.action))
         model, report = job.finish()
         model.frames = data.frames()
@@ -133,8 +167,15 @@ def fit_in(folder: Path, kind: str, data: "Recorded", job: FitJob, progress: "Pr
         took = time.monotonic() - began
         files.write_json(folder / "calibration.json", report | {"seconds": took})
         if kind == "latent":
-            log.log(job.updates, {f"wm/error_{h}": report["error"][h - 1] for h in (1, 8, 16, 32, 64)
-                                  if h <= len(report["error"])}, stage="sft")
+            log.log(
+                job.updates,
+                {
+                    f"wm/error_{h}": report["error"][h - 1]
+                    for h in (1, 8, 16, 32, 64)
+                    if h <= len(report["error"])
+                },
+                stage="sft",
+            )
     return Learned(folder=folder, kind=kind, update=job.done(), spec=model.spec, report=report, seconds=took)
 
 
@@ -143,16 +184,22 @@ def new_folder(config: WorldModelConfig, data: "Recorded") -> Path:
     task = data.control.task.replace(":", "-").replace("/", "-")
     folder = Path(config.out or f"runs/wm-{task}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}")
     if (folder / "run.json").exists():
-        raise UserError(f"{folder} already holds a run; go on with it: robo_rl wm train --resume {folder}, or choose "
-                        "another --out")
+        raise UserError(
+            f"{folder} already holds a run; go on with it: robo_rl wm train --resume {folder}, or choose "
+            "another --out"
+        )
     return folder
 
 
 def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -> WorldModelConfig:
     """The options of a run folder, an instance of `cls`."""
     from robo_rl import files
+
     if (kind := kind_of_run(folder)) and kind != cls.kind:
-        raise UserError(f"{folder} is a run of --kind {kind}, got --kind {cls.kind}; leave it out: robo_rl wm train --resume {folder}")
+        raise UserError(
+            f"{folder} is a run of --kind {kind}, got --kind {cls.kind}; leave it out: robo_rl wm train "
+            f"--resume {folder}"
+        )
     saved = files.read_json(folder / "run.json")
     known = {f.name: f for f in fields(cls)}
     try:
@@ -165,38 +212,64 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
 
 def rebuilt(cls: Any, saved: dict):
     """The dataclass `cls` of its fields as JSON has them, dataclasses within it too."""
-    inner = {f.name: rebuilt(type(f.default_factory()), saved[f.name]) for f in fields(cls)
-             if isinstance(saved.get(f.name), dict) and callable(f.default_factory)}
+    inner = {
+        f.name: rebuilt(type(f.default_factory()), saved[f.name])
+        for f in fields(cls)
+        if isinstance(saved.get(f.name), dict) and callable(f.default_factory)
+    }
     return cls(**saved | inner)
 
 
-# ---- the kinds ---------------------------------------------------------------------------------------------------
+# ---- the kinds ---------------------------------------------------------------------------------------------
+
 
 def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
     from world_models.fit import Fitter
     from world_models.latent import Latent
 
-    fitter = Fitter(Latent(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed), data, config.fit, config.seed)
-    return FitJob(fitter=fitter, updates=config.fit.updates, done=lambda: fitter.update, every=50,
-               finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance, gate=config.gate),
-               row=lambda parts: {"sft/loss": parts["state"]} | {f"wm/{k}": v for k, v in parts.items()},
-               note=lambda parts: f"state {parts['state']:.4f} success {parts['success']:.5f}")
+    fitter = Fitter(
+        Latent(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed),
+        data,
+        config.fit,
+        config.seed,
+    )
+    return FitJob(
+        fitter=fitter,
+        updates=config.fit.updates,
+        done=lambda: fitter.update,
+        every=50,
+        finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance, gate=config.gate),
+        row=lambda parts: {"sft/loss": parts["state"]} | {f"wm/{k}": v for k, v in parts.items()},
+        note=lambda parts: f"state {parts['state']:.4f} success {parts['success']:.5f}",
+    )
 
 
 def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
     from world_models.encoded import Encoded
     from world_models.encoded_fit import EncodedFitter
 
-    fitter = EncodedFitter(Encoded(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed), data, config.fit,
-                           config.seed)
+    fitter = EncodedFitter(
+        Encoded(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed),
+        data,
+        config.fit,
+        config.seed,
+    )
 
     def finish() -> tuple:
         made = fitter.result()
         inner, report = calibrated(made.dynamics, fitter.coded, config.horizon, config.tolerance)
         made.spec = made.spec.calibrated(inner.spec.horizon, inner.spec.threshold)
         return made, report
-    return FitJob(fitter=fitter, updates=config.fit.pictures + config.fit.dynamics.updates, every=25, row=finite_row, note=finite_note,
-               done=lambda: fitter.update + (fitter.dynamics.update if fitter.dynamics else 0), finish=finish)
+
+    return FitJob(
+        fitter=fitter,
+        updates=config.fit.pictures + config.fit.dynamics.updates,
+        every=25,
+        row=finite_row,
+        note=finite_note,
+        done=lambda: fitter.update + (fitter.dynamics.update if fitter.dynamics else 0),
+        finish=finish,
+    )
 
 
 def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
@@ -213,8 +286,16 @@ def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
         arm, report = calibrated(made.proprio, data, config.horizon, config.tolerance)
         made.spec = arm.spec
         return made, report
-    return FitJob(fitter=fitter, updates=config.fit.arm + config.fit.updates + config.fit.heads, every=25, row=finite_row,
-                  note=finite_note, done=lambda: fitter.made, finish=finish)
+
+    return FitJob(
+        fitter=fitter,
+        updates=config.fit.arm + config.fit.updates + config.fit.heads,
+        every=25,
+        row=finite_row,
+        note=finite_note,
+        done=lambda: fitter.made,
+        finish=finish,
+    )
 
 
 def diffusers_job(config: "DiffusersConfig", data: "Recorded") -> FitJob:
@@ -224,8 +305,17 @@ def diffusers_job(config: "DiffusersConfig", data: "Recorded") -> FitJob:
     model = WanVideo(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
     fitter = WanFitter(model, data, config.fit, config.seed)
     updates = config.fit.arm + fitter.vae_updates + config.fit.updates + config.fit.heads
-    return FitJob(fitter=fitter, updates=updates, every=25, row=finite_row, note=finite_note, done=lambda: fitter.made,
-                  finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance, most=32, per_episode=2))
+    return FitJob(
+        fitter=fitter,
+        updates=updates,
+        every=25,
+        row=finite_row,
+        note=finite_note,
+        done=lambda: fitter.made,
+        finish=lambda: calibrated(
+            fitter.result(), data, config.horizon, config.tolerance, most=32, per_episode=2
+        ),
+    )
 
 
 def text_job(config: "TextConfig", data: "Recorded") -> FitJob:
@@ -235,8 +325,15 @@ def text_job(config: "TextConfig", data: "Recorded") -> FitJob:
     check_text_data(data, " ".join(config.data))
     model = TextModel(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
     fitter = TextFitter(model, data, config.fit, config.seed)
-    return FitJob(fitter=fitter, updates=config.fit.updates, every=25, row=finite_row, note=finite_note, done=lambda: fitter.update,
-                  finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance))
+    return FitJob(
+        fitter=fitter,
+        updates=config.fit.updates,
+        every=25,
+        row=finite_row,
+        note=finite_note,
+        done=lambda: fitter.update,
+        finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance),
+    )
 
 
 def finite_row(parts: dict[str, float]) -> dict[str, float]:
@@ -249,44 +346,75 @@ def finite_note(parts: dict[str, float]) -> str:
     return " ".join(f"{k} {parts[k]:.4f}" for k in names if math.isfinite(parts.get(k, math.nan)))
 
 
-# ---- what it is learnt from and how far it holds -----------------------------------------------------------------
+# ---- what it is learnt from and how far it holds -----------------------------------------------------------
+
 
 def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_size: int = 0):
-    """The data sets at `paths`, one after the other, as `world_models.recorded.Recorded`; UserError for what differs. axes: of a model,
-    in whose commands actions in their own units are told (`own_units`); image_size: of it, for pictures that are not square."""
+    """The data sets at `paths`, one after the other, as `world_models.recorded.Recorded`; UserError for what
+    differs. axes: of a model, in whose commands actions in their own units are told (`own_units`);
+    image_size: of it, for pictures that are not square."""
     from robo_rl.data.reader import load
     from world_models.own_pictures import as_squares
     from world_models.own_units import as_commands
     from world_models.recorded import Recorded, control_of
     from world_models.windows import units_differ
+
     if not paths:
-        raise UserError("name a data set: robo_rl wm train DATASET; record one with robo_rl collect --policy expert,random")
+        raise UserError(
+            "name a data set: robo_rl wm train DATASET; record one with robo_rl collect --policy "
+            "expert,random"
+        )
     sets = [load(p) for p in paths]
     parts = []
     for where, d in zip(paths, sets, strict=True):
         if bad := d.features.differences(sets[0].features):
-            raise UserError(f"data set {where} differs from {paths[0]}: {'; '.join(bad)}. Train on sets of one env")
+            raise UserError(
+                f"data set {where} differs from {paths[0]}: {'; '.join(bad)}. Train on sets of one env"
+            )
     shapes = tuple((h, w) for _, h, w in sets[0].features.views)
     shapes = shapes if images and any(h != w for h, w in shapes) else ()
     if not images and sets[0].views:
-        warnings.warn(f"data set {paths[0]} has cameras, {', '.join(sets[0].views)}, and a model of this kind learns its "
-                      f"{len(sets[0].features.state)} state numbers alone: of what only pictures show it knows nothing. With pictures: "
-                      f"--kind {', '.join(PICTURED[:-1])} or {PICTURED[-1]}", stacklevel=2)
+        warnings.warn(
+            f"data set {paths[0]} has cameras, {', '.join(sets[0].views)}, and a model of this kind learns "
+            f"its {len(sets[0].features.state)} state numbers alone: of what only pictures show it knows "
+            f"nothing. With pictures: --kind {', '.join(PICTURED[:-1])} or {PICTURED[-1]}",
+            stacklevel=2,
+        )
     for where, d in zip(paths, (as_squares(d, image_size) for d in as_commands(sets, axes)), strict=True):
         control = d.spec or control_of(d.features, d.features.robot, int((d.to - d.from_).max()))
         if not images:
             control = replace(control, views=())
         if parts and (control.axes, control.period) != (parts[0].control.axes, parts[0].control.period):
             bad = units_differ(parts[0].control.axes, control.axes, "there", "here")
-            raise UserError(f"data set {where} differs from {paths[0]} in what its actions mean{': ' + bad[0] if bad else ''}; train on "
-                            f"sets of one env; units that are wrong are stated anew: robo_rl data label {where} --units …")
+            raise UserError(
+                f"data set {where} differs from {paths[0]} in what its actions "
+                f"mean{': ' + bad[0] if bad else ''}; train on sets of one env; units that are wrong are "
+                f"stated anew: robo_rl data label {where} --units …"
+            )
         pictures = {v: d.images(v) for v in d.views} if images else {}
         task = d.task_index[d.from_]
         last = {v: d.final_images(v) for v in pictures}
         pictured = np.logical_and.reduce([known for _, known in last.values()]) if last else None
-        parts.append(Recorded(d.state, d.action, d.reward, d.from_, d.to, d.success, d.terminated, task, tuple(d.tasks),
-                              control, pictures, d.final, {v: x for v, (x, _) in last.items()}, pictured, shapes,
-                              sets[0].spec is None and d.spec is not None))
+        parts.append(
+            Recorded(
+                d.state,
+                d.action,
+                d.reward,
+                d.from_,
+                d.to,
+                d.success,
+                d.terminated,
+                task,
+                tuple(d.tasks),
+                control,
+                pictures,
+                d.final,
+                {v: x for v, (x, _) in last.items()},
+                pictured,
+                shapes,
+                sets[0].spec is None and d.spec is not None,
+            )
+        )
     return parts[0] if len(parts) == 1 else joined(parts)
 
 
@@ -297,34 +425,57 @@ def joined(parts: Sequence):
 
     def all_of(rows) -> np.ndarray:
         return np.concatenate([rows(p, o) for p, o in zip(parts, offsets, strict=True)])
+
     return type(parts[0])(
-        **{k: all_of(lambda p, o, k=k: getattr(p, k)) for k in ("state", "action", "reward", "success", "terminated", "final")},
+        **{
+            k: all_of(lambda p, o, k=k: getattr(p, k))
+            for k in ("state", "action", "reward", "success", "terminated", "final")
+        },
         **{k: all_of(lambda p, o, k=k: getattr(p, k) + o) for k in ("first", "end")},
-        task=all_of(lambda p, o: np.array([tasks.index(t) for t in p.tasks], np.int64)[p.task]), tasks=tasks,
+        task=all_of(lambda p, o: np.array([tasks.index(t) for t in p.tasks], np.int64)[p.task]),
+        tasks=tasks,
         control=replace(parts[0].control, max_steps=max(p.control.max_steps for p in parts)),
         images={v: all_of(lambda p, o, v=v: p.images[v]) for v in parts[0].images},
         final_images={v: all_of(lambda p, o, v=v: p.final_images[v]) for v in parts[0].images},
-        pictured=all_of(lambda p, o: p.pictured) if parts[0].images else None, shapes=parts[0].shapes,
-        own=parts[0].own)
+        pictured=all_of(lambda p, o: p.pictured) if parts[0].images else None,
+        shapes=parts[0].shapes,
+        own=parts[0].own,
+    )
 
 
 def world_spec(data, kind: str, where: str):
     """What a model of this data stands for."""
     from world_models.calibrate import spread
     from world_models.model import WorldSpec
+
     size = next(iter(data.images.values())).shape[1] if data.images else 0
-    return WorldSpec(kind=kind, control=data.control, state=data.state.shape[1], image_size=size, pictures=data.shapes, own=data.own,
-                     tasks=data.tasks, scale=spread(data), sparse=data.sparse, ends_on_success=bool(data.terminated[data.success].all()),
-                     data=f"{where}: {len(data)} episodes, {len(data.action)} frames, {int(data.success.sum())} successful")
+    return WorldSpec(
+        kind=kind,
+        control=data.control,
+        state=data.state.shape[1],
+        image_size=size,
+        pictures=data.shapes,
+        own=data.own,
+        tasks=data.tasks,
+        scale=spread(data),
+        sparse=data.sparse,
+        ends_on_success=bool(data.terminated[data.success].all()),
+        data=f"{where}: {len(data)} episodes, {len(data.action)} frames, {int(data.success.sum())} "
+        "successful",
+    )
 
 
-def calibrated(model, data, horizon: int, tolerance: float, most: int = 400, per_episode: int = 8, gate: bool = False):
-    """(the model with its horizon and threshold, the numbers behind them), from `most` windows, and `per_episode` for the bounds.
+def calibrated(
+    model, data, horizon: int, tolerance: float, most: int = 400, per_episode: int = 8, gate: bool = False
+):
+    """(the model with its horizon and threshold, the numbers behind them), from `most` windows, and
+    `per_episode` for the bounds.
 
-    `gate`: a latent model's uncertainty is a gate learnt on the held-out episodes. Two gates, learnt on half of them each, calibrate it
-    on the other half.
+    `gate`: a latent model's uncertainty is a gate learnt on the held-out episodes. Two gates, learnt on half
+    of them each, calibrate it on the other half.
     """
     from world_models.calibrate import calibrate, factors_of, joined, open_loop, scores_on
+
     episodes = np.flatnonzero(data.held)
     asked = [(model, episodes)]  # who is calibrated on which episodes
     if gate:
@@ -332,31 +483,46 @@ def calibrated(model, data, horizon: int, tolerance: float, most: int = 400, per
         halves = episodes[::2], episodes[1::2]
         asked = [(gated(model, data, mine, horizon), other) for mine, other in (halves, halves[::-1])]
         model = gated(model, data, episodes, horizon)
-    run = joined([open_loop(m, data, min(horizon, int(data.lengths.max()) - 1), most // len(asked), episodes=e) for m, e in asked])
+    run = joined(
+        [
+            open_loop(m, data, min(horizon, int(data.lengths.max()) - 1), most // len(asked), episodes=e)
+            for m, e in asked
+        ]
+    )
     steps, threshold = calibrate(run, tolerance)
     if data.control.max_steps - steps <= 1 and steps >= data.lengths.max() - 1:
         steps = max(steps, min(data.control.max_steps, horizon))  # no longer episode exists
-    bounds = factors_of([scores_on(m, data, min(horizon, int(data.lengths.max())), e, per_episode) for m, e in asked])
+    bounds = factors_of(
+        [scores_on(m, data, min(horizon, int(data.lengths.max())), e, per_episode) for m, e in asked]
+    )
     model.spec = model.spec.calibrated(steps, threshold, bounds)
     with np.errstate(invalid="ignore"):
         n = (~np.isnan(run.error)).sum(0).clip(1)
         means = {k: np.nansum(getattr(run, k), 0) / n for k in ("error", "copied", "uncertainty")}
     seen = ~np.isnan(run.error)
     report = {k: v.tolist() for k, v in means.items()} | {
-        "windows": n.tolist(), "horizon": steps, "threshold": threshold, "tolerance": tolerance, "bounds": bounds,
-        "within": float((run.uncertainty[seen] <= threshold).mean())}
+        "windows": n.tolist(),
+        "horizon": steps,
+        "threshold": threshold,
+        "tolerance": tolerance,
+        "bounds": bounds,
+        "within": float((run.uncertainty[seen] <= threshold).mean()),
+    }
     return model, report
 
 
 def check_gate(data) -> None:
     """Raise UserError for data too few to learn a gate from and calibrate it."""
     if data.held.sum() < 4:
-        raise UserError(f"--gate is learnt on one half of the held-out episodes, one in ten of all, and calibrated on the other: record at "
-                        f"least 40, got {len(data)}")
+        raise UserError(
+            "--gate is learnt on one half of the held-out episodes, one in ten of all, and calibrated on "
+            f"the other: record at least 40, got {len(data)}"
+        )
 
 
 def gated(model, data, episodes: np.ndarray, horizon: int, seed: int = 0):
-    """A copy of a latent model with a gate that is learnt on held-out `episodes`; its memory is of those the model learnt from."""
+    """A copy of a latent model with a gate that is learnt on held-out `episodes`; its memory is of those the
+    model learnt from."""
     import copy
 
     import torch
@@ -365,16 +531,22 @@ def gated(model, data, episodes: np.ndarray, horizon: int, seed: int = 0):
     from world_models.gate import Gate, before_steps
     from world_models.trust import state_error
     from world_models.windows import pick_starts
+
     model = copy.deepcopy(model)
     model.gate, model.spec = None, replace(model.spec, gate=True)
     steps = min(horizon, int(data.lengths[episodes].max()))
-    which, rows = pick_starts(data.first[episodes], data.end[episodes] - 1, min(16 * len(episodes), 2000), steps, seed)
+    which, rows = pick_starts(
+        data.first[episodes], data.end[episodes] - 1, min(16 * len(episodes), 2000), steps, seed
+    )
     predicted, truth, there, u = along_recorded(model, data, episodes[which], rows, steps)
     error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(model.spec.scale))
 
     def inputs(s: np.ndarray, before: np.ndarray, at: np.ndarray) -> torch.Tensor:
         task = torch.from_numpy(np.repeat(data.task, data.lengths)[at])
-        return model.inputs(*map(torch.from_numpy, (s, before)), model.commanded(torch.from_numpy(data.action[at]), task))
+        return model.inputs(
+            *map(torch.from_numpy, (s, before)), model.commanded(torch.from_numpy(data.action[at]), task)
+        )
+
     learnt = np.flatnonzero(~np.repeat(data.held, data.lengths))
     known = inputs(data.state[learnt], data.state[previous(data, learnt)], learnt)
     gate = Gate(known.shape[1]).remember(known, seed)
@@ -399,6 +571,7 @@ def save_fit(fitter, path: Path, frames: int) -> None:
 
     from robo_rl import files
     from robo_rl.checkpoint import pack
+
     tensors: dict = {}
     tree = pack(fitter.state_dict(), tensors)
     files.write_bytes(path, save(tensors, {"tree": json.dumps(tree), "frames": str(frames)}))
@@ -410,14 +583,19 @@ def load_fit(fitter, path: Path, frames: int) -> None:
 
     from robo_rl import files
     from robo_rl.checkpoint import unpack
+
     try:
         with safe_open(path, "pt") as f:
             meta = f.metadata()
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
         if int(meta["frames"]) != frames:
-            raise UserError(f"the data has {frames} frames, it had {meta['frames']} when this run began; start a new one")
+            raise UserError(
+                f"the data has {frames} frames, it had {meta['frames']} when this run began; start a new one"
+            )
         fitter.load_state_dict(unpack(files.parse_json(meta["tree"], str(path), limit=files.FILE), tensors))
     except (SafetensorError, KeyError, TypeError, ValueError) as e:
         if isinstance(e, UserError):
             raise
-        raise UserError(f"{path} is damaged or of another version ({e}); delete it to start the fit anew") from e
+        raise UserError(
+            f"{path} is damaged or of another version ({e}); delete it to start the fit anew"
+        ) from e

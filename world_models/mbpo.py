@@ -1,15 +1,19 @@
-"""The ensemble of MBPO, to hold a `latent` model against: M probabilistic networks that are learnt one step at a time.
+"""The ensemble of MBPO, to hold a `latent` model against: M probabilistic networks that are learnt one step
+at a time.
 
     mu, log var = net(s, s - s_before, a)         s' = s + scale * mu
     loss = mean_k (mu_k - y_k)^2 exp(-log var_k) + log var_k,     y = (s' - s)/scale
     log var is kept within learnt bounds softly, which the loss draws together with a weight of 0.01
 
-Of M networks those with the least error on held-out episodes are the elites; a rollout follows the mean of their means, which
-errs less than a sample of one of them (`sampled`: MBPO's own, a new elite at every step and its noise).
+Of M networks those with the least error on held-out episodes are the elites; a rollout follows the mean of
+their means, which errs less than a sample of one of them (`sampled`: MBPO's own, a new elite at every step
+and its noise).
 
-Sources: MBPO (Janner et al. 2019, arXiv 1906.08253) and PETS (Chua et al. 2018, arXiv 1805.12114, appendix A.1).
-Departures, all in its favour: it sees the last change of the state beside the state, its range is clipped as `latent`'s, and optimizer,
-schedule, number of updates and the average of the weights are those of `world_models.fit`.
+Sources: MBPO (Janner et al. 2019, arXiv 1906.08253) and PETS (Chua et al. 2018, arXiv 1805.12114, appendix
+A.1).
+Departures, all in its favour: it sees the last change of the state beside the state, its range is clipped as
+`latent`'s, and optimizer, schedule, number of updates and the average of the weights are those of
+`world_models.fit`.
 """
 
 import copy
@@ -37,7 +41,9 @@ class Mbpo(nn.Module):
     def __init__(self, state: int, action: int, hidden: int, u: StepUnits, seed: int = 0):
         super().__init__()
         self.u, self.state = u, state
-        self.net = MlpEnsemble(MEMBERS, 2 * state + action, hidden, LAYERS, 2 * state, torch.Generator().manual_seed(seed))
+        self.net = MlpEnsemble(
+            MEMBERS, 2 * state + action, hidden, LAYERS, 2 * state, torch.Generator().manual_seed(seed)
+        )
         self.most, self.least = (nn.Parameter(torch.full((state,), v)) for v in (0.5, -10.0))
         self.register_buffer("elites", torch.arange(ELITES))
 
@@ -60,12 +66,16 @@ class Mbpo(nn.Module):
         return s + mean[self.elites].mean(0).numpy() * self.u.moved
 
     @torch.no_grad()
-    def sampled(self, s: np.ndarray, before: np.ndarray, a: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    def sampled(
+        self, s: np.ndarray, before: np.ndarray, a: np.ndarray, generator: torch.Generator
+    ) -> np.ndarray:
         """The same of one elite per row, drawn anew, with its noise."""
         mean, log_var = self(self.inputs(s, before, a))
         who = self.elites[torch.randint(0, ELITES, (len(s),), generator=generator)]
         rows = torch.arange(len(s))
-        drawn = mean[who, rows] + (0.5 * log_var[who, rows]).exp() * torch.randn(len(s), self.state, generator=generator)
+        drawn = mean[who, rows] + (0.5 * log_var[who, rows]).exp() * torch.randn(
+            len(s), self.state, generator=generator
+        )
         return s + drawn.numpy() * self.u.moved
 
     def inputs(self, s: np.ndarray, before: np.ndarray, a: np.ndarray) -> Tensor:
@@ -74,13 +84,18 @@ class Mbpo(nn.Module):
 
 def width_of_size(parameters: int, state: int, action: int) -> int:
     """The hidden width at which an `Mbpo` has about as many parameters."""
+
     def size(h: int) -> int:
         return MEMBERS * ((2 * state + action + 1) * h + (LAYERS - 1) * (h + 1) * h + (h + 1) * 2 * state)
+
     return min(range(8, 2049), key=lambda h: abs(size(h) - parameters))
 
 
-def learn(model: Mbpo, x: np.ndarray, y: np.ndarray, held: np.ndarray, options: FitOptions, seed: int = 0) -> Mbpo:
-    """The averaged model after `options.updates` of `options.batch` rows per network, its elites chosen on the rows `held` bool[F].
+def learn(
+    model: Mbpo, x: np.ndarray, y: np.ndarray, held: np.ndarray, options: FitOptions, seed: int = 0
+) -> Mbpo:
+    """The averaged model after `options.updates` of `options.batch` rows per network, its elites chosen on
+    the rows `held` bool[F].
 
     x [F,.] as `Mbpo.inputs` gives them, y [F,S] changes / u.moved.
     """

@@ -1,11 +1,16 @@
-"""The protocol of a world model: what it is (`WorldSpec`), what it predicts (`Prediction`), and its folder on disk.
+"""The protocol of a world model: what it is (`WorldSpec`), what it predicts (`Prediction`), and its folder on
+disk.
 
-    carry = model.start(obs, keys)                        from N observations; keys int64[N] decide all its randomness
-    carry, p = model.step(carry, actions[N,E,A])          E control steps: observations, reward, end, success, uncertainty
-    model.look(carry), step(carry, actions, draw=False)   optional: pictures of lanes, and a step that draws none
+    carry = model.start(obs, keys)                        from N observations; keys int64[N] decide all its
+                                                          randomness
+    carry, p = model.step(carry, actions[N,E,A])          E control steps: observations, reward, end, success,
+                                                          uncertainty
+    model.look(carry), step(carry, actions, draw=False)   optional: pictures of lanes, and a step that draws
+                                                          none
 
-A carry is a dict of tensors [N, ...]: rows may be copied, permuted, forked and restored. The same observation, key and
-actions give the same prediction whatever the other rows are (up to the rounding of a batched product).
+A carry is a dict of tensors [N, ...]: rows may be copied, permuted, forked and restored. The same
+observation, key and actions give the same prediction whatever the other rows are (up to the rounding of a
+batched product).
 
 Folder: `world.json` (format, kind, spec, options, CRC-32 of the other files), `weights.safetensors`,
 `frames.safetensors` (the recorded observations that episodes may begin from). Written whole, the JSON last.
@@ -32,8 +37,16 @@ from robo_rl.types import ActionAxis, ControlSpec
 from world_models.options import kind_of_run
 
 FORMAT = 1
-KINDS = {k: f"world_models.{m}" for k, m in (  # module with build(spec, options) -> model
-    ("latent", "latent"), ("encoded", "encoded"), ("video", "video"), ("diffusers", "wan"), ("text", "text"))}
+KINDS = {
+    k: f"world_models.{m}"
+    for k, m in (  # module with build(spec, options) -> model
+        ("latent", "latent"),
+        ("encoded", "encoded"),
+        ("video", "video"),
+        ("diffusers", "wan"),
+        ("text", "text"),
+    )
+}
 Carry = dict[str, Tensor]
 
 
@@ -45,15 +58,18 @@ class WorldSpec:
     control: ControlSpec  # of the env that was recorded: axes, period [s], max_steps, state names, views
     state: int  # S
     image_size: int = 0  # pixels; 0 without views
-    pictures: tuple[tuple[int, int], ...] = ()  # (h, w) of every view as it was recorded, where it was padded to a square
+    # (h, w) of every view as it was recorded, where it was padded to a square
+    pictures: tuple[tuple[int, int], ...] = ()
     own: bool = False  # the recorded actions were in the robot's own units, which the axes tell
     tasks: tuple[str, ...] = ("",)  # instructions that were recorded
     sparse: bool = False  # the recorded reward is 1 on the step that succeeds and 0 elsewhere
     ends_on_success: bool = True  # every recorded success ended its episode
     horizon: int = 0  # control steps to which it was calibrated on held-out episodes; 0: not calibrated
     threshold: float = math.inf  # uncertainty beyond which an episode is cut
-    bounds: tuple[float, ...] = ()  # by control step: nine in ten new episodes err by less than this factor times the uncertainty
-    scale: tuple[float, ...] = ()  # std of each state dimension in the data it learnt from (0: it never changes), the errors' unit
+    # by control step: nine in ten new episodes err by less than this factor times the uncertainty
+    bounds: tuple[float, ...] = ()
+    # std of each state dimension in the data it learnt from (0: it never changes), the errors' unit
+    scale: tuple[float, ...] = ()
     data: str = ""  # what it learnt from, as words
     gate: bool = False  # the uncertainty is that of a learnt gate (`world_models.gate`)
 
@@ -65,15 +81,20 @@ class WorldSpec:
         """A."""
         return len(self.control.axes)
 
-    def calibrated(self, horizon: int, threshold: float, bounds: tuple[float, ...] | None = None) -> "WorldSpec":
+    def calibrated(
+        self, horizon: int, threshold: float, bounds: tuple[float, ...] | None = None
+    ) -> "WorldSpec":
         """`bounds` None: those there are."""
-        return replace(self, horizon=horizon, threshold=threshold, bounds=self.bounds if bounds is None else bounds)
+        return replace(
+            self, horizon=horizon, threshold=threshold, bounds=self.bounds if bounds is None else bounds
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """F recorded observations that episodes may begin from: obs {state float32[F,S], image/<view> uint8[F,h,w,3]},
-    task int64[F] into the spec's tasks, first bool[F] (an episode began there), held bool[F] (kept from training)."""
+    """F recorded observations that episodes may begin from: obs {state float32[F,S], image/<view>
+    uint8[F,h,w,3]}, task int64[F] into the spec's tasks, first bool[F] (an episode began there), held bool[F]
+    (kept from training)."""
 
     obs: Mapping[str, np.ndarray]
     task: np.ndarray
@@ -88,9 +109,9 @@ class Frames:
 class Prediction:
     """E control steps of N episodes, nothing frozen at their end: that is the env's.
 
-    obs {state float32[N,E,S], image/<view> uint8[N,E,h,w,3]}: after each step; reward [N,E]; terminal and success [N,E]:
-    probabilities that the step ends the episode by its task's own rule, and that it succeeds; uncertainty [N,E] >= 0:
-    since `start`, so it does not shrink along an episode.
+    obs {state float32[N,E,S], image/<view> uint8[N,E,h,w,3]}: after each step; reward [N,E]; terminal and
+    success [N,E]: probabilities that the step ends the episode by its task's own rule, and that it succeeds;
+    uncertainty [N,E] >= 0: since `start`, so it does not shrink along an episode.
     """
 
     obs: dict[str, Tensor]
@@ -114,21 +135,27 @@ class WorldModel(Protocol):
 
 
 def pictures_of(obs: Mapping[str, np.ndarray], spec: WorldSpec) -> dict[str, np.ndarray]:
-    """{view: uint8[N,h,w,3]} of a model's cameras in an observation; UserError for one that is missing or of another size."""
+    """{view: uint8[N,h,w,3]} of a model's cameras in an observation; UserError for one that is missing or of
+    another size."""
     views, size = spec.control.views, spec.image_size
     have = [k.removeprefix("image/") for k in obs if k.startswith("image/")]
     if lost := [v for v in views if v not in have]:
-        raise UserError(f"the world model has the cameras {', '.join(views)}; an observation lacks {', '.join(lost)}, it has "
-                        f"{', '.join(have) or 'none'}: give it obs['image/{lost[0]}']")
+        raise UserError(
+            f"the world model has the cameras {', '.join(views)}; an observation lacks {', '.join(lost)}, it "
+            f"has {', '.join(have) or 'none'}: give it obs['image/{lost[0]}']"
+        )
     found = {v: np.asarray(obs[f"image/{v}"]) for v in views}
     for v, x in found.items():
         if x.shape[1:] != (size, size, 3) or x.dtype != np.uint8:
-            raise UserError(f"the world model's frames are uint8 of {size} x {size} x 3, camera {v} gave {x.dtype} of "
-                            f"{' x '.join(map(str, x.shape[1:]))}")
+            raise UserError(
+                f"the world model's frames are uint8 of {size} x {size} x 3, camera {v} gave {x.dtype} of "
+                f"{' x '.join(map(str, x.shape[1:]))}"
+            )
     return found
 
 
-# ---- on disk -----------------------------------------------------------------------------------------------------
+# ---- on disk -----------------------------------------------------------------------------------------------
+
 
 def save(model: WorldModel, folder: "str | Path") -> None:
     """Write a model's folder; one that is there is replaced, `world.json` last."""
@@ -136,16 +163,32 @@ def save(model: WorldModel, folder: "str | Path") -> None:
     files.private_folder(folder)
     f = model.frames
     frames = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in f.obs.items()}
-    frames |= {f"frame/{k}": torch.from_numpy(np.ascontiguousarray(getattr(f, k))) for k in ("task", "first", "held")}
-    blobs = {"weights.safetensors": tensor_bytes({k: v.detach().contiguous() for k, v in model.state_dict().items()}),
-             "frames.safetensors": tensor_bytes(frames)}
+    frames |= {
+        f"frame/{k}": torch.from_numpy(np.ascontiguousarray(getattr(f, k))) for k in ("task", "first", "held")
+    }
+    blobs = {
+        "weights.safetensors": tensor_bytes(
+            {k: v.detach().contiguous() for k, v in model.state_dict().items()}
+        ),
+        "frames.safetensors": tensor_bytes(frames),
+    }
     for name, blob in blobs.items():
         files.write_bytes(folder / name, blob)
     threshold = model.spec.threshold if math.isfinite(model.spec.threshold) else None
-    files.write_json(folder / "world.json", {
-        "format": FORMAT, "kind": model.spec.kind, "spec": asdict(model.spec) | {
-            "threshold": threshold, "bounds": [b if math.isfinite(b) else None for b in model.spec.bounds]},
-        "options": asdict(model.options), "crc": {k: zlib.crc32(v) for k, v in blobs.items()}})
+    files.write_json(
+        folder / "world.json",
+        {
+            "format": FORMAT,
+            "kind": model.spec.kind,
+            "spec": asdict(model.spec)
+            | {
+                "threshold": threshold,
+                "bounds": [b if math.isfinite(b) else None for b in model.spec.bounds],
+            },
+            "options": asdict(model.options),
+            "crc": {k: zlib.crc32(v) for k, v in blobs.items()},
+        },
+    )
 
 
 def load(folder: "str | Path") -> WorldModel:
@@ -155,8 +198,10 @@ def load(folder: "str | Path") -> WorldModel:
     try:
         have, kind, saved = doc["format"], doc["kind"], dict(doc["spec"])
         if have != FORMAT:
-            raise UserError(f"{folder} holds a world model of format {have}, this robo_rl reads {FORMAT}; train it again: "
-                            "robo_rl wm train DATASET")
+            raise UserError(
+                f"{folder} holds a world model of format {have}, this robo_rl reads {FORMAT}; train it "
+                "again: robo_rl wm train DATASET"
+            )
         saved["control"] = _control(saved["control"])
         saved["tasks"] = tuple(saved["tasks"])
         saved["threshold"] = math.inf if saved["threshold"] is None else saved["threshold"]
@@ -167,16 +212,22 @@ def load(folder: "str | Path") -> WorldModel:
     except (KeyError, TypeError, ValueError) as e:
         if isinstance(e, UserError):
             raise
-        raise UserError(f"{folder / 'world.json'} is damaged or of another version of robo_rl ({e!r}); train the model "
-                        "again: robo_rl wm train DATASET") from e
-    weights, frames = (_read(folder, name, doc["crc"]) for name in ("weights.safetensors", "frames.safetensors"))
+        raise UserError(
+            f"{folder / 'world.json'} is damaged or of another version of robo_rl ({e!r}); train the model "
+            "again: robo_rl wm train DATASET"
+        ) from e
+    weights, frames = (
+        _read(folder, name, doc["crc"]) for name in ("weights.safetensors", "frames.safetensors")
+    )
     try:
         model = importlib.import_module(KINDS[kind]).build(spec, doc["options"])
         model.load_state_dict(weights)
         f = {k: frames.pop(f"frame/{k}").numpy() for k in ("task", "first", "held")}
     except (RuntimeError, TypeError, KeyError) as e:
-        raise UserError(f"{folder} was made by another version of robo_rl: its weights do not fit "
-                        f"({str(e).splitlines()[0]}); train the model again: robo_rl wm train DATASET") from e
+        raise UserError(
+            f"{folder} was made by another version of robo_rl: its weights do not fit "
+            f"({str(e).splitlines()[0]}); train the model again: robo_rl wm train DATASET"
+        ) from e
     model.frames = Frames({k: v.numpy() for k, v in frames.items()}, **f)
     return model
 
@@ -188,9 +239,14 @@ def find(folder: "str | Path") -> Path:
             return at
     for run in (Path(folder), Path(folder).parent):
         if kind_of_run(run):
-            raise UserError(f"{run} holds a world model that is not learnt to its end; go on with: robo_rl wm train --resume {run}")
-    raise UserError(f"{folder} holds no world model (no world.json, nor model/world.json); make one: "
-                    "robo_rl wm train DATASET")
+            raise UserError(
+                f"{run} holds a world model that is not learnt to its end; go on with: robo_rl wm train "
+                f"--resume {run}"
+            )
+    raise UserError(
+        f"{folder} holds no world model (no world.json, nor model/world.json); make one: "
+        "robo_rl wm train DATASET"
+    )
 
 
 def _control(saved: dict) -> ControlSpec:
@@ -202,9 +258,13 @@ def _read(folder: Path, name: str, crc: dict) -> dict[str, Tensor]:
     try:
         blob = (folder / name).read_bytes()
         if zlib.crc32(blob) != crc[name]:
-            raise UserError(f"{folder / name} is damaged (its checksum differs); restore it from a copy or train the model "
-                            "again: robo_rl wm train DATASET")
+            raise UserError(
+                f"{folder / name} is damaged (its checksum differs); restore it from a copy or train the "
+                "model again: robo_rl wm train DATASET"
+            )
         return read_tensors(blob)
     except (OSError, SafetensorError, KeyError) as e:
-        raise UserError(f"{folder / name} cannot be read ({e}); restore it from a copy or train the model again: "
-                        "robo_rl wm train DATASET") from e
+        raise UserError(
+            f"{folder / name} cannot be read ({e}); restore it from a copy or train the model again: "
+            "robo_rl wm train DATASET"
+        ) from e

@@ -1,5 +1,5 @@
-"""Options of world models: what their networks are, how they are learnt, tuned, judged and measured; frozen dataclasses
-without torch (so `--help` is instant)."""
+"""Options of world models: what their networks are, how they are learnt, tuned, judged and measured; frozen
+dataclasses without torch (so `--help` is instant)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,12 @@ class LatentOptions:
     """Conditioned on the instruction, where the data have several."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("members", 1, 64), ("hidden", 8, 4096), ("layers", 1, 16), ("refine", 0, 16)):
+        for name, low, high in (
+            ("members", 1, 64),
+            ("hidden", 8, 4096),
+            ("layers", 1, 16),
+            ("refine", 0, 16),
+        ):
             in_range(f"net.{name}", getattr(self, name), low, high)
         in_range("net.sigma", self.sigma, 0, 1, open_low=True)
 
@@ -62,12 +67,18 @@ class FitOptions:
     weight_decay: float = 1e-5
     """Of AdamW."""
     unroll: int = 8
-    """Steps of its own rollout that a window of the second half of training is; the first half predicts one step."""
+    """Steps of its own rollout that a window of the second half of training is; the first half predicts one
+    step."""
     ema: float = 0.995
     """Decay per update of the average of the weights that becomes the model."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("updates", 1, 10**8), ("batch", 1, 10**6), ("unroll", 1, 256), ("weight_decay", 0, 1)):
+        for name, low, high in (
+            ("updates", 1, 10**8),
+            ("batch", 1, 10**6),
+            ("unroll", 1, 256),
+            ("weight_decay", 0, 1),
+        ):
             in_range(f"fit.{name}", getattr(self, name), low, high)
         in_range("fit.lr", self.lr, 0, 1, open_low=True)
         in_range("fit.ema", self.ema, 0, 1, open_high=True)
@@ -146,8 +157,17 @@ class VideoOptions:
     """The network of the arm's state."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("chunk", 1, 64), ("width", 8, 2048), ("blocks", 1, 16), ("steps", 1, 1000), ("refine", 0, 64),
-                                ("history", 1, 64), ("memory", 0, 64), ("stride", 1, 10**4), ("head_width", 8, 2048)):
+        for name, low, high in (
+            ("chunk", 1, 64),
+            ("width", 8, 2048),
+            ("blocks", 1, 16),
+            ("steps", 1, 1000),
+            ("refine", 0, 64),
+            ("history", 1, 64),
+            ("memory", 0, 64),
+            ("stride", 1, 10**4),
+            ("head_width", 8, 2048),
+        ):
             in_range(f"net.{name}", getattr(self, name), low, high)
         in_range("net.sigma", self.sigma, 0, 1, open_low=True, open_high=True)
         in_range("net.context-noise", self.context_noise, 0, 1)
@@ -184,7 +204,13 @@ class VideoFitOptions:
     """Decay per update of the average of the weights that becomes the model."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("arm", 1, 10**8), ("updates", 1, 10**8), ("batch", 1, 10**5), ("heads", 1, 10**8), ("imagined", 2, 10**5)):
+        for name, low, high in (
+            ("arm", 1, 10**8),
+            ("updates", 1, 10**8),
+            ("batch", 1, 10**5),
+            ("heads", 1, 10**8),
+            ("imagined", 2, 10**5),
+        ):
             in_range(f"fit.{name}", getattr(self, name), low, high)
         in_range("fit.lr", self.lr, 0, 1, open_low=True)
         for name in ("plain", "own"):
@@ -197,10 +223,11 @@ class TuneOptions:
     """How a `video` model is tuned with EVA (`world_models.video_tune`)."""
 
     weight: float = 0.5
-    """Of what the score lacks to its goal, as a share of 10, beside the model's own loss on recorded chunks; 0: training goes on without
-    EVA."""
+    """Of what the score lacks to its goal, as a share of 10, beside the model's own loss on recorded chunks;
+    0: training goes on without EVA."""
     goal: Literal["recorded", "most"] = "recorded"
-    """recorded: the score of the recordings themselves, decoded the same way; most: 10, motion without any jerk."""
+    """recorded: the score of the recordings themselves, decoded the same way; most: 10, motion without any
+    jerk."""
     updates: int = 80
     """Optimizer steps."""
     batch: int = 12
@@ -218,7 +245,8 @@ class TuneOptions:
         in_range("fit.lr", self.lr, 0, 1, open_low=True)
 
 
-# ---- what is done with a model ------------------------------------------------------------------------------------
+# ---- what is done with a model -----------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelConfig:
@@ -227,14 +255,15 @@ class WorldModelConfig:
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is learnt": ("kind", "seed", "torch_threads"),
         "How far it is trusted": ("horizon", "tolerance", "gate"),
-        "The run": ("out", "resume")}
+        "The run": ("out", "resume"),
+    }
 
     data: tyro.conf.Positional[tuple[str, ...]] = ()
     """Folders of LeRobot v3 data sets, of the same env."""
     kind: str = "latent"
-    """latent: states; encoded: camera frames as codes, drawn where somebody looks; video: camera frames as a flow; diffusers: as latents
-    of Wan's autoencoder, by its video transformer; text: sentences, for tasks told in words (options of these: robo_rl wm train --kind
-    video --help)."""
+    """latent: states; encoded: camera frames as codes, drawn where somebody looks; video: camera frames as a
+    flow; diffusers: as latents of Wan's autoencoder, by its video transformer; text: sentences, for tasks
+    told in words (options of these: robo_rl wm train --kind video --help)."""
     out: str = ""
     """Run folder; empty: runs/wm-<task>-s<seed>-<time>."""
     resume: str = ""
@@ -242,12 +271,14 @@ class WorldModelConfig:
     seed: int = 0
     """Of the initial weights, the batches and the held-out episodes."""
     horizon: int = 64
-    """Control steps to which the error of the state (video: the arm's; encoded: the codes' too) is measured on held-out episodes."""
+    """Control steps to which the error of the state (video: the arm's; encoded: the codes' too) is measured
+    on held-out episodes."""
     tolerance: float = 0.75
-    """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
+    """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions
+    below."""
     gate: bool = False
-    """With latent: the uncertainty is the error that a law learnt on held-out episodes expects of the ensemble's disagreement, the steps
-    made and the distance to the nearest recorded step."""
+    """With latent: the uncertainty is the error that a law learnt on held-out episodes expects of the
+    ensemble's disagreement, the steps made and the distance to the nearest recorded step."""
     torch_threads: int = 1
     """Threads of torch."""
     net: LatentOptions = field(default_factory=LatentOptions)
@@ -256,7 +287,10 @@ class WorldModelConfig:
     def __post_init__(self) -> None:
         choose("--kind", self.kind, KINDS)
         if self.kind != type(self).kind:
-            raise UserError(f"--kind {self.kind} has options of its own: {self.kind.capitalize()}Config, not {type(self).__name__}")
+            raise UserError(
+                f"--kind {self.kind} has options of its own: {self.kind.capitalize()}Config, not "
+                f"{type(self).__name__}"
+            )
         for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
@@ -266,7 +300,8 @@ class WorldModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedConfig(WorldModelConfig):
-    """Learn the dynamics of encoded camera frames from recorded episodes (robo_rl collect --obs rgb): faster than video, less sharp."""
+    """Learn the dynamics of encoded camera frames from recorded episodes (robo_rl collect --obs rgb): faster
+    than video, less sharp."""
 
     kind: str = "encoded"
     net: EncodedOptions = field(default_factory=EncodedOptions)
@@ -288,7 +323,8 @@ class TuneConfig:
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is measured": ("check", "windows"),
-        "The run": ("out", "seed", "torch_threads", "json")}
+        "The run": ("out", "seed", "torch_threads", "json"),
+    }
 
     model: tyro.conf.Positional[str]
     """Folder of a video model, or the run of robo_rl wm train --kind video that made it."""
@@ -316,12 +352,14 @@ class TuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig:
-    """Train a success classifier for `--judge OUT`, or with --check ask another judge about held-out recorded steps."""
+    """Train a success classifier for `--judge OUT`, or with --check ask another judge about held-out recorded
+    steps."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is learnt": ("false_alarms", "updates", "seed"),
         "What is measured": ("check",),
-        "The run": ("out", "json")}
+        "The run": ("out", "json"),
+    }
 
     data: tyro.conf.Positional[tuple[str, ...]] = ()
     """Folders of LeRobot v3 data sets, of the same env."""
@@ -345,24 +383,29 @@ class JudgeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldEvalConfig:
-    """Measure how far a world model can be trusted: errors beside simple predictors, bounds, success, ranking of policies, a probe."""
+    """Measure how far a world model can be trusted: errors beside simple predictors, bounds, success, ranking
+    of policies, a probe."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is measured": ("windows", "horizon", "episodes", "inverse", "seed"),
         "Comparisons": ("policies", "real", "probe", "against", "tolerance"),
-        "What is written": ("video", "out", "json")}
+        "What is written": ("video", "out", "json"),
+    }
 
     model: tyro.conf.Positional[str]
     """Folder of the model, or the run of robo_rl wm train that made it."""
     dataset: tyro.conf.Positional[str]
-    """Recorded episodes (LeRobot v3) with the same arm, cameras and rate; those it learnt from are left out."""
+    """Recorded episodes (LeRobot v3) with the same arm, cameras and rate; those it learnt from are left
+    out."""
     policies: tuple[str, ...] = ()
-    """Runs (each of their checkpoints is a policy) or checkpoint folders, ranked in the model and in the simulator."""
+    """Runs (each of their checkpoints is a policy) or checkpoint folders, ranked in the model and in the
+    simulator."""
     real: str = ""
-    """Rank against this table instead of the simulator: CSV or JSON with policy (RUN/STEP, or RUN), successes, episodes."""
+    """Rank against this table instead of the simulator: CSV or JSON with policy (RUN/STEP, or RUN),
+    successes, episodes."""
     probe: int | None = None
-    """Affine policies unlike the data that the model is asked about, beside one that a search finds to exploit it; 0: none (the default
-    for models with cameras, where it takes long), else 8."""
+    """Affine policies unlike the data that the model is asked about, beside one that a search finds to
+    exploit it; 0: none (the default for models with cameras, where it takes long), else 8."""
     against: str = ""
     """Another model, on the same windows: is this one better at every horizon?"""
     windows: int = 200

@@ -1,6 +1,8 @@
-"""A simulator as a world model: what it predicts is what happens. For proofs that the machinery around a model is exact.
+"""A simulator as a world model: what it predicts is what happens. For proofs that the machinery around a
+model is exact.
 
-With it `WorldEnv` must play the simulator's own episodes, and training in it must be training in the simulator.
+With it `WorldEnv` must play the simulator's own episodes, and training in it must be training in the
+simulator.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,8 @@ from world_models.model import Carry, Frames, Prediction, WorldSpec
 
 
 class Oracle:
-    """`env` (with get_state and set_state) behind the protocol of a world model; serves at most env.num_envs lanes."""
+    """`env` (with get_state and set_state) behind the protocol of a world model; serves at most env.num_envs
+    lanes."""
 
     options = None
 
@@ -23,9 +26,16 @@ class Oracle:
         size = env.single_observation_space[f"image/{views[0]}"].shape[0] if views else 0
         obs, _ = env.reset(seed=0)
         self.words = sorted({str(t) for t in obs["task"]})
-        self.spec = WorldSpec(kind="latent", control=env.spec, state=env.single_observation_space["state"].shape[0],
-                              image_size=size, tasks=tuple(self.words), horizon=env.spec.max_steps, sparse=sparse,
-                              data="the simulator itself")
+        self.spec = WorldSpec(
+            kind="latent",
+            control=env.spec,
+            state=env.single_observation_space["state"].shape[0],
+            image_size=size,
+            tasks=tuple(self.words),
+            horizon=env.spec.max_steps,
+            sparse=sparse,
+            data="the simulator itself",
+        )
         none = np.zeros(0, np.int64)
         self.frames = Frames({}, none, none.astype(bool), none.astype(bool))
 
@@ -34,9 +44,9 @@ class Oracle:
         n = self.env.num_envs
         ids = np.concatenate([starts, np.zeros(n - len(starts), np.int64)])
         obs, _ = self.env.reset(options={"reset_mask": np.ones(n, bool), "starts": ids})
-        self._begun = {k: v[:len(starts)] for k, v in self.env.get_state().items()}
-        rows = {k: np.asarray(v)[:len(starts)] for k, v in obs.items() if k != "task"}
-        return rows, np.array([self.words.index(str(t)) for t in obs["task"][:len(starts)]])
+        self._begun = {k: v[: len(starts)] for k, v in self.env.get_state().items()}
+        rows = {k: np.asarray(v)[: len(starts)] for k, v in obs.items() if k != "task"}
+        return rows, np.array([self.words.index(str(t)) for t in obs["task"][: len(starts)]])
 
     def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
         return {k: torch.from_numpy(v.copy()) for k, v in self._begun.items()}
@@ -46,10 +56,18 @@ class Oracle:
         rows: list[tuple] = []
         for a in actions.unbind(1):
             obs, reward, terminated, _, info = self.env.step(a.numpy())
-            rows.append(({k: np.asarray(v) for k, v in obs.items() if k != "task"}, reward, terminated, info["success"]))
+            rows.append(
+                (
+                    {k: np.asarray(v) for k, v in obs.items() if k != "task"},
+                    reward,
+                    terminated,
+                    info["success"],
+                )
+            )
 
         def stacked(column: list) -> Tensor:
             return torch.from_numpy(np.stack([np.array(x) for x in column], 1))
+
         obs = {k: stacked([r[0][k] for r in rows]) for k in rows[0][0]}
         reward, terminated, success = (stacked([r[i] for r in rows]).float() for i in (1, 2, 3))
         carry = {k: torch.from_numpy(np.array(v)) for k, v in self.env.get_state().items()}

@@ -1,4 +1,5 @@
-"""Data sets whose pictures are not square, as models of frames take them: padded to a square, and made smaller as they are decoded."""
+"""Data sets whose pictures are not square, as models of frames take them: padded to a square, and made
+smaller as they are decoded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -31,10 +32,15 @@ class SquareDataset(Dataset):
         return None if last is None else self._fitted(last[None])[0]
 
     def _fitted(self, pictures: np.ndarray) -> np.ndarray:
-        """uint8 [n,h,w,3] -> uint8 [n,size,size,3]: the longer side becomes `size`, the shorter one is padded on both sides."""
+        """uint8 [n,h,w,3] -> uint8 [n,size,size,3]: the longer side becomes `size`, the shorter one is padded
+        on both sides."""
         rows, columns = inside(self.size, *pictures.shape[1:3])
-        small = interpolate(torch.from_numpy(pictures).permute(0, 3, 1, 2).float(), (rows.stop - rows.start, columns.stop - columns.start),
-                            mode="bilinear", antialias=True)
+        small = interpolate(
+            torch.from_numpy(pictures).permute(0, 3, 1, 2).float(),
+            (rows.stop - rows.start, columns.stop - columns.start),
+            mode="bilinear",
+            antialias=True,
+        )
         out = np.zeros((len(pictures), self.size, self.size, 3), np.uint8)
         out[:, rows, columns] = small.round().clamp(0, 255).permute(0, 2, 3, 1).numpy()
         return out
@@ -54,7 +60,8 @@ def unpadded(pictures: np.ndarray, h: int, w: int) -> np.ndarray:
 
 
 def as_squares(dataset: Any, size: int = 0) -> Any:
-    """The data set (`robo_rl.data.reader.Dataset`) itself where its pictures are square, else padded to `size` (of a model; 0: SIZE)."""
+    """The data set (`robo_rl.data.reader.Dataset`) itself where its pictures are square, else padded to
+    `size` (of a model; 0: SIZE)."""
     f = dataset.features
     if all(h == w for _, h, w in f.views):
         return dataset

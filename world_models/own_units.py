@@ -1,9 +1,11 @@
-"""Data sets of any robot as a model takes them: actions in their own units become commands of -1 to 1, whose axes say what these mean.
+"""Data sets of any robot as a model takes them: actions in their own units become commands of -1 to 1, whose
+axes say what these mean.
 
-    command = 2 (action - low) / (high - low) - 1        low .. high: the smallest and largest recorded action of the axis
+    command = 2 (action - low) / (high - low) - 1        low .. high: the smallest and largest recorded action
+                                                         of the axis
 
-A model's axes keep `low`, `high` and the unit, so other recordings, and policies that learnt in these units, are told in the model's
-commands. Axes: `F` frames, `A` action.
+A model's axes keep `low`, `high` and the unit, so other recordings, and policies that learnt in these units,
+are told in the model's commands. Axes: `F` frames, `A` action.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +26,11 @@ STILL = 1e-3  # half the range of an axis that never moves, in its unit
 
 
 def as_commands(datasets: Sequence, axes: tuple[ActionAxis, ...] = ()) -> list:
-    """The data sets (`robo_rl.data.reader.Dataset`) with commands for actions; those that have them already stay as they are.
+    """The data sets (`robo_rl.data.reader.Dataset`) with commands for actions; those that have them already
+    stay as they are.
 
-    axes: of a model, whose ranges hold; without them the ranges are of all of these. Where nobody stated the units, numbers within -1 to 1
-    are taken for commands. UserError: they are larger than that.
+    axes: of a model, whose ranges hold; without them the ranges are of all of these. Where nobody stated the
+    units, numbers within -1 to 1 are taken for commands. UserError: they are larger than that.
     """
     own = [d for d in datasets if d.spec is None]
     if all(units_of(d.meta) is None and np.abs(d.action).max(initial=0) <= 1 for d in own):
@@ -38,16 +41,23 @@ def as_commands(datasets: Sequence, axes: tuple[ActionAxis, ...] = ()) -> list:
     else:
         low, high = (np.asarray(f([f(d.action, 0) for d in own], 0), np.float64) for f in (np.min, np.max))
         flat = high - low < 2 * STILL
-        low, high = np.where(flat, (low + high) / 2 - STILL, low), np.where(flat, (low + high) / 2 + STILL, high)
+        low, high = (
+            np.where(flat, (low + high) / 2 - STILL, low),
+            np.where(flat, (low + high) / 2 + STILL, high),
+        )
     return [d if d.spec is not None else _told(d, low, high) for d in datasets]
 
 
 def _told(d, low: np.ndarray, high: np.ndarray):
     units = need_units(d.meta)
     control = control_of(d.features, d.features.robot, int((d.to - d.from_).max()))
-    axes = tuple(replace(a, unit=u, kind=k, low=float(x), high=float(y))
-                 for a, u, k, x, y in zip(control.axes, units.unit, units.kind, low, high, strict=True))
-    return replace(d, action=to_commands(d.action, axes), meta=replace(d.meta, spec=replace(control, axes=axes)))
+    axes = tuple(
+        replace(a, unit=u, kind=k, low=float(x), high=float(y))
+        for a, u, k, x, y in zip(control.axes, units.unit, units.kind, low, high, strict=True)
+    )
+    return replace(
+        d, action=to_commands(d.action, axes), meta=replace(d.meta, spec=replace(control, axes=axes))
+    )
 
 
 def to_commands(actions: np.ndarray, axes: Sequence[ActionAxis]) -> np.ndarray:
@@ -56,15 +66,16 @@ def to_commands(actions: np.ndarray, axes: Sequence[ActionAxis]) -> np.ndarray:
     return (2 * (actions - low) / (high - low) - 1).astype(np.float32)
 
 
-# ---- policies that learnt in these units -------------------------------------------------------------------------
+# ---- policies that learnt in these units -------------------------------------------------------------------
 
 Observe = Callable[[dict], dict]
 Command = Callable[[np.ndarray], np.ndarray]
 
 
 def translate(policy, spec: WorldSpec) -> tuple[Observe, Command]:
-    """(what a policy is shown of a model's observation, what its actions are as the model's commands): both as they are, but for a policy
-    that learnt in the units of recordings. It sees pictures in the shape that was recorded, without the model's padding.
+    """(what a policy is shown of a model's observation, what its actions are as the model's commands): both
+    as they are, but for a policy that learnt in the units of recordings. It sees pictures in the shape that
+    was recorded, without the model's padding.
 
     UserError: the policy's cameras, state, axes or units are not the model's.
     """
@@ -72,11 +83,20 @@ def translate(policy, spec: WorldSpec) -> tuple[Observe, Command]:
     if own is None:
         return _same, _same
     check_policy(own, spec)
-    shapes = dict(zip(spec.control.views, spec.pictures, strict=False)) if own.fit and hasattr(policy, "act") else {}
+    shapes = (
+        dict(zip(spec.control.views, spec.pictures, strict=False))
+        if own.fit and hasattr(policy, "act")
+        else {}
+    )
 
     def observe(obs: dict) -> dict:
-        return obs | {k: unpadded(obs[k], *shapes[v]) for v in own.views if v in shapes and (k := f"image/{v}")}
-    return observe if shapes else _same, (lambda actions: to_commands(actions, spec.control.axes)) if own.units else _same
+        return obs | {
+            k: unpadded(obs[k], *shapes[v]) for v in own.views if v in shapes and (k := f"image/{v}")
+        }
+
+    return observe if shapes else _same, (
+        lambda actions: to_commands(actions, spec.control.axes)
+    ) if own.units else _same
 
 
 def _same(x):
@@ -84,19 +104,32 @@ def _same(x):
 
 
 def check_policy(own: Any, spec: WorldSpec) -> None:
-    """Raise UserError for what a policy sees and commands (`robo_rl.policies.ObsSpec`) that a model does not give and take."""
+    """Raise UserError for what a policy sees and commands (`robo_rl.policies.ObsSpec`) that a model does not
+    give and take."""
     c = spec.control
     if own.views and not c.views:
-        raise UserError(f"the policy sees the cameras {', '.join(own.views)}, and a {spec.kind} model predicts states alone; learn one of "
-                        f"pictures: robo_rl wm train DATASET --kind {', '.join(PICTURED[:-1])} or {PICTURED[-1]}")
+        raise UserError(
+            f"the policy sees the cameras {', '.join(own.views)}, and a {spec.kind} model predicts states "
+            f"alone; learn one of pictures: robo_rl wm train DATASET --kind {', '.join(PICTURED[:-1])} or "
+            f"{PICTURED[-1]}"
+        )
     if lost := [v for v in own.views if v not in c.views]:
-        raise UserError(f"the policy sees the cameras {', '.join(own.views)}, the world model has {', '.join(c.views)}: nothing shows it "
-                        f"{', '.join(lost)}; learn both from the same cameras, by the same names (--data.cameras)")
-    for what, mine, model in (("state size is", own.state, spec.state), ("action size is", own.action, len(c.axes)),
-                              ("action axes are", own.action_names or c.action_names, c.action_names),
-                              *((f"{a.name} is in", u, a.unit) for a, u in zip(c.axes, own.units, strict=False)),
-                              ("image size is", own.image_size, spec.image_size if own.views and not own.fit else own.image_size)):
+        raise UserError(
+            f"the policy sees the cameras {', '.join(own.views)}, the world model has {', '.join(c.views)}: "
+            f"nothing shows it {', '.join(lost)}; learn both from the same cameras, by the same names "
+            "(--data.cameras)"
+        )
+    for what, mine, model in (
+        ("state size is", own.state, spec.state),
+        ("action size is", own.action, len(c.axes)),
+        ("action axes are", own.action_names or c.action_names, c.action_names),
+        *((f"{a.name} is in", u, a.unit) for a, u in zip(c.axes, own.units, strict=False)),
+        ("image size is", own.image_size, spec.image_size if own.views and not own.fit else own.image_size),
+    ):
         mine, model = (", ".join(x) if isinstance(x, tuple) else x for x in (mine, model))
         if mine != model:
-            raise UserError(f"the policy's {what} {mine}, the world model's {model}: take a policy that learnt from recordings like the "
-                            "model's, or learn a model from the policy's own: robo_rl wm train DATASET")
+            raise UserError(
+                f"the policy's {what} {mine}, the world model's {model}: take a policy that learnt from "
+                "recordings like the model's, or learn a model from the policy's own: robo_rl wm train "
+                "DATASET"
+            )

@@ -1,14 +1,16 @@
-"""Planning in a world model at deployment: of N chunks that a policy proposes the best one, or what the cross-entropy method makes of them.
+"""Planning in a world model at deployment: of N chunks that a policy proposes the best one, or what the
+cross-entropy method makes of them.
 
-    score of a chunk = max_t P(success at t) - [doubt > threshold],   t along the chunk and then `ahead` steps of the policy itself
+    score of a chunk = max_t P(success at t) - [doubt > threshold],   t along the chunk and then `ahead` steps
+                                                            of the policy itself
 
-The first chunk is judged by where the policy itself gets from there: `ahead` must reach as far as success may lie, or the chunks
-of an episode's beginning are all alike.
-CEM begins with the proposals, keeps the best, and draws new chunks about their mean; its result must be better than the policy's own
-first proposal in the model by `margin`, or that one is executed.
+The first chunk is judged by where the policy itself gets from there: `ahead` must reach as far as success may
+lie, or the chunks of an episode's beginning are all alike.
+CEM begins with the proposals, keeps the best, and draws new chunks about their mean; its result must be
+better than the policy's own first proposal in the model by `margin`, or that one is executed.
 
-Sources: best of N by rollouts of the base policy (Bertsekas, rollout algorithms); CEM: de Boer et al. 2005; both in learned models: PETS
-(Chua et al. 2018).
+Sources: best of N by rollouts of the base policy (Bertsekas, rollout algorithms); CEM: de Boer et al. 2005;
+both in learned models: PETS (Chua et al. 2018).
 
 Axes: `N` envs, `K` candidates, `E` steps of a chunk, `A` action.
 """
@@ -22,7 +24,8 @@ import torch
 from robo_rl.errors import in_range
 from world_models.model import WorldModel
 
-Propose = Callable[[Mapping[str, np.ndarray]], np.ndarray]  # observation of N envs -> actions [N,E,A], drawn anew at every call
+# observation of N envs -> actions [N,E,A], drawn anew at every call
+Propose = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +44,26 @@ class PlanOptions:
     """By which a chunk's score must be above that of the policy's own first proposal."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("candidates", 2, 4096), ("ahead", 0, 4096), ("rounds", 0, 100), ("margin", 0, 1)):
+        for name, low, high in (
+            ("candidates", 2, 4096),
+            ("ahead", 0, 4096),
+            ("rounds", 0, 100),
+            ("margin", 0, 1),
+        ):
             in_range(f"plan.{name}", getattr(self, name), low, high)
         in_range("plan.kept", self.kept, 2, self.candidates)
 
 
 class Planner:
-    """A policy that plans: called with an observation of N envs it gives actions [N,E,A]. `robo_rl.experiment.world_model.planner` makes
-    one of a policy of robo_rl. `propose` is the policy below it (a sample at
-    every call), `plain` its own choice, the first candidate. Owns the generator of CEM's draws and the count `changed` of chunks that are
-    not the policy's own, of `planned`."""
+    """A policy that plans: called with an observation of N envs it gives actions [N,E,A].
+    `robo_rl.experiment.world_model.planner` makes one of a policy of robo_rl. `propose` is the policy below
+    it (a sample at
+    every call), `plain` its own choice, the first candidate. Owns the generator of CEM's draws and the count
+    `changed` of chunks that are not the policy's own, of `planned`."""
 
-    def __init__(self, model: WorldModel, propose: Propose, plain: Propose, options: PlanOptions, seed: int = 0):
+    def __init__(
+        self, model: WorldModel, propose: Propose, plain: Propose, options: PlanOptions, seed: int = 0
+    ):
         self.model, self.propose, self.plain, self.options = model, propose, plain, options
         self.rng = np.random.default_rng([seed, 67])
         self.changed, self.planned = 0, 0
@@ -73,9 +84,11 @@ class Planner:
         self.planned += n
         return np.where(better[:, None, None], chunks[np.arange(n), best], first)
 
-    def redraw(self, obs: Mapping[str, np.ndarray], chunks: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def redraw(
+        self, obs: Mapping[str, np.ndarray], chunks: np.ndarray, scores: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """One round of CEM: the best so far stays, the others are drawn about the mean of the `kept` best."""
-        order = np.argsort(-scores, 1, kind="stable")[:, :self.options.kept]
+        order = np.argsort(-scores, 1, kind="stable")[:, : self.options.kept]
         elite = np.take_along_axis(chunks, order[:, :, None, None], 1)
         mean, std = elite.mean(1, keepdims=True), elite.std(1, keepdims=True) + 0.02
         new = (mean + std * self.rng.standard_normal(chunks.shape)).clip(-1, 1).astype(np.float32)

@@ -1,11 +1,13 @@
-"""Policies unlike any data, to ask a model what it was not taught: affine ones, random or near the recorded actions, and a search among
-them for one that the model overrates.
+"""Policies unlike any data, to ask a model what it was not taught: affine ones, random or near the recorded
+actions, and a search among them for one that the model overrates.
 
-    a = clip(W (s - mean)/std + b, -1, 1),   W = 0 .. 2 times the spread of the cloned W beside it, or W_ij ~ N(0, gain^2/S)
+    a = clip(W (s - mean)/std + b, -1, 1),   W = 0 .. 2 times the spread of the cloned W beside it, or W_ij ~
+                                             N(0, gain^2/S)
 
-A search is the cross-entropy method (de Boer et al. 2005) on (W, b), begun at the clone of the recorded successes or at nothing, for
-success in the model where the model does not itself doubt (uncertainty below its threshold). What it finds is then tried for real:
-success in the model alone is what a policy trained in it would find too.
+A search is the cross-entropy method (de Boer et al. 2005) on (W, b), begun at the clone of the recorded
+successes or at nothing, for success in the model where the model does not itself doubt (uncertainty below its
+threshold). What it finds is then tried for real: success in the model alone is what a policy trained in it
+would find too.
 
 Axes: `P` policies, `N` starts, `S` state, `A` action.
 """
@@ -25,7 +27,8 @@ STARTS = 16  # of every policy that it tries
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A policy of the state: weight float64[A,S+1] on ((s - mean)/std, 1). Called with an observation it gives actions [N,1,A]."""
+    """A policy of the state: weight float64[A,S+1] on ((s - mean)/std, 1). Called with an observation it
+    gives actions [N,1,A]."""
 
     weight: np.ndarray
     mean: np.ndarray
@@ -58,7 +61,8 @@ def cloned_successes(dataset) -> Affine:
 
 
 def policies(base: Affine, count: int, seed: int) -> list[tuple[str, Affine]]:
-    """(name, policy) of `count`: every other one `base` with more and more noise on its weights, the others random."""
+    """(name, policy) of `count`: every other one `base` with more and more noise on its weights, the others
+    random."""
     rng, (actions, inputs), out = np.random.default_rng([seed, 47]), base.weight.shape, []
     spread = base.weight[:, :-1].std()
     for i in range(count):
@@ -68,14 +72,25 @@ def policies(base: Affine, count: int, seed: int) -> list[tuple[str, Affine]]:
             out.append((f"random {i // 2 + 1}", Affine(noise * gain / np.sqrt(inputs), base.mean, base.std)))
         else:
             scale = 2 * (i // 2) / max((count - 1) // 2, 1)
-            out.append((f"clone + {scale:.2g} noise", Affine(base.weight + scale * spread * noise, base.mean, base.std)))
+            out.append(
+                (
+                    f"clone + {scale:.2g} noise",
+                    Affine(base.weight + scale * spread * noise, base.mean, base.std),
+                )
+            )
     return out
 
 
-def search(model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, seed: int,
-           begin: np.ndarray | None = None) -> tuple[Affine, float]:
-    """(the policy that a search ends with, its success in the model on the starts `obs` {key: [N,...]}, undoubted). It begins at `base`,
-    or at the weight `begin`, where the spread is 1."""
+def search(
+    model,
+    base: Affine,
+    obs: Mapping[str, np.ndarray],
+    max_steps: int,
+    seed: int,
+    begin: np.ndarray | None = None,
+) -> tuple[Affine, float]:
+    """(the policy that a search ends with, its success in the model on the starts `obs` {key: [N,...]},
+    undoubted). It begins at `base`, or at the weight `begin`, where the spread is 1."""
     rng, n = np.random.default_rng([seed, 53]), min(STARTS, len(obs["state"]))
     obs = {k: v[:n] for k, v in obs.items()}
     many = {k: np.concatenate([v] * POPULATION) for k, v in obs.items()}
@@ -86,7 +101,9 @@ def search(model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, s
         tried = mean + std * rng.standard_normal((POPULATION, *mean.shape))
         tried[0] = best.weight
         lanes = tried.repeat(n, 0)
-        got = play(model, lambda o, lanes=lanes: acted(lanes, base.mean, base.std, o["state"]), many, max_steps, seed)
+        got = play(
+            model, lambda o, lanes=lanes: acted(lanes, base.mean, base.std, o["state"]), many, max_steps, seed
+        )
         value = worth(got).reshape(POPULATION, n).mean(1)
         order = np.argsort(-value, kind="stable")[:KEPT]
         mean, std = tried[order].mean(0), tried[order].std(0) + 0.02
@@ -96,11 +113,18 @@ def search(model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, s
     return best, float((undoubted.success & ~undoubted.cut).mean())
 
 
-def searches(model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, seed: int) -> list[tuple[str, Affine, float]]:
-    """(name, policy, its undoubted success in the model) of a search from the clone, which succeeds as the recorded policies do, and of
-    BLIND from nothing, which succeed by whatever the model grants."""
-    blind = [(f"search {k + 1} from nothing", *search(model, base, obs, max_steps, seed + 7 * k, np.zeros(base.weight.shape)))
-             for k in range(BLIND)]
+def searches(
+    model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, seed: int
+) -> list[tuple[str, Affine, float]]:
+    """(name, policy, its undoubted success in the model) of a search from the clone, which succeeds as the
+    recorded policies do, and of BLIND from nothing, which succeed by whatever the model grants."""
+    blind = [
+        (
+            f"search {k + 1} from nothing",
+            *search(model, base, obs, max_steps, seed + 7 * k, np.zeros(base.weight.shape)),
+        )
+        for k in range(BLIND)
+    ]
     return [("search from the clone", *search(model, base, obs, max_steps, seed)), *blind]
 
 

@@ -1,4 +1,5 @@
-"""Recorded episodes as arrays, the held-out part of them, and the checks a model asks of its data. NumPy alone."""
+"""Recorded episodes as arrays, the held-out part of them, and the checks a model asks of its data. NumPy
+alone."""
 
 import math
 from collections.abc import Mapping
@@ -20,10 +21,11 @@ HELD = 10  # one episode in so many is held out
 class Recorded:
     """E episodes of F frames in all: what was observed, the action then executed and its reward.
 
-    state float32[F,S], action float32[F,A], reward float32[F]; episode e owns rows first[e] .. end[e]-1; success and
-    terminated bool[E]; task int64[E] into `tasks`; images {view: uint8[F,h,w,3]}. What was observed after an episode's
-    last action: final float32[E,S], nan where it was not recorded, and final_images {view: uint8[E,h,w,3]} where
-    pictured bool[E] (None: nowhere). shapes: (h, w) of each view before it was padded to a square; () where none was.
+    state float32[F,S], action float32[F,A], reward float32[F]; episode e owns rows first[e] .. end[e]-1;
+    success and terminated bool[E]; task int64[E] into `tasks`; images {view: uint8[F,h,w,3]}. What was
+    observed after an episode's last action: final float32[E,S], nan where it was not recorded, and
+    final_images {view: uint8[E,h,w,3]} where pictured bool[E] (None: nowhere). shapes: (h, w) of each view
+    before it was padded to a square; () where none was.
     own: the actions were recorded in the robot's own units, and are commands now.
     """
 
@@ -65,9 +67,10 @@ class Recorded:
         return np.isfinite(self.final).all(1) & (pictured | (not self.images))
 
     def extended(self) -> "tuple[Recorded, np.ndarray]":
-        """(the recording with one more row per episode, for what was observed after its last action; int64[F] the rows that
-        are steps). Row r + 1 of its states and pictures is what came of step r, also of the last one: where that was
-        not recorded (`known`), what was observed before it stands there. Actions and rewards of such rows are 0.
+        """(the recording with one more row per episode, for what was observed after its last action; int64[F]
+        the rows that are steps). Row r + 1 of its states and pictures is what came of step r, also of the
+        last one: where that was not recorded (`known`), what was observed before it stands there. Actions and
+        rewards of such rows are 0.
         """
         steps = np.arange(len(self.state)) + np.repeat(np.arange(len(self)), self.lengths)
         last, known = self.end + np.arange(len(self)), self.known
@@ -76,11 +79,25 @@ class Recorded:
             out = np.zeros((len(x) + len(self), *x.shape[1:]), x.dtype)
             out[steps], out[last] = x, at_end
             return out
-        images = {v: longer(x, np.where(known[:, None, None, None], self.final_images[v], x[self.end - 1])
-                            if known.any() else x[self.end - 1]) for v, x in self.images.items()}
-        return replace(self, state=longer(self.state, np.where(known[:, None], self.final, self.state[self.end - 1])),
-                       action=longer(self.action, 0), reward=longer(self.reward, 0), images=images,
-                       first=self.first + np.arange(len(self)), end=last + 1), steps
+
+        images = {
+            v: longer(
+                x,
+                np.where(known[:, None, None, None], self.final_images[v], x[self.end - 1])
+                if known.any()
+                else x[self.end - 1],
+            )
+            for v, x in self.images.items()
+        }
+        return replace(
+            self,
+            state=longer(self.state, np.where(known[:, None], self.final, self.state[self.end - 1])),
+            action=longer(self.action, 0),
+            reward=longer(self.reward, 0),
+            images=images,
+            first=self.first + np.arange(len(self)),
+            end=last + 1,
+        ), steps
 
     @property
     def held(self) -> np.ndarray:
@@ -88,9 +105,12 @@ class Recorded:
         return np.arange(len(self)) % HELD == HELD - 1
 
     def in_terms_of(self, tasks: tuple[str, ...]) -> "Recorded":
-        """The same, its instructions numbered as `tasks` are and those that are not among them after these."""
+        """The same, its instructions numbered as `tasks` are and those that are not among them after
+        these."""
         every = tuple(dict.fromkeys((*tasks, *(self.tasks[i] for i in np.unique(self.task)))))
-        return replace(self, tasks=every, task=np.array([every.index(self.tasks[i]) for i in self.task], np.int64))
+        return replace(
+            self, tasks=every, task=np.array([every.index(self.tasks[i]) for i in self.task], np.int64)
+        )
 
     @property
     def sparse(self) -> bool:
@@ -114,31 +134,47 @@ class Recorded:
 
 
 def control_of(features, robot: str, longest: int) -> ControlSpec:
-    """A ControlSpec for data without one (LeRobot's own): axes without units, episodes as long as the longest."""
+    """A ControlSpec for data without one (LeRobot's own): axes without units, episodes as long as the
+    longest."""
     sim, _, task = (robot or "robot").partition(":")
     axes = tuple(ActionAxis(n, "1", -1.0, 1.0, "absolute") for n in features.action)
-    return ControlSpec(sim, task or "recorded", axes, 1 / features.fps, longest, tuple(features.state),
-                       tuple(v for v, _, _ in features.views))
+    return ControlSpec(
+        sim,
+        task or "recorded",
+        axes,
+        1 / features.fps,
+        longest,
+        tuple(features.state),
+        tuple(v for v, _, _ in features.views),
+    )
 
 
 def check(data: Recorded, where: str) -> None:
     """Raise UserError for data that no model can be learnt from."""
     n, f = len(data), len(data.action)
     if n < LEAST_EPISODES or f < LEAST_FRAMES:
-        raise UserError(f"data set {where} has {n} episodes and {f} frames; a world model needs at least {LEAST_EPISODES} "
-                        f"episodes and {LEAST_FRAMES} frames. Add some: robo_rl collect --policy expert,random --out {where}")
+        raise UserError(
+            f"data set {where} has {n} episodes and {f} frames; a world model needs at least "
+            f"{LEAST_EPISODES} episodes and {LEAST_FRAMES} frames. Add some: robo_rl collect --policy "
+            f"expert,random --out {where}"
+        )
     if not data.state.shape[1]:
         raise UserError(f"data set {where} has no state; record it with robo_rl collect")
     big = np.abs(data.action).max()
     if big > 1 + 1e-4:
-        raise UserError(f"data set {where} has actions up to {big:.3g}, and it says that they are commands of -1 to 1; record it anew")
+        raise UserError(
+            f"data set {where} has actions up to {big:.3g}, and it says that they are commands of -1 to 1; "
+            "record it anew"
+        )
 
 
 def differences(spec: WorldSpec, data: Recorded) -> list[str]:
     """What of the data differs from what the model was made for, as words; [] if it fits."""
     a, b, out = spec.control, data.control, []
     if a.action_names != b.action_names:
-        out.append(f"action axes {', '.join(a.action_names)} in the model, {', '.join(b.action_names)} in the data")
+        out.append(
+            f"action axes {', '.join(a.action_names)} in the model, {', '.join(b.action_names)} in the data"
+        )
     else:
         out += units_differ(a.axes, b.axes)
     if not math.isclose(a.period, b.period, rel_tol=1e-3):
@@ -146,9 +182,13 @@ def differences(spec: WorldSpec, data: Recorded) -> list[str]:
     if spec.state != data.state.shape[1]:
         out.append(f"{spec.state} state numbers in the model, {data.state.shape[1]} in the data")
     if set(a.views) - set(data.images):
-        out.append(f"cameras {', '.join(a.views)} in the model, {', '.join(data.images) or 'none'} in the data")
+        out.append(
+            f"cameras {', '.join(a.views)} in the model, {', '.join(data.images) or 'none'} in the data"
+        )
     if spec.tasks != ("",) and (new := sorted({data.tasks[i] for i in data.task} - set(spec.tasks))):
-        out.append(f"the instruction {new[0]!r} was never taught to the model, which knows {listed(spec.tasks)}")
+        out.append(
+            f"the instruction {new[0]!r} was never taught to the model, which knows {listed(spec.tasks)}"
+        )
     sizes = {x.shape[1:3] for x in data.images.values()} - {(spec.image_size, spec.image_size)}
     if a.views and sizes:
         h, w = min(sizes)
@@ -159,5 +199,7 @@ def differences(spec: WorldSpec, data: Recorded) -> list[str]:
 def check_fits(spec: WorldSpec, data: Recorded, where: str) -> None:
     """Raise UserError naming what of the data does not fit the model."""
     if bad := differences(spec, data):
-        raise UserError(f"data set {where} does not fit the world model: {'; '.join(bad)}. Take recordings made as those that it "
-                        f"learnt from, or learn another model: robo_rl wm train {where}")
+        raise UserError(
+            f"data set {where} does not fit the world model: {'; '.join(bad)}. Take recordings made as those "
+            f"that it learnt from, or learn another model: robo_rl wm train {where}"
+        )

@@ -1,12 +1,14 @@
 """SynthER: a diffusion model of single transitions, from which replay is topped up.
 
-A row is [s, a, r, s', end], every dimension normalised to mean 0 and std 1; the denoiser and its sampler are those of EDM:
+A row is [s, a, r, s', end], every dimension normalised to mean 0 and std 1; the denoiser and its sampler are
+those of EDM:
 
     D(x; sigma) = c_skip x + c_out F(c_in x; ln(sigma)/4)
     c_skip = d^2/(sigma^2 + d^2),  c_out = sigma d/sqrt(sigma^2 + d^2),  c_in = 1/sqrt(sigma^2 + d^2),  d = 1
     loss = E (sigma^2 + d^2)/(sigma d)^2 |D(y + sigma n; sigma) - y|^2,   ln sigma ~ N(-1.2, 1.2^2)
 
-and Heun's method on the Karras grid, with churn. Samples are clipped to the range of the data; the end is "above 1/2".
+and Heun's method on the Karras grid, with churn. Samples are clipped to the range of the data; the end is
+"above 1/2".
 Only real rows may train it: `Transitions` keeps a source, and `fit` refuses others.
 
 Sources: SynthER (arXiv 2303.06614); EDM (arXiv 2206.00364) table 1, alg. 2.
@@ -30,7 +32,8 @@ Guide = Callable[[Tensor, float, int, int], Tensor]  # (x [B,..,D], sigma, step,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transitions:
-    """M control steps: obs, next_obs float32[M,S], action float32[M,A], reward float32[M], terminated bool[M].
+    """M control steps: obs, next_obs float32[M,S], action float32[M,A], reward float32[M], terminated
+    bool[M].
 
     `source` is "real" or "synthetic": a generator is learnt from real ones alone.
     """
@@ -45,21 +48,29 @@ class Transitions:
     def __post_init__(self) -> None:
         choose("source of transitions", self.source, ("real", "synthetic"))
         m = len(self.obs)
-        shapes = {"action": len(self.action), "reward": len(self.reward), "next_obs": len(self.next_obs),
-                  "terminated": len(self.terminated)}
+        shapes = {
+            "action": len(self.action),
+            "reward": len(self.reward),
+            "next_obs": len(self.next_obs),
+            "terminated": len(self.terminated),
+        }
         for name, n in shapes.items():
             if n != m:
                 raise UserError(f"transitions need one {name} per observation, got {n} for {m}")
         if self.obs.shape != self.next_obs.shape:
-            raise UserError(f"obs and next_obs must have one shape, got {self.obs.shape} and {self.next_obs.shape}")
+            raise UserError(
+                f"obs and next_obs must have one shape, got {self.obs.shape} and {self.next_obs.shape}"
+            )
 
     def __len__(self) -> int:
         return len(self.obs)
 
 
-def of_episodes(state: np.ndarray, action: np.ndarray, reward: np.ndarray, first: np.ndarray, end: np.ndarray) -> Transitions:
-    """Recorded episodes (rows first[e] .. end[e]-1) as transitions; the last step of each has no successor and is left
-    out, so no transition here is terminal."""
+def of_episodes(
+    state: np.ndarray, action: np.ndarray, reward: np.ndarray, first: np.ndarray, end: np.ndarray
+) -> Transitions:
+    """Recorded episodes (rows first[e] .. end[e]-1) as transitions; the last step of each has no successor
+    and is left out, so no transition here is terminal."""
     inner = np.ones(len(state), bool)
     inner[np.asarray(end) - 1] = False
     at = np.flatnonzero(inner)
@@ -68,7 +79,9 @@ def of_episodes(state: np.ndarray, action: np.ndarray, reward: np.ndarray, first
 
 def rows_of(t: Transitions) -> np.ndarray:
     """float32 [M, 2S+A+2]."""
-    return np.concatenate([t.obs, t.action, t.reward[:, None], t.next_obs, t.terminated[:, None]], 1).astype(np.float32)
+    return np.concatenate([t.obs, t.action, t.reward[:, None], t.next_obs, t.terminated[:, None]], 1).astype(
+        np.float32
+    )
 
 
 def transitions_of(rows: np.ndarray, state: int, action: int, source: str = "synthetic") -> Transitions:
@@ -77,7 +90,8 @@ def transitions_of(rows: np.ndarray, state: int, action: int, source: str = "syn
     return Transitions(s, a, r[:, 0], after, end[:, 0] > 0.5, source)
 
 
-# ---- EDM ---------------------------------------------------------------------------------------------------------
+# ---- EDM ---------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, kw_only=True)
 class SynthOptions:
@@ -99,8 +113,16 @@ class SynthOptions:
     churn_noise: float = 1.003
 
     def __post_init__(self) -> None:
-        for name, low, high in (("hidden", 8, 8192), ("layers", 1, 32), ("updates", 0, 10**8), ("batch", 1, 10**6), ("steps", 2, 10**4),
-                                ("rho", 1, 100), ("churn", 0, 1e4), ("churn_noise", 0.5, 2)):
+        for name, low, high in (
+            ("hidden", 8, 8192),
+            ("layers", 1, 32),
+            ("updates", 0, 10**8),
+            ("batch", 1, 10**6),
+            ("steps", 2, 10**4),
+            ("rho", 1, 100),
+            ("churn", 0, 1e4),
+            ("churn_noise", 0.5, 2),
+        ):
             in_range(f"synth.{name}", getattr(self, name), low, high)
         in_range("synth.lr", self.lr, 0, 1, open_low=True)
         in_range("synth.ema", self.ema, 0, 1, open_high=True)
@@ -156,8 +178,13 @@ def noise_levels(o: SynthOptions) -> list[float]:
 
 
 @torch.no_grad()
-def heun(net: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], o: SynthOptions, generator: torch.Generator,
-         guide: "Guide | None" = None) -> Tensor:
+def heun(
+    net: Callable[[Tensor, Tensor], Tensor],
+    shape: tuple[int, ...],
+    o: SynthOptions,
+    generator: torch.Generator,
+    guide: "Guide | None" = None,
+) -> Tensor:
     """EDM's alg. 2; `guide` may add to x after every step but the last."""
     levels = noise_levels(o)
     x = levels[0] * torch.randn(shape, generator=generator)
@@ -165,6 +192,7 @@ def heun(net: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], o: Syn
 
     def slope(x: Tensor, sigma: float) -> Tensor:
         return (x - denoise(net, x, torch.full((len(x),), sigma))) / sigma
+
     for i, (sigma, after) in enumerate(pairwise(levels)):
         if gamma and 0.05 <= sigma <= 50:
             raised = sigma * (1 + gamma)
@@ -183,7 +211,9 @@ def heun(net: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], o: Syn
 class Generator:
     """A learnt distribution of rows [.., D]: the net, the rows' statistics and range."""
 
-    def __init__(self, net: nn.Module, mean: Tensor, std: Tensor, low: Tensor, high: Tensor, options: SynthOptions):
+    def __init__(
+        self, net: nn.Module, mean: Tensor, std: Tensor, low: Tensor, high: Tensor, options: SynthOptions
+    ):
         self.net, self.mean, self.std, self.low, self.high, self.options = net, mean, std, low, high, options
 
     def rows(self, shape: tuple[int, ...], seed: int, guide: "Guide | None" = None) -> np.ndarray:
@@ -192,8 +222,13 @@ class Generator:
         return torch.minimum(torch.maximum(x * self.std + self.mean, self.low), self.high).numpy()
 
 
-def learn(net: nn.Module, rows: Tensor, options: SynthOptions, seed: int = 0,
-          tick: Callable[[int, float], None] = lambda update, loss: None) -> Generator:
+def learn(
+    net: nn.Module,
+    rows: Tensor,
+    options: SynthOptions,
+    seed: int = 0,
+    tick: Callable[[int, float], None] = lambda update, loss: None,
+) -> Generator:
     """Fit `net` to rows [M,...,D] and keep the running average of its weights."""
     flat = rows.flatten(0, -2)
     mean, std = flat.mean(0), flat.std(0)
@@ -209,20 +244,30 @@ def learn(net: nn.Module, rows: Tensor, options: SynthOptions, seed: int = 0,
         opt.step()
         decay = min(options.ema, (1 + n) / (10 + n))
         with torch.no_grad():
-            kernels._foreach_lerp_(list(average.parameters()), [p.detach() for p in net.parameters()], 1 - decay)
+            kernels._foreach_lerp_(
+                list(average.parameters()), [p.detach() for p in net.parameters()], 1 - decay
+            )
         tick(n + 1, float(value.detach()))
     return Generator(average, mean, std, flat.amin(0), flat.amax(0), options)
 
 
-# ---- SynthER -----------------------------------------------------------------------------------------------------
+# ---- SynthER -----------------------------------------------------------------------------------------------
+
 
 class Upsampler:
     """SynthER on real transitions: `sample(n, seed)` gives as many as wanted."""
 
-    def __init__(self, real: Transitions, options: SynthOptions = PLAIN, seed: int = 0,
-                 tick: Callable[[int, float], None] = lambda update, loss: None):
+    def __init__(
+        self,
+        real: Transitions,
+        options: SynthOptions = PLAIN,
+        seed: int = 0,
+        tick: Callable[[int, float], None] = lambda update, loss: None,
+    ):
         if real.source != "real":
-            raise UserError("synthetic transitions must not train the generator that made them: give the real ones")
+            raise UserError(
+                "synthetic transitions must not train the generator that made them: give the real ones"
+            )
         if len(real) < 256:
             raise UserError(f"SynthER needs at least 256 real transitions, got {len(real)}")
         rows = torch.from_numpy(rows_of(real))
@@ -235,20 +280,28 @@ class Upsampler:
     def sample(self, n: int, seed: int, batch: int = 4096) -> Transitions:
         """n synthetic transitions, decided by the seed (and the batch)."""
         dim = 2 * self.state + self.action + 2
-        parts = [self.generator.rows((min(batch, n - k), dim), seed * 1_000_003 + k) for k in range(0, n, batch)]
-        return transitions_of(np.concatenate([np.zeros((0, dim), np.float32), *parts]), self.state, self.action)
+        parts = [
+            self.generator.rows((min(batch, n - k), dim), seed * 1_000_003 + k) for k in range(0, n, batch)
+        ]
+        return transitions_of(
+            np.concatenate([np.zeros((0, dim), np.float32), *parts]), self.state, self.action
+        )
 
 
 def share(total: int, ratio: float) -> int:
-    """How many of a batch of `total` are synthetic: ratio * total, rounded; 0 at ratio 0, all at 1, exactly."""
+    """How many of a batch of `total` are synthetic: ratio * total, rounded; 0 at ratio 0, all at 1,
+    exactly."""
     in_range("synthetic ratio", ratio, 0, 1)
     return round(ratio * total)
 
 
-def mixed(real: Transitions, synthetic: Transitions, batch: int, ratio: float, rng: np.random.Generator) -> Transitions:
+def mixed(
+    real: Transitions, synthetic: Transitions, batch: int, ratio: float, rng: np.random.Generator
+) -> Transitions:
     """A batch with exactly `share(batch, ratio)` synthetic rows after the real ones.
 
-    At ratio 0 it draws from `rng` what sampling the real ones alone draws, so the run is the base agent's exactly.
+    At ratio 0 it draws from `rng` what sampling the real ones alone draws, so the run is the base agent's
+    exactly.
     """
     k = share(batch, ratio)
     parts = [(real, rng.integers(0, len(real), batch - k))] if k < batch else []
@@ -259,21 +312,31 @@ def mixed(real: Transitions, synthetic: Transitions, batch: int, ratio: float, r
 
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(t, name)[i] for t, i in parts])
-    return Transitions(*(joined(n) for n in ("obs", "action", "reward", "next_obs", "terminated")), source="synthetic" if k else "real")
+
+    return Transitions(
+        *(joined(n) for n in ("obs", "action", "reward", "next_obs", "terminated")),
+        source="synthetic" if k else "real",
+    )
 
 
 def dynamics_error(made: Transitions, near: Transitions, scale: np.ndarray) -> float:
-    """Mean distance of made (s, a, s') to the closest real one in units of `scale` [2S+A]: a check that needs no simulator."""
-    a, b = (torch.from_numpy(np.concatenate([t.obs, t.action, t.next_obs], 1) / scale).float() for t in (made, near))
+    """Mean distance of made (s, a, s') to the closest real one in units of `scale` [2S+A]: a check that needs
+    no simulator."""
+    a, b = (
+        torch.from_numpy(np.concatenate([t.obs, t.action, t.next_obs], 1) / scale).float()
+        for t in (made, near)
+    )
     return float(torch.cdist(a, b).amin(1).mean() / math.sqrt(a.shape[1]))
 
 
 def quality(made: Transitions, real: Transitions, most: int = 4000, seed: int = 0) -> dict[str, float]:
-    """How like real transitions made ones are, as three figures that are 0 where they are the same distribution's.
+    """How like real transitions made ones are, as three figures that are 0 where they are the same
+    distribution's.
 
-    marginals: mean over [s, a, r, s'] of Wasserstein's distance in units of the real std; correlations: mean absolute difference of
-    their off-diagonal entries; dynamics: root mean square of s' less what ridge regression on (s, a) with squares and products of the
-    real ones says, over that of the real ones, less 1 (s' - s in units of its std).
+    marginals: mean over [s, a, r, s'] of Wasserstein's distance in units of the real std; correlations: mean
+    absolute difference of their off-diagonal entries; dynamics: root mean square of s' less what ridge
+    regression on (s, a) with squares and products of the real ones says, over that of the real ones, less 1
+    (s' - s in units of its std).
     """
     rng = np.random.default_rng([seed, 79])
     a, b = (rows_of(t)[rng.permutation(len(t))[:most], :-1] for t in (made, real))
@@ -286,12 +349,16 @@ def quality(made: Transitions, real: Transitions, most: int = 4000, seed: int = 
     differ = np.abs(np.corrcoef(a[:, both].T) - np.corrcoef(b[:, both].T))[off]
     held, taught = np.split(rng.permutation(len(real)), [len(real) // 5])
     law = dynamics_law(real, taught)
-    return {"marginals": float((far / np.where(moves, std, 1))[moves].mean()), "correlations": float(differ.mean()),
-            "dynamics": law(made, rng.permutation(len(made))[:most]) / max(law(real, held[:most]), 1e-9) - 1}
+    return {
+        "marginals": float((far / np.where(moves, std, 1))[moves].mean()),
+        "correlations": float(differ.mean()),
+        "dynamics": law(made, rng.permutation(len(made))[:most]) / max(law(real, held[:most]), 1e-9) - 1,
+    }
 
 
 def dynamics_law(t: Transitions, rows: np.ndarray) -> Callable[[Transitions, np.ndarray], float]:
-    """Learn s' - s from `rows` of t by ridge regression on (s, a) with squares and products -> (transitions, rows) to its error."""
+    """Learn s' - s from `rows` of t by ridge regression on (s, a) with squares and products -> (transitions,
+    rows) to its error."""
     x = np.concatenate([t.obs, t.action], 1)[rows].astype(np.float64)
     change = (t.next_obs - t.obs)[rows].astype(np.float64)
     mean, std = x.mean(0), np.maximum(x.std(0), 1e-6)
@@ -302,18 +369,23 @@ def dynamics_law(t: Transitions, rows: np.ndarray) -> Callable[[Transitions, np.
         z = ((x - mean) / std).clip(-5, 5)
         i, j = np.triu_indices(z.shape[1])
         return np.concatenate([z, z[:, i] * z[:, j], np.ones((len(z), 1))], 1)
+
     d = design(x)
-    weight = np.linalg.solve(d.T @ d + 1e-3 * len(d) * np.eye(d.shape[1]), d.T @ (change[:, used] / scale[used]))
+    weight = np.linalg.solve(
+        d.T @ d + 1e-3 * len(d) * np.eye(d.shape[1]), d.T @ (change[:, used] / scale[used])
+    )
 
     def error(other: Transitions, rows: np.ndarray) -> float:
         x = np.concatenate([other.obs, other.action], 1)[rows].astype(np.float64)
         y = (other.next_obs - other.obs)[rows][:, used] / scale[used]
         return float(np.sqrt(np.square(design(x) @ weight - y).mean()))
+
     return error
 
 
 def fill(replay, t: Transitions, source: int = 0) -> None:
-    """Put transitions into a `robo_rl.replay.Replay` of states as episodes of one step each, `replay.lanes` at a time.
+    """Put transitions into a `robo_rl.replay.Replay` of states as episodes of one step each, `replay.lanes`
+    at a time.
 
     Where t is not terminal the step's value goes on from next_obs, as after a time limit.
     """

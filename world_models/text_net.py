@@ -1,8 +1,9 @@
-"""A small transformer that reads tokens in any order and writes tokens one after the other (prefix language model).
+"""A small transformer that reads tokens in any order and writes tokens one after the other (prefix language
+model).
 
-Axes: `B` texts, `P` places read, `W` tokens of each, `L` tokens written, `V` tokens known, `D` channels. A token is a sentence, a word of a
-command or a mark: its embedding is the sum of those of its words and one of its own, and written tokens are scored by the same embeddings
-(tied). A place is the sum of its tokens.
+Axes: `B` texts, `P` places read, `W` tokens of each, `L` tokens written, `V` tokens known, `D` channels. A
+token is a sentence, a word of a command or a mark: its embedding is the sum of those of its words and one of
+its own, and written tokens are scored by the same embeddings (tied). A place is the sum of its tokens.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Cache = list[tuple[Tensor, Tensor]]  # of every block: keys and values [B,heads,P + L,D/heads], filled as far as was read and written
+# of every block: keys and values [B,heads,P + L,D/heads], filled as far as was read and written
+Cache = list[tuple[Tensor, Tensor]]
 
 
 def bag_of_words(tokens: Sequence[str]) -> Tensor:
-    """float32[V,W]: how often each of the W words stands in each token, over the root of the number of its words."""
+    """float32[V,W]: how often each of the W words stands in each token, over the root of the number of its
+    words."""
     words = sorted({w for t in tokens for w in t.split()})
     out = torch.zeros(len(tokens), len(words))
     for row, t in zip(out, tokens, strict=True):
@@ -34,14 +37,16 @@ class SentenceBlock(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor, mask: Tensor, past: "tuple[Tensor, Tensor] | None" = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """x [B,n,D], mask bool[B or 1,1,n,m] where True may be looked at -> (x, its keys and values). With a cache `past` x is the m-th
-        token, and its key and value are put there."""
+    def forward(
+        self, x: Tensor, mask: Tensor, past: "tuple[Tensor, Tensor] | None" = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x [B,n,D], mask bool[B or 1,1,n,m] where True may be looked at -> (x, its keys and values). With a
+        cache `past` x is the m-th token, and its key and value are put there."""
         b, n, d = x.shape
         q, k, v = self.qkv(self.norms[0](x)).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         if past is not None:
             m = mask.shape[-1]
-            past[0][:, :, m - 1:m], past[1][:, :, m - 1:m] = k, v
+            past[0][:, :, m - 1 : m], past[1][:, :, m - 1 : m] = k, v
             k, v = past[0][:, :, :m], past[1][:, :, :m]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         x = x + self.out(y.transpose(1, 2).reshape(b, n, d))
@@ -49,11 +54,22 @@ class SentenceBlock(nn.Module):
 
 
 class PrefixTransformer(nn.Module):
-    """V tokens with the words `tokens`; `roles` kinds of places to read from, `length` tokens to write at most. Token `pad` is none."""
+    """V tokens with the words `tokens`; `roles` kinds of places to read from, `length` tokens to write at
+    most. Token `pad` is none."""
 
     bag: Tensor
 
-    def __init__(self, tokens: Sequence[str], pad: int, roles: int, length: int, width: int, depth: int, heads: int, seed: int):
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        pad: int,
+        roles: int,
+        length: int,
+        width: int,
+        depth: int,
+        heads: int,
+        seed: int,
+    ):
         super().__init__()
         self.pad, self.length = pad, length
         with torch.random.fork_rng(devices=[]):
@@ -74,9 +90,16 @@ class PrefixTransformer(nn.Module):
         return self.score(self.norm(x)) @ table.T * x.shape[-1] ** -0.5
 
     def forward(self, read: Tensor, roles: Tensor, written: Tensor) -> Tensor:
-        """Logits [B,L,V] of the token after each of `written` int64[B,L]; read int64[B,P,W], roles int64[P]."""
+        """Logits [B,L,V] of the token after each of `written` int64[B,L]; read int64[B,P,W], roles
+        int64[P]."""
         table, p, n = self.table(), read.shape[1], written.shape[1]
-        x = torch.cat([F.embedding(read, table).sum(2) + self.role[roles], F.embedding(written, table) + self.place[:n]], 1)
+        x = torch.cat(
+            [
+                F.embedding(read, table).sum(2) + self.role[roles],
+                F.embedding(written, table) + self.place[:n],
+            ],
+            1,
+        )
         mask = torch.ones(p + n, p + n, dtype=torch.bool, device=x.device).tril()
         mask[:p, :p] = True
         there = torch.cat([(read != self.pad).any(2), torch.ones_like(written, dtype=torch.bool)], 1)
@@ -93,9 +116,10 @@ class PrefixTransformer(nn.Module):
         return cache, F.pad(there, (0, self.length), value=True)
 
     def write(self, token: Tensor, at: int, cache: Cache, there: Tensor, table: Tensor) -> Tensor:
-        """Logits [B,V] of what follows `token` int64[B], the `at`-th that is written; the cache gets longer by it."""
+        """Logits [B,V] of what follows `token` int64[B], the `at`-th that is written; the cache gets longer
+        by it."""
         x = (F.embedding(token, table) + self.place[at])[:, None]
-        mask = there[:, None, None, :there.shape[1] - self.length + at + 1]
+        mask = there[:, None, None, : there.shape[1] - self.length + at + 1]
         for block, past in zip(self.blocks, cache, strict=True):
             x, _ = block(x, mask, past)
         return self.scores(x[:, 0], table)

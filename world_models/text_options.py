@@ -44,14 +44,20 @@ class TextFitOptions:
     """Share of a batch that teaches it to write what is wanted in a room."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("updates", 1, 10**8), ("batch", 2, 10**6), ("weight_decay", 0, 1), ("tasks", 0, 0.9)):
+        for name, low, high in (
+            ("updates", 1, 10**8),
+            ("batch", 2, 10**6),
+            ("weight_decay", 0, 1),
+            ("tasks", 0, 0.9),
+        ):
             in_range(f"fit.{name}", getattr(self, name), low, high)
         in_range("fit.lr", self.lr, 0, 1, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(WorldModelConfig):
-    """Learn an experience model of a task in words (DreamGym) from recorded episodes, for example of --sim sims.words:make."""
+    """Learn an experience model of a task in words (DreamGym) from recorded episodes, for example of --sim
+    sims.words:make."""
 
     kind: str = "text"
     net: TextOptions = field(default_factory=TextOptions)

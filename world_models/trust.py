@@ -1,7 +1,8 @@
 """How far a world model can be trusted, as pure statistics of what it predicted and what really happened.
 
-Axes: `B` windows (episodes), `T` control steps, `S` state, `A` action, `P` policies, `N` starts. Nothing here runs a
-model: the caller gives the numbers. Intervals are two-sided at `level` and describe the spread over episodes or starts.
+Axes: `B` windows (episodes), `T` control steps, `S` state, `A` action, `P` policies, `N` starts. Nothing here
+runs a model: the caller gives the numbers. Intervals are two-sided at `level` and describe the spread over
+episodes or starts.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ HORIZONS = (1, 2, 4, 8, 16, 32, 64)
 FINE = 0.25  # cycles per pixel: half of what a picture can show
 
 
-# ---- open-loop error ---------------------------------------------------------------------------------------------
+# ---- open-loop error ---------------------------------------------------------------------------------------
+
 
 def state_error(predicted: np.ndarray, true: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Root mean square over the state of (predicted - true)/scale: [B,T,S], [B,T,S], [S] -> [B,T].
@@ -32,24 +34,33 @@ def state_error(predicted: np.ndarray, true: np.ndarray, scale: np.ndarray) -> n
 
 
 def image_error(predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Root mean square over pixels of frames uint8 [B,T,h,w,3], in units of the full range (0..1) -> [B,T]."""
+    """Root mean square over pixels of frames uint8 [B,T,h,w,3], in units of the full range (0..1) ->
+    [B,T]."""
     d = predicted.astype(np.float32) - true.astype(np.float32)
     return np.sqrt(np.square(d).mean((-3, -2, -1))) / 255
 
 
 def fine_detail(predicted: np.ndarray, true: np.ndarray, seen: np.ndarray) -> dict[int, dict[str, float]]:
-    """How sharp frames uint8 [B,T,h,w,3] are, where seen [B,T]: of the brightness that varies faster than FINE cycles per pixel, its
-    energy in the predicted frames and the energy of their error, both as shares of that in the true frames, by horizon.
+    """How sharp frames uint8 [B,T,h,w,3] are, where seen [B,T]: of the brightness that varies faster than
+    FINE cycles per pixel, its energy in the predicted frames and the energy of their error, both as shares of
+    that in the true frames, by horizon.
 
-    Exact frames have energy 1 and error 0, soft ones energy and error below 1, sharp ones in a wrong place 1 and up to 2.
+    Exact frames have energy 1 and error 0, soft ones energy and error below 1, sharp ones in a wrong place 1
+    and up to 2.
     """
     fast = np.hypot(*np.meshgrid(*(np.fft.fftfreq(n) for n in true.shape[2:4]), indexing="ij")) >= FINE
     out = {}
     for h in (h for h in HORIZONS if h <= true.shape[1] and seen[:, h - 1].any()):
-        p, t = (np.fft.fft2(x[seen[:, h - 1], h - 1].astype(np.float32).mean(-1))[:, fast] for x in (predicted, true))
+        p, t = (
+            np.fft.fft2(x[seen[:, h - 1], h - 1].astype(np.float32).mean(-1))[:, fast]
+            for x in (predicted, true)
+        )
         whole = float(np.square(np.abs(t)).sum())
         if whole > 0:
-            out[h] = {"energy": float(np.square(np.abs(p)).sum()) / whole, "error": float(np.square(np.abs(p - t)).sum()) / whole}
+            out[h] = {
+                "energy": float(np.square(np.abs(p)).sum()) / whole,
+                "error": float(np.square(np.abs(p - t)).sum()) / whole,
+            }
     return out
 
 
@@ -58,9 +69,11 @@ def hold_last(start: np.ndarray, steps: int) -> np.ndarray:
     return np.repeat(start[:, None], steps, 1)
 
 
-def by_horizon(error: np.ndarray, valid: np.ndarray, horizons: Sequence[int] = HORIZONS,
-               level: float = 0.95) -> dict[int, Interval]:
-    """Mean error at each horizon (its T index + 1) over the windows that last so long, with its bootstrap interval.
+def by_horizon(
+    error: np.ndarray, valid: np.ndarray, horizons: Sequence[int] = HORIZONS, level: float = 0.95
+) -> dict[int, Interval]:
+    """Mean error at each horizon (its T index + 1) over the windows that last so long, with its bootstrap
+    interval.
 
     error, valid [B,T]; a horizon that fewer than two windows reach is left out.
     """
@@ -76,11 +89,13 @@ def apart(better: dict[int, Interval], worse: dict[int, Interval]) -> dict[int, 
     return {h: better[h].high < worse[h].low for h in better if h in worse}
 
 
-# ---- does the arm go where it is commanded -----------------------------------------------------------------------
+# ---- does the arm go where it is commanded -----------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Linear response of real motion to commands: moved [S] ~ bias + commands [A] @ weight, with its R^2 [S]."""
+    """Linear response of real motion to commands: moved [S] ~ bias + commands [A] @ weight, with its R^2
+    [S]."""
 
     weight: np.ndarray
     bias: np.ndarray
@@ -88,7 +103,8 @@ class Response:
 
 
 def respond(commands: np.ndarray, moved: np.ndarray, ridge: float = 1e-6) -> Response:
-    """Least squares of `moved` [B,S] (state after minus before) on `commands` [B,A] (actions summed over the chunk)."""
+    """Least squares of `moved` [B,S] (state after minus before) on `commands` [B,A] (actions summed over the
+    chunk)."""
     c0, m0 = commands.mean(0), moved.mean(0)
     c, m = commands - c0, moved - m0
     weight = np.linalg.solve(c.T @ c + ridge * len(c) * np.eye(c.shape[1]), c.T @ m)
@@ -97,12 +113,16 @@ def respond(commands: np.ndarray, moved: np.ndarray, ridge: float = 1e-6) -> Res
     return Response(weight, m0 - c0 @ weight, 1 - rest / np.where(total > 0, total, np.inf))
 
 
-def following(response: Response, commands: np.ndarray, moved: np.ndarray, least: float = 0.5) -> tuple[float, float]:
-    """(correlation, gain) of the model's motion `moved` [B,S] with the motion that `commands` [B,A] really cause.
+def following(
+    response: Response, commands: np.ndarray, moved: np.ndarray, least: float = 0.5
+) -> tuple[float, float]:
+    """(correlation, gain) of the model's motion `moved` [B,S] with the motion that `commands` [B,A] really
+    cause.
 
     Give it commands the recorded episodes did NOT take (shuffled ones): a model that replays what usually
-    happens then scores 0, one that obeys scores 1 with gain 1. Only dimensions that commands explain in reality
-    (R^2 >= least) count; nan, nan if there is none. Gain is the least-squares slope of motion on expected motion.
+    happens then scores 0, one that obeys scores 1 with gain 1. Only dimensions that commands explain in
+    reality (R^2 >= least) count; nan, nan if there is none. Gain is the least-squares slope of motion on
+    expected motion.
     """
     used = response.r2 >= least
     if not used.any():
@@ -115,7 +135,8 @@ def following(response: Response, commands: np.ndarray, moved: np.ndarray, least
     return float(correlation.mean()), float((x * y).mean(0).mean())
 
 
-# ---- reward, success ---------------------------------------------------------------------------------------------
+# ---- reward, success ---------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
@@ -151,7 +172,8 @@ def confusion(predicted: np.ndarray, true: np.ndarray) -> Confusion:
     return Confusion(int((p & t).sum()), int((p & ~t).sum()), int((~p & t).sum()), int((~p & ~t).sum()))
 
 
-# ---- ranking policies --------------------------------------------------------------------------------------------
+# ---- ranking policies --------------------------------------------------------------------------------------
+
 
 def ranks(x: np.ndarray) -> np.ndarray:
     """1-based ranks [n]; equal values share the mean of theirs."""
@@ -168,7 +190,8 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's rank correlation: Pearson's of the mean ranks (right with ties); nan if either is constant."""
+    """Spearman's rank correlation: Pearson's of the mean ranks (right with ties); nan if either is
+    constant."""
     return pearson(ranks(np.asarray(x, float)), ranks(np.asarray(y, float)))
 
 
@@ -198,9 +221,11 @@ def mean_max_rank_violation(model: np.ndarray, real: np.ndarray) -> float:
     return float((wrong * np.abs(r[:, None] - r[None])).max(1).mean())
 
 
-def spearman_interval(model: np.ndarray, real: np.ndarray, level: float = 0.95, resamples: int = 1000,
-                      seed: int = 0) -> Interval:
-    """Spearman of the rows' means of 0/1 `model`, `real` [P,N] with the bootstrap interval over the shared N starts."""
+def spearman_interval(
+    model: np.ndarray, real: np.ndarray, level: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> Interval:
+    """Spearman of the rows' means of 0/1 `model`, `real` [P,N] with the bootstrap interval over the shared N
+    starts."""
     rng = np.random.default_rng(seed)
     n, out = model.shape[1], []
     for _ in range(resamples):
@@ -209,10 +234,17 @@ def spearman_interval(model: np.ndarray, real: np.ndarray, level: float = 0.95, 
     return _percentiles(spearman(model.mean(1), real.mean(1)), np.array(out), level)
 
 
-def spearman_to_counts(model: np.ndarray, successes: np.ndarray, episodes: np.ndarray, level: float = 0.95, resamples: int = 1000,
-                       seed: int = 0) -> Interval:
-    """Spearman of the means of 0/1 `model` [P,N] with real rates successes/episodes [P] of other starts; interval: the N starts of the
-    model drawn again, and the real counts as binomials with the rate (successes + 1/2)/(episodes + 1)."""
+def spearman_to_counts(
+    model: np.ndarray,
+    successes: np.ndarray,
+    episodes: np.ndarray,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """Spearman of the means of 0/1 `model` [P,N] with real rates successes/episodes [P] of other starts;
+    interval: the N starts of the model drawn again, and the real counts as binomials with the rate (successes
+    + 1/2)/(episodes + 1)."""
     rng, n, out = np.random.default_rng(seed), model.shape[1], []
     rate = (successes + 0.5) / (episodes + 1)
     for _ in range(resamples):
@@ -230,11 +262,13 @@ def _percentiles(value: float, drawn: np.ndarray, level: float) -> Interval:
     return Interval(value, float(low), float(high))
 
 
-# ---- model success against real success --------------------------------------------------------------------------
+# ---- model success against real success --------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Model success minus real success of one policy; `alarm`: surely beyond the tolerance, `side`: over or under (empty: neither)."""
+    """Model success minus real success of one policy; `alarm`: surely beyond the tolerance, `side`: over or
+    under (empty: neither)."""
 
     name: str
     model: float
@@ -245,8 +279,8 @@ class Gap:
 
 
 def judge_gap(name: str, model: float, real: float, gap: Interval, tolerance: float) -> Gap:
-    """The alarm fires where the interval of the gap lies above `tolerance` (the policy exploits the model) or below its negative (the
-    model underrates it, and would have it thrown away)."""
+    """The alarm fires where the interval of the gap lies above `tolerance` (the policy exploits the model) or
+    below its negative (the model underrates it, and would have it thrown away)."""
     side = "over" if gap.low > tolerance else "under" if gap.high < -tolerance else ""
     return Gap(name, model, real, gap, bool(side), side)
 
@@ -256,30 +290,52 @@ def check_tolerance(tolerance: float) -> None:
         raise UserError(f"tolerance must be in [0, 1), got {tolerance!r}")
 
 
-def gaps(names: Sequence[str], model: np.ndarray, real: np.ndarray, tolerance: float = 0.15, level: float = 0.95) -> list[Gap]:
+def gaps(
+    names: Sequence[str], model: np.ndarray, real: np.ndarray, tolerance: float = 0.15, level: float = 0.95
+) -> list[Gap]:
     """One `Gap` per policy from 0/1 outcomes `model`, `real` [P,N] on the same starts.
 
-    The intervals are widened for P looks (Bonferroni), so a model without bias rings in at most 1 - level of the evaluations.
+    The intervals are widened for P looks (Bonferroni), so a model without bias rings in at most 1 - level of
+    the evaluations.
     """
     check_tolerance(tolerance)
     each = 1 - (1 - level) / max(len(names), 1)
-    return [judge_gap(n, float(np.mean(m)), float(np.mean(r)), paired_difference(m, r, each), tolerance)
-            for n, m, r in zip(names, model, real, strict=True)]
+    return [
+        judge_gap(n, float(np.mean(m)), float(np.mean(r)), paired_difference(m, r, each), tolerance)
+        for n, m, r in zip(names, model, real, strict=True)
+    ]
 
 
-def gaps_to_counts(names: Sequence[str], model: np.ndarray, successes: np.ndarray, episodes: np.ndarray, tolerance: float = 0.15,
-                   level: float = 0.95) -> list[Gap]:
-    """The same against counts of a robot: 0/1 outcomes `model` [P,N], successes and episodes int[P] on other starts."""
+def gaps_to_counts(
+    names: Sequence[str],
+    model: np.ndarray,
+    successes: np.ndarray,
+    episodes: np.ndarray,
+    tolerance: float = 0.15,
+    level: float = 0.95,
+) -> list[Gap]:
+    """The same against counts of a robot: 0/1 outcomes `model` [P,N], successes and episodes int[P] on other
+    starts."""
     check_tolerance(tolerance)
     each = 1 - (1 - level) / max(len(names), 1)
-    return [judge_gap(n, float(np.mean(m)), k / e, unpaired_difference(int(np.sum(m)), len(m), int(k), int(e), each), tolerance)
-            for n, m, k, e in zip(names, model, successes, episodes, strict=True)]
+    return [
+        judge_gap(
+            n,
+            float(np.mean(m)),
+            k / e,
+            unpaired_difference(int(np.sum(m)), len(m), int(k), int(e), each),
+            tolerance,
+        )
+        for n, m, k, e in zip(names, model, successes, episodes, strict=True)
+    ]
 
 
-# ---- uncertainty -------------------------------------------------------------------------------------------------
+# ---- uncertainty -------------------------------------------------------------------------------------------
+
 
 def auroc(score: np.ndarray, positive: np.ndarray) -> float:
-    """P(score of a positive > score of a negative), ties counted half (Mann-Whitney); nan without both classes."""
+    """P(score of a positive > score of a negative), ties counted half (Mann-Whitney); nan without both
+    classes."""
     s, y = np.asarray(score, float).ravel(), np.asarray(positive, bool).ravel()
     a, b = int(y.sum()), int((~y).sum())
     if not a or not b:
@@ -300,7 +356,9 @@ def reliability(predicted: np.ndarray, actual: np.ndarray, bins: int = 10) -> li
     """Mean prediction against mean outcome in `bins` bins of equal count, in the order of the prediction."""
     p, a = np.asarray(predicted, float).ravel(), np.asarray(actual, float).ravel()
     order = np.argsort(p, kind="stable")
-    return [Bin(float(p[i].mean()), float(a[i].mean()), len(i)) for i in np.array_split(order, bins) if len(i)]
+    return [
+        Bin(float(p[i].mean()), float(a[i].mean()), len(i)) for i in np.array_split(order, bins) if len(i)
+    ]
 
 
 def calibration_error(table: Sequence[Bin]) -> float:
@@ -310,7 +368,8 @@ def calibration_error(table: Sequence[Bin]) -> float:
 
 
 def minimum_starts(gap: float, tolerance: float, policies: int = 1, level: float = 0.95) -> int:
-    """About how many starts let an alarm at `tolerance` see a true gap of `gap` (worst variance, 50 % power)."""
+    """About how many starts let an alarm at `tolerance` see a true gap of `gap` (worst variance, 50 %
+    power)."""
     if gap <= tolerance:
         raise UserError(f"a gap of {gap:g} never passes a tolerance of {tolerance:g}")
     z = NormalDist().inv_cdf(1 - (1 - level) / (2 * policies))

@@ -6,19 +6,33 @@ GOOD_RANK = 0.7  # lower end of Spearman's interval
 
 
 def verdict(doc: dict) -> str:
-    """What the model may be used for, the first thing that speaks against more, and the recording that would help most."""
+    """What the model may be used for, the first thing that speaks against more, and the recording that would
+    help most."""
     if not doc["finite"]:
-        return "Do not use this model: it predicts numbers that are not finite; train it again with a smaller --fit.lr."
+        return (
+            "Do not use this model: it predicts numbers that are not finite; train it again with a "
+            "smaller --fit.lr."
+        )
     good = [int(h) for h, best in doc["baselines"]["best"].items() if best["better"]]
     if not good:
         names = dict.fromkeys(best["name"] for best in doc["baselines"]["best"].values())
-        return (f"Do not use this model: at no horizon is it surely better than {' or '.join(names) or 'standing still'}; record more "
-                "episodes of the same kind, or train it longer.")
+        return (
+            "Do not use this model: at no horizon is it surely better than "
+            f"{' or '.join(names) or 'standing still'}; record more episodes of the same kind, or train it "
+            "longer."
+        )
     use = f"Surely better than every simple predictor after {listed(good)} step{'s' if good != [1] else ''}"
     against, record = objections(doc)
-    use += f", and it ranks {doc['ranking']['policies']} policies as the {doc['ranking']['real']} does" if ranks_well(doc) else ""
+    use += (
+        f", and it ranks {doc['ranking']['policies']} policies as the {doc['ranking']['real']} does"
+        if ranks_well(doc)
+        else ""
+    )
     if not against:
-        return f"{use}; nothing measured speaks against using it, and more episodes of the policies that it shall judge help most."
+        return (
+            f"{use}; nothing measured speaks against using it, and more episodes of the policies that it "
+            "shall judge help most."
+        )
     return f"{use}, but {against[0]}{more(against)}; record {record[0]} next."
 
 
@@ -37,33 +51,48 @@ def objections(doc: dict) -> tuple[list[str], list[str]]:
 
     def add(said: str, record: str) -> None:
         found.append((said, record))
+
     alarm, unlike, s = doc.get("alarm", {}), doc.get("probe", {}).get("alarm", {}), doc["success"]
     overrated = [x for x in doc.get("probe", {}).get("searches", ()) if x.get("side") == "over"]
     if over := alarm.get("over"):
         add(f"it overrates {listed(over)}", f"episodes of {over[0]}")
     if overrated:
         search = max(overrated, key=lambda x: x["gap"]["value"])
-        add(f"a search found a policy that succeeds in {100 * search['model']:.0f} % of episodes in it and in "
-            f"{100 * search['real']:.0f} % for real", "failures: episodes of policies that it overrates")
+        add(
+            f"a search found a policy that succeeds in {100 * search['model']:.0f} % of episodes in it and "
+            f"in {100 * search['real']:.0f} % for real",
+            "failures: episodes of policies that it overrates",
+        )
     if under := alarm.get("under"):
         add(f"it underrates {listed(under)}", f"episodes of {under[0]}, the successful ones above all")
     for side, words in (("over", "failures"), ("under", "successes")):
         if names := unlike.get(side):
-            add(f"it {side}rates policies unlike the data ({listed(names)})", f"{words} of policies unlike the recorded ones")
+            add(
+                f"it {side}rates policies unlike the data ({listed(names)})",
+                f"{words} of policies unlike the recorded ones",
+            )
     if broken := doc["uncertainty"]["bound"]["broken"]:
-        add(f"its bound on the error covers less than it promises after {listed(broken)} steps",
-            "episodes like these ones, and learn from them too")
+        add(
+            f"its bound on the error covers less than it promises after {listed(broken)} steps",
+            "episodes like these ones, and learn from them too",
+        )
     if s["tp"] + s["fn"] and s["recall"] < GOOD_RECALL:
         add(f"it misses {s['fn']} of {s['tp'] + s['fn']} successes", "more successful episodes")
     if s["tp"] + s["fp"] and s["precision"] < GOOD_PRECISION:
         add(f"{s['fp']} of its {s['tp'] + s['fp']} successes are none", "failures that end near success")
     f = doc["following"]["correlation"]
     if f is not None and f < GOOD_FOLLOWING:
-        add(f"it follows commands with a correlation of {f:.2f} only", "episodes with noise on the actions (--noise 0.6)")
+        add(
+            f"it follows commands with a correlation of {f:.2f} only",
+            "episodes with noise on the actions (--noise 0.6)",
+        )
     if doc.get("ranking", {}).get("policies", 0) > 1 and not ranks_well(doc):
         add("its ranking of policies is not certain", "episodes of policies of every quality")
     if broken := doc.get("probe", {}).get("unlike", {}).get("bound", {}).get("broken"):
-        add(f"off the data its bound fails after {listed(broken)} steps", "episodes of random policies (--policy random)")
+        add(
+            f"off the data its bound fails after {listed(broken)} steps",
+            "episodes of random policies (--policy random)",
+        )
     return [a for a, _ in found], [r for _, r in found]
 
 

@@ -1,26 +1,32 @@
-"""Camera frames as a flow over short chunks: all views of the next C frames at once, from frames before them, the arm's motion,
-the actions and the words of the instruction.
+"""Camera frames as a flow over short chunks: all views of the next C frames at once, from frames before them,
+the arm's motion, the actions and the words of the instruction.
 
-The arm's own state is rolled out by a small ensemble (`world_models.latent`); the frames are a flow over the change of
-every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels, divided by what the arm's motion makes of it:
+The arm's own state is rolled out by a small ensemble (`world_models.latent`); the frames are a flow over the
+change of every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels, divided by what the
+arm's motion makes of it:
 
-    x_t = (1-t) y + t eps,   f(x_t, t; frames before, states, actions) -> y^,   loss = |y^ - y|^2                   (1)
-    x <- y^ + (t'/t) (x - y^),   t = 1 .. 0 in K Euler steps (the step of `robo_rl.sampling`, v = (x - y^)/t)        (2)
-    then, k = 1 .. R:   z = (1-s_k) y + s_k eps,   y = f(z, s_k),   s_k = sigma^(k/R)                               (3)
+    x_t = (1-t) y + t eps,   f(x_t, t; frames before, states, actions) -> y^,   loss = |y^ - y|^2
+                             (1)
+    x <- y^ + (t'/t) (x - y^),   t = 1 .. 0 in K Euler steps (the step of `robo_rl.sampling`, v = (x - y^)/t)
+                                 (2)
+    then, k = 1 .. R:   z = (1-s_k) y + s_k eps,   y = f(z, s_k),   s_k = sigma^(k/R)
+                        (3)
 
-The net moves and paints: y^ = warped + share (seen - warped) - last frame, warped being the last frame along a displacement of
-every 2 x 2 pixels, share and what is seen there per pixel (masks and motion as in Finn et al. 2016, arXiv 1605.07157), so that
-it need not paint what only moves. It is given (1-t) x_t: at t = 1 that is nothing at all, so
-K = 1, R = 0 is the one-step regression model, without any randomness. (3) is PDE-Refiner (arXiv 2308.05732, eq. 5-8)
-on this model's own noise levels, with y^ predicted, not eps.
-Fewer than C actions are made a chunk by repeating the last, in learning too (`video_fit`), so an env may step one by one.
-The frames before are the last `history` ones and `memory` ones of longer ago, one in `stride` steps; where an episode is
-younger than that, its first. In learning they carry noise, whose level the net is told (GameNGen, arXiv 2408.14837), and a
-share of them are the model's own. Reward, success and end are told from the frame and state after a step and its action
-(`after` False, as in models of before: from those before it), by heads learnt on frames of the model's own (`video_heads`).
-Uncertainty is that of the ensemble, and the greatest error of a frame, in std of its pixels, that a network expects so far.
+The net moves and paints: y^ = warped + share (seen - warped) - last frame, warped being the last frame along
+a displacement of every 2 x 2 pixels, share and what is seen there per pixel (masks and motion as in Finn et
+al. 2016, arXiv 1605.07157), so that it need not paint what only moves. It is given (1-t) x_t: at t = 1 that
+is nothing at all, so K = 1, R = 0 is the one-step regression model, without any randomness. (3) is
+PDE-Refiner (arXiv 2308.05732, eq. 5-8) on this model's own noise levels, with y^ predicted, not eps.
+Fewer than C actions are made a chunk by repeating the last, in learning too (`video_fit`), so an env may step
+one by one. The frames before are the last `history` ones and `memory` ones of longer ago, one in `stride`
+steps; where an episode is younger than that, its first. In learning they carry noise, whose level the net is
+told (GameNGen, arXiv 2408.14837), and a share of them are the model's own. Reward, success and end are told
+from the frame and state after a step and its action (`after` False, as in models of before: from those before
+it), by heads learnt on frames of the model's own (`video_heads`). Uncertainty is that of the ensemble, and
+the greatest error of a frame, in std of its pixels, that a network expects so far.
 
-Departures: own convolutional net instead of parts of `diffusers` (the same blocks, a fifth of the import, runs without it).
+Departures: own convolutional net instead of parts of `diffusers` (the same blocks, a fifth of the import,
+runs without it).
 """
 
 from collections.abc import Callable, Mapping
@@ -77,18 +83,23 @@ class ConvBlock(nn.Module):
 
 
 class Net(nn.Module):
-    """Of f in (1): noisy change [B,V C 48,g,g], frames before [B,F V 48,g,g], condition [B,c] -> what is to be seen
-    [B,C,V,3,16,g,g], how much of it [B,C,V,1,16,g,g]: a hand that leaves is painted over by what lies behind it, and how far away
-    what is there now was [B,C,V,8,g,g], x and y of four quarters of a patch (None without `warp`)."""
+    """Of f in (1): noisy change [B,V C 48,g,g], frames before [B,F V 48,g,g], condition [B,c] -> what is to
+    be seen [B,C,V,3,16,g,g], how much of it [B,C,V,1,16,g,g]: a hand that leaves is painted over by what lies
+    behind it, and how far away what is there now was [B,C,V,8,g,g], x and y of four quarters of a patch (None
+    without `warp`)."""
 
     def __init__(self, views: int, grid: int, options: VideoOptions, inputs: int):
         super().__init__()
         w, frames, before = options.width, 48 * views * options.chunk, 48 * views * options.shown
-        self.condition = nn.Sequential(nn.Linear(inputs, 2 * w), nn.SiLU(), nn.Linear(2 * w, 2 * w), nn.SiLU())
+        self.condition = nn.Sequential(
+            nn.Linear(inputs, 2 * w), nn.SiLU(), nn.Linear(2 * w, 2 * w), nn.SiLU()
+        )
         self.enter = nn.Conv2d(frames + before, w, 1)
         self.place = nn.Parameter(0.02 * torch.randn(w, grid, grid))
         self.down, self.up = nn.Conv2d(w, 2 * w, 3, 2, 1), nn.Conv2d(2 * w, w, 1)
-        self.fine, self.back = (nn.ModuleList(ConvBlock(w, 2 * w) for _ in range(options.blocks)) for _ in range(2))
+        self.fine, self.back = (
+            nn.ModuleList(ConvBlock(w, 2 * w) for _ in range(options.blocks)) for _ in range(2)
+        )
         self.coarse = nn.ModuleList(ConvBlock(2 * w, 2 * w) for _ in range(options.blocks + 1))
         self.leave = nn.Conv2d(w, frames // 3 * 4, 1)
         self.shape = (options.chunk, views, 4, PATCH * PATCH)
@@ -117,28 +128,44 @@ class Net(nn.Module):
 
 
 def displaced(last: Tensor, moved: Tensor) -> Tensor:
-    """The last frames [B,V,48,g,g] as they look after displacements [B,C,V,8,g,g], in tenths of half a picture: [B,C,V,48,g,g]."""
+    """The last frames [B,V,48,g,g] as they look after displacements [B,C,V,8,g,g], in tenths of half a
+    picture: [B,C,V,48,g,g]."""
     (b, v, _, g, _), c = last.shape, moved.shape[1]
     size = g * PATCH
     flow = F.pixel_shuffle(moved.flatten(0, 2), 2)  # [B C V,2,2g,2g]
     flow = F.interpolate(0.1 * flow, size=(size, size), mode="bilinear", align_corners=False).movedim(1, 3)
     at = (torch.arange(size) * 2 + 1) / size - 1
     grid = torch.stack([at.expand(size, size), at[:, None].expand(size, size)], -1)
-    frame = F.pixel_shuffle(last.flatten(0, 1), PATCH).unflatten(0, (b, v))[:, None].expand(b, c, v, 3, size, size)
-    seen = F.grid_sample(frame.flatten(0, 2), grid + flow, mode="bilinear", padding_mode="border", align_corners=False)
+    frame = (
+        F.pixel_shuffle(last.flatten(0, 1), PATCH)
+        .unflatten(0, (b, v))[:, None]
+        .expand(b, c, v, 3, size, size)
+    )
+    seen = F.grid_sample(
+        frame.flatten(0, 2), grid + flow, mode="bilinear", padding_mode="border", align_corners=False
+    )
     return F.pixel_unshuffle(seen, PATCH).unflatten(0, (b, c, v))
 
 
 class Heads(nn.Module):
-    """Frame and state after (or before) a step, and its action -> reward (in units of its std), logits of success and end: [B,3]
-    (or `outputs` other numbers)."""
+    """Frame and state after (or before) a step, and its action -> reward (in units of its std), logits of
+    success and end: [B,3] (or `outputs` other numbers)."""
 
     def __init__(self, views: int, grid: int, state: int, action: int, width: int = 32, outputs: int = 3):
         super().__init__()
         size = -(-grid // 4)
-        self.look = nn.Sequential(nn.Conv2d(48 * views, width, 1), nn.SiLU(), nn.Conv2d(width, width, 3, 2, 1), nn.SiLU(),
-                                  nn.Conv2d(width, width, 3, 2, 1), nn.SiLU(), nn.Flatten())
-        self.tell = nn.Sequential(nn.Linear(width * size * size + state + action, 128), nn.SiLU(), nn.Linear(128, outputs))
+        self.look = nn.Sequential(
+            nn.Conv2d(48 * views, width, 1),
+            nn.SiLU(),
+            nn.Conv2d(width, width, 3, 2, 1),
+            nn.SiLU(),
+            nn.Conv2d(width, width, 3, 2, 1),
+            nn.SiLU(),
+            nn.Flatten(),
+        )
+        self.tell = nn.Sequential(
+            nn.Linear(width * size * size + state + action, 128), nn.SiLU(), nn.Linear(128, outputs)
+        )
 
     def forward(self, frame: Tensor, state: Tensor, action: Tensor) -> Tensor:
         return self.tell(torch.cat([self.look(frame), state, action], -1))
@@ -166,16 +193,21 @@ def standard(arm: Latent, state: Tensor) -> Tensor:
     return ((state - arm.mean) / arm.std).clamp(-10, 10)
 
 
-def expected(doubt: Heads, arm: Latent, frame: Tensor, state: Tensor, action: Tensor, age: Tensor, spread: Tensor) -> Tensor:
-    """Error [B] that `doubt` expects of frames, in std of their pixels, `age` [B] steps after a recorded one; `spread` [B] is the
-    ensemble's disagreement there."""
+def expected(
+    doubt: Heads, arm: Latent, frame: Tensor, state: Tensor, action: Tensor, age: Tensor, spread: Tensor
+) -> Tensor:
+    """Error [B] that `doubt` expects of frames, in std of their pixels, `age` [B] steps after a recorded one;
+    `spread` [B] is the ensemble's disagreement there."""
     told = torch.cat([action, torch.stack([age.to(torch.float32).log1p(), spread.clamp(0, 10)], 1)], 1)
     return doubt(frame, standard(arm, state), told)[:, 0].clamp(-8, 3).exp()
 
 
-def outcomes(model, carry: Carry, actions: Tensor, shown: Tensor, stood: Tensor, spread: Tensor) -> tuple[Tensor, Tensor, Carry]:
-    """What a model of frames tells of steps by actions [N,E,A] from the frames [N,E,V 48,g,g] and states [N,E,S] they are told from,
-    and the ensemble's `spread` [N,E] -> (heads [N,E,3], uncertainty [N,E], what of it is carried on)."""
+def outcomes(
+    model, carry: Carry, actions: Tensor, shown: Tensor, stood: Tensor, spread: Tensor
+) -> tuple[Tensor, Tensor, Carry]:
+    """What a model of frames tells of steps by actions [N,E,A] from the frames [N,E,V 48,g,g] and states
+    [N,E,S] they are told from, and the ensemble's `spread` [N,E] -> (heads [N,E,3], uncertainty [N,E], what
+    of it is carried on)."""
     n, e = actions.shape[:2]
     task = carry["task"][:, None].expand(n, e) if "task" in carry else None
     frame, state, told = (x.flatten(0, 1) for x in (shown, stood, model.proprio.commanded(actions, task)))
@@ -189,16 +221,23 @@ def outcomes(model, carry: Carry, actions: Tensor, shown: Tensor, stood: Tensor,
 
 
 @torch.no_grad()
-def in_chunks(chunk: Callable[[Carry, Tensor], tuple[Carry, Prediction]], most: int, carry: Carry, actions: Tensor
-              ) -> tuple[Carry, Prediction]:
-    """`WorldModel.step` by actions [N,E,A] of a model that makes up to `most` frames at once: `chunk` after `chunk`."""
+def in_chunks(
+    chunk: Callable[[Carry, Tensor], tuple[Carry, Prediction]], most: int, carry: Carry, actions: Tensor
+) -> tuple[Carry, Prediction]:
+    """`WorldModel.step` by actions [N,E,A] of a model that makes up to `most` frames at once: `chunk` after
+    `chunk`."""
     parts = []
     for part in actions.to(torch.float32).split(most, 1):
         carry, p = chunk(carry, part)
         parts.append(p)
     obs = {k: torch.cat([p.obs[k] for p in parts], 1) for k in parts[0].obs}
-    return carry, Prediction(obs, *(torch.cat([getattr(p, k) for p in parts], 1)
-                                    for k in ("reward", "terminal", "success", "uncertainty")))
+    return carry, Prediction(
+        obs,
+        *(
+            torch.cat([getattr(p, k) for p in parts], 1)
+            for k in ("reward", "terminal", "success", "uncertainty")
+        ),
+    )
 
 
 class Video(nn.Module):
@@ -213,8 +252,11 @@ class Video(nn.Module):
     def __init__(self, spec: WorldSpec, options: VideoOptions, seed: int = 0):
         super().__init__()
         if not spec.control.views or spec.image_size % (2 * PATCH):
-            raise UserError(f"a video model needs cameras of a multiple of {2 * PATCH} pixels, the data has "
-                            f"{', '.join(spec.control.views) or 'none'} of {spec.image_size}; record with robo_rl collect --obs rgb")
+            raise UserError(
+                f"a video model needs cameras of a multiple of {2 * PATCH} pixels, the data has "
+                f"{', '.join(spec.control.views) or 'none'} of {spec.image_size}; record with robo_rl "
+                "collect --obs rgb"
+            )
         self.spec, self.options = spec, options
         self.proprio = Latent(spec, options.proprio, seed)
         views, grid, s, a = len(spec.control.views), spec.image_size // PATCH, spec.state, spec.action
@@ -225,34 +267,50 @@ class Video(nn.Module):
             self.net = Net(views, grid, options, inputs)
             self.heads = Heads(views, grid, s, a + words, options.head_width)
             self.doubt = Heads(views, grid, s, a + words + 2, 16, 1) if options.doubt else None
-        self.register_buffer("rest", torch.ones(options.chunk, views))  # a pixel's mean square change, by frame of the chunk and
-        self.register_buffer("moving", torch.zeros(options.chunk, views, s))  # view: at rest, and by the arm's squared motion
+        # a pixel's mean square change, by frame of the chunk and
+        self.register_buffer("rest", torch.ones(options.chunk, views))
+        # view: at rest, and by the arm's squared motion
+        self.register_buffer("moving", torch.zeros(options.chunk, views, s))
         self.register_buffer("shift", torch.zeros(2))  # logits of success and end that mean 1/2
         if options.doubt:
             self.register_buffer("pixel", torch.ones(views))  # std of a pixel over the data
 
     # ---- pieces
 
-    def condition(self, state: Tensor, states: Tensor, actions: Tensor, t: Tensor, level: Tensor | None = None) -> Tensor:
-        """State before the chunk [B,S], those after each step [B,C,S], actions as `told` gives them [B,C,.], flow time [B], noise
-        on the frames before [B] (None: none) -> [B,c]."""
-        parts = [standard(self.proprio, state), self.motion(state, states).flatten(1), actions.flatten(1), time_code(t)]
+    def condition(
+        self, state: Tensor, states: Tensor, actions: Tensor, t: Tensor, level: Tensor | None = None
+    ) -> Tensor:
+        """State before the chunk [B,S], those after each step [B,C,S], actions as `told` gives them [B,C,.],
+        flow time [B], noise on the frames before [B] (None: none) -> [B,c]."""
+        parts = [
+            standard(self.proprio, state),
+            self.motion(state, states).flatten(1),
+            actions.flatten(1),
+            time_code(t),
+        ]
         if self.options.context_noise > 0:
-            parts.append(torch.zeros(len(t), 1) if level is None else level[:, None] / self.options.context_noise)
+            parts.append(
+                torch.zeros(len(t), 1) if level is None else level[:, None] / self.options.context_noise
+            )
         return torch.cat(parts, 1)
 
     def told(self, actions: Tensor, task: Tensor | None) -> Tensor:
-        """What the net is told of actions [B,E,A]: themselves, and the words of the instructions int64[B] beside them."""
+        """What the net is told of actions [B,E,A]: themselves, and the words of the instructions int64[B]
+        beside them."""
         told = self.options.told and task is not None
-        return self.proprio.commanded(actions, task[:, None].expand(actions.shape[:2])) if told and task is not None else actions
+        return (
+            self.proprio.commanded(actions, task[:, None].expand(actions.shape[:2]))
+            if told and task is not None
+            else actions
+        )
 
     def motion(self, state: Tensor, states: Tensor) -> Tensor:
         """From state [B,S] before a chunk to those after each step [B,C,S], in units of the data."""
         return ((states - state[:, None]) / self.proprio.std).clamp(-10, 10)
 
     def unit(self, state: Tensor, states: Tensor) -> Tensor:
-        """The change that this motion of the arm brings, RMS of a pixel [B,C,V 48,1,1]: a slow step is to be told as well,
-        by its own measure, as a fast one."""
+        """The change that this motion of the arm brings, RMS of a pixel [B,C,V 48,1,1]: a slow step is to be
+        told as well, by its own measure, as a fast one."""
         square = self.rest + torch.einsum("bcs,cvs->bcv", self.motion(state, states).square(), self.moving)
         return square.sqrt().repeat_interleave(48, 2)[..., None, None]
 
@@ -260,15 +318,32 @@ class Video(nn.Module):
         """Changes y [B,V C 48,g,g] in units of `unit` -> in those of patches [B,C,V 48,g,g]."""
         return y.view(len(y), self.options.chunk, -1, *y.shape[2:]) * self.unit(state, states)
 
-    def clean(self, x: Tensor, t: Tensor, before: Tensor, state: Tensor, states: Tensor, actions: Tensor,
-              noise: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """f(x_t, t): change y^ [B,V C 48,g,g] in units of `unit`, from the frames `before` [B,F,V 48,g,g], the last one first.
+    def clean(
+        self,
+        x: Tensor,
+        t: Tensor,
+        before: Tensor,
+        state: Tensor,
+        states: Tensor,
+        actions: Tensor,
+        noise: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """f(x_t, t): change y^ [B,V C 48,g,g] in units of `unit`, from the frames `before` [B,F,V 48,g,g],
+        the last one first.
         `noise`: on what the net sees of them, and its level [B]."""
         blurred, level = (before, None) if noise is None else (before + noise[0], noise[1])
-        seen, share, moved = self.net((1 - t)[:, None, None, None] * x, blurred.flatten(1, 2),
-                               self.condition(state, states, actions, t, level))
-        last = before[:, 0].unflatten(1, (1, seen.shape[2], 3, PATCH * PATCH))  # channels of a patch: colour, then pixel
-        there = last if moved is None else displaced(last[:, 0].flatten(2, 3), moved).unflatten(3, (3, PATCH * PATCH))
+        seen, share, moved = self.net(
+            (1 - t)[:, None, None, None] * x,
+            blurred.flatten(1, 2),
+            self.condition(state, states, actions, t, level),
+        )
+        # channels of a patch: colour, then pixel
+        last = before[:, 0].unflatten(1, (1, seen.shape[2], 3, PATCH * PATCH))
+        there = (
+            last
+            if moved is None
+            else displaced(last[:, 0].flatten(2, 3), moved).unflatten(3, (3, PATCH * PATCH))
+        )
         change = share * (seen - there) + (there - last)
         return (change.flatten(2, 4) / self.unit(state, states)).flatten(1, 2)
 
@@ -278,6 +353,7 @@ class Video(nn.Module):
 
         def f(x: Tensor, t: float) -> Tensor:
             return self.clean(x, torch.full((b,), t), before, state, states, actions)
+
         grid = time_grid(o.steps).tolist()
         shape = (b, 48 * len(self.spec.control.views) * o.chunk, *before.shape[3:])
         x = noise(0) if o.steps > 1 else torch.zeros(shape)
@@ -313,7 +389,7 @@ class Video(nn.Module):
         o, e, kept = self.options, frames.shape[1], {"last": frames[:, -1]}
         if "past" in carry:
             every = torch.cat([carry["past"].flip(1), carry["last"][:, None], frames], 1)
-            kept["past"] = every[:, :-1].flip(1)[:, :o.history - 1]
+            kept["past"] = every[:, :-1].flip(1)[:, : o.history - 1]
         if "memory" in carry:
             at = (t + e) // o.stride * o.stride - t - 1  # the frame that is due, if it is among these
             due = frames[torch.arange(len(frames)), at.clamp(min=0)][:, None]
@@ -324,7 +400,8 @@ class Video(nn.Module):
     # ---- the protocol
 
     def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
-        """Carry of lanes that begin at rest with the frames obs["image/<view>"] uint8 [N,h,w,3] and obs["state"] [N,S]."""
+        """Carry of lanes that begin at rest with the frames obs["image/<view>"] uint8 [N,h,w,3] and
+        obs["state"] [N,S]."""
         kept = self.begin(patches_of(pictures_of(obs, self.spec), self.spec.control.views))
         carry = self.proprio.start(obs, keys) | kept
         return carry | ({"doubt": torch.zeros(len(keys))} if self.doubt is not None else {})
@@ -342,7 +419,10 @@ class Video(nn.Module):
 
         def noise(k: int) -> Tensor:
             return lane_noise(carry, k, shape)
-        y = self.sample(self.before(carry), before, whole, padded(self.told(actions, carry.get("task")), c), noise)
+
+        y = self.sample(
+            self.before(carry), before, whole, padded(self.told(actions, carry.get("task")), c), noise
+        )
         frames = (last[:, None] + self.changes(y, before, whole))[:, :e].clamp(-1, 1)
         shown, stood = frames, states
         if not self.options.after:
@@ -350,14 +430,29 @@ class Video(nn.Module):
             stood = torch.cat([before[:, None], states[:, :-1]], 1)
         out, unsure, kept = outcomes(self, carry, actions, shown, stood, p.uncertainty)
         chance, kept = (out[..., 1:] - self.shift).sigmoid(), kept | self.remember(carry, frames, carry["t"])
-        obs = {"state": states} | {f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)}
-        return after | kept, Prediction(obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0], unsure)
+        obs = {"state": states} | {
+            f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)
+        }
+        return after | kept, Prediction(
+            obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0], unsure
+        )
 
 
 OF_FRAMES = ("last", "past", "memory", "doubt")  # of the carry; the rest is the arm's
-OLD = {"after": False, "history": 1, "memory": 0, "context_noise": 0.0, "told": False, "doubt": False, "warp": False, "head_width": 32}
+OLD = {
+    "after": False,
+    "history": 1,
+    "memory": 0,
+    "context_noise": 0.0,
+    "told": False,
+    "doubt": False,
+    "warp": False,
+    "head_width": 32,
+}
 
 
 def build(spec: WorldSpec, options: dict) -> Video:
     """The untrained model of a folder's JSON; what one of before does not name it did not have."""
-    return Video(spec, VideoOptions(**dict[str, Any](OLD | options, proprio=latent_options(options["proprio"]))))
+    return Video(
+        spec, VideoOptions(**dict[str, Any](OLD | options, proprio=latent_options(options["proprio"])))
+    )

@@ -1,4 +1,5 @@
-"""Learning a `video` model: first the arm's state (`world_models.fit`), then chunks of frames, then the heads (`video_heads`)."""
+"""Learning a `video` model: first the arm's state (`world_models.fit`), then chunks of frames, then the heads
+(`video_heads`)."""
 
 import copy
 import math
@@ -19,20 +20,27 @@ from world_models.video_heads import HeadFitter
 
 
 def chunk_rows(data: Recorded, last: np.ndarray, held: np.ndarray, chunk: int) -> tuple[Tensor, Tensor]:
-    """Rows that a chunk may begin in, and those of them that a second one may follow; `last` [E]: the last row that one may end in.
+    """Rows that a chunk may begin in, and those of them that a second one may follow; `last` [E]: the last
+    row that one may end in.
 
     UserError: no episode that is learnt from is long enough."""
     spans = [(a, b) for a, b, h in zip(data.first, last, held, strict=True) if not h and b - a >= chunk]
     if not spans:
-        raise UserError(f"no recorded episode is longer than {chunk} steps, the frames a video model makes at once; record longer ones")
+        raise UserError(
+            f"no recorded episode is longer than {chunk} steps, the frames a video model makes at once; "
+            "record longer ones"
+        )
     once, twice = (np.concatenate([np.arange(a, b - n * chunk + 1) for a, b in spans]) for n in (1, 2))
     return torch.from_numpy(once), torch.from_numpy(twice)
 
 
 def drawn_ages(most: Tensor, generator: torch.Generator) -> Tensor:
-    """Ages [B] of episodes that are at most `most` [B] steps old: one in four is new, one in two as old as can be, the others between."""
+    """Ages [B] of episodes that are at most `most` [B] steps old: one in four is new, one in two as old as
+    can be, the others between."""
     u = torch.rand(len(most), generator=generator)
-    return torch.where(u < 0.25, 0, torch.where(u < 0.75, most, ((u - 0.75) * 4 * (most + 1)).long().clamp(max=most)))
+    return torch.where(
+        u < 0.25, 0, torch.where(u < 0.75, most, ((u - 0.75) * 4 * (most + 1)).long().clamp(max=most))
+    )
 
 
 def pixel_spread(frames: Tensor) -> Tensor:
@@ -43,7 +51,8 @@ def pixel_spread(frames: Tensor) -> Tensor:
 class VideoFitter:
     """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 
-    `fresh` False: it goes on from the model's weights, in the units they were learnt in, and leaves arm and heads as they are.
+    `fresh` False: it goes on from the model's weights, in the units they were learnt in, and leaves arm and
+    heads as they are.
     `more`: a further term of the loss of frames, () -> (value, parts).
     """
 
@@ -64,25 +73,40 @@ class VideoFitter:
         self.task = torch.from_numpy(np.repeat(self.data.task, self.data.lengths))
         self.heads = HeadFitter(model, data, self.data, steps, options, seed)
         if fresh:
-            self.measure(self.rows[torch.randint(0, len(self.rows), (min(512, len(self.rows)),), generator=self.generator)])
+            self.measure(
+                self.rows[
+                    torch.randint(0, len(self.rows), (min(512, len(self.rows)),), generator=self.generator)
+                ]
+            )
         self.average = copy.deepcopy(model)
         self.mine = [*model.net.parameters()]
         self.opt = AdamW(self.mine, lr=options.lr, weight_decay=1e-4, fused=False)
 
     def measure(self, rows: Tensor) -> None:
-        """The model's unit: the mean square change of each frame of the chunks that begin in rows [B], by view, as a sum of
-        nonnegative parts of the arm's squared motion: each by its own measure, as Itakura and Saito have it, whose
-        multiplicative updates (Fevotte and Idier 2011, exponent 1/2) need no step size."""
+        """The model's unit: the mean square change of each frame of the chunks that begin in rows [B], by
+        view, as a sum of nonnegative parts of the arm's squared motion: each by its own measure, as Itakura
+        and Saito have it, whose multiplicative updates (Fevotte and Idier 2011, exponent 1/2) need no step
+        size."""
         m, k = self.model, torch.arange(1, self.model.options.chunk + 1)
         views = m.rest.shape[1]
-        square = torch.cat([(self.patches(r[:, None] + k) - self.patches(r[:, None])).unflatten(2, (views, 48)).square().mean((3, 4, 5))
-                            for r in rows.split(64)])
+        square = torch.cat(
+            [
+                (self.patches(r[:, None] + k) - self.patches(r[:, None]))
+                .unflatten(2, (views, 48))
+                .square()
+                .mean((3, 4, 5))
+                for r in rows.split(64)
+            ]
+        )
         motion = m.motion(self.state[rows], self.state[rows[:, None] + k]).square()
         x = torch.cat([motion, torch.ones_like(motion[..., :1])], 2)
         w = square.mean(0)[..., None] / x.mean(0).sum(-1)[:, None, None].expand(-1, views, x.shape[2])
         for _ in range(300):
             told = torch.einsum("bcs,cvs->bcv", x, w).clamp(min=1e-6)
-            more, less = torch.einsum("bcv,bcs->cvs", square / told.square(), x), torch.einsum("bcv,bcs->cvs", 1 / told, x)
+            more, less = (
+                torch.einsum("bcv,bcs->cvs", square / told.square(), x),
+                torch.einsum("bcv,bcs->cvs", 1 / told, x),
+            )
             w = w * (more / less.clamp(min=1e-12)).sqrt()
         if m.options.doubt:
             m.pixel.copy_(pixel_spread(self.patches(rows[:, None])))
@@ -96,8 +120,9 @@ class VideoFitter:
         return patches_of({v: self.data.images[v][at] for v in views}, views)
 
     def part(self, rows: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Chunks that begin in rows [B] of which e [B] steps are commanded: states after [B,C,S], what the net is told of the actions
-        [B,C,.] as `video.padded` makes them, and which of their frames count, bool[B,C]."""
+        """Chunks that begin in rows [B] of which e [B] steps are commanded: states after [B,C,S], what the
+        net is told of the actions [B,C,.] as `video.padded` makes them, and which of their frames count,
+        bool[B,C]."""
         k = torch.arange(self.model.options.chunk)
         steps = rows[:, None] + torch.minimum(k, e[:, None] - 1)
         return self.state[steps + 1], self.model.told(self.action[steps], self.task[rows]), k < e[:, None]
@@ -107,27 +132,43 @@ class VideoFitter:
         o, began = self.model.options, rows - age
         past = (age[:, None] - torch.arange(1, o.history)).clamp(min=0)
         memory = ((age[:, None] // o.stride - torch.arange(o.memory)) * o.stride).clamp(min=0)
-        every = self.patches(began[:, None] + torch.cat([age[:, None], past, memory], 1)).split([1, o.history - 1, o.memory], 1)
-        return {"last": every[0][:, 0]} | {k: v for k, v in zip(("past", "memory"), every[1:], strict=True) if v.shape[1]}
+        every = self.patches(began[:, None] + torch.cat([age[:, None], past, memory], 1)).split(
+            [1, o.history - 1, o.memory], 1
+        )
+        return {"last": every[0][:, 0]} | {
+            k: v for k, v in zip(("past", "memory"), every[1:], strict=True) if v.shape[1]
+        }
 
     def ages(self, rows: Tensor) -> Tensor:
-        """How long ago each of the rows [B] began: one in four just now, one in two with its episode, the others in between."""
+        """How long ago each of the rows [B] began: one in four just now, one in two with its episode, the
+        others in between."""
         return drawn_ages(rows - self.begins[rows], self.generator)
 
     @torch.no_grad()
     def led(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows a chunk later, frames before them [B,F,V 48,g,g]) where the model made that chunk, from recorded frames at rows [B]."""
+        """(rows a chunk later, frames before them [B,F,V 48,g,g]) where the model made that chunk, from
+        recorded frames at rows [B]."""
         m, age = self.model, self.ages(rows)
         kept = self.recalled(rows, age)
         states, actions, _ = self.part(rows, torch.full((len(rows),), m.options.chunk))
-        state, shape = self.state[rows], (len(rows), m.options.chunk * kept["last"].shape[1], *kept["last"].shape[2:])
-        y = m.sample(m.before(kept), state, states, actions, lambda k: torch.randn(shape, generator=self.generator))
+        state, shape = (
+            self.state[rows],
+            (len(rows), m.options.chunk * kept["last"].shape[1], *kept["last"].shape[2:]),
+        )
+        y = m.sample(
+            m.before(kept), state, states, actions, lambda k: torch.randn(shape, generator=self.generator)
+        )
         frames = (kept["last"][:, None] + m.changes(y, state, states)).clamp(-1, 1)
         return rows + m.options.chunk, m.before(m.remember(kept, frames, age))
 
     def contexts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows, frames before them): recorded ones, and in the second half of training a share of the model's own."""
-        own = round(self.options.own * len(rows)) if self.update >= self.options.updates // 2 and len(self.twice) else 0
+        """(rows, frames before them): recorded ones, and in the second half of training a share of the
+        model's own."""
+        own = (
+            round(self.options.own * len(rows))
+            if self.update >= self.options.updates // 2 and len(self.twice)
+            else 0
+        )
         plain = rows[own:]
         before = self.model.before(self.recalled(plain, self.ages(plain)))
         if not own:
@@ -136,20 +177,28 @@ class VideoFitter:
         return torch.cat([later, plain]), torch.cat([led, before])
 
     def loss(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(1) on chunks that begin in rows [B], some of which are replaced by such as follow the model's own frames."""
+        """(1) on chunks that begin in rows [B], some of which are replaced by such as follow the model's own
+        frames."""
         m, o, b, c = self.model, self.options, len(rows), self.model.options.chunk
         rows, before = self.contexts(rows)
-        e = torch.randint(1, 2 * c + 1, (b,), generator=self.generator).clamp(max=c)  # every other chunk is whole
+        # every other chunk is whole
+        e = torch.randint(1, 2 * c + 1, (b,), generator=self.generator).clamp(max=c)
         states, actions, counts = self.part(rows, e)
         clip = self.patches(rows[:, None] + torch.arange(1, c + 1))
         y = ((clip - before[:, :1]) / m.unit(self.state[rows], states)).flatten(1, 2)
         t = torch.rand(b, generator=self.generator)
-        t[b - round(o.plain * b):] = 1
+        t[b - round(o.plain * b) :] = 1
         eps = torch.randn(y.shape, generator=self.generator)
         noise: Any = None
         if m.options.context_noise:
-            level = m.options.context_noise * (1.5 * torch.rand(b, generator=self.generator) - 0.5).clamp(min=0)  # one in three has none
-            noise = level[:, None, None, None, None] * torch.randn(before.shape, generator=self.generator), level
+            # one in three has none
+            level = m.options.context_noise * (1.5 * torch.rand(b, generator=self.generator) - 0.5).clamp(
+                min=0
+            )
+            noise = (
+                level[:, None, None, None, None] * torch.randn(before.shape, generator=self.generator),
+                level,
+            )
         wide = t[:, None, None, None]
         guess = m.clean((1 - wide) * y + wide * eps, t, before, self.state[rows], states, actions, noise)
         error = (guess - y).square().view(b, c, -1).mean(-1)
@@ -157,13 +206,20 @@ class VideoFitter:
         return frames, {"frames": frames.detach()}
 
     def fit(self, tick: Callable[[int, dict[str, float]], bool] = lambda update, parts: True) -> bool:
-        """Go on to the end -> True, or until `tick(updates made, running means)` says False; those of arm and heads count."""
+        """Go on to the end -> True, or until `tick(updates made, running means)` says False; those of arm and
+        heads count."""
         o, recent, none = self.options, {}, {"state": math.nan, "frames": math.nan, "success": math.nan}
         if self.arm.update < o.arm:
-            if not self.arm.fit(lambda n, parts: tick(n, none | {"state": parts["state"], "success": parts["success"]})):
+            if not self.arm.fit(
+                lambda n, parts: tick(n, none | {"state": parts["state"], "success": parts["success"]})
+            ):
                 return False
             self.take_arm()
-        pairs = [(a, b) for a, b in zip(self.average.net.parameters(), self.model.net.parameters(), strict=True) if b.requires_grad]
+        pairs = [
+            (a, b)
+            for a, b in zip(self.average.net.parameters(), self.model.net.parameters(), strict=True)
+            if b.requires_grad
+        ]
         while self.update < o.updates:
             rows = self.rows[torch.randint(0, len(self.rows), (o.batch,), generator=self.generator)]
             value, parts = self.loss(rows)
@@ -171,10 +227,14 @@ class VideoFitter:
                 extra, told = self.more()
                 value, parts = value + extra, parts | told
             if not math.isfinite(float(value.detach())):
-                raise UserError(f"the loss of the video model is no longer finite after {self.update} updates; start again with a "
-                                "smaller learning rate")
+                raise UserError(
+                    f"the loss of the video model is no longer finite after {self.update} updates; start "
+                    "again with a smaller learning rate"
+                )
             self.opt.param_groups[0]["lr"] = pace(o.lr, self.update, o.updates)
-            descend(value, self.opt, self.mine, 1.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update)))
+            descend(
+                value, self.opt, self.mine, 1.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update))
+            )
             self.update += 1
             smooth(recent, parts)
             if not tick(o.arm + self.update, none | recent):

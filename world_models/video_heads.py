@@ -1,11 +1,12 @@
-"""Learning the heads of a `video` or `diffusers` model: reward, success and end as told from a frame, and the error expected of a frame.
+"""Learning the heads of a `video` or `diffusers` model: reward, success and end as told from a frame, and the
+error expected of a frame.
 
-    heads: recorded frames, and frames of the model's own rollouts along recorded actions, labelled with what then happened
-    doubt: log |frame^ - frame| (RMS, in std of the pixels) of such rollouts
+    heads: recorded frames, and frames of the model's own rollouts along recorded actions, labelled with what
+    then happened doubt: log |frame^ - frame| (RMS, in std of the pixels) of such rollouts
 
-Half of a batch are successes and ends, which are rare. So that a logit of 0 does not mean that share, thresholds are set on
-rollouts that cover held-out episodes once: as many of them are said to succeed as did. Where fewer than LEAST did, the
-log-odds are those of the training data.
+Half of a batch are successes and ends, which are rare. So that a logit of 0 does not mean that share,
+thresholds are set on rollouts that cover held-out episodes once: as many of them are said to succeed as did.
+Where fewer than LEAST did, the log-odds are those of the training data.
 
 Axes: `W` rollouts, `T` steps of each, `V` views, `S` state.
 """
@@ -38,9 +39,9 @@ ROLLED = 16  # rollouts at once
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """The model along recorded actions: frames uint8[W,T,V,h,w,3] and states [W,T,S] that heads look at, the rows int64[W,T] of the
-    steps they tell of, made bool[W,T] (an episode has that step), error [W,T] of the frame after it and spread [W,T] of the arm's
-    ensemble; age [W,T]: steps since a recorded frame."""
+    """The model along recorded actions: frames uint8[W,T,V,h,w,3] and states [W,T,S] that heads look at, the
+    rows int64[W,T] of the steps they tell of, made bool[W,T] (an episode has that step), error [W,T] of the
+    frame after it and spread [W,T] of the arm's ensemble; age [W,T]: steps since a recorded frame."""
 
     frames: Tensor
     state: Tensor
@@ -54,11 +55,19 @@ class Rollouts:
 class HeadFitter:
     """Heads being learnt: owns their optimizer, the generator, the count of updates and the rollouts.
 
-    `data` is the recording, `longer` the same with the rows after last actions, in which `steps` are the rows of `data`.
+    `data` is the recording, `longer` the same with the rows after last actions, in which `steps` are the rows
+    of `data`.
     """
 
-    def __init__(self, model: "Video | WanVideo", data: Recorded, longer: Recorded, steps: np.ndarray,
-                 options: "VideoFitOptions | DiffusersFitOptions", seed: int):
+    def __init__(
+        self,
+        model: "Video | WanVideo",
+        data: Recorded,
+        longer: Recorded,
+        steps: np.ndarray,
+        options: "VideoFitOptions | DiffusersFitOptions",
+        seed: int,
+    ):
         self.model, self.data, self.options, self.seed = model, longer, options, seed
         self.generator, self.update = torch.Generator().manual_seed(seed + 1), 0
         self.opt: AdamW | None = None
@@ -71,7 +80,10 @@ class HeadFitter:
         self.state, self.action = torch.from_numpy(longer.state), torch.from_numpy(longer.action)
         self.task = torch.from_numpy(np.repeat(longer.task, longer.lengths))
         self.told = model.proprio.commanded(self.action, self.task)
-        self.first, self.last = (torch.from_numpy(np.repeat(x, longer.lengths)) for x in (longer.first, longer.end - 2))  # of each row's
+        # of each row's
+        self.first, self.last = (
+            torch.from_numpy(np.repeat(x, longer.lengths)) for x in (longer.first, longer.end - 2)
+        )
 
     def begin(self, model: "Video | WanVideo") -> None:
         """Learn the heads of `model`, whose arm and frames stay as they are."""
@@ -98,20 +110,31 @@ class HeadFitter:
             error = (frames.float() - true.float()).div(127.5).square().mean((3, 4, 5)).sqrt()
             if not m.options.after:
                 first = torch.stack([torch.from_numpy(obs[f"image/{v}"]) for v in views], 1)[:, None]
-                frames, state = torch.cat([first, frames[:, :-1]], 1), torch.cat([self.state[r][:, None], state[:, :-1]], 1)
-            parts.append((frames, state, arm.uncertainty, (error / m.pixel).mean(2) if m.doubt is not None else error.mean(2)))
+                frames, state = (
+                    torch.cat([first, frames[:, :-1]], 1),
+                    torch.cat([self.state[r][:, None], state[:, :-1]], 1),
+                )
+            parts.append(
+                (
+                    frames,
+                    state,
+                    arm.uncertainty,
+                    (error / m.pixel).mean(2) if m.doubt is not None else error.mean(2),
+                )
+            )
         frames, state, spread, error = (torch.cat(x) for x in zip(*parts, strict=True))
         return Rollouts(frames, state, at, made, error, spread, torch.arange(1, steps + 1).expand(at.shape))
 
     def imagined(self) -> Rollouts:
-        """Rollouts of training episodes: half begin anywhere, half a little before the end of one that succeeds or ends."""
+        """Rollouts of training episodes: half begin anywhere, half a little before the end of one that
+        succeeds or ends."""
         n, steps = self.options.imagined, CHUNKS * self.model.options.chunk
         generator = torch.Generator().manual_seed(self.seed + 2)
         rows = self.any[torch.randint(0, len(self.any), (n,), generator=generator)]
         if len(self.events):
             end = self.events[torch.randint(0, len(self.events), (n // 2,), generator=generator)]
-            rows[:n // 2] = end - torch.randint(0, steps, (n // 2,), generator=generator)
-            rows[:n // 2] = torch.maximum(rows[:n // 2], self.first[end])
+            rows[: n // 2] = end - torch.randint(0, steps, (n // 2,), generator=generator)
+            rows[: n // 2] = torch.maximum(rows[: n // 2], self.first[end])
         return self.roll(rows, steps)
 
     # ---- learning
@@ -130,7 +153,9 @@ class HeadFitter:
     def recorded(self, rows: Tensor) -> Tensor:
         """Frames uint8 [B,V,h,w,3] that tell of the steps `rows`."""
         at = (rows + self.model.options.after).numpy()
-        return torch.stack([torch.from_numpy(self.data.images[v][at]) for v in self.model.spec.control.views], 1)
+        return torch.stack(
+            [torch.from_numpy(self.data.images[v][at]) for v in self.model.spec.control.views], 1
+        )
 
     def loss(self, own: Rollouts, steps: Tensor, events: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Of one batch; of the rollouts' entries (flat) `steps` were made and `events` succeeded or ended."""
@@ -138,6 +163,7 @@ class HeadFitter:
 
         def drawn(pool: Tensor) -> Tensor:
             return pool[torch.randint(0, len(pool), (BATCH if len(pool) else 0,), generator=self.generator)]
+
         rows = torch.cat([drawn(self.any), drawn(self.events)])
         mine = torch.cat([drawn(steps), drawn(events)])
         frames = self.varied(torch.cat([self.recorded(rows), own.frames.flatten(0, 1)[mine]]))
@@ -150,9 +176,14 @@ class HeadFitter:
         total, parts = told + 0.1 * reward, {"reward": reward.detach(), "success": told.detach()}
         if m.doubt is not None:
             some = drawn(steps)
-            seen, stood = to_patches(own.frames.flatten(0, 1)[some]).flatten(1, 2), own.state.flatten(0, 1)[some]
+            seen, stood = (
+                to_patches(own.frames.flatten(0, 1)[some]).flatten(1, 2),
+                own.state.flatten(0, 1)[some],
+            )
             age, spread = own.age.flatten()[some], own.spread.flatten()[some]
-            error = expected(m.doubt, m.proprio, seen, stood, self.told[own.rows.flatten()[some]], age, spread)
+            error = expected(
+                m.doubt, m.proprio, seen, stood, self.told[own.rows.flatten()[some]], age, spread
+            )
             doubt = (error.log() - own.error.flatten()[some].clamp(min=1e-3).log()).square().mean()
             total, parts = total + doubt, parts | {"doubt": doubt.detach()}
         return total, parts
@@ -184,17 +215,28 @@ class HeadFitter:
     # ---- thresholds
 
     def set_thresholds(self, rare: float) -> None:
-        """The logits of success and end that mean 1/2; `rare`: how many steps of the training data are events."""
+        """The logits of success and end that mean 1/2; `rare`: how many steps of the training data are
+        events."""
         m, often = self.model, 0.5 * (1 + rare)
-        m.shift.fill_(math.log(often / (1 - often)) - math.log(max(rare, 1e-6) / (1 - min(rare, 1 - 1e-6))) if 0 < rare < 1 else 0.0)
+        m.shift.fill_(
+            math.log(often / (1 - often)) - math.log(max(rare, 1e-6) / (1 - min(rare, 1 - 1e-6)))
+            if 0 < rare < 1
+            else 0.0
+        )
         rows = torch.from_numpy(self.covering())
         if not len(rows):
             return
         rolled = self.roll(rows, CHUNKS * m.options.chunk)
         each = [x.flatten(0, 1).split(256) for x in (rolled.frames, rolled.state, rolled.rows)]
         with torch.no_grad():
-            parts = [m.judged(to_patches(f).flatten(1, 2), s, self.told[r]) for f, s, r in zip(*each, strict=True)]
-        logits = torch.cat(parts).view(*rolled.rows.shape, 3)[..., 1:].masked_fill(~rolled.made[..., None], -math.inf)
+            parts = [
+                m.judged(to_patches(f).flatten(1, 2), s, self.told[r]) for f, s, r in zip(*each, strict=True)
+            ]
+        logits = (
+            torch.cat(parts)
+            .view(*rolled.rows.shape, 3)[..., 1:]
+            .masked_fill(~rolled.made[..., None], -math.inf)
+        )
         truth = (self.labels[rolled.rows, 1:] > 0) & rolled.made[..., None]
         for i in range(2):
             said, won = logits[..., i].amax(1).sort(descending=True).values, int(truth[..., i].any(1).sum())
@@ -202,16 +244,22 @@ class HeadFitter:
                 m.shift[i] = (said[won - 1] + said[won]) / 2
 
     def covering(self) -> np.ndarray:
-        """Rows that rollouts begin at so that they cover every held-out episode twice, the second time half a rollout later."""
+        """Rows that rollouts begin at so that they cover every held-out episode twice, the second time half a
+        rollout later."""
         steps, d = CHUNKS * self.model.options.chunk, self.data
-        return np.concatenate([np.arange(a, b - 1, steps // 2) for a, b, h in zip(d.first, d.end, d.held, strict=True) if h]
-                              or [np.zeros(0, np.int64)])
+        return np.concatenate(
+            [np.arange(a, b - 1, steps // 2) for a, b, h in zip(d.first, d.end, d.held, strict=True) if h]
+            or [np.zeros(0, np.int64)]
+        )
 
     # ---- what a stop leaves
 
     def state_dict(self) -> dict:
-        return {"opt": self.opt.state_dict() if self.opt is not None else {}, "generator": self.generator.get_state(),
-                "update": self.update}
+        return {
+            "opt": self.opt.state_dict() if self.opt is not None else {},
+            "generator": self.generator.get_state(),
+            "update": self.update,
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """After `begin`, of a model with its weights."""

@@ -1,23 +1,29 @@
-"""Camera frames in the latents of a video autoencoder, by a video transformer: `AutoencoderKLWan` and `WanTransformer3DModel` of
-diffusers, with fresh weights or those of a local folder (`vae/` and `transformer/`, as Wan 2.1's text-to-video models have them).
+"""Camera frames in the latents of a video autoencoder, by a video transformer: `AutoencoderKLWan` and
+`WanTransformer3DModel` of diffusers, with fresh weights or those of a local folder (`vae/` and
+`transformer/`, as Wan 2.1's text-to-video models have them).
 
-A clip is [the episode's first frame | the last 1 + 4 (H-1) frames | the next C], all cameras side by side. The autoencoder is causal,
-so its latents (one of the first frame, H of the history, C/4 of what comes) do not look ahead. Of these z, with actions a and states s:
+A clip is [the episode's first frame | the last 1 + 4 (H-1) frames | the next C], all cameras side by side.
+The autoencoder is causal, so its latents (one of the first frame, H of the history, C/4 of what comes) do not
+look ahead. Of these z, with actions a and states s:
 
-    x_t = (1-t) z + t eps on the latents to come,   v^ = trunk(x, t per token; tokens of s, a, words),   loss = |v^ - (eps - z)|^2    (1)
-    x <- a_k x + b_k v^ + s_k noise,   t = 1 .. 0 in K steps: the tables of `robo_rl.sampling`                                         (2)
+    x_t = (1-t) z + t eps on the latents to come,   v^ = trunk(x, t per token; tokens of s, a, words),   loss
+                                                    = |v^ - (eps - z)|^2    (1)
+    x <- a_k x + b_k v^ + s_k noise,   t = 1 .. 0 in K steps: the tables of `robo_rl.sampling`
+                                       (2)
 
-Latents of the history are at a time of their own: 0 in use; in learning some carry noise and are at its time (diffusion forcing, Chen
-et al. 2024, arXiv 2407.01392), and a share of them come of the model's own frames (`wan_fit`). The arm's state is rolled out by
-a small ensemble (`world_models.latent`), heads look at decoded frames (`world_models.video_heads`), as those of a `video` model.
+Latents of the history are at a time of their own: 0 in use; in learning some carry noise and are at its time
+(diffusion forcing, Chen et al. 2024, arXiv 2407.01392), and a share of them come of the model's own frames
+(`wan_fit`). The arm's state is rolled out by a small ensemble (`world_models.latent`), heads look at decoded
+frames (`world_models.video_heads`), as those of a `video` model.
 
-With a folder the autoencoder stays as it is, and the transformer learns in adapters (`net.lora.rank`) or in full. A model's own folder
-then holds what was learnt, and reads the rest where it was.
+With a folder the autoencoder stays as it is, and the transformer learns in adapters (`net.lora.rank`) or in
+full. A model's own folder then holds what was learnt, and reads the rest where it was.
 
-Departures: actions and words take the place of the text encoder's tokens; the pipelines of diffusers are not used, so there is no
-guidance and no scheduler of theirs; a flow with uniform times, not shifted ones.
+Departures: actions and words take the place of the text encoder's tokens; the pipelines of diffusers are not
+used, so there is no guidance and no scheduler of theirs; a flow with uniform times, not shifted ones.
 
-Axes: `B` batch, `C` frames of a chunk, `H` history, `L` latent frames, `Z` channels of a latent, `V` views, `S` state, `A` action.
+Axes: `B` batch, `C` frames of a chunk, `H` history, `L` latent frames, `Z` channels of a latent, `V` views,
+`S` state, `A` action.
 """
 
 import zlib
@@ -37,7 +43,17 @@ from robo_rl.options.lora import LoraOptions
 from robo_rl.sampling import flow_table
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
-from world_models.video import PATCH, Heads, in_chunks, lane_noise, outcomes, padded, patches_of, standard, to_frames
+from world_models.video import (
+    PATCH,
+    Heads,
+    in_chunks,
+    lane_noise,
+    outcomes,
+    padded,
+    patches_of,
+    standard,
+    to_frames,
+)
 from world_models.wan_options import DiffusersOptions
 
 TIME = 1000.0  # what the transformer calls t = 1
@@ -45,14 +61,17 @@ FACTOR = 4  # frames of a latent one
 PARTS = {"vae": "AutoencoderKLWan", "transformer": "WanTransformer3DModel"}  # folder: class
 
 
-# ---- what diffusers has ------------------------------------------------------------------------------------------
+# ---- what diffusers has ------------------------------------------------------------------------------------
+
 
 def library():
     """The module `diffusers`, imported by need."""
     try:
         import diffusers
     except ImportError as e:
-        raise MissingDependency(f"--kind diffusers needs diffusers ({e}): pip install -c constraints.txt '.[diffusers]'") from None
+        raise MissingDependency(
+            f"--kind diffusers needs diffusers ({e}): pip install -c constraints.txt '.[diffusers]'"
+        ) from None
     return diffusers
 
 
@@ -66,25 +85,34 @@ def check_folder(folder: str) -> dict[str, dict]:
             kind = str(found[part]["_class_name"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             why = "has no" if not at.is_file() else f"has a damaged ({type(e).__name__})"
-            raise UserError(f"net.folder {folder} {why} {part}/config.json; give a folder with vae/ and transformer/, as diffusers saves "
-                            "Wan 2.1") from None
+            raise UserError(
+                f"net.folder {folder} {why} {part}/config.json; give a folder with vae/ and transformer/, as "
+                "diffusers saves Wan 2.1"
+            ) from None
         if kind != name:
-            raise UserError(f"net.folder {folder} holds a {kind} as {part}; this kind is of {PARTS['vae']} and {PARTS['transformer']} "
-                            "(Wan 2.1)")
+            raise UserError(
+                f"net.folder {folder} holds a {kind} as {part}; this kind is of {PARTS['vae']} and "
+                f"{PARTS['transformer']} (Wan 2.1)"
+            )
     z, takes = found["vae"].get("z_dim", 16), found["transformer"].get("in_channels", 16)
     gives = found["transformer"].get("out_channels") or takes
     if (takes, gives) != (z, z):
-        raise UserError(f"net.folder {folder}: the transformer maps {takes} channels to {gives}, the autoencoder has {z}; give a "
-                        "text-to-video model, whose three agree")
+        raise UserError(
+            f"net.folder {folder}: the transformer maps {takes} channels to {gives}, the autoencoder has "
+            f"{z}; give a text-to-video model, whose three agree"
+        )
     times = 2 ** sum(bool(x) for x in found["vae"].get("temperal_downsample", (False, True, True)))
     if times != FACTOR or found["vae"].get("patch_size"):
-        raise UserError(f"net.folder {folder}: an autoencoder that makes {FACTOR} frames one and has no patches of its own is needed "
-                        "(Wan 2.1)")
+        raise UserError(
+            f"net.folder {folder}: an autoencoder that makes {FACTOR} frames one and has no patches of its "
+            "own is needed (Wan 2.1)"
+        )
     return found
 
 
 def fingerprint(folder: str) -> int:
-    """CRC-32 of the beginnings and sizes of a folder's weights: whether they are those that a model was learnt on."""
+    """CRC-32 of the beginnings and sizes of a folder's weights: whether they are those that a model was
+    learnt on."""
     crc = 0
     for part in PARTS:
         for path in sorted((Path(folder) / part).glob("*.safetensors")):
@@ -99,20 +127,41 @@ def parts_of(options: DiffusersOptions) -> tuple[Any, Any]:
     if o.folder:
         check_folder(o.folder)
         try:
-            vae, trunk = (getattr(d, name).from_pretrained(str(Path(o.folder) / part), local_files_only=True,
-                                                           torch_dtype=torch.float32) for part, name in PARTS.items())
+            vae, trunk = (
+                getattr(d, name).from_pretrained(
+                    str(Path(o.folder) / part), local_files_only=True, torch_dtype=torch.float32
+                )
+                for part, name in PARTS.items()
+            )
             return vae, trunk
         except (OSError, ValueError, RuntimeError) as e:
             raise UserError(f"net.folder {o.folder} cannot be read: {str(e).splitlines()[0]}") from None
-    vae = d.AutoencoderKLWan(base_dim=o.vae_width, z_dim=o.latent, dim_mult=[1, 2, 4], num_res_blocks=1, temperal_downsample=[True, True],
-                             latents_mean=[0.0] * o.latent, latents_std=[1.0] * o.latent, scale_factor_spatial=4)
-    trunk = d.WanTransformer3DModel(num_attention_heads=o.heads, attention_head_dim=o.width // o.heads, in_channels=o.latent,
-                                    out_channels=o.latent, text_dim=o.width, freq_dim=64, ffn_dim=4 * o.width, num_layers=o.depth)
+    vae = d.AutoencoderKLWan(
+        base_dim=o.vae_width,
+        z_dim=o.latent,
+        dim_mult=[1, 2, 4],
+        num_res_blocks=1,
+        temperal_downsample=[True, True],
+        latents_mean=[0.0] * o.latent,
+        latents_std=[1.0] * o.latent,
+        scale_factor_spatial=4,
+    )
+    trunk = d.WanTransformer3DModel(
+        num_attention_heads=o.heads,
+        attention_head_dim=o.width // o.heads,
+        in_channels=o.latent,
+        out_channels=o.latent,
+        text_dim=o.width,
+        freq_dim=64,
+        ffn_dim=4 * o.width,
+        num_layers=o.depth,
+    )
     return vae, trunk
 
 
 class ActionTokens(nn.Module):
-    """State before a chunk [B,S], its change to each step [B,C,S] and what is told of the actions [B,C,A] -> tokens [B,C,D]."""
+    """State before a chunk [B,S], its change to each step [B,C,S] and what is told of the actions [B,C,A] ->
+    tokens [B,C,D]."""
 
     def __init__(self, inputs: int, chunk: int, width: int):
         super().__init__()
@@ -120,10 +169,14 @@ class ActionTokens(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(chunk, width))
 
     def forward(self, state: Tensor, motion: Tensor, actions: Tensor) -> Tensor:
-        return self.enter(torch.cat([state[:, None].expand(-1, motion.shape[1], -1), motion, actions], 2)) + self.place
+        return (
+            self.enter(torch.cat([state[:, None].expand(-1, motion.shape[1], -1), motion, actions], 2))
+            + self.place
+        )
 
 
-# ---- the model ---------------------------------------------------------------------------------------------------
+# ---- the model ---------------------------------------------------------------------------------------------
+
 
 class WanVideo(nn.Module):
     """The model; see the module."""
@@ -149,17 +202,23 @@ class WanVideo(nn.Module):
             self.vae, self.trunk = parts_of(options)
             shrink, self.patch = self.vae.config.scale_factor_spatial or 8, self.trunk.config.patch_size
             if not views or self.patch[0] != 1 or size % (shrink * self.patch[1]) or size % (2 * PATCH):
-                raise UserError(f"this model needs cameras of a multiple of {shrink * self.patch[1]} pixels, the data has "
-                                f"{', '.join(spec.control.views) or 'none'} of {size}; record with robo_rl collect --obs rgb "
-                                "--image-size N")
+                raise UserError(
+                    f"this model needs cameras of a multiple of {shrink * self.patch[1]} pixels, the data "
+                    f"has {', '.join(spec.control.views) or 'none'} of {size}; record with robo_rl collect "
+                    "--obs rgb --image-size N"
+                )
             self.tokens = ActionTokens(2 * s + a + words, options.chunk, self.trunk.config.text_dim)
             self.heads = Heads(views, size // PATCH, s, a + words, options.head_width)
             self.doubt = Heads(views, size // PATCH, s, a + words + 2, 16, 1)
         z = self.vae.config.z_dim
         self.register_buffer("shift", torch.zeros(2))  # logits of success and end that mean 1/2
         self.register_buffer("pixel", torch.ones(views))  # std of a pixel over the data
-        self.register_buffer("mean", torch.tensor(self.vae.config.latents_mean, dtype=torch.float32).view(z, 1, 1, 1))
-        self.register_buffer("std", torch.tensor(self.vae.config.latents_std, dtype=torch.float32).view(z, 1, 1, 1))
+        self.register_buffer(
+            "mean", torch.tensor(self.vae.config.latents_mean, dtype=torch.float32).view(z, 1, 1, 1)
+        )
+        self.register_buffer(
+            "std", torch.tensor(self.vae.config.latents_std, dtype=torch.float32).view(z, 1, 1, 1)
+        )
         self.register_buffer("base", torch.tensor(fingerprint(options.folder) if options.folder else 0))
         self.elsewhere: set[str] = set()  # names of weights that are in the folder, not in this model's own
         if options.folder:
@@ -167,7 +226,9 @@ class WanVideo(nn.Module):
             self.elsewhere = {f"vae.{k}" for k in self.vae.state_dict()}
         if options.lora.rank:
             attach(self, options.lora, seed)
-            self.elsewhere |= {k for k in frozen_names(self) if k.startswith("trunk.")} if options.folder else set()
+            self.elsewhere |= (
+                {k for k in frozen_names(self) if k.startswith("trunk.")} if options.folder else set()
+            )
 
     # ---- weights
 
@@ -178,14 +239,18 @@ class WanVideo(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
         """UserError: `net.folder` has other weights than those it was learnt on."""
         if "base" in state_dict and int(state_dict["base"]) != int(self.base):
-            raise UserError(f"net.folder {self.options.folder} holds other weights than this model was learnt on; put those back")
+            raise UserError(
+                f"net.folder {self.options.folder} holds other weights than this model was learnt on; put "
+                "those back"
+            )
         rest = {k: v for k, v in super().state_dict().items() if k in self.elsewhere}
         return super().load_state_dict({**state_dict, **rest}, strict, assign)
 
     # ---- pieces
 
     def encode(self, clip: Tensor) -> Tensor:
-        """Frames as patches [B,T,V 48,g,g], T = 1 + 4 n -> latents [B,Z,1+n,h,V w] of unit variance, the mean of their distribution."""
+        """Frames as patches [B,T,V 48,g,g], T = 1 + 4 n -> latents [B,Z,1+n,h,V w] of unit variance, the mean
+        of their distribution."""
         return (self.vae.encode(pictures(clip)).latent_dist.mode() - self.mean) / self.std
 
     def decode(self, z: Tensor) -> Tensor:
@@ -193,7 +258,8 @@ class WanVideo(nn.Module):
         return patches(self.vae.decode(z * self.std + self.mean).sample, len(self.spec.control.views))
 
     def told(self, state: Tensor, states: Tensor, actions: Tensor, task: Tensor | None) -> Tensor:
-        """State before [B,S], those after each step [B,C,S], actions [B,C,A], instructions int64[B] -> tokens [B,C,D]."""
+        """State before [B,S], those after each step [B,C,S], actions [B,C,A], instructions int64[B] -> tokens
+        [B,C,D]."""
         p = self.proprio
         each = None if task is None else task[:, None].expand(actions.shape[:2])
         motion = ((states - state[:, None]) / p.std).clamp(-10, 10)
@@ -232,7 +298,8 @@ class WanVideo(nn.Module):
         return {"first": last, "past": last[:, None].repeat(1, self.options.past, 1, 1, 1)}
 
     def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
-        """Carry of lanes that begin at rest with the frames obs["image/<view>"] uint8 [N,h,w,3] and obs["state"] [N,S]."""
+        """Carry of lanes that begin at rest with the frames obs["image/<view>"] uint8 [N,h,w,3] and
+        obs["state"] [N,S]."""
         kept = self.begin(patches_of(pictures_of(obs, self.spec), self.spec.control.views))
         return self.proprio.start(obs, keys) | kept | {"doubt": torch.zeros(len(keys))}
 
@@ -248,10 +315,17 @@ class WanVideo(nn.Module):
         z = self.sample(known, tokens, lambda k: lane_noise(carry, k, shape))
         frames = self.decode(torch.cat([known[:, :, 1:], z], 2))[:, -c:][:, :e].clamp(-1, 1)
         out, unsure, kept = outcomes(self, carry, actions, frames, p.obs["state"], p.uncertainty)
-        kept |= {"first": carry["first"], "past": torch.cat([carry["past"], frames], 1)[:, -self.options.past:]}
+        kept |= {
+            "first": carry["first"],
+            "past": torch.cat([carry["past"], frames], 1)[:, -self.options.past :],
+        }
         chance = (out[..., 1:] - self.shift).sigmoid()
-        obs = dict(p.obs) | {f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)}
-        return arm | kept, Prediction(obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0], unsure)
+        obs = dict(p.obs) | {
+            f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)
+        }
+        return arm | kept, Prediction(
+            obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0], unsure
+        )
 
 
 OF_FRAMES = ("first", "past", "doubt")  # of the carry; the rest is the arm's

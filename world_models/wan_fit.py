@@ -1,5 +1,5 @@
-"""Learning a `diffusers` model: the arm's state (`world_models.fit`), the autoencoder where its weights are fresh, the transformer, and
-the heads (`world_models.video_heads`)."""
+"""Learning a `diffusers` model: the arm's state (`world_models.fit`), the autoencoder where its weights are
+fresh, the transformer, and the heads (`world_models.video_heads`)."""
 
 import copy
 import math
@@ -24,7 +24,8 @@ KL = 1e-6  # weight of the autoencoder's divergence from a unit Gaussian
 
 
 class WanFitter:
-    """A model being learnt: owns the optimizers, the averaged weights, the generator and the counts of updates."""
+    """A model being learnt: owns the optimizers, the averaged weights, the generator and the counts of
+    updates."""
 
     def __init__(self, model: WanVideo, data: Recorded, options: DiffusersFitOptions, seed: int):
         self.model, self.options = model, options
@@ -36,8 +37,14 @@ class WanFitter:
         last = self.data.end - 1 - ~data.known
         self.rows, self.twice = chunk_rows(self.data, last, data.held, c)
         self.state, self.action = torch.from_numpy(self.data.state), torch.from_numpy(self.data.action)
-        self.begins, self.task = (torch.from_numpy(np.repeat(x, self.data.lengths)) for x in (self.data.first, self.data.task))
-        frames = self.patches(self.rows[torch.randint(0, len(self.rows), (min(256, len(self.rows)),), generator=self.generator), None])
+        self.begins, self.task = (
+            torch.from_numpy(np.repeat(x, self.data.lengths)) for x in (self.data.first, self.data.task)
+        )
+        frames = self.patches(
+            self.rows[
+                torch.randint(0, len(self.rows), (min(256, len(self.rows)),), generator=self.generator), None
+            ]
+        )
         model.pixel.copy_(pixel_spread(frames))
         self.heads = HeadFitter(model, data, self.data, steps, options, seed)
         self.average = copy.deepcopy(model)
@@ -69,8 +76,14 @@ class WanFitter:
         """The autoencoder's averaged weights become its own; mean and std of its latents, by channel."""
         self.model.vae.load_state_dict(self.average.vae.state_dict())
         rows = self.drawn(self.rows, min(128, len(self.rows)))
-        z = torch.cat([self.model.vae.encode(pictures(self.patches(r[:, None] + torch.arange(FACTOR + 1)))).latent_dist.mode()
-                       for r in rows.split(16)])
+        z = torch.cat(
+            [
+                self.model.vae.encode(
+                    pictures(self.patches(r[:, None] + torch.arange(FACTOR + 1)))
+                ).latent_dist.mode()
+                for r in rows.split(16)
+            ]
+        )
         mean, std = z.mean((0, 2, 3, 4)), z.std((0, 2, 3, 4)).clamp(min=1e-3)
         for m in (self.model, self.average):
             m.mean.copy_(mean.view(-1, 1, 1, 1))
@@ -79,10 +92,13 @@ class WanFitter:
     # ---- the transformer
 
     def recalled(self, rows: Tensor) -> dict[str, Tensor]:
-        """What a model keeps of frames at rows [B]: of episodes that began at a row drawn between their own first and these."""
+        """What a model keeps of frames at rows [B]: of episodes that began at a row drawn between their own
+        first and these."""
         most, back = rows - self.begins[rows], torch.arange(self.model.options.past - 1, -1, -1)
         age = drawn_ages(most, self.generator)
-        every = self.patches(torch.cat([(rows - age)[:, None], rows[:, None] - torch.minimum(back, age[:, None])], 1))
+        every = self.patches(
+            torch.cat([(rows - age)[:, None], rows[:, None] - torch.minimum(back, age[:, None])], 1)
+        )
         return {"first": every[:, 0], "past": every[:, 1:]}
 
     def told(self, rows: Tensor, e: Tensor) -> Tensor:
@@ -92,13 +108,18 @@ class WanFitter:
 
     @torch.no_grad()
     def led(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(rows a chunk later, what is kept there) where the model made that chunk, from recorded frames at rows [B]."""
+        """(rows a chunk later, what is kept there) where the model made that chunk, from recorded frames at
+        rows [B]."""
         m, c, kept = self.model, self.model.options.chunk, self.recalled(rows)
         known = m.known(kept)
         shape = (len(rows), known.shape[1], c // FACTOR, *known.shape[3:])
-        z = m.sample(known, self.told(rows, torch.full((len(rows),), c)), lambda k: torch.randn(shape, generator=self.generator))
+        z = m.sample(
+            known,
+            self.told(rows, torch.full((len(rows),), c)),
+            lambda k: torch.randn(shape, generator=self.generator),
+        )
         frames = m.decode(torch.cat([known[:, :, 1:], z], 2))[:, -c:].clamp(-1, 1)
-        return rows + c, kept | {"past": torch.cat([kept["past"], frames], 1)[:, -m.options.past:]}
+        return rows + c, kept | {"past": torch.cat([kept["past"], frames], 1)[:, -m.options.past :]}
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         """(1), a share of it on chunks that follow the model's own frames."""
@@ -113,15 +134,16 @@ class WanFitter:
         with torch.no_grad():
             known = m.known(kept)
             future = self.patches(rows[:, None] + torch.arange(1, c + 1))
-            z = m.encode(torch.cat([kept["past"], future], 1))[:, :, -(c // FACTOR):]
+            z = m.encode(torch.cat([kept["past"], future], 1))[:, :, -(c // FACTOR) :]
         eps, old = (torch.randn(x.shape, generator=self.generator) for x in (z, known))
         t, s = (torch.rand(b, generator=self.generator) for _ in range(2))
         s = m.options.context_noise * (1.5 * s - 0.5).clamp(min=0)  # one in three has none
         wide, blur = (x.view(-1, 1, 1, 1, 1) for x in (t, s))
         x = torch.cat([(1 - blur) * known + blur * old, (1 - wide) * z + wide * eps], 2)
         times = torch.cat([s[:, None].expand(-1, known.shape[2]), t[:, None].expand(-1, z.shape[2])], 1)
-        v = m.velocity(x, times, self.told(rows, e))[:, :, known.shape[2]:]
-        counts = torch.arange(z.shape[2]) * FACTOR < e[:, None]  # a latent frame some of whose steps are commanded
+        v = m.velocity(x, times, self.told(rows, e))[:, :, known.shape[2] :]
+        # a latent frame some of whose steps are commanded
+        counts = torch.arange(z.shape[2]) * FACTOR < e[:, None]
         error = ((v - (eps - z)).square().mean((1, 3, 4)) * counts).sum() / counts.sum()
         return error, {"frames": error.detach()}
 
@@ -131,14 +153,25 @@ class WanFitter:
         """Go on to the end -> True, or until `tick(updates made, running means)` says False."""
         o, recent, none = self.options, {}, {"state": math.nan, "frames": math.nan, "success": math.nan}
         if self.arm.update < o.arm:
-            if not self.arm.fit(lambda n, parts: tick(self.made, none | {"state": parts["state"], "success": parts["success"]})):
+            if not self.arm.fit(
+                lambda n, parts: tick(
+                    self.made, none | {"state": parts["state"], "success": parts["success"]}
+                )
+            ):
                 return False
             self.take_arm()
         while self.pictures < self.vae_updates:
             value, parts = self.vae_loss()
             self.vae_opt.param_groups[0]["lr"] = pace(o.lr, self.pictures, self.vae_updates)
             pairs = list(zip(self.average.vae.parameters(), self.model.vae.parameters(), strict=True))
-            descend(value, self.vae_opt, self.model.vae.parameters(), 1.0, pairs, min(o.ema, (1 + self.pictures) / (10 + self.pictures)))
+            descend(
+                value,
+                self.vae_opt,
+                self.model.vae.parameters(),
+                1.0,
+                pairs,
+                min(o.ema, (1 + self.pictures) / (10 + self.pictures)),
+            )
             self.pictures += 1
             smooth(recent, parts)
             if self.pictures == self.vae_updates:
@@ -146,15 +179,25 @@ class WanFitter:
             if not tick(self.made, none | {"pictures": recent["pictures"]}):
                 return False
         self.model.vae.requires_grad_(False)
-        pairs = [(a, b) for n in ("trunk", "tokens") for a, b in zip(
-            getattr(self.average, n).parameters(), getattr(self.model, n).parameters(), strict=True) if b.requires_grad]
+        pairs = [
+            (a, b)
+            for n in ("trunk", "tokens")
+            for a, b in zip(
+                getattr(self.average, n).parameters(), getattr(self.model, n).parameters(), strict=True
+            )
+            if b.requires_grad
+        ]
         while self.update < o.updates:
             value, parts = self.loss()
             if not math.isfinite(float(value.detach())):
-                raise UserError(f"the loss of the model is no longer finite after {self.update} updates; start again with a smaller "
-                                "--fit.lr")
+                raise UserError(
+                    f"the loss of the model is no longer finite after {self.update} updates; start again "
+                    "with a smaller --fit.lr"
+                )
             self.opt.param_groups[0]["lr"] = pace(o.lr, self.update, o.updates)
-            descend(value, self.opt, self.mine, 1.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update)))
+            descend(
+                value, self.opt, self.mine, 1.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update))
+            )
             self.update += 1
             smooth(recent, parts)
             if not tick(self.made, none | recent):
@@ -179,7 +222,10 @@ class WanFitter:
 
     def state_dict(self) -> dict:
         """Everything to go on exactly (with the same data)."""
-        return fit_state(self, ("arm", *PARTS, "vae_opt")) | {"pictures": self.pictures, "heads": self.heads.state_dict()}
+        return fit_state(self, ("arm", *PARTS, "vae_opt")) | {
+            "pictures": self.pictures,
+            "heads": self.heads.state_dict(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
         load_fit_state(self, state, ("arm", *PARTS, "vae_opt"))

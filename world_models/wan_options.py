@@ -10,16 +10,19 @@ from world_models.options import LatentOptions, WorldModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusersOptions:
-    """What a `diffusers` model is: Wan's autoencoder and video transformer (`world_models.wan`); a model's folder carries it."""
+    """What a `diffusers` model is: Wan's autoencoder and video transformer (`world_models.wan`); a model's
+    folder carries it."""
 
     after: ClassVar[bool] = True  # the heads see the frame after a step
 
     folder: str = ""
-    """Local folder with vae/ and transformer/ of a text-to-video Wan 2.1; empty: fresh weights of the sizes below."""
+    """Local folder with vae/ and transformer/ of a text-to-video Wan 2.1; empty: fresh weights of the sizes
+    below."""
     chunk: int = 8
     """C: frames made at once, a multiple of 4."""
     history: int = 2
-    """H: latent frames of the past that the next ones are made from, 1 + 4 (H-1) frames, beside the episode's first."""
+    """H: latent frames of the past that the next ones are made from, 1 + 4 (H-1) frames, beside the episode's
+    first."""
     steps: int = 8
     """K: steps of the flow."""
     noise_level: float = 0.0
@@ -44,14 +47,29 @@ class DiffusersOptions:
     """The network of the arm's state."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("chunk", 4, 64), ("history", 1, 32), ("steps", 1, 1000), ("noise_level", 0, 1), ("context_noise", 0, 1),
-                                ("latent", 1, 256), ("vae_width", 4, 512), ("width", 16, 8192), ("heads", 1, 128), ("depth", 1, 128),
-                                ("head_width", 8, 2048)):
+        for name, low, high in (
+            ("chunk", 4, 64),
+            ("history", 1, 32),
+            ("steps", 1, 1000),
+            ("noise_level", 0, 1),
+            ("context_noise", 0, 1),
+            ("latent", 1, 256),
+            ("vae_width", 4, 512),
+            ("width", 16, 8192),
+            ("heads", 1, 128),
+            ("depth", 1, 128),
+            ("head_width", 8, 2048),
+        ):
             in_range(f"net.{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.chunk % 4:
-            raise UserError(f"net.chunk must be a multiple of 4, the frames of a latent one, got {self.chunk}")
+            raise UserError(
+                f"net.chunk must be a multiple of 4, the frames of a latent one, got {self.chunk}"
+            )
         if self.width % self.heads or self.width // self.heads % 2 or self.width // self.heads < 6:
-            raise UserError(f"net.width must be an even number of 6 or more for each of net.heads ({self.heads}), got {self.width}")
+            raise UserError(
+                f"net.width must be an even number of 6 or more for each of net.heads ({self.heads}), got "
+                f"{self.width}"
+            )
 
     @property
     def past(self) -> int:
@@ -83,8 +101,14 @@ class DiffusersFitOptions:
     """Decay per update of the average of the weights that becomes the model."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("arm", 1, 10**8), ("vae", 0, 10**8), ("updates", 1, 10**8), ("batch", 1, 10**5), ("heads", 1, 10**8),
-                                ("imagined", 2, 10**5)):
+        for name, low, high in (
+            ("arm", 1, 10**8),
+            ("vae", 0, 10**8),
+            ("updates", 1, 10**8),
+            ("batch", 1, 10**5),
+            ("heads", 1, 10**8),
+            ("imagined", 2, 10**5),
+        ):
             in_range(f"fit.{name}", getattr(self, name), low, high)
         in_range("fit.lr", self.lr, 0, 1, open_low=True)
         in_range("fit.own", self.own, 0, 1)
@@ -93,7 +117,8 @@ class DiffusersFitOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusersConfig(WorldModelConfig):
-    """Learn Wan's video transformer, of diffusers, on recorded camera frames and actions (robo_rl collect --obs rgb)."""
+    """Learn Wan's video transformer, of diffusers, on recorded camera frames and actions (robo_rl collect
+    --obs rgb)."""
 
     kind: str = "diffusers"
     net: DiffusersOptions = field(default_factory=DiffusersOptions)

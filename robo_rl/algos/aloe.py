@@ -1,12 +1,15 @@
-"""ALOE: a chunk critic of the present policy over mixed data, and advantage-weighted flow matching (arXiv 2602.12691).
+"""ALOE: a chunk critic of the present policy over mixed data, and advantage-weighted flow matching (arXiv
+2602.12691).
 
-    y = sum_{i<n} gamma^i r_i + gamma^n (1 - terminated) min_k Q'_k(s', A'),  A' ~ flow(s')      of the PRESENT policy
-    A = min_k Q_k(s, a) - mean over samples of the flow of min_k Q_k(s, .)      w = clip(exp(A / beta), 0, max_weight)
+    y = sum_{i<n} gamma^i r_i + gamma^n (1 - terminated) min_k Q'_k(s', A'),  A' ~ flow(s')      of the
+                                                            PRESENT policy
+    A = min_k Q_k(s, a) - mean over samples of the flow of min_k Q_k(s, .)      w = clip(exp(A / beta), 0,
+                                                            max_weight)
     flow: w * flow matching over every chunk of replay: demonstrations, corrections, rollouts old and new
 
-The paper's equation leaves out the terminal mask and counts H steps; here it is the n that ran. Neither beta nor the
-bound of w is public: A is divided by its std over the batch, beta 1, w at most 10. An MLP ensemble stands where the paper
-has a transformer over image features.
+The paper's equation leaves out the terminal mask and counts H steps; here it is the n that ran. Neither beta
+nor the bound of w is public: A is divided by its std over the batch, beta 1, w at most 10. An MLP ensemble
+stands where the paper has a transformer over image features.
 """
 
 import torch
@@ -28,7 +31,9 @@ class AloeLearner(OffPolicyLearner):
 
     def __init__(self, policy, options: AloeOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.context_size, policy.options.execute * policy.spec.action, options, seed)
+        self.critics = CriticLearner(
+            policy.context_size, policy.options.execute * policy.spec.action, options, seed
+        )
         self.head_params = [p for p in policy.head.parameters() if p.requires_grad]  # all, or adapters
         self.head_opt = make_adam(self.head_params, options.lr)
 
@@ -51,7 +56,9 @@ class AloeLearner(OffPolicyLearner):
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o = self.options
         weight = advantage_weight(self.advantage(rows), 1 / o.beta, o.max_weight)
-        loss = self.policy.imitation(rows.context, rows.actions, rows.own.float(), self.generator, weight=weight)
+        loss = self.policy.imitation(
+            rows.context, rows.actions, rows.own.float(), self.generator, weight=weight
+        )
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         return {"flow_loss": loss.detach(), "weight": weight.mean()}
 

@@ -1,9 +1,10 @@
-"""An average of a policy's weights over its updates, beside those that go on learning (Polyak and Juditsky 1992).
+"""An average of a policy's weights over its updates, beside those that go on learning (Polyak and Juditsky
+1992).
 
     mean <- mean + w (theta - mean)      after each update
 
-The weights of one update hold the noise of that update's rollouts; the average holds as much less of it as it is long, and lags as
-much behind what is still being learnt.
+The weights of one update hold the noise of that update's rollouts; the average holds as much less of it as it
+is long, and lags as much behind what is still being learnt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,8 @@ class AveragedWeights:
 
     @torch.no_grad()
     def add(self, weight: float) -> None:
-        """Move the average by the share `weight` in (0, 1] towards the present weights; 1 forgets what was before."""
+        """Move the average by the share `weight` in (0, 1] towards the present weights; 1 forgets what was
+        before."""
         for mean, p in zip(self.mean, self.params, strict=True):
             mean.lerp_(p, weight)
 

@@ -1,6 +1,7 @@
 """Behaviour cloning of action chunks: supervised flow matching (or noise prediction), the SFT stage.
 
-Source: flow matching (Lipman et al. 2023, eq. 9) in openpi's time convention; AdamW, cosine decay, EMA of the weights.
+Source: flow matching (Lipman et al. 2023, eq. 9) in openpi's time convention; AdamW, cosine decay, EMA of the
+weights.
 """
 
 import math
@@ -16,17 +17,27 @@ from robo_rl.options import BcOptions
 from robo_rl.policies.policy import Obs
 
 
-def demos_sampler(obs: Obs, chunks: Tensor, mask: Tensor, weight: "Callable[[Tensor], Tensor] | None" = None) -> Demos:
-    """Uniform sampling of demonstration decisions: obs [M,...], chunks [M,H,A] in env units, mask [M,H], times the `weight` of its row."""
+def demos_sampler(
+    obs: Obs, chunks: Tensor, mask: Tensor, weight: "Callable[[Tensor], Tensor] | None" = None
+) -> Demos:
+    """Uniform sampling of demonstration decisions: obs [M,...], chunks [M,H,A] in env units, mask [M,H],
+    times the `weight` of its row."""
+
     def sample(size: int, generator: torch.Generator):
         rows = torch.randint(0, len(chunks), (size,), generator=generator)
         told = mask[rows] if weight is None else mask[rows] * weight(rows)[:, None]
         return {k: v[rows] for k, v in obs.items()}, chunks[rows], told
+
     return sample
 
 
-def train(policy, sample: Demos, options: BcOptions, seed: int,
-          tick: Callable[[int, float], None] = lambda update, loss: None) -> dict[str, float]:
+def train(
+    policy,
+    sample: Demos,
+    options: BcOptions,
+    seed: int,
+    tick: Callable[[int, float], None] = lambda update, loss: None,
+) -> dict[str, float]:
     """Fit `policy` in place to the demonstrations; it ends with its averaged weights."""
     generator = torch.Generator().manual_seed(seed)
     params = [p for p in policy.parameters() if p.requires_grad]
@@ -35,7 +46,9 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
     recent = 0.0
     for update in range(options.updates):
         warm = min(1.0, (update + 1) / 100)
-        opt.param_groups[0]["lr"] = options.lr * warm * 0.5 * (1 + math.cos(math.pi * update / options.updates))
+        opt.param_groups[0]["lr"] = (
+            options.lr * warm * 0.5 * (1 + math.cos(math.pi * update / options.updates))
+        )
         loss = policy.bc_loss(*sample(options.batch, generator), generator, options.noises)
         descend(loss, params, opt, 1.0)
         decay = min(options.ema, (1 + update) / (10 + update))
@@ -53,15 +66,22 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
 def mean_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int = 16) -> float:
     """Supervised loss over some batches of `sample`, with nothing learnt."""
     generator = torch.Generator().manual_seed(seed)
-    return sum(float(policy.bc_loss(*sample(options.batch, generator), generator, options.noises)) for _ in range(batches)) / batches
+    return (
+        sum(
+            float(policy.bc_loss(*sample(options.batch, generator), generator, options.noises))
+            for _ in range(batches)
+        )
+        / batches
+    )
 
 
 @torch.no_grad()
 def exchanged_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int = 16) -> float:
-    """Loss of rows of `sample` that are given the instruction of the row before them in their batch, over their loss with their own.
+    """Loss of rows of `sample` that are given the instruction of the row before them in their batch, over
+    their loss with their own.
 
-    Both see the same noise. 1: what the policy does is not decided by what it is told. Rows whose instructions are alike are left out;
-    nan where all are, or where the policy is told nothing.
+    Both see the same noise. 1: what the policy does is not decided by what it is told. Rows whose
+    instructions are alike are left out; nan where all are, or where the policy is told nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     own, other = 0.0, 0.0
@@ -73,7 +93,9 @@ def exchanged_loss(policy, sample: Demos, options: BcOptions, seed: int, batches
         mask = mask * (told != obs["tokens"]).any(1, keepdim=True)
         if not mask.any():
             continue
-        losses = [float(policy.bc_loss(x, chunk, mask, torch.Generator().manual_seed(seed + batch), options.noises))
-                  for x in (obs, obs | {"tokens": told})]
+        losses = [
+            float(policy.bc_loss(x, chunk, mask, torch.Generator().manual_seed(seed + batch), options.noises))
+            for x in (obs, obs | {"tokens": told})
+        ]
         own, other = own + losses[0], other + losses[1]
     return other / own if own > 0 else math.nan

@@ -1,8 +1,10 @@
-"""One contract suite for every method, ours and the user's own: on-policy ones (`robo_rl.algos.onpolicy.Learner`) and those that learn
-from replay (`robo_rl.algos.offpolicy.OffPolicyLearner`).
+"""One contract suite for every method, ours and the user's own: on-policy ones
+(`robo_rl.algos.onpolicy.Learner`) and those that learn from replay
+(`robo_rl.algos.offpolicy.OffPolicyLearner`).
 
-`check_method(make, options, policy)` raises AssertionError with one sentence that says what the method does wrong, or returns the
-names of the parts that were checked. It learns from random numbers; `policy` is left as it was.
+`check_method(make, options, policy)` raises AssertionError with one sentence that says what the method does
+wrong, or returns the names of the parts that were checked. It learns from random numbers; `policy` is left as
+it was.
 """
 
 import copy
@@ -25,15 +27,24 @@ DECISIONS = 6  # of a rollout, at most
 
 
 class RandomEnv:
-    """N envs of random observations and rewards that a policy with the spec `spec` fits; every episode takes `limit` steps."""
+    """N envs of random observations and rewards that a policy with the spec `spec` fits; every episode takes
+    `limit` steps."""
 
     def __init__(self, spec, num_envs: int, limit: int, seed: int):
-        self.spec, self.num_envs, self.limit, self.rng, self.steps = spec, num_envs, limit, np.random.default_rng(seed), 0
+        self.spec, self.num_envs, self.limit, self.rng, self.steps = (
+            spec,
+            num_envs,
+            limit,
+            np.random.default_rng(seed),
+            0,
+        )
 
     def _obs(self) -> dict:
         n, s, h = self.num_envs, self.spec, self.spec.image_size
-        return {"state": self.rng.standard_normal((n, s.state)).astype(np.float32), "task": np.array(["do it"] * n)} | {
-            f"image/{v}": self.rng.integers(0, 256, (n, h, h, 3), np.uint8) for v in s.views}
+        return {
+            "state": self.rng.standard_normal((n, s.state)).astype(np.float32),
+            "task": np.array(["do it"] * n),
+        } | {f"image/{v}": self.rng.integers(0, 256, (n, h, h, 3), np.uint8) for v in s.views}
 
     def reset(self, *, seed=None, options=None):
         """Every env begins again, for they all end together."""
@@ -44,7 +55,13 @@ class RandomEnv:
         self.steps += 1
         n, over = self.num_envs, self.steps >= self.limit
         won = self.rng.random(n) < 0.5
-        return (self._obs(), (won & over).astype(np.float32), won & over, ~won & over, {"success": won & over})
+        return (
+            self._obs(),
+            (won & over).astype(np.float32),
+            won & over,
+            ~won & over,
+            {"success": won & over},
+        )
 
 
 def rollouts(policy, options: RolloutOptions, count: int, seed: int = 0) -> list[Rollout]:
@@ -64,13 +81,23 @@ def random_batch(policy, size: int, rng: np.random.Generator) -> Batch:
         if spec.views:
             return {"context": rng.standard_normal((size, policy.context_size)).astype(np.float32)}
         return {"state": rng.standard_normal((size, spec.state)).astype(np.float32)} | (
-            {"tokens": np.repeat(words_of(["do it"], spec), size, 0)} if spec.language else {})
+            {"tokens": np.repeat(words_of(["do it"], spec), size, 0)} if spec.language else {}
+        )
+
     over = rng.random(size) < 0.2
     reward = (over & (rng.random(size) < 0.5)).astype(np.float32)
-    return Batch(observed(), rng.uniform(-1, 1, (size, e, spec.action)).astype(np.float32), reward,
-                 np.where(over, 0, 0.95).astype(np.float32), observed(), np.full(size, e), np.ones((size, e), bool),
-                 rng.choice(np.array([POLICY, EXPERT], np.uint8), size), reward,
-                 np.zeros((size, spec.action), np.float32))
+    return Batch(
+        observed(),
+        rng.uniform(-1, 1, (size, e, spec.action)).astype(np.float32),
+        reward,
+        np.where(over, 0, 0.95).astype(np.float32),
+        observed(),
+        np.full(size, e),
+        np.ones((size, e), bool),
+        rng.choice(np.array([POLICY, EXPERT], np.uint8), size),
+        reward,
+        np.zeros((size, spec.action), np.float32),
+    )
 
 
 def check_method(make: Callable, options: MethodOptions, policy, seed: int = 0) -> tuple[str, ...]:
@@ -91,7 +118,9 @@ def check_method(make: Callable, options: MethodOptions, policy, seed: int = 0) 
 def _check_rollouts(learner, options: RolloutOptions, policy) -> Callable:
     """Check members and metrics -> `learn(learner)`, one more update."""
     _members(learner, policy, METHODS, "onpolicy.Learner")
-    assert hasattr(getattr(learner, "sampler", None), "act"), "learner.sampler must be the policy that acts: usually learner.policy"
+    assert hasattr(getattr(learner, "sampler", None), "act"), (
+        "learner.sampler must be the policy that acts: usually learner.policy"
+    )
     first, second = rollouts(policy, options, 2)
     _metrics(learner.update(first, 0.0, 0))
     learner.after_collect(first)
@@ -102,11 +131,14 @@ def _check_replay(learner, options: OffPolicyOptions, policy) -> Callable:
     """Check members and metrics -> `learn(learner)`, more updates of critic and actor."""
     _members(learner, policy, REPLAY_METHODS, "offpolicy.OffPolicyLearner")
     assert isinstance(getattr(learner, "offline_actor", None), bool), (
-        "learner.offline_actor must say whether the actor learns from the demonstrations before anything is collected")
+        "learner.offline_actor must say whether the actor learns from the demonstrations before anything is "
+        "collected"
+    )
 
     def learn(x, seed: int = 1, actor: bool = True):
         rng = np.random.default_rng(seed)
         return x.update(lambda n: random_batch(policy, n, rng), 2 * options.actor_every, actor=actor)
+
     _metrics(learn(learner, 0, learner.offline_actor))
     learner.begin_online()
     _metrics(learn(learner))
@@ -115,24 +147,33 @@ def _check_replay(learner, options: OffPolicyOptions, policy) -> Callable:
 
 def _members(learner, policy, methods: tuple[str, ...], contract: str) -> None:
     for name in methods:
-        assert callable(getattr(learner, name, None)), f"the learner lacks the method {name!r} (robo_rl.algos.{contract})"
-    assert getattr(learner, "policy", None) is policy, "learner.policy must be the policy that it was made with"
+        assert callable(getattr(learner, name, None)), (
+            f"the learner lacks the method {name!r} (robo_rl.algos.{contract})"
+        )
+    assert getattr(learner, "policy", None) is policy, (
+        "learner.policy must be the policy that it was made with"
+    )
 
 
 def _metrics(metrics) -> None:
     assert isinstance(metrics, dict), f"update must return a dict of metrics, got {type(metrics).__name__}"
     for name, value in metrics.items():
         assert isinstance(name, str) and isinstance(value, (int, float)), (
-            f"the metrics of update must be numbers by name, got {name!r}: {type(value).__name__}")
+            f"the metrics of update must be numbers by name, got {name!r}: {type(value).__name__}"
+        )
 
 
 def _resume(make, options: MethodOptions, learner, policy, learn: Callable, seed: int) -> None:
     """A learner whose state was saved and loaded must learn on bit for bit as the one that was not."""
     tensors: dict[str, torch.Tensor] = {}
     try:
-        tree = parse_json(json.dumps(pack(learner.state_dict(), tensors)), "the state of a learner", limit=FILE, nan=True)
+        tree = parse_json(
+            json.dumps(pack(learner.state_dict(), tensors)), "the state of a learner", limit=FILE, nan=True
+        )
     except (TypeError, AttributeError) as e:
-        raise AssertionError(f"state_dict must be a dict of tensors, arrays, numbers, strings, dicts and lists: {e}") from None
+        raise AssertionError(
+            f"state_dict must be a dict of tensors, arrays, numbers, strings, dicts and lists: {e}"
+        ) from None
     other = copy.deepcopy(policy)
     again = make(other, options, seed)
     other.load_state_dict(policy.state_dict())
@@ -141,4 +182,6 @@ def _resume(make, options: MethodOptions, learner, policy, learn: Callable, seed
     learn(again)
     for name, x in policy.state_dict().items():
         assert torch.equal(x, other.state_dict()[name]), (
-            f"a learner that loads the state_dict of another must learn as that does, {name} differs: a run would not resume exactly")
+            f"a learner that loads the state_dict of another must learn as that does, {name} differs: a run "
+            "would not resume exactly"
+        )

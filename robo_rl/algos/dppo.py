@@ -1,13 +1,15 @@
-"""DPPO: PPO over the last K' denoise steps of a diffusion policy (Ren et al. 2024, arXiv 2409.00588, eq. 6-8).
+"""DPPO: PPO over the last K' denoise steps of a diffusion policy (Ren et al. 2024, arXiv 2409.00588, eq.
+6-8).
 
-A two-layer MDP: every (decision, denoise step) is a sample with its own ratio. Its advantage is the decision's GAE
-times gamma_denoise^(K'-1-i), i = 0 the noisiest; its clip grows along the chain (`losses.denoise_clip`). Earlier steps
-run on a frozen copy of the supervised head. The std floor is one number for sampling and for log-probs.
+A two-layer MDP: every (decision, denoise step) is a sample with its own ratio. Its advantage is the
+decision's GAE times gamma_denoise^(K'-1-i), i = 0 the noisiest; its clip grows along the chain
+(`losses.denoise_clip`). Earlier steps run on a frozen copy of the supervised head. The std floor is one
+number for sampling and for log-probs.
 
-Where we differ: time limits bootstrap from their own last state (the public agent takes the next episode's); the
-per-entry log-prob is not clamped to [-5, 2]; its mean over H x A is `policy.logp_reduction="mean"`, the preset's choice.
-Evaluation takes every step's mean (the public agent keeps DDPM's noise at all but the last), so `policy.std_scale` below 1
-lets exploration stay near what is evaluated.
+Where we differ: time limits bootstrap from their own last state (the public agent takes the next episode's);
+the per-entry log-prob is not clamped to [-5, 2]; its mean over H x A is `policy.logp_reduction="mean"`, the
+preset's choice. Evaluation takes every step's mean (the public agent keeps DDPM's noise at all but the last),
+so `policy.std_scale` below 1 lets exploration stay near what is evaluated.
 """
 
 import torch

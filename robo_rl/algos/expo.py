@@ -1,13 +1,16 @@
-"""EXPO: an expressive base trained by imitation, small edits, and the best of both by value (arXiv 2507.07986).
+"""EXPO: an expressive base trained by imitation, small edits, and the best of both by value (arXiv
+2507.07986).
 
     candidates = a_1..a_N ~ flow(s)  and  clip(a_i + beta_e â_i), â ~ tanh-Gaussian(s, a_i)
     pi(s) = argmax over candidates of min_j Q'_j(s, a)                             acts, and makes the target
     flow:   flow matching on the actions of replay and demonstrations; Q is never differentiated through it
-    edits:  alpha (log pi_e(â|s,a) - D log beta_e) - mean_i Q_i(s, clip(a + beta_e â))      a: the batch's actions
+    edits:  alpha (log pi_e(â|s,a) - D log beta_e) - mean_i Q_i(s, clip(a + beta_e â))      a: the batch's
+            actions
 
-The flow that acts is a slow average of the one that learns and that the target samples. The paper's choices: 10 critics,
-UTD 20, half demonstrations. Where we differ: a flow instead of a DDPM; chunks; of its own episodes the flow imitates those that
-succeeded (`imitate="all"`: the paper). No entropy in the target, as in the paper.
+The flow that acts is a slow average of the one that learns and that the target samples. The paper's choices:
+10 critics, UTD 20, half demonstrations. Where we differ: a flow instead of a DDPM; chunks; of its own
+episodes the flow imitates those that succeeded (`imitate="all"`: the paper). No entropy in the target, as in
+the paper.
 """
 
 import copy
@@ -35,7 +38,8 @@ from robo_rl.policies.offpolicy import GuidedPolicy
 
 
 class ExpoLearner(OffPolicyLearner):
-    """Owns the flow that learns, the critics and the edits' temperature; the policy's own flow follows slowly."""
+    """Owns the flow that learns, the critics and the edits' temperature; the policy's own flow follows
+    slowly."""
 
     options: ExpoOptions
     owns = ("critics", "head", "head_opt")
@@ -57,7 +61,9 @@ class ExpoLearner(OffPolicyLearner):
 
     def critic_step(self, rows: Rows) -> dict[str, Tensor]:
         o = self.options
-        _, v = self.policy.choose(rows.next_context, self.generator, self.head, self.critics.subset(self.generator))
+        _, v = self.policy.choose(
+            rows.next_context, self.generator, self.head, self.critics.subset(self.generator)
+        )
         return self.critics.step(rows, td_target(rows, v, o))
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
@@ -71,7 +77,11 @@ class ExpoLearner(OffPolicyLearner):
             loss, logp = self.edit_loss(rows)
             descend(loss, self.edit_params, self.edit_opt, o.max_grad_norm)
             self.alpha.step(logp)
-            out |= {"edit_loss": loss.detach(), "edit_entropy": -logp.detach().mean(), "alpha": self.alpha.value}
+            out |= {
+                "edit_loss": loss.detach(),
+                "edit_entropy": -logp.detach().mean(),
+                "alpha": self.alpha.value,
+            }
         return out
 
     def edit_loss(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -92,7 +102,9 @@ def make(policy, options: ExpoOptions, seed: int, demos=None) -> ExpoLearner:
     if policy.options.local_steps:
         raise UserError("expo edits actions with a network: --policy.local-steps must be 0 (pa_rl climbs)")
     if any(p.dtype != torch.float32 for p in policy.head.parameters()):
-        raise UserError("the flow of expo follows in steps of --rl.slow, which 16 bits round away: --policy.dtype fp32")
+        raise UserError(
+            "the flow of expo follows in steps of --rl.slow, which 16 bits round away: --policy.dtype fp32"
+        )
     return ExpoLearner(policy, options, seed)
 
 

@@ -1,18 +1,21 @@
-"""HIL-SERL: SAC from demonstrations with human corrections, and a critic of its own for the gripper (Luo et al. 2024, arXiv 2410.21845).
+"""HIL-SERL: SAC from demonstrations with human corrections, and a critic of its own for the gripper (Luo et
+al. 2024, arXiv 2410.21845).
 
-Two buffers: every step goes to the online one; steps that a person chose also to that of the demonstrations, as the
-actions that ran (`robo_rl/replay_collector.py`). Half of every batch comes from each. With `--policy.gripper toggle`
-the gripper is discrete:
+Two buffers: every step goes to the online one; steps that a person chose also to that of the demonstrations,
+as the actions that ran (`robo_rl/replay_collector.py`). Half of every batch comes from each. With
+`--policy.gripper toggle` the gripper is discrete:
 
     y_g = r - penalty * changes + gamma^n (1 - terminated) Q'_g(s', argmax_o Q_g(s', o))       double DQN
     o: one of 2E command sequences that change at most once in a chunk (`policies.offpolicy.gripper_options`)
 
-The paper's choices: gamma 0.97 at 10 Hz, 2 critics, UTD 2 with one of two updates on the critic alone, alpha from 0.01.
+The paper's choices: gamma 0.97 at 10 Hz, 2 critics, UTD 2 with one of two updates on the critic alone, alpha
+from 0.01.
 
-Where we differ: over chunks the gripper has 2E options instead of {close, stay, open} per step (E = 1: close, open, and
-staying is repeating); its critic begins with supervised options on the scale of values (`policies.offpolicy.GRASP`); the arm's
-critics see the gripper's commands. The preset leaves the gripper to the Gaussian: options that nobody tried cost it more here than
-they gain. The supervised actor stays as a teacher (see demo_sac); one process collects and learns in turn.
+Where we differ: over chunks the gripper has 2E options instead of {close, stay, open} per step (E = 1: close,
+open, and staying is repeating); its critic begins with supervised options on the scale of values
+(`policies.offpolicy.GRASP`); the arm's critics see the gripper's commands. The preset leaves the gripper to
+the Gaussian: options that nobody tried cost it more here than they gain. The supervised actor stays as a
+teacher (see demo_sac); one process collects and learns in turn.
 """
 
 import copy
@@ -29,7 +32,8 @@ from robo_rl.policies.offpolicy import SquashedPolicy, gripper_label
 
 
 def changes(commands: Tensor, before: Tensor) -> Tensor:
-    """How often the sign of the gripper's commands [B,E] changes, counting the step `before` [B] (0: there was none)."""
+    """How often the sign of the gripper's commands [B,E] changes, counting the step `before` [B] (0: there
+    was none)."""
     closed = commands < 0
     first = (before != 0) & ((before < 0) != closed[:, 0])
     return (closed[:, 1:] != closed[:, :-1]).sum(1) + first
@@ -71,6 +75,9 @@ class HilSerlLearner(DemoSacLearner):
 def make(policy, options: HilSerlOptions, seed: int, demos=None) -> HilSerlLearner:
     """Learner for a squashed Gaussian policy, with or without a discrete gripper."""
     if policy.options.acts != "squashed":
-        raise UserError(f"hil_serl needs --policy.kind squashed{on_trunk(policy.options, 'squashed')}, got {policy.options.kind}")
+        raise UserError(
+            f"hil_serl needs --policy.kind squashed{on_trunk(policy.options, 'squashed')}, got "
+            f"{policy.options.kind}"
+        )
     check_judge("hil_serl", policy, options)
     return HilSerlLearner(policy, options, seed)

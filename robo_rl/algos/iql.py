@@ -1,15 +1,18 @@
-"""IQL: values of the data's own actions by expectile regression, then weighted imitation (Kostrikov et al. 2021).
+"""IQL: values of the data's own actions by expectile regression, then weighted imitation (Kostrikov et al.
+2021).
 
     V: E |tau - 1[u < 0]| u^2, u = min_i Q'_i(s, a) - V(s)         Q_i: y = r + gamma^n (1 - terminated) V(s')
     flow: w times flow matching on the batch's action, A = min_i Q'_i - V
           w = exp(beta A), or A+ / mean A+ (A-LoL); at most max_weight
 
-No action outside the data is ever judged, so it serves as an offline stage on demonstrations (`pretrain`) and goes on
-online unchanged. Over chunks, for a flow policy, which acts as it is. Source: arXiv 2110.06169, eq. 5 to 7.
+No action outside the data is ever judged, so it serves as an offline stage on demonstrations (`pretrain`) and
+goes on online unchanged. Over chunks, for a flow policy, which acts as it is. Source: arXiv 2110.06169, eq. 5
+to 7.
 
-Weights in proportion to the positive part of A are A-LoL's, which draws rows with that probability and leaves out those that are
-worse than what the data does on average (Baheti et al. 2024, arXiv 2305.14718). It has A of the behaviour policy: expectile 0.5.
-Its ratio to a reference policy is left out (the paper's reference-free form), for a flow has no density to take it of.
+Weights in proportion to the positive part of A are A-LoL's, which draws rows with that probability and leaves
+out those that are worse than what the data does on average (Baheti et al. 2024, arXiv 2305.14718). It has A
+of the behaviour policy: expectile 0.5. Its ratio to a reference policy is left out (the paper's
+reference-free form), for a flow has no density to take it of.
 """
 
 import torch
@@ -47,7 +50,9 @@ class IqlLearner(OffPolicyLearner):
 
     def __init__(self, policy, options: IqlOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.context_size, policy.options.execute * policy.spec.action, options, seed)
+        self.critics = CriticLearner(
+            policy.context_size, policy.options.execute * policy.spec.action, options, seed
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 3)
             self.value = Critic(policy.context_size, options.critic_hidden, options.critic_layers, "relu")
@@ -67,15 +72,20 @@ class IqlLearner(OffPolicyLearner):
         descend(loss, self.value_params, self.value_opt, o.max_grad_norm)
         with torch.no_grad():
             v = self.value(rows.next_context.pooled)
-        return self.critics.step(rows, td_target(rows, v, o)) | {
-            "value_loss": loss.detach()}
+        return self.critics.step(rows, td_target(rows, v, o)) | {"value_loss": loss.detach()}
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o = self.options
         with torch.no_grad():
             adv = self.judged(rows) - self.value(rows.context.pooled)
-            weight = advantage_weight(adv, o.beta, o.max_weight) if o.weighting == "exp" else positive_weight(adv, o.max_weight)
-        loss = self.policy.imitation(rows.context, rows.actions, rows.own.float(), self.generator, weight=weight)
+            weight = (
+                advantage_weight(adv, o.beta, o.max_weight)
+                if o.weighting == "exp"
+                else positive_weight(adv, o.max_weight)
+            )
+        loss = self.policy.imitation(
+            rows.context, rows.actions, rows.own.float(), self.generator, weight=weight
+        )
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         return {"flow_loss": loss.detach(), "weight": weight.mean()}
 

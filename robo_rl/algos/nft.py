@@ -1,10 +1,12 @@
 """DiffusionNFT for action chunks: RL on the forward process, no likelihood and no stored chain.
 
-Source: DiffusionNFT (arXiv 2509.16117) eq. 8-10 and its code's self-normalised x0 form (`losses.nft`); the use on
-chunks follows RLinf's embodied NFT. Chunks are sampled by the plain ODE from `v_old`, an exponential average of the
-trained policy; their optimality r comes from GAE or a group advantage: r = 1/2 + clip(A)/(2 A_max).
+Source: DiffusionNFT (arXiv 2509.16117) eq. 8-10 and its code's self-normalised x0 form (`losses.nft`); the
+use on chunks follows RLinf's embodied NFT. Chunks are sampled by the plain ODE from `v_old`, an exponential
+average of the trained policy; their optimality r comes from GAE or a group advantage: r = 1/2 + clip(A)/(2
+A_max).
 
-Where we differ: A may come from a critic; entries of the chunk that were not executed are masked out of the loss.
+Where we differ: A may come from a critic; entries of the chunk that were not executed are masked out of the
+loss.
 """
 
 import copy
@@ -52,34 +54,46 @@ class NftLearner:
         adv, returns, values, rows, metrics = self.credit.assign(rollout, self.old)
         obs, x0_all = encoded_once(policy, flat(rollout.obs)), rollout.x0.flatten(0, 1)
         executed = rollout.executed.flatten()
-        steps, ready = torch.arange(policy.options.horizon, device=device), self.credit.is_ready(o, self.iteration, metrics)
+        steps, ready = (
+            torch.arange(policy.options.horizon, device=device),
+            self.credit.is_ready(o, self.iteration, metrics),
+        )
         r_all = losses.nft_optimality(adv, o.adv_max)
         sums: dict[str, torch.Tensor] = {}
         count = 0
         for _ in range(o.epochs):
-            for batch in rows[torch.randperm(len(rows), generator=self.generator).to(device)].split(o.minibatch):
+            for batch in rows[torch.randperm(len(rows), generator=self.generator).to(device)].split(
+                o.minibatch
+            ):
                 chosen = pick(obs, batch)
                 step = {}
                 if ready:
                     x0, r = x0_all[batch], r_all[batch]
                     mask = (steps < executed[batch, None]).float()
-                    t = policy.draw_times(len(batch), self.generator) if policy.clean else \
-                        torch.rand(len(batch), generator=self.generator).clamp(min=1e-3).to(device)
+                    t = (
+                        policy.draw_times(len(batch), self.generator)
+                        if policy.clean
+                        else torch.rand(len(batch), generator=self.generator).clamp(min=1e-3).to(device)
+                    )
                     eps = torch.randn(x0.shape, generator=self.generator).to(device)
                     x_t = (1 - t[:, None, None]) * x0 + t[:, None, None] * eps
                     v = policy.velocity(policy.encode(chosen), x_t, t)
                     with torch.no_grad():
                         v_old = self.old.velocity(self.old.encode(chosen), x_t, t)
                         v_ref = self.reference.velocity(self.reference.encode(chosen), x_t, t)
-                    v, v_old, v_ref, x_t, x0 = (x[..., :policy.spec.action] for x in (v, v_old, v_ref, x_t, x0))  # the rest is padding
+                    # the rest is padding
+                    v, v_old, v_ref, x_t, x0 = (
+                        x[..., : policy.spec.action] for x in (v, v_old, v_ref, x_t, x0)
+                    )
                     loss = losses.nft(v, v_old, x_t, t, x0, r, mask, o.beta, o.negative_weight)
                     step["policy_loss"] = loss.detach()
                     drift = (v - v_ref).square().mean()
                     step["drift"] = drift.detach()
                     loss = loss + o.kl_coef * drift
                     if o.bc_coef and self.demos is not None:
-                        loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(batch), self.generator),
-                                                                 self.generator)
+                        loss = loss + o.bc_coef * policy.bc_loss(
+                            *self.demos(len(batch), self.generator), self.generator
+                        )
                     with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp) * self.step_scale):
                         step["grad_norm"] = descend(loss, self.params, self.actor_opt, o.max_grad_norm)
                 if o.advantage == "gae":
@@ -102,9 +116,15 @@ class NftLearner:
         """Observation statistics stay those of the demonstrations."""
 
     def state_dict(self) -> dict:
-        return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
-                "old": self.old.state_dict(), "reference": self.reference.state_dict(),
-                "generator": self.generator.get_state(), "iteration": self.iteration, "step_scale": self.step_scale}
+        return {
+            "credit": self.credit.state_dict(),
+            "actor_opt": self.actor_opt.state_dict(),
+            "old": self.old.state_dict(),
+            "reference": self.reference.state_dict(),
+            "generator": self.generator.get_state(),
+            "iteration": self.iteration,
+            "step_scale": self.step_scale,
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.credit.load_state_dict(state["credit"])
@@ -120,7 +140,9 @@ def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> 
     if not policy.options.is_flow:
         raise UserError(f"nft needs --policy.kind flow, got {policy.options.kind}")
     if policy.options.commit_least:
-        raise UserError("nft has no log-prob to leave given rows out of: with --latency use pi_rl or reinflow")
+        raise UserError(
+            "nft has no log-prob to leave given rows out of: with --latency use pi_rl or reinflow"
+        )
     if options.trust_kl:
         raise UserError("nft has no likelihood whose KL could be measured: it needs --rl.trust-kl 0")
     return NftLearner(policy, options, seed, demos)

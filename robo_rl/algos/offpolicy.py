@@ -1,10 +1,12 @@
 """What methods that learn from replay share: a critic ensemble with chunk TD, and the loop around it.
 
-    y = sum_{k<n} gamma^k r_k + gamma^n (1 - terminated) v(s')        n: the steps of the chunk that really ran
+    y = sum_{k<n} gamma^k r_k + gamma^n (1 - terminated) v(s')        n: the steps of the chunk that really
+                                                            ran
     loss = mean_i (Q_i(s, a) - y)^2                                   every critic against the same y
 
-`v` is the method's own (a sample of the actor, the best of many, the data's), taken over `subset` random critics of the
-Polyak average (REDQ, Chen et al. 2021, eq. 4). A time limit is no terminal: it bootstraps from the state it cut.
+`v` is the method's own (a sample of the actor, the best of many, the data's), taken over `subset` random
+critics of the Polyak average (REDQ, Chen et al. 2021, eq. 4). A time limit is no terminal: it bootstraps from
+the state it cut.
 """
 
 import copy
@@ -36,7 +38,8 @@ def make_adam(params: Sequence[Tensor], lr: float) -> Optimizer:
 
 @dataclass(slots=True)
 class Rows:
-    """A Batch as tensors, with the contexts its observations encode to. actions[B,E,A], own[B,E], the rest [B]."""
+    """A Batch as tensors, with the contexts its observations encode to. actions[B,E,A], own[B,E], the rest
+    [B]."""
 
     obs: Obs
     context: Context
@@ -56,7 +59,8 @@ class Rows:
 
     @property
     def worthy(self) -> Tensor:
-        """bool[B]: demonstrated, corrected, or the policy's own with a return above 0 after it: a success where rewards are sparse."""
+        """bool[B]: demonstrated, corrected, or the policy's own with a return above 0 after it: a success
+        where rewards are sparse."""
         return (self.source > POLICY) | (self.bound > 0)
 
 
@@ -65,14 +69,24 @@ def tensors(policy, batch: Batch) -> Rows:
     """Batch -> Rows; the trunk of the policy is not trained by these methods."""
     obs = {k: torch.from_numpy(v) for k, v in batch.obs.items()}
     after = {k: torch.from_numpy(v) for k, v in batch.next_obs.items()}
-    return Rows(obs, policy.encode(obs), policy.encode(after), torch.from_numpy(batch.actions),
-                torch.from_numpy(batch.rewards), torch.from_numpy(batch.discounts), torch.from_numpy(batch.own),
-                torch.from_numpy(batch.bound), torch.from_numpy(batch.before), torch.from_numpy(batch.source))
+    return Rows(
+        obs,
+        policy.encode(obs),
+        policy.encode(after),
+        torch.from_numpy(batch.actions),
+        torch.from_numpy(batch.rewards),
+        torch.from_numpy(batch.discounts),
+        torch.from_numpy(batch.own),
+        torch.from_numpy(batch.bound),
+        torch.from_numpy(batch.before),
+        torch.from_numpy(batch.source),
+    )
 
 
 def td_target(rows: Rows, values: Tensor, options: OffPolicyOptions) -> Tensor:
-    """y = r + discount * v [B]; with `max_target` > 0 clamped to the range [0, max_target] that returns are known to have;
-    with `floor` no lower than the discounted return that did follow in an episode that terminated (He et al. 2017, eq. 6)."""
+    """y = r + discount * v [B]; with `max_target` > 0 clamped to the range [0, max_target] that returns are
+    known to have; with `floor` no lower than the discounted return that did follow in an episode that
+    terminated (He et al. 2017, eq. 6)."""
     y = rows.rewards + rows.discounts * values
     y = y.clamp(0, options.max_target) if options.max_target else y
     return torch.maximum(y, rows.bound) if options.floor else y
@@ -101,15 +115,24 @@ def polyak(slow: torch.nn.Module, fast: torch.nn.Module, tau: float) -> None:
         kernels._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), tau)
 
 
-def cql_penalty(q_policy: Tensor, logp: Tensor | None, q_random: Tensor, q_data: Tensor, bound: Tensor, d: int,
-                temperature: float) -> Tensor:
-    """Cal-QL's regulariser (Nakamoto et al. 2023, eq. 5 with CQL(H)'s importance weights, Kumar et al. 2020, appendix F):
+def cql_penalty(
+    q_policy: Tensor,
+    logp: Tensor | None,
+    q_random: Tensor,
+    q_data: Tensor,
+    bound: Tensor,
+    d: int,
+    temperature: float,
+) -> Tensor:
+    """Cal-QL's regulariser (Nakamoto et al. 2023, eq. 5 with CQL(H)'s importance weights, Kumar et al. 2020,
+    appendix F):
 
         T log mean_i exp(Q_i / T) / q(a_i)  -  Q(s, a_data),     an estimate of T log integral exp(Q / T) da
 
-    over M actions of the policy, drawn from q = exp(`logp` [B,M]), of which Q_i counts at least the return `bound` [B] that
-    followed (-inf: no bound: plain CQL), and M' uniform ones in the box of `d` entries, q = 2^-d. q_policy [Q,B,M], q_random
-    [Q,B,M'], q_data [Q,B]. `logp` None: the density is not known, all actions weigh the same (T log mean exp(Q_i / T)).
+    over M actions of the policy, drawn from q = exp(`logp` [B,M]), of which Q_i counts at least the return
+    `bound` [B] that followed (-inf: no bound: plain CQL), and M' uniform ones in the box of `d` entries, q =
+    2^-d. q_policy [Q,B,M], q_random [Q,B,M'], q_data [Q,B]. `logp` None: the density is not known, all
+    actions weigh the same (T log mean exp(Q_i / T)).
     """
     calibrated = torch.maximum(q_policy, bound[:, None]) / temperature
     random = q_random / temperature
@@ -120,9 +143,12 @@ def cql_penalty(q_policy: Tensor, logp: Tensor | None, q_random: Tensor, q_data:
 
 
 class CriticLearner:
-    """Owns the critics, their Polyak average and their optimizer. `target`: an Ensemble that is the average."""
+    """Owns the critics, their Polyak average and their optimizer. `target`: an Ensemble that is the
+    average."""
 
-    def __init__(self, context: int, action: int, options: OffPolicyOptions, seed: int, target: Ensemble | None = None):
+    def __init__(
+        self, context: int, action: int, options: OffPolicyOptions, seed: int, target: Ensemble | None = None
+    ):
         o = self.options = options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
@@ -135,27 +161,38 @@ class CriticLearner:
 
     def subset(self, generator: torch.Generator) -> Tensor:
         """Which critics the target takes the least of."""
-        return torch.randperm(self.options.critics, generator=generator)[:self.options.subset]
+        return torch.randperm(self.options.critics, generator=generator)[: self.options.subset]
 
     def least(self, context: Tensor, actions: Tensor, generator: torch.Generator) -> Tensor:
         """For pooled contexts [B,C]: min over a random subset of the averaged critics, [B]."""
         with torch.no_grad():
             return self.target(context, actions, self.subset(generator)).min(0).values
 
-    def step(self, rows: Rows, y: Tensor, penalty: "Callable[[Tensor], Tensor] | None" = None) -> dict[str, Tensor]:
+    def step(
+        self, rows: Rows, y: Tensor, penalty: "Callable[[Tensor], Tensor] | None" = None
+    ) -> dict[str, Tensor]:
         """One step towards y [B]; `penalty(q_data[Q,B])` is added to the loss."""
         q = self.critic(rows.context.pooled, rows.flat)
         loss = td_loss(q, y)
         total = loss if penalty is None else loss + penalty(q)
         norm = descend(total, self.params, self.opt, self.options.max_grad_norm)
         polyak(self.target, self.critic, self.options.tau)
-        out = {"critic_loss": loss.detach(), "q": q.detach().mean(), "q_target": y.mean(), "critic_norm": norm}
+        out = {
+            "critic_loss": loss.detach(),
+            "q": q.detach().mean(),
+            "q_target": y.mean(),
+            "critic_norm": norm,
+        }
         if penalty is not None:
             out["penalty"] = (total - loss).detach()
         return out
 
     def state_dict(self) -> dict:
-        return {"critic": self.critic.state_dict(), "target": self.target.state_dict(), "opt": self.opt.state_dict()}
+        return {
+            "critic": self.critic.state_dict(),
+            "target": self.target.state_dict(),
+            "opt": self.opt.state_dict(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.critic.load_state_dict(state["critic"])
@@ -164,7 +201,8 @@ class CriticLearner:
 
 
 class OffPolicyLearner:
-    """The loop. A method gives `critic_step(rows)` and `actor_step(rows)`, each -> metrics, and what it owns."""
+    """The loop. A method gives `critic_step(rows)` and `actor_step(rows)`, each -> metrics, and what it
+    owns."""
 
     def __init__(self, policy, options: OffPolicyOptions, seed: int):
         self.policy, self.options = policy, options
@@ -199,7 +237,8 @@ class OffPolicyLearner:
 
     def state_dict(self) -> dict:
         return {"generator": self.generator.get_state(), "updates": self.updates} | {
-            name: getattr(self, name).state_dict() for name in self.owns}
+            name: getattr(self, name).state_dict() for name in self.owns
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.generator.set_state(state["generator"])
@@ -211,15 +250,20 @@ class OffPolicyLearner:
 def check_judge(name: str, policy, options) -> None:
     """Raise UserError unless the critics that the policy carries, if it does, are those of `options`."""
     p = policy.options
-    here, there = ((p.critics, p.critic_hidden, p.critic_layers),
-                   (options.critics, options.critic_hidden, options.critic_layers))
+    here, there = (
+        (p.critics, p.critic_hidden, p.critic_layers),
+        (options.critics, options.critic_hidden, options.critic_layers),
+    )
     if policy.judge is not None and (here != there or not options.layer_norm):
-        raise UserError(f"{name}: the policy carries its critics: --policy.critics, critic-hidden and critic-layers must equal "
-                        f"those of --rl and --rl.layer-norm stay on, got {here} and {there}")
+        raise UserError(
+            f"{name}: the policy carries its critics: --policy.critics, critic-hidden and critic-layers must "
+            f"equal those of --rl and --rl.layer-norm stay on, got {here} and {there}"
+        )
 
 
 def on_trunk(options, actor: str) -> str:
-    """Words for who gave a vision-language-action model to a method whose policy is to be `actor` on its trunk."""
+    """Words for who gave a vision-language-action model to a method whose policy is to be `actor` on its
+    trunk."""
     return f" or {', '.join(FLOWS)} with --policy.actor {actor}" if options.kind in VLAS else ""
 
 

@@ -1,14 +1,18 @@
-"""PA-RL: optimise actions against the critic, then imitate them, whatever the policy (Mark et al. 2024, arXiv 2412.06685).
+"""PA-RL: optimise actions against the critic, then imitate them, whatever the policy (Mark et al. 2024, arXiv
+2412.06685).
 
-    N samples of the flow -> the `keep` best by mean Q -> `local_steps` of a <- clip(a + rate dQ/da), best point of each
-    pi_opt = softmax(mean Q) over what is kept (acting, imitation) or its argmax (target, evaluation)
-    critic: y = r + gamma^n (1 - terminated) min_subset Q'(s', argmax pi_opt(s'))     with Cal-QL's penalty if cql_alpha
+    N samples of the flow -> the `keep` best by mean Q -> `local_steps` of a <- clip(a + rate dQ/da), best
+    point of each pi_opt = softmax(mean Q) over what is kept (acting, imitation) or its argmax (target,
+    evaluation)
+    critic: y = r + gamma^n (1 - terminated) min_subset Q'(s', argmax pi_opt(s'))     with Cal-QL's penalty if
+                                                            cql_alpha
     flow:   flow matching on draws of pi_opt; the batch's own action takes the place of the worst kept one
 
-The paper's choices: N 32, keep 10, 10 steps of 3e-4, 10 critics with a categorical loss, cql_alpha 0.005 offline, half
-demonstrations. Where we differ: squared TD error; a judge that is the Polyak average of the critics; softmax(Q /
-softness), for returns here lie
-in [0, 1] and not in [-100, 0]; with `floor` the batch's own action counts no less than the return that followed it.
+The paper's choices: N 32, keep 10, 10 steps of 3e-4, 10 critics with a categorical loss, cql_alpha 0.005
+offline, half demonstrations. Where we differ: squared TD error; a judge that is the Polyak average of the
+critics; softmax(Q / softness), for returns here lie
+in [0, 1] and not in [-100, 0]; with `floor` the batch's own action counts no less than the return that
+followed it.
 """
 
 import torch
@@ -48,7 +52,9 @@ class PaRlLearner(OffPolicyLearner):
         q = self.critics.critic.many(rows.context.pooled, torch.cat([actions, box], 1))
         m = actions.shape[1]
         o = self.options
-        return o.cql_alpha * cql_penalty(q[..., :m], None, q[..., m:], q_data, rows.bound, self.policy.size, o.cql_temperature)
+        return o.cql_alpha * cql_penalty(
+            q[..., :m], None, q[..., m:], q_data, rows.bound, self.policy.size, o.cql_temperature
+        )
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy
@@ -68,10 +74,13 @@ class PaRlLearner(OffPolicyLearner):
         own = found.shape[1] - 1
         if self.options.floor:  # as in the target: what the data's own action led to, it is worth
             q[:, own] = torch.maximum(q[:, own], rows.bound)
-        if own > 1 or policy.options.local_steps:  # with one sample and no steps there is nothing worse than it
+        # with one sample and no steps there is nothing worse than it
+        if own > 1 or policy.options.local_steps:
             q[torch.arange(len(q)), q[:, :own].argmin(1)] = -torch.inf
         pick = (q / policy.options.softness + gumbel(q, self.generator)).argmax(1)
-        whole = torch.where((pick == own)[:, None], rows.own.float(), torch.ones_like(rows.own, dtype=torch.float))
+        whole = torch.where(
+            (pick == own)[:, None], rows.own.float(), torch.ones_like(rows.own, dtype=torch.float)
+        )
         return found[torch.arange(len(found)), pick], whole
 
     def begin_online(self) -> None:

@@ -1,4 +1,5 @@
-"""RECAP: learning from mixed episodes by advantage-conditioned imitation (Physical Intelligence 2025, arXiv 2511.14759).
+"""RECAP: learning from mixed episodes by advantage-conditioned imitation (Physical Intelligence 2025, arXiv
+2511.14759).
 
     r_t = -1, at the last step 0 after a success and -C_fail after a failure          section V-C, eq. 5
     R_t = sum of r from t on, over the task's longest episode and C_fail: in [-1, 0]
@@ -6,14 +7,17 @@
     A_t = R_t - R_{t+N} + V(o_{t+N}) - V(o_t), or R_t - V(o_t) beyond the end          section III
     I_t = A_t > epsilon of the task, or a person chose a_t                             section IV-B, eq. 3
     flow matching on (o_t, I_t, a_t); a share of the rows is not told I_t              eq. 3, by dropout
-    acting: v = v(o) + beta (v(o, I = 1) - v(o))                                       eq. 2, classifier-free guidance
+    acting: v = v(o) + beta (v(o, I = 1) - v(o))                                       eq. 2, classifier-free
+                                                            guidance
 
-The last line is the policy's (`policies.guidance.Guidance`): `--policy.guidance` is beta, and 1 is the conditional policy alone.
+The last line is the policy's (`policies.guidance.Guidance`): `--policy.guidance` is beta, and 1 is the
+conditional policy alone.
 
-Where we differ: values of an episode come from a function that did not learn from it (`folds`), for with few episodes a value function
-knows the return of each; it is a small network on what the supervised policy's trunk pools, not a language model of its own. The
-indicator is one more number of a small policy's context, 1, -1 or 0 (not told); a vision-language-action model reads it as text of its
-prompt, as in the paper. epsilon is a quantile over all frames of a task. Each round begins with the supervised policy, not the last one.
+Where we differ: values of an episode come from a function that did not learn from it (`folds`), for with few
+episodes a value function knows the return of each; it is a small network on what the supervised policy's
+trunk pools, not a language model of its own. The indicator is one more number of a small policy's context, 1,
+-1 or 0 (not told); a vision-language-action model reads it as text of its prompt, as in the paper. epsilon is
+a quantile over all frames of a task. Each round begins with the supervised policy, not the last one.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +37,8 @@ from robo_rl.policies.nets import mlp
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """What the labels of E episodes of F frames in all depend on; rows from_[e] .. to[e] - 1 are episode e."""
+    """What the labels of E episodes of F frames in all depend on; rows from_[e] .. to[e] - 1 are episode
+    e."""
 
     from_: np.ndarray
     """int64[E]"""
@@ -48,14 +53,14 @@ class Episodes:
 
 
 def returns_to_go(episodes: Episodes, fail: float) -> np.ndarray:
-    """Return of every frame, float32[F] in [-1, 0]: minus the steps that are left, and minus `fail` longest episodes after a failure,
-    over 1 + fail longest episodes of the task."""
+    """Return of every frame, float32[F] in [-1, 0]: minus the steps that are left, and minus `fail` longest
+    episodes after a failure, over 1 + fail longest episodes of the task."""
     length, out = episodes.to - episodes.from_, np.empty(episodes.to[-1], np.float32)
     for task in np.unique(episodes.task):
         longest = length[episodes.task == task].max()
         for e in np.flatnonzero(episodes.task == task):
             left = np.arange(length[e])[::-1] / longest
-            out[episodes.from_[e]:episodes.to[e]] = -(left + fail * (not episodes.success[e])) / (1 + fail)
+            out[episodes.from_[e] : episodes.to[e]] = -(left + fail * (not episodes.success[e])) / (1 + fail)
     return out
 
 
@@ -79,12 +84,13 @@ def advantages(returns: np.ndarray, values: np.ndarray, episodes: Episodes, look
     out = returns - values
     for a, b in zip(episodes.from_, episodes.to, strict=True):
         if 0 < lookahead < b - a:
-            out[a:b - lookahead] += (values - returns)[a + lookahead:b]
+            out[a : b - lookahead] += (values - returns)[a + lookahead : b]
     return out
 
 
 def indicators(adv: np.ndarray, episodes: Episodes, positive: float) -> tuple[np.ndarray, dict[int, float]]:
-    """(bool[F]: which actions are called positive, {task: epsilon}): those above the task's quantile 1 - `positive`, and forced ones."""
+    """(bool[F]: which actions are called positive, {task: epsilon}): those above the task's quantile 1 -
+    `positive`, and forced ones."""
     task = np.repeat(episodes.task, episodes.to - episodes.from_)
     epsilon = {int(k): float(np.quantile(adv[task == k], 1 - positive)) for k in np.unique(task)}
     above = np.array([epsilon[k] for k in sorted(epsilon)])[np.searchsorted(sorted(epsilon), task)]
@@ -92,7 +98,8 @@ def indicators(adv: np.ndarray, episodes: Episodes, positive: float) -> tuple[np
 
 
 class ValueFunctions:
-    """Distributional value functions on pooled contexts, one for each fold of the episodes; a fold's own is the one that judges it."""
+    """Distributional value functions on pooled contexts, one for each fold of the episodes; a fold's own is
+    the one that judges it."""
 
     def __init__(self, features: int, options: RecapOptions, seed: int):
         self.options, self.generator = options, torch.Generator().manual_seed(seed)
@@ -102,8 +109,8 @@ class ValueFunctions:
             self.nets = [mlp(sizes, "silu") for _ in range(options.folds)]
 
     def fit(self, features: Tensor, returns: Tensor, fold: Tensor) -> dict[str, float]:
-        """Learn from features [F,C] and returns [F] of the other folds int64[F] -> mean cross-entropy [nats] of what was learnt from, and
-        of what was held out."""
+        """Learn from features [F,C] and returns [F] of the other folds int64[F] -> mean cross-entropy [nats]
+        of what was learnt from, and of what was held out."""
         learnt, held = [], []
         self.mean, self.std = features.mean(0), features.std(0).clamp(min=1e-3)
         x = self.scaled(features)
@@ -138,8 +145,11 @@ class ValueFunctions:
         return out
 
 
-def label(features: Tensor, episodes: Episodes, options: RecapOptions, seed: int) -> tuple[np.ndarray, dict[str, float]]:
-    """(bool[F]: which actions are positive, metrics) of frames whose pooled contexts are `features` [F,C]; the values are learnt anew."""
+def label(
+    features: Tensor, episodes: Episodes, options: RecapOptions, seed: int
+) -> tuple[np.ndarray, dict[str, float]]:
+    """(bool[F]: which actions are positive, metrics) of frames whose pooled contexts are `features` [F,C];
+    the values are learnt anew."""
     count = len(episodes.to)
     folds = min(options.folds, count)
     drawn = np.random.default_rng([seed, 17]).permutation(count) % folds
@@ -152,19 +162,25 @@ def label(features: Tensor, episodes: Episodes, options: RecapOptions, seed: int
     told, epsilon = indicators(adv, episodes, options.positive)
     left = float(np.square(returns - values).mean()) / max(float(returns.var()), 1e-12)
     won = np.repeat(episodes.success, episodes.to - episodes.from_)
-    metrics |= {"value_explained": 1 - left, "positive": float(told.mean()), "forced": float(episodes.forced.mean()),
-                "positive_of_successes": float(told[won].mean()) if won.any() else 0.0,
-                "positive_of_failures": float(told[~won].mean()) if not won.all() else 0.0,
-                "epsilon": float(np.mean(list(epsilon.values())))}
+    metrics |= {
+        "value_explained": 1 - left,
+        "positive": float(told.mean()),
+        "forced": float(episodes.forced.mean()),
+        "positive_of_successes": float(told[won].mean()) if won.any() else 0.0,
+        "positive_of_failures": float(told[~won].mean()) if not won.all() else 0.0,
+        "epsilon": float(np.mean(list(epsilon.values()))),
+    }
     return told, metrics
 
 
 def untold(sample: Demos, drop: float) -> Demos:
     """`sample`, whose observations tell the advantage (1 or -1), with 0 in a share `drop` of the rows."""
+
     def dropped(size: int, generator: torch.Generator):
         obs, chunk, mask = sample(size, generator)
         keep = torch.rand(size, generator=generator) >= drop
         return obs | {ADVANTAGE: obs[ADVANTAGE] * keep.to(obs[ADVANTAGE].device)}, chunk, mask
+
     return dropped
 
 

@@ -1,12 +1,13 @@
 """ReinFlow: PPO on a flow whose every step carries learned Gaussian noise (arXiv 2505.22094, eq. 8-12).
 
-The joint chain's ratio, an entropy bonus on the noise, and an upper noise bound that holds for `noise_hold` of
-training and then falls linearly to `noise_end` of its start. The bound is a buffer of the policy and moves at the end of
-an update: it belongs to the version that acts under it, and re-scoring uses the bound of the weights that it scores by.
-Optional |x_theta(z) - x_old(z)|^2 with a shared z.
+The joint chain's ratio, an entropy bonus on the noise, and an upper noise bound that holds for `noise_hold`
+of training and then falls linearly to `noise_end` of its start. The bound is a buffer of the policy and moves
+at the end of an update: it belongs to the version that acts under it, and re-scoring uses the bound of the
+weights that it scores by. Optional |x_theta(z) - x_old(z)|^2 with a shared z.
 
-Where we differ: one time grid for sampling and re-scoring (the public snapshot uses two), the constant density of the
-initial noise is left out, intermediate x are not clipped to +-1 and the joint log-prob is not clamped.
+Where we differ: one time grid for sampling and re-scoring (the public snapshot uses two), the constant
+density of the initial noise is left out, intermediate x are not clipped to +-1 and the joint log-prob is not
+clamped.
 """
 
 import copy
@@ -30,8 +31,10 @@ def make(policy, options: ReinFlowOptions, seed: int, demos: Demos | None = None
     """Learner for a flow policy with learned noise at all steps."""
     p = policy.options
     if not p.is_flow or p.noise != "learned" or p.noise_steps != "all":
-        raise UserError("reinflow needs --policy.kind flow --policy.noise learned --policy.noise-steps all, got "
-                        f"{p.kind}, {p.noise}, {p.noise_steps}")
+        raise UserError(
+            "reinflow needs --policy.kind flow --policy.noise learned --policy.noise-steps all, got "
+            f"{p.kind}, {p.noise}, {p.noise_steps}"
+        )
     old = copy.deepcopy(policy.head).requires_grad_(False)
 
     def w2(context: Context, generator: torch.Generator) -> Tensor:
@@ -45,8 +48,9 @@ def make(policy, options: ReinFlowOptions, seed: int, demos: Demos | None = None
         return options.w2_coef * (x_new - x_old).square().sum(-1).mean()
 
     def settle(progress: float) -> None:
-        policy.noise.high.fill_(max(p.noise_min, noise_bound(p.noise_max, progress, options.noise_hold,
-                                                             options.noise_end)))
+        policy.noise.high.fill_(
+            max(p.noise_min, noise_bound(p.noise_max, progress, options.noise_hold, options.noise_end))
+        )
 
     def rules(progress: float) -> Rules:
         if options.w2_coef:

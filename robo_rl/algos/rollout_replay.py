@@ -1,14 +1,19 @@
-"""Rollouts of earlier updates in an update of an on-policy method: fresh episodes and a share of old ones, drawn evenly.
+"""Rollouts of earlier updates in an update of an on-policy method: fresh episodes and a share of old ones,
+drawn evenly.
 
-    batch = fresh [T,N] and R old columns behind it        R = min(what is kept, round(N s / (1 - s))),  s = rl.replay
-    kept  = the columns of the last rl.replay_age updates   a column: T decisions of one env; with a group advantage a group
+    batch = fresh [T,N] and R old columns behind it        R = min(what is kept, round(N s / (1 - s))),  s =
+                                                           rl.replay
+    kept  = the columns of the last rl.replay_age updates   a column: T decisions of one env; with a group
+          advantage a group
 
-A column comes back as it was played: observations, trace, rewards, log-probs and versions of who acted, bit for bit. Its ratio to who
-acted is therefore exact, and `robo_rl.algos.stale` corrects it as it corrects any data of older weights: clipped around who acted
-(rl.correction none, DOTS+RR's own), or around the present weights with a capped weight (decoupled, tis, m2po, sequence, minpro; vtrace
-for a critic's targets; remix). Advantages are computed anew. Groups whose outcomes are all alike are not kept: they teach nothing.
-Which columns come back follows from the seed and the number of the update alone. Source: DOTS+RR, arXiv 2506.05316 (a fresh share of
-one half, the rest evenly from a queue of 512 groups). Where we differ: the queue is bounded by updates, which bounds age too.
+A column comes back as it was played: observations, trace, rewards, log-probs and versions of who acted, bit
+for bit. Its ratio to who acted is therefore exact, and `robo_rl.algos.stale` corrects it as it corrects any
+data of older weights: clipped around who acted (rl.correction none, DOTS+RR's own), or around the present
+weights with a capped weight (decoupled, tis, m2po, sequence, minpro; vtrace for a critic's targets; remix).
+Advantages are computed anew. Groups whose outcomes are all alike are not kept: they teach nothing. Which
+columns come back follows from the seed and the number of the update alone. Source: DOTS+RR, arXiv 2506.05316
+(a fresh share of one half, the rest evenly from a queue of 512 groups). Where we differ: the queue is bounded
+by updates, which bounds age too.
 """
 
 from collections import deque
@@ -37,19 +42,40 @@ def columns_of(r: Rollout, chosen: Tensor) -> Rollout:
         if isinstance(x, dict):
             return {k: picked(v, along) for k, v in x.items()}
         return x if x is None else x.index_select(along, chosen)
+
     whole = {name: picked(getattr(r, name), 1) for name in OVER_TIME}
-    return Rollout(**whole, **{name: picked(getattr(r, name), 0) for name in PER_ENV}, stats={}, source=r.source,
-                   final_obs={k: v[final] for k, v in r.final_obs.items()})
+    return Rollout(
+        **whole,
+        **{name: picked(getattr(r, name), 0) for name in PER_ENV},
+        stats={},
+        source=r.source,
+        final_obs={k: v[final] for k, v in r.final_obs.items()},
+    )
 
 
-OVER_TIME = ("obs", "trace", "x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains")  # [T,N,...]
+# [T,N,...]
+OVER_TIME = (
+    "obs",
+    "trace",
+    "x0",
+    "logp",
+    "rewards",
+    "discounts",
+    "done",
+    "executed",
+    "mask",
+    "version",
+    "gains",
+)
 PER_ENV = ("outcome", "success", "lengths", "last_obs")  # [N,...]
 
 
 class RolloutReplay:
-    """Owns the columns of the last `age` updates; `share` of a batch is replayed, in groups of `group` columns.
+    """Owns the columns of the last `age` updates; `share` of a batch is replayed, in groups of `group`
+    columns.
 
-    by_return: a group whose returns are all alike teaches nothing, and is not kept; stop: from this update on nothing is (0: never).
+    by_return: a group whose returns are all alike teaches nothing, and is not kept; stop: from this update on
+    nothing is (0: never).
     """
 
     def __init__(self, share: float, age: int, group: int, seed: int, by_return: bool = True, stop: int = 0):
@@ -57,7 +83,8 @@ class RolloutReplay:
         self.kept: deque[Rollout] = deque(maxlen=age)
 
     def compose(self, fresh: Rollout, update: int) -> Rollout:
-        """`fresh` with columns of earlier updates behind it, as many as `replayed` says; then the fresh ones are kept."""
+        """`fresh` with columns of earlier updates behind it, as many as `replayed` says; then the fresh ones
+        are kept."""
         if not self.share or 0 < self.stop <= update:
             self.kept.clear()
             return fresh
@@ -86,7 +113,12 @@ class RolloutReplay:
         self.kept.append(columns_of(fresh, torch.arange(n, device=teaches.device)[teaches]))
 
     def state_dict(self) -> dict:
-        return {"kept": [{name: getattr(r, name) for name in (*OVER_TIME, *PER_ENV, "final_obs", "source")} for r in self.kept]}
+        return {
+            "kept": [
+                {name: getattr(r, name) for name in (*OVER_TIME, *PER_ENV, "final_obs", "source")}
+                for r in self.kept
+            ]
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.kept.clear()

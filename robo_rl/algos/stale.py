@@ -2,14 +2,16 @@
 
     lag = version - rollout.version                  0 everywhere: nothing is done
     prox = log-prob under the anchor [T*N,F]         rl.proximal
-    w = weight of prox/behave                        rl.correction; per ratio: of the chain, or of each factor (DPPO)
+    w = weight of prox/behave                        rl.correction; per ratio: of the chain, or of each factor
+                                                     (DPPO)
     loss = -mean w min(rho A, clip(rho) A),  rho = theta/prox
 
-Chunks of the present weights keep their log-prob as the anchor's (not with `ewma`, whose anchor is older). With
-`recompute` the gradients of MinPRO and GSPO are theirs at the first step, rho being 1; PPO's clip bounds later ones.
-`snapshot` scores a chunk by the weights that acted: w is then what the acting engine's numerics add, staleness is left
-to the clip, and where both have the same numerics it is `correction none`. `ewma` averages once per update, over a
-window as long as the rollout's largest lag: with no lag it is the present weights. V-trace's rho is of the whole chain.
+Chunks of the present weights keep their log-prob as the anchor's (not with `ewma`, whose anchor is older).
+With `recompute` the gradients of MinPRO and GSPO are theirs at the first step, rho being 1; PPO's clip bounds
+later ones. `snapshot` scores a chunk by the weights that acted: w is then what the acting engine's numerics
+add, staleness is left to the clip, and where both have the same numerics it is `correction none`. `ewma`
+averages once per update, over a window as long as the rollout's largest lag: with no lag it is the present
+weights. V-trace's rho is of the whole chain.
 """
 
 import copy
@@ -30,8 +32,8 @@ ACTIVE = 0.9  # an average is dropped below this share of samples that still cou
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """What changes in an update: columns [T*N,...] of its rows (`logp_old`; `weight`, or `alpha` of an interpolation),
-    the log ratios [T,N] for V-trace or opob, a factor on the learning rate, metrics."""
+    """What changes in an update: columns [T*N,...] of its rows (`logp_old`; `weight`, or `alpha` of an
+    interpolation), the log ratios [T,N] for V-trace or opob, a factor on the learning rate, metrics."""
 
     columns: dict[str, Tensor] = field(default_factory=dict)
     log_rho: Tensor | None = None
@@ -57,8 +59,9 @@ class Corrector:
         for old in sorted(self.snapshots)[:-KEPT]:
             del self.snapshots[old]
 
-    def correct(self, r: Rollout, policy: "ChainPolicy | GaussianPolicy", version: int | None,
-                joint: bool) -> Corrected:
+    def correct(
+        self, r: Rollout, policy: "ChainPolicy | GaussianPolicy", version: int | None, joint: bool
+    ) -> Corrected:
         """What `r` asks of an update of `policy`, whose weights are `version` (None: those that acted).
 
         `joint` as in Rules: one weight for the chain, or one per factor.
@@ -90,13 +93,21 @@ class Corrector:
             told = corrections.diagnostics(log_rho.flatten()[rows], log_w[rows], self.cap)
             if o.correction == "m2po":
                 told["is_rejected"] = (weight[rows] == 0).float().mean()
-            metrics |= {f"{prefix}{k}": float(v) for k, v in told.items()} | {f"{prefix}is_nonfinite": float(bad[rows].float().mean())}
-        every = metrics["ess_frac"] if not r.replayed else float(corrections.ess(log_w[live]) / log_w[live].numel())
+            metrics |= {f"{prefix}{k}": float(v) for k, v in told.items()} | {
+                f"{prefix}is_nonfinite": float(bad[rows].float().mean())
+            }
+        every = (
+            metrics["ess_frac"]
+            if not r.replayed
+            else float(corrections.ess(log_w[live]) / log_w[live].numel())
+        )
         metrics["lr_scale"] = corrections.lr_scale(every) if o.ess_lr else 1.0
         used = o.correction == "vtrace" or o.advantage == "opob"
-        return Corrected({"logp_old": prox, "weight": weight}, log_rho if used else None, metrics["lr_scale"], metrics)
+        return Corrected(
+            {"logp_old": prox, "weight": weight}, log_rho if used else None, metrics["lr_scale"], metrics
+        )
 
-    # ---- the anchor ------------------------------------------------------------------------------------------
+    # ---- the anchor ----------------------------------------------------------------------------------------
 
     def anchored(self, r: Rollout, policy: "ChainPolicy | GaussianPolicy", lag: Tensor) -> Tensor:
         """log prox [T*N,F]: rows that the anchor scores, and the log-probs of the others as they are."""
@@ -119,24 +130,27 @@ class Corrector:
                 put(self.carry(policy, self.snapshots[version]), stale & (nearest == version))
         return prox
 
-    def carry(self, policy: "ChainPolicy | GaussianPolicy",
-              weights: dict[str, Tensor]) -> "ChainPolicy | GaussianPolicy":
+    def carry(
+        self, policy: "ChainPolicy | GaussianPolicy", weights: dict[str, Tensor]
+    ) -> "ChainPolicy | GaussianPolicy":
         """A copy of `policy` with other weights."""
         if self.anchor is None:
             self.anchor = copy.deepcopy(policy).requires_grad_(False)
         self.anchor.load_state_dict(weights)
         return self.anchor
 
-    # ---- the weight ------------------------------------------------------------------------------------------
+    # ---- the weight ----------------------------------------------------------------------------------------
 
     @property
     def cap(self) -> float:
         """Most a sample may weigh."""
         return 1.0 if self.options.correction == "vtrace" else self.options.weight_cap
 
-    def log_weights(self, r: Rollout, log_rho: Tensor, prox: Tensor, behave: Tensor,
-                    joint: bool) -> tuple[Tensor, Tensor]:
-        """Log of the uncapped weights -> ([T*N] or, of DPPO's factors, [T*N,F]; where a log-prob was not finite)."""
+    def log_weights(
+        self, r: Rollout, log_rho: Tensor, prox: Tensor, behave: Tensor, joint: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log of the uncapped weights -> ([T*N] or, of DPPO's factors, [T*N,F]; where a log-prob was not
+        finite)."""
         kind = self.options.correction
         if kind == "minpro":
             log_w = corrections.min_prefix(log_rho, r.done)
@@ -145,7 +159,12 @@ class Corrector:
         else:
             log_w = log_rho
         factors, bad = corrections.log_ratio(prox, behave)
-        return factors if kind in ("decoupled", "tis", "m2po", "remix") and not joint else log_w.flatten(), bad
+        return factors if kind in (
+            "decoupled",
+            "tis",
+            "m2po",
+            "remix",
+        ) and not joint else log_w.flatten(), bad
 
     def weights(self, log_w: Tensor) -> Tensor:
         """Weights of samples from their logs."""
@@ -155,8 +174,11 @@ class Corrector:
             return corrections.truncate(log_w, self.cap) * corrections.m2_mask(log_w, self.options.m2_tau)
         return corrections.truncate(log_w, self.cap)
 
-    def between(self, logp: Tensor, row: dict[str, Tensor], joint: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """An interpolated anchor for `logp[B,F]` of the weights being trained -> (log prox, weight, metrics)."""
+    def between(
+        self, logp: Tensor, row: dict[str, Tensor], joint: bool
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """An interpolated anchor for `logp[B,F]` of the weights being trained -> (log prox, weight,
+        metrics)."""
         behave = row["logp_old"]
         prox = corrections.interpolate(behave, logp, row["alpha"][:, None])
         log_rho, _ = corrections.log_ratio(prox.sum(-1), behave.sum(-1))
@@ -165,7 +187,7 @@ class Corrector:
         metrics = corrections.diagnostics(log_rho, log_w, self.cap) | {"is_nonfinite": bad.float().mean()}
         return prox, self.weights(log_w), metrics
 
-    # ---- state -----------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     def updated(self, active: float) -> None:
         """After an update: an average that put too many samples out of play at the first step starts anew.
@@ -176,12 +198,18 @@ class Corrector:
             self.average.reset()
 
     def state_dict(self) -> dict:
-        return {"average": self.average.state_dict(),
-                "snapshots": {v: {k: w.clone() for k, w in weights.items()} for v, weights in self.snapshots.items()}}
+        return {
+            "average": self.average.state_dict(),
+            "snapshots": {
+                v: {k: w.clone() for k, w in weights.items()} for v, weights in self.snapshots.items()
+            },
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.average.load_state_dict(state["average"])
-        self.snapshots = {v: {k: w.clone() for k, w in weights.items()} for v, weights in state["snapshots"].items()}
+        self.snapshots = {
+            v: {k: w.clone() for k, w in weights.items()} for v, weights in state["snapshots"].items()
+        }
 
 
 def ages(lag: Tensor, r: Rollout) -> dict[str, float]:
@@ -194,9 +222,10 @@ def ages(lag: Tensor, r: Rollout) -> dict[str, float]:
 
 
 def parts_of(r: Rollout, lag: Tensor) -> list[tuple[str, Tensor]]:
-    """(prefix of its metrics, rows of [T*N]) of what is fresh, where any of it is stale, and of what is replayed."""
+    """(prefix of its metrics, rows of [T*N]) of what is fresh, where any of it is stale, and of what is
+    replayed."""
     fresh = r.mask.clone()
-    fresh[:, r.fresh.stop:] = False
+    fresh[:, r.fresh.stop :] = False
     parts = [("", fresh)] if lag[fresh].any() else []
     if r.replayed:
         parts.append(("replayed_", r.mask & ~fresh))
@@ -204,12 +233,17 @@ def parts_of(r: Rollout, lag: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def moving(policy: "ChainPolicy | GaussianPolicy") -> dict[str, Tensor]:
-    """Everything of a version that a log-prob may depend on: parameters, noise bounds, statistics of observations."""
+    """Everything of a version that a log-prob may depend on: parameters, noise bounds, statistics of
+    observations."""
     return {k: v for k, v in policy.state_dict().items() if v.is_floating_point()}
 
 
 @torch.no_grad()
-def scores(policy: "ChainPolicy | GaussianPolicy", obs: Obs, trace: dict[str, Tensor], rows: Tensor,
-           size: int = 4096) -> Tensor:
-    """log-prob [len(rows),F] of rows of observations and trace [B,...] under `policy`, in pieces that fit the cache."""
-    return torch.cat([policy.score(policy.encode(pick(obs, part)), pick(trace, part))[0] for part in rows.split(size)])
+def scores(
+    policy: "ChainPolicy | GaussianPolicy", obs: Obs, trace: dict[str, Tensor], rows: Tensor, size: int = 4096
+) -> Tensor:
+    """log-prob [len(rows),F] of rows of observations and trace [B,...] under `policy`, in pieces that fit the
+    cache."""
+    return torch.cat(
+        [policy.score(policy.encode(pick(obs, part)), pick(trace, part))[0] for part in rows.split(size)]
+    )

@@ -1,17 +1,22 @@
-"""A bound on how far an update moves the policy: its displacement is held by the KL divergence that was measured.
+"""A bound on how far an update moves the policy: its displacement is held by the KL divergence that was
+measured.
 
     k = mean over probe rows, factors and executed entries of KL(N(mean_0, std_0) || N(mean, std)) / target
-    after step m of M, k <= 1:  lr <- lr clip(sqrt(((1 - k) / (M - m)) / (k / m)), 4/5, 5/4)      what is left, spent evenly
-                       k > 1:   theta <- theta_0 + sqrt((m / M) / k) (theta - theta_0),   lr <- lr max(sqrt((m / M) / k), 1/4)
+    after step m of M, k <= 1:  lr <- lr clip(sqrt(((1 - k) / (M - m)) / (k / m)), 4/5, 5/4)      what is
+                                left, spent evenly
+                       k > 1:   theta <- theta_0 + sqrt((m / M) / k) (theta - theta_0),   lr <- lr max(sqrt((m
+                                / M) / k), 1/4)
     the next update begins with the geometric mean of this one's rates, times min(2, 1/sqrt(k))
 
-The target is --rl.trust-kl times near_success(p)^2, p the success of about the last 256 episodes of the run's rollouts.
+The target is --rl.trust-kl times near_success(p)^2, p the success of about the last 256 episodes of the run's
+rollouts.
 
-theta_0 and its means are those at the start of the update. A step of a chain is a Gaussian given the x before it, so its KL is
-known, not estimated; a joint density has the sum over its entries, and of its factors. The mean over both does not grow with the
-length of the chunk, the axes of the arm or the denoise steps. Trust regions by measured KL: Schulman et al. 2015
-(arXiv 1502.05477), eq. 14; a learning rate that follows it: Schulman et al. 2017, section 4, and rsl_rl's adaptive schedule,
-which changes the rate after the fact and takes no step back.
+theta_0 and its means are those at the start of the update. A step of a chain is a Gaussian given the x before
+it, so its KL is known, not estimated; a joint density has the sum over its entries, and of its factors. The
+mean over both does not grow with the length of the chunk, the axes of the arm or the denoise steps. Trust
+regions by measured KL: Schulman et al. 2015 (arXiv 1502.05477), eq. 14; a learning rate that follows it:
+Schulman et al. 2017, section 4, and rsl_rl's adaptive schedule, which changes the rate after the fact and
+takes no step back.
 """
 
 import math
@@ -28,27 +33,33 @@ from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.sampling import gaussian_kl
 
 PROBES = 512  # rows that KL is measured on
-CUT, PACE, RAISE = 0.25, 1.25, 2.0  # factors on the learning rate: least after a cut, most after a step, most after an update
-RECENT, BEFORE = 256, 32  # episodes of which a run knows its success, and how many a look before RL counts for
+# factors on the learning rate: least after a cut, most after a step, most after an update
+CUT, PACE, RAISE = 0.25, 1.25, 2.0
+# episodes of which a run knows its success, and how many a look before RL counts for
+RECENT, BEFORE = 256, 32
 RANGE = 1e-3, 1e3  # of the learning rate, over the one that was chosen
 
 
 def near_success(successes: float, episodes: float) -> float:
-    """Factor on an update's displacement: 4 p (1 - p) above p = 1/2, and 1 below; p = (successes + 1)/(episodes + 2).
+    """Factor on an update's displacement: 4 p (1 - p) above p = 1/2, and 1 below; p = (successes +
+    1)/(episodes + 2).
 
-    Whitened advantages have a std of 1 however rarely a policy fails: what few failures say is scaled up, with its noise. The squared
-    ratio of their signal to its noise goes with p (1 - p). Where most episodes fail there is less to lose, and the whole step is made.
+    Whitened advantages have a std of 1 however rarely a policy fails: what few failures say is scaled up,
+    with its noise. The squared ratio of their signal to its noise goes with p (1 - p). Where most episodes
+    fail there is less to lose, and the whole step is made.
     """
     p = max(0.5, (successes + 1) / (episodes + 2))
     return 4 * p * (1 - p)
 
 
 class Outcomes:
-    """Success of about the last `RECENT` episodes of a run's rollouts -> the `near_success` that its updates go by.
+    """Success of about the last `RECENT` episodes of a run's rollouts -> the `near_success` that its updates
+    go by.
 
-    One rollout ends too few episodes to tell, and those of envs that began together end together, successes first: of the rollouts
-    before the first episode can have failed by its time limit, `early` of them, nothing is counted. Until then success is `before`,
-    that of the last look (None: unknown). Where episodes began in stored states their success is no measure of what is left to learn.
+    One rollout ends too few episodes to tell, and those of envs that began together end together, successes
+    first: of the rollouts before the first episode can have failed by its time limit, `early` of them,
+    nothing is counted. Until then success is `before`, that of the last look (None: unknown). Where episodes
+    began in stored states their success is no measure of what is left to learn.
     """
 
     def __init__(self, before: "float | None", early: int):
@@ -75,17 +86,29 @@ class Outcomes:
 
 
 class TrustRegion:
-    """Owns the learning rate of `opt`, whose parameters are `params`, while `target` [nats per entry] is above 0."""
+    """Owns the learning rate of `opt`, whose parameters are `params`, while `target` [nats per entry] is
+    above 0."""
 
     def __init__(self, params: Sequence[Tensor], opt: Optimizer, lr: float, target: float):
         self.params, self.opt, self.chosen, self.target = params, opt, lr, target
         self.lr, self.goal, self.spent, self.cuts, self.mean = lr, target, 0.0, 0, float
 
-    def begin(self, policy: "ChainPolicy | GaussianPolicy", obs: Obs, trace: dict[str, Tensor], rows: Tensor, steps: int,
-              mean: Callable[["Tensor | float"], float] = float, lr_scale: float = 1.0, size: float = 1.0) -> None:
-        """An update of `steps` steps begins: keep the weights, and the moments of some `rows` of obs and trace [B,...].
+    def begin(
+        self,
+        policy: "ChainPolicy | GaussianPolicy",
+        obs: Obs,
+        trace: dict[str, Tensor],
+        rows: Tensor,
+        steps: int,
+        mean: Callable[["Tensor | float"], float] = float,
+        lr_scale: float = 1.0,
+        size: float = 1.0,
+    ) -> None:
+        """An update of `steps` steps begins: keep the weights, and the moments of some `rows` of obs and
+        trace [B,...].
 
-        `mean`: over the ranks of a sharded learner; `lr_scale`: of this update alone; `size`: of its displacement, 1 at the target."""
+        `mean`: over the ranks of a sharded learner; `lr_scale`: of this update alone; `size`: of its
+        displacement, 1 at the target."""
         some = rows[torch.linspace(0, len(rows) - 1, min(PROBES, len(rows))).long()]
         self.policy, self.obs, self.trace, self.mean = policy, pick(obs, some), pick(trace, some), mean
         self.start = [local(p).detach().clone() for p in self.params]
@@ -97,9 +120,11 @@ class TrustRegion:
 
     @torch.no_grad()
     def scored(self) -> tuple[Tensor, ...]:
-        """Of the probes under the present weights: mean and std [P,F,n], or log-probs [P,F] of a policy without `moments`."""
+        """Of the probes under the present weights: mean and std [P,F,n], or log-probs [P,F] of a policy
+        without `moments`."""
         reshard = getattr(self.policy, "reshard", None)
-        if callable(reshard):  # FSDP keeps whole weights after a pass without gradient, whatever its shards become
+        # FSDP keeps whole weights after a pass without gradient, whatever its shards become
+        if callable(reshard):
             reshard()
         context = self.policy.encode(self.obs)
         if hasattr(self.policy, "moments"):
@@ -113,12 +138,15 @@ class TrustRegion:
             kl = gaussian_kl(before[0], before[1], now[0], now[1]).mean()
         else:  # Schulman's k3 of the density
             o, entries = self.policy.options, self.policy.options.execute * self.policy.spec.action
-            log_ratio = ((now[0] - before[0]) * (entries if o.logp_reduction == "mean" else 1)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            log_ratio = ((now[0] - before[0]) * (entries if o.logp_reduction == "mean" else 1)).clamp(
+                -MAX_LOG_RATIO, MAX_LOG_RATIO
+            )
             kl = (log_ratio.exp() - 1 - log_ratio).mean() / entries
         return max(1e-9, self.mean(kl) / self.goal)  # rounding leaves no zero
 
     def stepped(self) -> None:
-        """A step was made: measure, and set the pace of those that follow; from beyond the target go back towards the start."""
+        """A step was made: measure, and set the pace of those that follow; from beyond the target go back
+        towards the start."""
         self.made += 1
         self.rates.append(math.log(self.lr))
         self.spent, share = self.measure(), self.made / self.steps

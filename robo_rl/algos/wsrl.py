@@ -1,11 +1,13 @@
-"""WSRL: start online RL from an offline policy and critic, without keeping the offline data (arXiv 2412.07762).
+"""WSRL: start online RL from an offline policy and critic, without keeping the offline data (arXiv
+2412.07762).
 
-1. offline: Cal-QL on the demonstrations (`pretrain`)        2. warm-up: the frozen policy fills an empty replay (`warmup`)
-3. online: SAC with an ensemble and no pessimism, actor, critics and targets as the offline stage left them, optimizers
-   and temperature fresh, every batch from what was collected since (`demo_share` 0)
+1. offline: Cal-QL on the demonstrations (`pretrain`)        2. warm-up: the frozen policy fills an empty
+                                                            replay (`warmup`)
+3. online: SAC with an ensemble and no pessimism, actor, critics and targets as the offline stage left them,
+   optimizers and temperature fresh, every batch from what was collected since (`demo_share` 0)
 
-The warm-up keeps the critics from falling apart at the switch: their first online targets are of states the policy visits.
-The paper's choices: 5,000 warm-up steps, UTD 4, 10 critics, actor lr 1e-4.
+The warm-up keeps the critics from falling apart at the switch: their first online targets are of states the
+policy visits. The paper's choices: 5,000 warm-up steps, UTD 4, 10 critics, actor lr 1e-4.
 """
 
 from robo_rl.algos.calql import CalQlLearner, check_offline
@@ -41,5 +43,7 @@ def make(policy, options: WsrlOptions, seed: int, demos=None) -> WsrlLearner:
     """Learner for a squashed Gaussian policy."""
     check_offline("wsrl", policy)
     if options.demo_share:
-        raise UserError(f"wsrl keeps no offline data online: --rl.demo-share must be 0, got {options.demo_share}")
+        raise UserError(
+            f"wsrl keeps no offline data online: --rl.demo-share must be 0, got {options.demo_share}"
+        )
     return WsrlLearner(policy, options, seed)

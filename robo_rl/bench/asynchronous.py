@@ -67,8 +67,9 @@ def learner_for(t: TrainConfig, env):
     )
 
 
-def steps_per_second(t: TrainConfig, seconds: float, env=None, wrap=None,
-                     means: dict[str, list[float]] | None = None) -> tuple[float, float, dict[str, float]]:
+def steps_per_second(
+    t: TrainConfig, seconds: float, env=None, wrap=None, means: dict[str, list[float]] | None = None
+) -> tuple[float, float, dict[str, float]]:
     """(env steps per second, share of all cores that was busy, last statistics) of a run that is under
     way; `means` collects every statistic."""
     env = env or probe_env(t)
@@ -106,8 +107,12 @@ def repeats(args: "BenchOptions") -> int:
     return 3 if args.quick else 5
 
 
-def in_rounds(args: "BenchOptions", modes: "Mapping[str, tuple[TrainConfig, Callable | None]]", wrap=None,
-              parts: "dict[str, Callable[[], float]] | None" = None) -> tuple[dict, dict, dict]:
+def in_rounds(
+    args: "BenchOptions",
+    modes: "Mapping[str, tuple[TrainConfig, Callable | None]]",
+    wrap=None,
+    parts: "dict[str, Callable[[], float]] | None" = None,
+) -> tuple[dict, dict, dict]:
     """({mode: seconds per env step [repeats]}, {mode: its last statistics}, {part: seconds [repeats]}) of
     whole runs in turns; a mode is its options and, if it collects in one process, what makes its env;
     parts are measured after them."""
@@ -169,7 +174,8 @@ def computing(args: "BenchOptions", report: "Report") -> None:
             no_peer="" if args.peers else "--no-peers",
             note=f"alone [steps/s]: physics on all cores {rates['physics']:,.0f}, bare updates on one "
             f"{rates['update']:,.0f}, the learner's updates {rates['learner']:,.0f}; "
-            f"{stats['ours']['busy']:.2f} of all cores busy, mean staleness {stats['ours']['staleness/mean']:.2f}",
+            f"{stats['ours']['busy']:.2f} of all cores busy, mean staleness "
+            f"{stats['ours']['staleness/mean']:.2f}",
         )
     )
 
@@ -180,12 +186,16 @@ def bare_parts(t: TrainConfig, quick: bool) -> "dict[str, Callable[[], float]]":
     from robo_rl.bench.sim import Stretch
     from robo_rl.bench.train import MANY, bare_update, update_work
     from sims.mujoco.model import SUBSTEPS
+
     env = make_env(t, t.envs)
     learner = learner_for(t, env)
     stretch = Stretch(env, cores(), SUBSTEPS, quick)
     stretch.check()
     o, spec, chunk = t.policy, learner.policy.spec, learner.policy.chunk
-    body, size = [o.hidden] * o.layers, min(on_policy_options(t).minibatch, t.envs * on_policy_options(t).decisions)
+    body, size = (
+        [o.hidden] * o.layers,
+        min(on_policy_options(t).minibatch, t.envs * on_policy_options(t).decisions),
+    )
     step, units = update_work(
         bare_update([spec.state + chunk, *body, chunk], [spec.state, *body, 1], size, o.activation),
         size * o.execute / on_policy_options(t).epochs,
@@ -198,12 +208,15 @@ def bare_parts(t: TrainConfig, quick: bool) -> "dict[str, Callable[[], float]]":
         began = time.perf_counter()
         call()
         return (time.perf_counter() - began) / steps
+
     step()
     assert units == MANY * size * o.execute / on_policy_options(t).epochs
     return {
         "physics": lambda: min(call()[0] for call in stretch.calls.values()) / stretch.units,
         "update": lambda: timed(step, units),
-        "learner": lambda: timed(lambda: learner.update(rollout, 0.1), t.envs * on_policy_options(t).decisions * o.execute),
+        "learner": lambda: timed(
+            lambda: learner.update(rollout, 0.1), t.envs * on_policy_options(t).decisions * o.execute
+        ),
     }
 
 
@@ -247,7 +260,9 @@ def waiting(args: "BenchOptions", report: "Report") -> None:
     )
     alone = replace(base, workers=0, max_staleness=0)
     user = f"{versioned('gymnasium')} AsyncVectorEnv, the same learner in turn"
-    modes: dict[str, tuple[TrainConfig, Callable | None]] = {"ours": (replace(base, workers=ARMS, max_staleness=4, server=True), None)}
+    modes: dict[str, tuple[TrainConfig, Callable | None]] = {
+        "ours": (replace(base, workers=ARMS, max_staleness=4, server=True), None)
+    }
     if args.peers:
         modes |= {
             "the same workers, --max-staleness 0": (
@@ -277,8 +292,8 @@ def waiting(args: "BenchOptions", report: "Report") -> None:
                 [at_least("over the best synchronous way", over_peer, 2.5)] * args.peers
             ),
             work="the same arms, policy and learner; every episode of an arm draws its pace anew",
-            note=f"mean staleness {stats['ours']['staleness/mean']:.1f}, {stats['ours']['staleness/masked']:.3f} of the "
-            "decisions masked",
+            note=f"mean staleness {stats['ours']['staleness/mean']:.1f}, "
+            f"{stats['ours']['staleness/masked']:.3f} of the decisions masked",
         )
     )
 
@@ -294,6 +309,7 @@ def overhead(args: "BenchOptions", report: "Report") -> None:
 
         def loop():
             learner.update(collector.collect(learner.sampler, on_policy_options(t).decisions), 0.1)
+
         return loop
 
     def runtime():
@@ -313,13 +329,22 @@ def overhead(args: "BenchOptions", report: "Report") -> None:
         def loop():
             learner.update(feed.next(), 0.1, feed.version)
             feed.publish()
+
         return loop
+
     units = t.envs * on_policy_options(t).decisions * t.policy.execute
     times = in_turns({"ours": (runtime(), units), "the plain loop": (plain(), units)}, args.slice)
-    report.add(make_row("the runtime in one process", "steps/s", times, {"the plain loop": BARE},
-                        bars=lambda ours, of_limit, _: [at_least("of the plain loop", of_limit, 0.95)],
-                        work="the same env, collector and learner on both sides",
-                        no_peer="the plain loop, collect and update by turns, is what one would write"))
+    report.add(
+        make_row(
+            "the runtime in one process",
+            "steps/s",
+            times,
+            {"the plain loop": BARE},
+            bars=lambda ours, of_limit, _: [at_least("of the plain loop", of_limit, 0.95)],
+            work="the same env, collector and learner on both sides",
+            no_peer="the plain loop, collect and update by turns, is what one would write",
+        )
+    )
 
 
 def handover(args: "BenchOptions", report: "Report") -> None:
@@ -350,9 +375,11 @@ def handover(args: "BenchOptions", report: "Report") -> None:
         shared, target = np.frombuffer(mmap.mmap(-1, size), np.uint8), np.zeros(size, np.uint8)
         os.sched_setaffinity(0, {min(near)})
         (mine, theirs), there, back, (here, far) = duplex_pair(), os.pipe(), os.pipe(), fork.Pipe()
-        children = [fork.Process(target=_writer, args=(theirs, path)),
-                    fork.Process(target=_copier, args=(shared, there[0], back[1])),
-                    fork.Process(target=_sender, args=(far, path))]
+        children = [
+            fork.Process(target=_writer, args=(theirs, path)),
+            fork.Process(target=_copier, args=(shared, there[0], back[1])),
+            fork.Process(target=_sender, args=(far, path)),
+        ]
         for child in children:
             child.start()
             if len(near) > 1 and child.pid is not None:  # as workers are
@@ -368,7 +395,7 @@ def handover(args: "BenchOptions", report: "Report") -> None:
             buffer.columns(0, 0)
             row = {"ours": time.perf_counter() - began}
             os.write(there[1], b"?")
-            began, = struct.unpack("d", os.read(back[0], 8))
+            (began,) = struct.unpack("d", os.read(back[0], 8))
             np.copyto(target, shared)
             row[limit] = time.perf_counter() - began
             if args.peers:
@@ -394,8 +421,8 @@ def handover(args: "BenchOptions", report: "Report") -> None:
             [peer] if args.peers else [],
             no_peer="" if args.peers else "--no-peers",
             bars=lambda ours, of_limit, _: [at_least("of limit", of_limit, 1)],
-            work=f"{size} bytes that another process has, there to read in this one; the limit's and the peer's are "
-            "this process's own, ours stay shared",
+            work=f"{size} bytes that another process has, there to read in this one; the limit's and the "
+            "peer's are this process's own, ours stay shared",
         )
     )
 

@@ -59,6 +59,7 @@ def measure(args: "BenchOptions", report: Report) -> None:
 def one_way(args: "BenchOptions", report: Report) -> None:
     """Latency of JointState at 1 kHz between two processes on loopback."""
     from robo_rl.experiment.wire import connect
+
     seconds = max(args.slice / 2, 0.5)
     wire = connect("bench_listener", DOMAIN)
     child = None
@@ -95,8 +96,10 @@ def one_way(args: "BenchOptions", report: Report) -> None:
         float(np.percentile(us, 99)),
         "a byte through a pipe, there and back, halved",
     )
-    said = f"p99 {p99:.0f} us, max {us.max():.0f} us, {len(us)} of {round(1000 * seconds)} messages; " \
-           f"real-time priority {'on' if real else 'not permitted'}"
+    said = (
+        f"p99 {p99:.0f} us, max {us.max():.0f} us, {len(us)} of {round(1000 * seconds)} messages; "
+        f"real-time priority {'on' if real else 'not permitted'}"
+    )
     bars = [at_most("median us", median, 150)] + ([at_most("p99 us", p99, 400)] if real else [])
     times = columns(
         [{"ours": float(np.median(ages)), limit: pipe} for ages, pipe in zip(parts, pipes, strict=True)]
@@ -110,7 +113,8 @@ def one_way(args: "BenchOptions", report: Report) -> None:
             bars=lambda *_: bars,
             note=said,
             no_peer="rclpy is on no package index, and its messages take DDS too",
-            work="the limit wakes another process with one byte; ours carries 21 numbers, 7 names and a stamp",
+            work="the limit wakes another process with one byte; ours carries 21 numbers, 7 names and a "
+            "stamp",
         )
     )
 
@@ -135,6 +139,7 @@ class Both:
             self.there.publish(message)
             self.at = time.perf_counter()
             here.publish(message)
+
         return SimpleNamespace(publish=publish)
 
 
@@ -150,13 +155,15 @@ class Answering(InProcessPolicy):
 
 
 def to_and_fro(rng: np.random.Generator):
-    """A policy of one row [1,7] at random, and then back: however long it moves an arm, that stays where it began."""
+    """A policy of one row [1,7] at random, and then back: however long it moves an arm, that stays where it
+    began."""
     rows: list[np.ndarray] = []
 
     def decide(obs) -> np.ndarray:
         if not rows:
             rows.extend((row := rng.uniform(-0.3, 0.3, (1, 7)), -row))
         return rows.pop(0)
+
     return decide
 
 
@@ -165,12 +172,20 @@ def chunk_to_command(args: "BenchOptions", report: Report) -> None:
     from controllers.robot import load_robot
     from robo_rl.experiment.arm import TRAINING_SPEED, make_lockstep_arm, policy_interface, start_placement
     from robo_rl.experiment.wire import connect
+
     robot, rng = load_robot("sim"), np.random.default_rng(0)
-    task = policy_interface(SimpleNamespace(sim="mujoco", task="pick_cube", control=""),
-                    SimpleNamespace(state=36, views=(), image_size=0))
+    task = policy_interface(
+        SimpleNamespace(sim="mujoco", task="pick_cube", control=""),
+        SimpleNamespace(state=36, views=(), image_size=0),
+    )
     wire, wires = connect("bench_bridge", DOMAIN), []
     try:
-        body = make_lockstep_arm(robot, task, TRAINING_SPEED, wrap_transport=lambda loop: wires.append(Both(loop, wire)) or wires[-1])
+        body = make_lockstep_arm(
+            robot,
+            task,
+            TRAINING_SPEED,
+            wrap_transport=lambda loop: wires.append(Both(loop, wire)) or wires[-1],
+        )
         body.begin(*start_placement(robot, "pick_cube", 0))
         mind, ours, bare = Answering(to_and_fro(rng)), [], []
         message = JointState(0.0, robot.joints, robot.home)
@@ -178,7 +193,9 @@ def chunk_to_command(args: "BenchOptions", report: Report) -> None:
             end = time.monotonic() + max(args.slice / 2, 0.5)
             while len(ours) < LEAST or time.monotonic() < end:
                 body.tick(mind)
-                assert body.governor.state == body.bridge.governor.state == "ACTIVE", "an arm that was stopped commands nothing"
+                assert body.governor.state == body.bridge.governor.state == "ACTIVE", (
+                    "an arm that was stopped commands nothing"
+                )
                 ours.append(wires[0].at - mind.at)
                 began = time.perf_counter()
                 wires[0].there.publish(message)
@@ -186,11 +203,17 @@ def chunk_to_command(args: "BenchOptions", report: Report) -> None:
     finally:
         wire.close()
     limit = "handing the message to DDS"
-    report.add(make_row("from chunk to command: a policy's answer to joint targets on DDS", "us",
-                        {"ours": np.array(ours), limit: np.array(bare)}, {limit: BARE},
-                        note=f"p99 {1e6 * np.percentile(ours, 99):.0f} us",
-                        work="one message of joint targets is handed over on both sides",
-                        no_peer="no other bridge governs joint targets in this interpreter"))
+    report.add(
+        make_row(
+            "from chunk to command: a policy's answer to joint targets on DDS",
+            "us",
+            {"ours": np.array(ours), limit: np.array(bare)},
+            {limit: BARE},
+            note=f"p99 {1e6 * np.percentile(ours, 99):.0f} us",
+            work="one message of joint targets is handed over on both sides",
+            no_peer="no other bridge governs joint targets in this interpreter",
+        )
+    )
 
 
 def bare_pipe(count: int = 300) -> float:
@@ -221,8 +244,9 @@ def curve(t: np.ndarray) -> np.ndarray:
     return 0.05 * np.stack([np.sin(t), np.cos(1.3 * t), np.sin(0.7 * t)], 1)
 
 
-def arriving(latency: float, jitter: float, seed: int, seconds: float, dt: float,
-             rows: int) -> Iterator[tuple[int, float, list[ActionChunk]]]:
+def arriving(
+    latency: float, jitter: float, seed: int, seconds: float, dt: float, rows: int
+) -> Iterator[tuple[int, float, list[ActionChunk]]]:
     """(period, time, chunks that came in it): the policy is asked every 8 periods, or when its last answer
     is here."""
     rng, coming, asked = np.random.default_rng(seed), [], -np.inf

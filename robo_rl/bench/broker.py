@@ -1,7 +1,8 @@
-"""What the runtime itself costs per fragment, batch and version: service times, measured, for thousands of workers on paper.
+"""What the runtime itself costs per fragment, batch and version: service times, measured, for thousands of
+workers on paper.
 
-The broker and the ledger are the real ones, with the slots of the real task; workers are played by this process, which writes
-what one worker collected into every slot.
+The broker and the ledger are the real ones, with the slots of the real task; workers are played by this
+process, which writes what one worker collected into every slot.
 """
 
 import tempfile
@@ -28,7 +29,9 @@ class Nobody:
 
     def evict(self, folder: Path) -> None: ...
     def start(self, feed: WorkerPoolFeed, resumed: bool) -> None: ...
-    def turn(self) -> None: time.sleep(0.01)
+    def turn(self) -> None:
+        time.sleep(0.01)
+
     def resize(self, workers: int) -> None: ...
     def publish(self, version: int) -> None: ...
     def wake(self) -> None: ...
@@ -38,8 +41,9 @@ class Nobody:
 
 @dataclass(frozen=True)
 class Service:
-    """Best of several: seconds of the broker per lease and per finished fragment with their messages, of the learner per batch
-    of all workers and per version; the bytes of a batch and of the slots; seconds to copy a batch into warm memory."""
+    """Best of several: seconds of the broker per lease and per finished fragment with their messages, of the
+    learner per batch of all workers and per version; the bytes of a batch and of the slots; seconds to copy a
+    batch into warm memory."""
 
     broker: Broker
     pipe: float  # a message there and one back, bare
@@ -63,11 +67,14 @@ def collected(collector: Collector, policy, decisions: int) -> tuple[Columns, fl
 
 
 def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 4) -> Service:
-    """Service times with `workers` workers of whom each has handed over one fragment like `columns` per batch."""
+    """Service times with `workers` workers of whom each has handed over one fragment like `columns` per
+    batch."""
     decisions, envs = columns["done"].shape
     ours, theirs = duplex_pair()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        feed = WorkerPoolFeed(Path(folder), Nobody(), [envs] * workers, [layout], workers * envs * decisions, decisions, 0)
+        feed = WorkerPoolFeed(
+            Path(folder), Nobody(), [envs] * workers, [layout], workers * envs * decisions, decisions, 0
+        )
         best = {}
 
         def timed(name: str, work: Callable[[], Any], units: int) -> Any:
@@ -75,15 +82,22 @@ def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 
             out = work()
             best[name] = min(best.get(name, 1e9), (time.perf_counter() - begin) / units)
             return out
+
         try:
             for _ in range(rounds):
-                leases = timed("lease", lambda: [_leased(feed, w, ours, theirs) for w in range(workers)], workers)
+                leases = timed(
+                    "lease", lambda: [_leased(feed, w, ours, theirs) for w in range(workers)], workers
+                )
                 for w, lease in enumerate(leases):
                     for k, v in columns.items():
                         feed.buffer.columns(lease.slot, w)[k][:] = v
                     feed.buffer.head["rows"][lease.slot] = decisions
                     feed.buffer.sign(lease.slot, w, 0, decisions)
-                timed("seal", lambda ls=leases: [_sealed(feed, w, lease, ours, theirs) for w, lease in enumerate(ls)], workers)
+                timed(
+                    "seal",
+                    lambda ls=leases: [_sealed(feed, w, lease, ours, theirs) for w, lease in enumerate(ls)],
+                    workers,
+                )
                 end = time.monotonic() + 60
                 while feed.batches.fresh and time.monotonic() < end:
                     time.sleep(0.001)  # the feed's own thread, while workers would be at work
@@ -107,8 +121,15 @@ def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 
             slots = feed.buffer.count * feed.buffer.stride
         finally:
             feed.close()
-    return Service(Broker(best["lease"], best["seal"], best["take"], best["publish"]), best["pipe"], size, slots, best["copy"],
-                   late, best["fetch"])
+    return Service(
+        Broker(best["lease"], best["seal"], best["take"], best["publish"]),
+        best["pipe"],
+        size,
+        slots,
+        best["copy"],
+        late,
+        best["fetch"],
+    )
 
 
 def _leased(feed: WorkerPoolFeed, worker: int, ours, theirs):

@@ -144,6 +144,7 @@ def products(model: ArmModel) -> dict[str, Callable[[], None]]:
     def by_numba() -> None:
         for _ in range(TICKS):
             compiled(jac, dq, force, twist, torque)
+
     return {f"{PRODUCTS}, MuJoCo's C calls": by_mujoco, f"{PRODUCTS}, compiled": by_numba}
 
 
@@ -217,6 +218,7 @@ def kinematics(args: "BenchOptions", report: Report, model: ArmModel) -> None:
             mujoco.mj_jacSite(m, d, linear, angular, model.site)
             mujoco.mj_solveM(m, d, minv, jac)
             bias[:] = d.qfrc_bias
+
     model.update(q, dq)
     for call in (bare, by_forward):
         call()
@@ -257,6 +259,7 @@ def plain_arm(arm: SimArm, plain: dict[str, Callable]) -> tuple[str, Callable[[]
         call(model, pos, quat, out)
         arm.data.qfrc_applied[dofs] = out
         mujoco.mj_step(arm.mj, arm.data)
+
     return f"model, {name}, mj_step: no governor, no limits", tick
 
 
@@ -294,14 +297,17 @@ def ticks(law: Law, model: ArmModel) -> Callable[[], None]:
         law.set_target(pos + [0.0, 0.1 - 0.2 * side, 0.0], (quat, tilted)[side])
         for _ in range(TICKS):
             law.tick(model, 1e-3)
+
     return call
 
 
 def steps(arm: SimArm) -> Callable[[], None]:
     """TICKS physics steps."""
+
     def call() -> None:
         for _ in range(TICKS):
             mujoco.mj_step(arm.mj, arm.data)
+
     return call
 
 
@@ -318,6 +324,7 @@ def commanded(arm: SimArm, governor: Governor) -> Callable[[], None]:
             goal = (pos[0], pos[1] + 0.05 * np.sin(a), pos[2] + 0.05 * (1 - np.cos(a)))
             governor.command(Command("bench", arm.t, "base", goal, quat), arm.t)
         govern(arm, governor)
+
     return call
 
 
@@ -336,6 +343,7 @@ def governed(arm: SimArm) -> Callable[[], None]:
     def call() -> None:
         for _ in range(TICKS):
             tick()
+
     return call
 
 

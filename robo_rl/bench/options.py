@@ -13,7 +13,20 @@ class BenchOptions:
     """Measure our speed against a limit and the best peer, in one run."""
 
     what: tyro.conf.Positional[
-        Literal["sim", "policy", "train", "sync", "async", "control", "bridge", "scale", "wm", "gpu", "serve", "vla"]
+        Literal[
+            "sim",
+            "policy",
+            "train",
+            "sync",
+            "async",
+            "control",
+            "bridge",
+            "scale",
+            "wm",
+            "gpu",
+            "serve",
+            "vla",
+        ]
     ]
     """sim: simulators and rendering; policy: sampling, re-scoring, one robot; train: RL end to end;
     sync: weights from the learner to the workers; async: workers beside the learner against taking turns;
@@ -36,11 +49,12 @@ class BenchOptions:
     json: bool = False
     """Print one JSON document and nothing else to standard output; rows go to standard error as they come."""
     save: bool = False
-    """Write results/bench-<what>.json below the current folder: every figure with its n, its quartiles, the commit, the date,
-    the machine, the command and the files it measures (`robo_rl results page` shows it)."""
+    """Write results/bench-<what>.json below the current folder: every figure with its n, its quartiles, the
+    commit, the date, the machine, the command and the files it measures (`robo_rl results page` shows it)."""
 
     out: str = ""
-    """Write the JSON document to this file after every row, so that what was measured outlives what comes next."""
+    """Write the JSON document to this file after every row, so that what was measured outlives what comes
+    next."""
     minutes: float = 9.0
     """gpu: for all of it."""
     twin: bool = False

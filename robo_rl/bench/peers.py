@@ -25,8 +25,11 @@ class Pool:
 
     def __init__(self, name: str, env, n: int):
         self.name, self.env, self.n = name, env, n
-        self.actions = np.random.default_rng(0).uniform(-1, 1, (16, n, *env.action_space.shape[-1:])).astype(
-            env.action_space.dtype)
+        self.actions = (
+            np.random.default_rng(0)
+            .uniform(-1, 1, (16, n, *env.action_space.shape[-1:]))
+            .astype(env.action_space.dtype)
+        )
         self.count, self.over = 0, np.zeros(n, bool)
         env.reset()
 
@@ -53,7 +56,8 @@ def gymnasium_pools(maker: Callable[[], gymnasium.Env], n: int, quick: bool, rep
         lambda text: None
     )  # one line of a deprecated XML attribute per env and process
     pools = []
-    # Workers are not forked from this process: its threads may hold a lock that a forked child then waits for, for ever.
+    # s are not forked from this process: its threads may hold a lock that a forked child then waits for, for
+    # ever.
     multiprocessing.set_forkserver_preload(["gymnasium", "mujoco", "sims.mujoco.env"])
     workers = functools.partial(gymnasium.vector.AsyncVectorEnv, context="forkserver")
     for name, mode in (("SyncVectorEnv", gymnasium.vector.SyncVectorEnv), ("AsyncVectorEnv", workers)):
@@ -65,9 +69,7 @@ def gymnasium_pools(maker: Callable[[], gymnasium.Env], n: int, quick: bool, rep
         best = min(found)[1] if found else n
         if found:
             report.say(f"  {name}: fastest at n = {best}, {1 / min(found)[0]:,.0f} steps/s")
-        pools.append(
-            Pool(f"{versioned('gymnasium')} {name}, n = {best}", mode([maker] * best), best)
-        )
+        pools.append(Pool(f"{versioned('gymnasium')} {name}, n = {best}", mode([maker] * best), best))
     return pools
 
 
@@ -76,6 +78,7 @@ def envpool_pool(task: str, n: int, threads: int) -> tuple[Pool | None, dict[str
     why = lacking("envpool", "envpool", "envpool")
     if not why:
         import envpool
+
         why = "" if task in envpool.list_all_envs() else "it has no such task"
     if why:
         return None, {"envpool": why}
@@ -86,6 +89,7 @@ def envpool_pool(task: str, n: int, threads: int) -> tuple[Pool | None, dict[str
 def arm_maker(task: str) -> Callable[[], gymnasium.Env]:
     """The least that a Gymnasium env of the arm could do: one `mj_step`, qpos and qvel as observation, no
     reward."""
+
     def make() -> gymnasium.Env:
         import mujoco
 
@@ -117,7 +121,9 @@ def arm_maker(task: str) -> Callable[[], gymnasium.Env]:
 
             def _obs(self):
                 return np.concatenate([self.data.qpos, self.data.qvel], dtype=np.float32)
+
         return BareArm()
+
     return make
 
 
@@ -140,12 +146,12 @@ class Share(gymnasium.Env):
     def begin(self, how: dict) -> np.ndarray:
         """`reset` of the rows that `how` means."""
         obs, _ = self.env.reset(**how)
-        self.out[:, :self.width], self.out[:, self.width:] = obs["state"], 0
+        self.out[:, : self.width], self.out[:, self.width :] = obs["state"], 0
         return self.out
 
     def step(self, action):
         obs, *rest, info = self.env.step(action)
-        self.out[:, :self.width] = obs["state"]
+        self.out[:, : self.width] = obs["state"]
         for k, column in enumerate((*rest, info["success"])):
             self.out[:, self.width + k] = column
         return self.out, 0.0, False, False, {}
@@ -181,9 +187,13 @@ class Subprocesses:
 
     def reset(self, *, seed=None, options=None):
         parts = [slice(i * self.rows, (i + 1) * self.rows) for i in range(len(self.many.env_fns))]
-        hows = [{"seed": None if seed is None else mix(seed, i) >> 33,
-                 "options": None if options is None else {k: np.asarray(v)[part] for k, v in options.items()}}
-                for i, part in enumerate(parts)]
+        hows = [
+            {
+                "seed": None if seed is None else mix(seed, i) >> 33,
+                "options": None if options is None else {k: np.asarray(v)[part] for k, v in options.items()},
+            }
+            for i, part in enumerate(parts)
+        ]
         obs, _, _, _, info = self._read(np.stack(self._begin(hows)))
         return obs, info
 

@@ -55,10 +55,7 @@ class PlainChain(nn.Module):
             self.base, self.base_time = _as_one(policy, base), _time_net(base)
         self.noise = copy.deepcopy(policy.noise)
         if self.noise is not None:
-            self.embed, self.time_out = (
-                copy.deepcopy(head.from_context),
-                copy.deepcopy(head.from_time[2]),
-            )
+            self.embed, self.time_out = (copy.deepcopy(head.from_context), copy.deepcopy(head.from_time[2]))
         self.register_buffer("t", policy.times.clone())
         self.diffusion = policy.diffusion
         for name in ("bars", "bars_prev", "loud_a", "loud_b", "loud_s") if policy.diffusion else ():
@@ -89,14 +86,19 @@ class PlainChain(nn.Module):
         return each.mean(-1) if self.mean else each.sum(-1)
 
     @torch.no_grad()
-    def act(self, state: Tensor, generator: torch.Generator,
-            velocity: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
+    def act(
+        self,
+        state: Tensor,
+        generator: torch.Generator,
+        velocity: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Exploring: chunk [B,D], then what `score` takes: x [B,F,D], x after it [B,F,D], step [B,F]; and
         logp [B,F].
 
         velocity: a compiled form of the network to take instead.
         """
-        b, velocity = len(state), self if velocity is None else velocity  # what torch compiled has a length that raises
+        # what torch compiled has a length that raises
+        b, velocity = len(state), self if velocity is None else velocity
         x = torch.randn(b, self.chunk, generator=generator)
         draw = torch.randint(0, self.steps, (b,), generator=generator) if self.one else None
         noise = torch.randn(x.shape, generator=generator) if self.one else None
@@ -167,11 +169,12 @@ def _as_one(policy: ChainPolicy, head: ChunkHead) -> nn.Sequential:
     return net
 
 
-# ---- compiled forms ----------------------------------------------------------------------------------------------
+# ---- compiled forms ----------------------------------------------------------------------------------------
 
 
-def compiled_forms(module: nn.Module, example: tuple[Tensor, ...], quick: bool,
-                   onnx: bool = True) -> tuple[dict[str, Callable], dict[str, str]]:
+def compiled_forms(
+    module: nn.Module, example: tuple[Tensor, ...], quick: bool, onnx: bool = True
+) -> tuple[dict[str, Callable], dict[str, str]]:
     """({name and version: the module's forward, compiled}, {what is not here: why}); each gives the
     module's own output."""
     torch_is, forms, missing = versioned("torch"), {}, {}
@@ -202,6 +205,7 @@ class OnnxForm:
 
     def __init__(self, module: nn.Module, example: tuple[Tensor, ...]):
         import onnxruntime
+
         program: Any = torch.onnx.export(copy.deepcopy(module).eval(), example, dynamo=True, verbose=False)
         file = io.BytesIO()
         program.save(file)
@@ -219,7 +223,7 @@ class OnnxForm:
         return torch.from_numpy(self.run(*(t.numpy() for t in tensors)))
 
 
-# ---- limits ------------------------------------------------------------------------------------------------------
+# ---- limits ------------------------------------------------------------------------------------------------
 
 
 def product_chain(
@@ -237,6 +241,7 @@ def product_chain(
             h = x
             for w, out in zip(weights, buffers, strict=True):
                 h = torch.mm(h, w, out=out)
+
     return call
 
 
@@ -259,6 +264,7 @@ def product_update(rows: int, sizes: list[int]) -> Callable[[], None]:
             torch.mm(acts[i].t(), acts[i + 1], out=grads[i])
             if i:
                 torch.mm(acts[i + 1], weights[i].t(), out=slopes[i])
+
     return call
 
 

@@ -105,8 +105,11 @@ def sampling(args: "BenchOptions", report: Report, name: str, o: PolicyOptions) 
             assert torch.allclose(x, right.x0.flatten(1), atol=1e-3), f"{label} samples other chunks"
             assert torch.allclose(logp, right.logp, atol=1e-2), f"{label} gives other densities"
             peers[label] = (lambda form=form: plain.act(obs["state"], generator, form), 1)
-    work = {"ours": (lambda: policy.act(obs, generator, True), 1), MM: (product_chain(*shapes), 1),
-            PEAK: at_peak(chain_flops(*shapes))} | peers
+    work = {
+        "ours": (lambda: policy.act(obs, generator, True), 1),
+        MM: (product_chain(*shapes), 1),
+        PEAK: at_peak(chain_flops(*shapes)),
+    } | peers
     report.add(
         make_row(
             f"chains of {n} envs, chunk 4 x 8, {name}",
@@ -139,8 +142,12 @@ def update(args: "BenchOptions", report: Report, name: str, o: PolicyOptions, si
         new, _ = policy.score(policy.encode(obs), chunk.trace)
         descend(surrogate(new, chunk.logp, adv, rules, 3.0)[0], params, opt, 1.0)
         return new
-    work = {"ours": (ours, size), MM: (product_update(size * policy.factors, sizes(o, policy)), size),
-            PEAK: _each(at_peak(update_flops(size * policy.factors, sizes(o, policy))), size)}
+
+    work = {
+        "ours": (ours, size),
+        MM: (product_update(size * policy.factors, sizes(o, policy)), size),
+        PEAK: _each(at_peak(update_flops(size * policy.factors, sizes(o, policy))), size),
+    }
     peers, missing, torch_is = [], {}, versioned("torch")
     if args.peers:
         forms = {f"plain modules, {torch_is} eager": lambda m: m}
@@ -202,6 +209,7 @@ def plain_update(
 
         def forward(self, *args: Tensor) -> Tensor:
             return self.model.score(*args)
+
     score = form(Score())
 
     def call() -> None:
@@ -213,6 +221,7 @@ def plain_update(
         loss.backward()
         nn.utils.clip_grad_norm_(params, 1.0)
         opt.step()
+
     return call
 
 
@@ -225,8 +234,10 @@ def robot(args: "BenchOptions", report: Report) -> None:
     actor = NumpyActor({k: v.numpy() for k, v in policy.state_dict().items()}, asdict(o), asdict(spec))
     state = rng.standard_normal(spec.state, dtype=np.float32)
     obs, d = {"state": torch.from_numpy(state[None])}, policy.chunk
-    calls: dict[str, Callable[[], object]] = {"numpy": lambda: actor.act(state, rng=rng),
-                                              "torch": lambda: policy.act(obs, generator, False)}
+    calls: dict[str, Callable[[], object]] = {
+        "numpy": lambda: actor.act(state, rng=rng),
+        "torch": lambda: policy.act(obs, generator, False),
+    }
     calls |= one_row(sizes(o, policy), o, rng)
     limits = dict.fromkeys(list(calls)[2:], BARE)
     peers, missing = [], {}
@@ -243,6 +254,7 @@ def robot(args: "BenchOptions", report: Report) -> None:
         peers = [f"plain modules, {name}" for name in forms]
     times = in_turns({k: (call, 1) for k, call in calls.items()}, args.slice, time.thread_time)
     for name, label in (("numpy", "NumPy alone"), ("torch", "the torch policy")):
+
         def bars(ours: float, of_limit: float, over_peer: float, name=name) -> list[Bar]:
             wanted = [at_most("us", ours, 100)] if name == "numpy" else []
             return wanted + [at_least("over peer", over_peer, 1)] * bool(peers)
@@ -272,6 +284,7 @@ def _drawing(form: Callable, state: np.ndarray, d: int, rng: np.random.Generator
         with torch.inference_mode():
             noise = rng.standard_normal((1, d), dtype=np.float32)
             return form(torch.from_numpy(state), torch.from_numpy(noise)).numpy()
+
     return call
 
 
@@ -292,4 +305,5 @@ def one_row(widths: list[int], o: PolicyOptions, rng: np.random.Generator) -> di
         for _ in range(o.denoise_steps):
             for x, w, out in there:
                 torch.mv(w, x, out=out)
+
     return {"np.dot of the same vectors": by_numpy, "torch.mv of the same vectors": by_torch}

@@ -88,12 +88,16 @@ class Report:
         self.say(f"{what}: not measured, {why}")
 
 
-# ---- measuring ---------------------------------------------------------------------------------------------------
+# ---- measuring ---------------------------------------------------------------------------------------------
 
 
-def in_turns(work: "Mapping[str, tuple[Callable[[], object], float]]", seconds: float,
-             clock: Callable[[], float] = time.perf_counter, least: int = LEAST,
-             slice_s: float = SLICE) -> dict[str, np.ndarray]:
+def in_turns(
+    work: "Mapping[str, tuple[Callable[[], object], float]]",
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+    least: int = LEAST,
+    slice_s: float = SLICE,
+) -> dict[str, np.ndarray]:
     """Seconds per unit of work, `[repeats]` per name, of calls that take turns for about `seconds` in all.
 
     work: name -> (call, units of work it does). A turn repeats its call for `slice_s` at least. The order is
@@ -160,8 +164,12 @@ def make_row(
     number, ratio, gain = (float(np.median(x)) for x in (figures, of_limit, over))
 
     def other(role: str, name: str) -> dict:
-        return {"role": role, "name": name, "value": float(np.median(in_unit(times[name], unit))),
-                "ratio": float(np.median(times[name] / ours))}
+        return {
+            "role": role,
+            "name": name,
+            "value": float(np.median(in_unit(times[name], unit))),
+            "ratio": float(np.median(times[name] / ours)),
+        }
 
     others = [other("limit", k) | {"kind": limits[k]} for k in limits_left] + [
         other("peer", k) for k in peers_left
@@ -207,7 +215,7 @@ def at_most(name: str, x: float, target: float) -> Bar:
     return Bar(f"{name} <= {target:g}", bool(x <= target))
 
 
-# ---- printing ----------------------------------------------------------------------------------------------------
+# ---- printing ----------------------------------------------------------------------------------------------
 
 
 def number(x: float) -> str:
@@ -225,14 +233,19 @@ def text_of(row: Row) -> str:
     kind = f", {row.limit_kind}" if row.limit_kind else ""
     lines = [
         f"{row.what}: {number(row.ours)} {row.unit}{span(row.ours_iqr)}, n = {row.n}, {row.clock}{marks}",
-        f"limit: {row.limit_is}{kind}, {number(row.limit)}: {row.of_limit:.2f}{_ratio(row.of_limit_iqr)} of it",
+        f"limit: {row.limit_is}{kind}, {number(row.limit)}: {row.of_limit:.2f}{_ratio(row.of_limit_iqr)} of "
+        "it",
     ]
     if row.peer is not None:
         lines.append(
             f"peer: {row.peer_is}, {number(row.peer)}: {row.over_peer:.2f} x{_ratio(row.over_peer_iqr)}"
         )
-    lines += [f"{o['role']}: {o['name']}: not measured, {o['why']}" if "why" in o else
-              f"also: {o['name']}, {number(o['value'])}: {o['ratio']:.2f}" for o in row.others]
+    lines += [
+        f"{o['role']}: {o['name']}: not measured, {o['why']}"
+        if "why" in o
+        else f"also: {o['name']}, {number(o['value'])}: {o['ratio']:.2f}"
+        for o in row.others
+    ]
     if row.no_peer:
         lines.append(f"no peer: {row.no_peer}")
     lines += [f"work: {row.work}"] * bool(row.work) + [row.note] * bool(row.note)

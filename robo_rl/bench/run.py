@@ -20,34 +20,59 @@ from robo_rl.provenance import git_hash, machine_name, versions
 from robo_rl.results import UNKNOWN
 
 MODULES = {"async": "asynchronous", "wm": "world_model"}  # of what, where its module is not called the same
-MEASURES = {"sim": ["sims/mujoco", "sims/gym.py", "sims/maniskill"], "policy": ["robo_rl/policies", "robo_rl/sampling.py"],
-            "train": ["robo_rl/algos", "robo_rl/rollout.py", "robo_rl/policies"], "sync": ["robo_rl/runtime"],
-            "async": ["robo_rl/runtime"], "control": ["controllers"], "bridge": ["controllers"], "scale": ["robo_rl/runtime"],
-            "wm": ["world_models"], "gpu": ["robo_rl/bench/pictures.py", "robo_rl/policies/vla", "robo_rl/algos"],
-            "serve": ["robo_rl/experiment/batching.py", "robo_rl/experiment/openpi.py", "controllers/openpi.py", "robo_rl/policies/vla"],
-            "vla": ["robo_rl/policies/vla", "robo_rl/policies/policy.py"]}  # beside the bench's own file
+MEASURES = {
+    "sim": ["sims/mujoco", "sims/gym.py", "sims/maniskill"],
+    "policy": ["robo_rl/policies", "robo_rl/sampling.py"],
+    "train": ["robo_rl/algos", "robo_rl/rollout.py", "robo_rl/policies"],
+    "sync": ["robo_rl/runtime"],
+    "async": ["robo_rl/runtime"],
+    "control": ["controllers"],
+    "bridge": ["controllers"],
+    "scale": ["robo_rl/runtime"],
+    "wm": ["world_models"],
+    "gpu": ["robo_rl/bench/pictures.py", "robo_rl/policies/vla", "robo_rl/algos"],
+    "serve": [
+        "robo_rl/experiment/batching.py",
+        "robo_rl/experiment/openpi.py",
+        "controllers/openpi.py",
+        "robo_rl/policies/vla",
+    ],
+    "vla": ["robo_rl/policies/vla", "robo_rl/policies/policy.py"],
+}  # beside the bench's own file
 UNSEEDED = {"async"}  # the pauses of its slow envs are drawn anew in every run
 
 
 def run_bench(options: BenchOptions, say: Callable[[str], None] = print) -> dict:
     """Measure the rows of `options.what`; `say` gets the text of each row when it is known -> the document.
 
-    The document: {bench, options, command, seed, commit, date (UTC, at the start), machine, load_after, rows: fields of
-    `Row`, skipped: [{what, why}]}; it is written to `options.out` after every row.
+    The document: {bench, options, command, seed, commit, date (UTC, at the start), machine, load_after, rows:
+    fields of `Row`, skipped: [{what, why}]}; it is written to `options.out` after every row.
     """
     date, before = datetime.now(UTC).isoformat(timespec="seconds"), machine()
 
     def document(after: float | None = None) -> dict:
-        return {"bench": options.what, "options": asdict(options), "command": command_of(options),
-                "seed": None if options.what in UNSEEDED else 0, "commit": git_hash(), "date": date, "machine": before,
-                "load_after": after, "rows": [asdict(r) for r in report.rows], "skipped": report.skipped}
+        return {
+            "bench": options.what,
+            "options": asdict(options),
+            "command": command_of(options),
+            "seed": None if options.what in UNSEEDED else 0,
+            "commit": git_hash(),
+            "date": date,
+            "machine": before,
+            "load_after": after,
+            "rows": [asdict(r) for r in report.rows],
+            "skipped": report.skipped,
+        }
 
     def keep() -> None:
         if options.out:
             write_json(options.out, document())
+
     report = Report(say, keep)
-    say(f"{before['cpu']}, {before['cores']} cores, load {before['load']:.1f}" +
-        (": the machine is busy, trust the ratios only" if before["load"] > 0.5 else ""))
+    say(
+        f"{before['cpu']}, {before['cores']} cores, load {before['load']:.1f}"
+        + (": the machine is busy, trust the ratios only" if before["load"] > 0.5 else "")
+    )
     part = importlib.import_module(f"robo_rl.bench.{MODULES.get(options.what, options.what)}")
     part.measure(options, report)
     after = os.getloadavg()[0]
@@ -59,20 +84,30 @@ def run_bench(options: BenchOptions, say: Callable[[str], None] = print) -> dict
 
 
 def save(document: dict, folder: str | Path = "results") -> Path:
-    """Write the document of `run_bench` as the file of results `folder`/bench-<what>.json (`robo_rl.results`), whole or not at all
-    -> its path.
+    """Write the document of `run_bench` as the file of results `folder`/bench-<what>.json
+    (`robo_rl.results`), whole or not at all -> its path.
 
-    A row of the file has, beyond those of every result, {clock, limit, peer, …}. The ratio of a limit or peer is 1 where we are
-    equal and has quartiles of its own. UserError: no permission, or the disk is full.
+    A row of the file has, beyond those of every result, {clock, limit, peer, …}. The ratio of a limit or peer
+    is 1 where we are equal and has quartiles of its own. UserError: no permission, or the disk is full.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"bench-{document['bench']}.json"
     what = document["bench"]
-    write_json(path, {"title": f"robo_rl bench {what}"} | document | {
-        "seeds": [] if document["seed"] is None else [document["seed"]], "commit": document["commit"] or UNKNOWN,
-        "machine": machine_name(), "load": document["machine"]["load"], "versions": document["machine"]["versions"],
-        "files": measured_files(what), "rows": [saved_row(row) for row in document["rows"]]})
+    write_json(
+        path,
+        {"title": f"robo_rl bench {what}"}
+        | document
+        | {
+            "seeds": [] if document["seed"] is None else [document["seed"]],
+            "commit": document["commit"] or UNKNOWN,
+            "machine": machine_name(),
+            "load": document["machine"]["load"],
+            "versions": document["machine"]["versions"],
+            "files": measured_files(what),
+            "rows": [saved_row(row) for row in document["rows"]],
+        },
+    )
     return path
 
 
@@ -83,12 +118,30 @@ def measured_files(what: str) -> list[str]:
 
 def saved_row(row: dict) -> dict:
     """The fields of a `Row` under the names of a results file."""
-    limit = {"name": row["limit_is"], "kind": row["limit_kind"], "value": row["limit"], "ratio": row["of_limit"],
-             "quartiles": row["of_limit_iqr"]}
-    peer = {"name": row["peer_is"], "value": row["peer"], "ratio": row["over_peer"], "quartiles": row["over_peer_iqr"]}
-    return {"what": row["what"], "value": row["ours"], "unit": row["unit"], "n": row["n"], "interval": row["ours_iqr"],
-            "interval_is": "quartiles", "clock": row["clock"], "limit": limit, "peer": peer if row["peer_is"] else None} | {
-        k: row[k] for k in ("others", "no_peer", "bars", "work", "note")}
+    limit = {
+        "name": row["limit_is"],
+        "kind": row["limit_kind"],
+        "value": row["limit"],
+        "ratio": row["of_limit"],
+        "quartiles": row["of_limit_iqr"],
+    }
+    peer = {
+        "name": row["peer_is"],
+        "value": row["peer"],
+        "ratio": row["over_peer"],
+        "quartiles": row["over_peer_iqr"],
+    }
+    return {
+        "what": row["what"],
+        "value": row["ours"],
+        "unit": row["unit"],
+        "n": row["n"],
+        "interval": row["ours_iqr"],
+        "interval_is": "quartiles",
+        "clock": row["clock"],
+        "limit": limit,
+        "peer": peer if row["peer_is"] else None,
+    } | {k: row[k] for k in ("others", "no_peer", "bars", "work", "note")}
 
 
 def command_of(options: BenchOptions) -> str:
@@ -99,7 +152,9 @@ def command_of(options: BenchOptions) -> str:
         if f.default is MISSING or value == f.default:
             continue
         name = f.name.replace("_", "-")
-        words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        words += (
+            [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        )
     return " ".join(words)
 
 

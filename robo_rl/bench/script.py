@@ -68,7 +68,10 @@ class Script:
         self.params = [p for n, p in self.actor.named_parameters() if not n.startswith("base")] + [
             *self.critic.parameters()
         ]
-        self.opt, self.generator = torch.optim.Adam(self.params, on_policy_options(t).lr), torch.Generator().manual_seed(0)
+        self.opt, self.generator = (
+            torch.optim.Adam(self.params, on_policy_options(t).lr),
+            torch.Generator().manual_seed(0),
+        )
         self.joint = o.kind != "diffusion"
         self.state = torch.as_tensor(env.reset()[0], dtype=torch.float32)
         assert self.state.shape == (n, self.spec.state), "the script sees something else"

@@ -1,8 +1,10 @@
-"""`robo_rl bench serve`: a policy server of openpi's wire with 16 clients at once, against the same questions one after the other.
+"""`robo_rl bench serve`: a policy server of openpi's wire with 16 clients at once, against the same questions
+one after the other.
 
-The policies are vision-language-action models of the small size with random weights; clients are threads of this process, on one
-connection each. One after the other is what openpi's own server does with any number of clients. The limit is the policy alone on the
-16 observations. Under more clients than it can answer, answers must come within the deadline all the same.
+The policies are vision-language-action models of the small size with random weights; clients are threads of
+this process, on one connection each. One after the other is what openpi's own server does with any number of
+clients. The limit is the policy alone on the 16 observations. Under more clients than it can answer, answers
+must come within the deadline all the same.
 """
 
 import contextlib
@@ -28,7 +30,11 @@ FAMILIES = ("smolvla", "pi05")
 CLIENTS, CROWD = 16, 48
 PIXELS = 64
 TOKEN = b"a-token-of-this-bench"
-ALONE, IN_TURN, KEPT = "the policy alone, one batch", "one after the other (openpi's own server)", "the deadline"
+ALONE, IN_TURN, KEPT = (
+    "the policy alone, one batch",
+    "one after the other (openpi's own server)",
+    "the deadline",
+)
 
 
 def measure(args: "BenchOptions", report: Report) -> None:
@@ -48,13 +54,20 @@ def measure(args: "BenchOptions", report: Report) -> None:
 def family_rows(args: "BenchOptions", report: Report, family: str) -> None:
     """16 clients at once; a crowd against a deadline."""
     from robo_rl.experiment.openpi import policy_actor
+
     size: Any = "tiny" if args.quick else "small"
     n = args.envs or CLIENTS
     spec = ObsSpec(state=20, action=7, views=("front",), image_size=PIXELS, language=True, text=64)
     act = policy_actor(make_policy(PolicyOptions(kind=family, size=size), spec, 0).eval(), 0)
     rng = np.random.default_rng(0)
-    asked = [{"state": rng.standard_normal(20).astype(np.float32), "prompt": "pick up the cube",
-              "image/front": rng.integers(0, 256, (PIXELS, PIXELS, 3), np.uint8)} for _ in range(n)]
+    asked = [
+        {
+            "state": rng.standard_normal(20).astype(np.float32),
+            "prompt": "pick up the cube",
+            "image/front": rng.integers(0, 256, (PIXELS, PIXELS, 3), np.uint8),
+        }
+        for _ in range(n)
+    ]
     batch = [{k: v for k, v in x.items() if k != "prompt"} | {"task": x["prompt"]} for x in asked]
     with serving(act, spec, 60.0, n) as url, ThreadPoolExecutor(n) as pool, contextlib.ExitStack() as stack:
         wires = [stack.enter_context(client(url)) for _ in range(n)]
@@ -65,20 +78,41 @@ def family_rows(args: "BenchOptions", report: Report, family: str) -> None:
         def in_turn() -> None:
             for x in asked:
                 ask(wires[0], x)
-        times = in_turns({"ours": (at_once, n), ALONE: (lambda: act(batch), n), IN_TURN: (in_turn, n)}, args.slice)
-        took = in_turns({"ours": (at_once, n), IN_TURN: (in_turn, n)}, 0.0, time.process_time, least=2, slice_s=0.0)
-    report.add(make_row(
-        f"{family} {size}, {n} clients at once, {cores()} cores", "obs/s", times, {ALONE: BARE}, [IN_TURN],
-        bars=lambda ours, of_limit, over_peer: [] if args.quick else [at_least("over one after the other", over_peer, 4)],
-        work=f"a state of 20 numbers, a picture of {PIXELS} x {PIXELS}, a prompt; a chunk of 8 x 7 in 4 steps, by a websocket on loopback",
-        note="CPU time of a question: " + ", ".join(f"{1e3 * float(np.median(took[k])):.1f} ms {what}" for k, what in (
-            ("ours", "at once"), (IN_TURN, "one after the other")))))
+
+        times = in_turns(
+            {"ours": (at_once, n), ALONE: (lambda: act(batch), n), IN_TURN: (in_turn, n)}, args.slice
+        )
+        took = in_turns(
+            {"ours": (at_once, n), IN_TURN: (in_turn, n)}, 0.0, time.process_time, least=2, slice_s=0.0
+        )
+    report.add(
+        make_row(
+            f"{family} {size}, {n} clients at once, {cores()} cores",
+            "obs/s",
+            times,
+            {ALONE: BARE},
+            [IN_TURN],
+            bars=lambda ours, of_limit, over_peer: (
+                [] if args.quick else [at_least("over one after the other", over_peer, 4)]
+            ),
+            work=f"a state of 20 numbers, a picture of {PIXELS} x {PIXELS}, a prompt; a chunk of 8 x 7 in 4 "
+            "steps, by a websocket on loopback",
+            note="CPU time of a question: "
+            + ", ".join(
+                f"{1e3 * float(np.median(took[k])):.1f} ms {what}"
+                for k, what in (("ours", "at once"), (IN_TURN, "one after the other"))
+            ),
+        )
+    )
     deadline = 4 * float(np.median(times[ALONE])) * n + 0.05
     crowd(report, f"{family} {size}", act, spec, asked, deadline, 3 if args.quick else CROWD, args.slice)
 
 
-def crowd(report: Report, name: str, act, spec, asked: list[dict], deadline: float, n: int, seconds: float) -> None:
-    """One row: the 99th percentile of what `n` clients wait who ask again at once, of the questions that are answered."""
+def crowd(
+    report: Report, name: str, act, spec, asked: list[dict], deadline: float, n: int, seconds: float
+) -> None:
+    """One row: the 99th percentile of what `n` clients wait who ask again at once, of the questions that are
+    answered."""
     waits: list[float] = []
     refused: list[int] = []
 
@@ -89,7 +123,12 @@ def crowd(report: Report, name: str, act, spec, asked: list[dict], deadline: flo
                 waits.append(time.monotonic() - began)
             except UserError:
                 refused.append(1)
-    with serving(act, spec, deadline, n) as url, contextlib.ExitStack() as stack, ThreadPoolExecutor(n) as pool:
+
+    with (
+        serving(act, spec, deadline, n) as url,
+        contextlib.ExitStack() as stack,
+        ThreadPoolExecutor(n) as pool,
+    ):
         wires = [stack.enter_context(client(url)) for _ in range(n)]
         for length in (seconds / 4, seconds):  # the first is not counted: nothing is known of durations yet
             waits.clear()
@@ -97,14 +136,22 @@ def crowd(report: Report, name: str, act, spec, asked: list[dict], deadline: flo
             end = time.monotonic() + length
             list(pool.map(go_on, wires, [asked[i % len(asked)] for i in range(n)], [end] * n))
     if not waits:
-        return report.skip(f"{name}, a deadline", f"none of {len(refused)} questions was answered within {deadline:.3f} s")
+        return report.skip(
+            f"{name}, a deadline", f"none of {len(refused)} questions was answered within {deadline:.3f} s"
+        )
     late = float(np.percentile(waits, 99))
-    report.add(make_row(
-        f"{name}, {n} clients who ask without a pause, deadline {1e3 * deadline:.0f} ms: 99 % of the answers within", "ms",
-        {"ours": np.array([late]), KEPT: np.array([deadline])}, {KEPT: PHYSICAL},
-        bars=lambda ours, of_limit, over_peer: [at_most("of the deadline", late / deadline, 1)],
-        no_peer="openpi's own server has no deadlines",
-        note=f"{len(waits)} answered, {len(refused)} refused; the longest wait {1e3 * max(waits):.0f} ms"))
+    report.add(
+        make_row(
+            f"{name}, {n} clients who ask without a pause, deadline {1e3 * deadline:.0f} ms: 99 % of the "
+            "answers within",
+            "ms",
+            {"ours": np.array([late]), KEPT: np.array([deadline])},
+            {KEPT: PHYSICAL},
+            bars=lambda ours, of_limit, over_peer: [at_most("of the deadline", late / deadline, 1)],
+            no_peer="openpi's own server has no deadlines",
+            note=f"{len(waits)} answered, {len(refused)} refused; the longest wait {1e3 * max(waits):.0f} ms",
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -113,6 +160,7 @@ def serving(act, spec, deadline: float, clients: int) -> Iterator[str]:
     from robo_rl.experiment.batching import Batcher
     from robo_rl.experiment.openpi import open_server
     from robo_rl.experiment.policy_server import ServeOptions
+
     options = ServeOptions(run="", wire="openpi", port=0, clients=clients, deadline=deadline)
     batcher = Batcher(act, options.batch).start()
     server = open_server(options, TOKEN, batcher, spec, "", lambda line: None)
@@ -130,7 +178,10 @@ def serving(act, spec, deadline: float, clients: int) -> Iterator[str]:
 def client(url: str) -> Iterator[Any]:
     """A connection that has heard the server's first message."""
     from websockets.sync.client import connect
-    with connect(url, compression=None, additional_headers={"Authorization": f"Api-Key {TOKEN.decode()}"}) as wire:
+
+    with connect(
+        url, compression=None, additional_headers={"Authorization": f"Api-Key {TOKEN.decode()}"}
+    ) as wire:
         wire.recv(timeout=30)
         yield wire
 
@@ -138,6 +189,7 @@ def client(url: str) -> Iterator[Any]:
 def ask(wire, obs: dict) -> np.ndarray:
     """The chunk for an observation. UserError: it was refused."""
     from controllers.openpi import packb, unpackb
+
     wire.send(packb(obs))
     said = wire.recv(timeout=120)
     if isinstance(said, str):

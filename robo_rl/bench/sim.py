@@ -44,6 +44,7 @@ WANTED = {1: 0.5, 4: 0.5, 16: 0.8, 64: 0.9, 256: 0.9, 1024: 0.9}  # of the limit
 def measure(args: "BenchOptions", report: Report) -> None:
     """All rows of `robo_rl bench sim`, or those of --task."""
     from sims.mujoco import LOCOMOTION, TASKS
+
     task = args.task
     arms = [t for t in (task or TASKS[0],) if t in TASKS and t not in LOCOMOTION]
     walkers = [t for t in ((task,) if task else WALKERS) if t in LOCOMOTION]
@@ -62,7 +63,7 @@ def measure(args: "BenchOptions", report: Report) -> None:
         maniskill(args, report, task or "PickCube-v1")
 
 
-# ---- the embedded simulator --------------------------------------------------------------------------------------
+# ---- the embedded simulator --------------------------------------------------------------------------------
 
 
 class Stretch:
@@ -141,6 +142,7 @@ class Stretch:
                 if fresh:
                     batch.state[fresh[0]] = fresh[1]
             return time.perf_counter() - began, batch.state
+
         return lap
 
     def _loop(self) -> Callable[[], tuple[float, np.ndarray]]:
@@ -162,6 +164,7 @@ class Stretch:
             for d, row in zip(data, out, strict=True):
                 mujoco.mj_getState(model, d, row, spec)
             return spent, out
+
         return lap
 
     def check(self) -> None:
@@ -176,11 +179,14 @@ class Stretch:
             )
 
 
-def simulator(args: "BenchOptions", report: Report, task: str, n: int, threads: int, control: str = "") -> None:
+def simulator(
+    args: "BenchOptions", report: Report, task: str, n: int, threads: int, control: str = ""
+) -> None:
     """One task at N envs: ours, the bare physics, and the peers."""
     import sims
     from sims.mujoco import LOCOMOTION
     from sims.mujoco.model import SUBSTEPS
+
     options: dict[str, Any] = {"control": control} if control else {}
     env: Any = sims.make("mujoco", task, n, threads=threads, **options)
     walker = task in LOCOMOTION
@@ -213,8 +219,8 @@ def simulator(args: "BenchOptions", report: Report, task: str, n: int, threads: 
             [p.name for p in pools],
             missing,
             bars,
-            work=f"{stretch.length} control steps of {n} envs; the limit starts in the env's states, takes its controls, "
-            f"takes its resets and ended in its states{said if pools else ''}",
+            work=f"{stretch.length} control steps of {n} envs; the limit starts in the env's states, takes "
+            f"its controls, takes its resets and ended in its states{said if pools else ''}",
             no_peer=""
             if pools or missing
             else "the row with end-effector control and 2 threads has them"
@@ -231,6 +237,7 @@ def peers(
     if not args.peers:
         return [], {}
     import gymnasium
+
     pool, missing = envpool_pool(task, n, threads)
     maker = (lambda: gymnasium.make(task, disable_env_checker=True)) if walker else arm_maker(task)
     pools = gymnasium_pools(maker, n, args.quick, report) + ([] if pool is None else [pool])
@@ -244,6 +251,7 @@ def peers(
 
 def _width(task: str) -> int:
     import sims
+
     return (sims.make("mujoco", task, 1).single_observation_space["state"].shape or (0,))[0]
 
 
@@ -269,6 +277,7 @@ def drawing(args: "BenchOptions", report: Report, task: str, size: int) -> None:
     alone."""
     import sims
     from sims.mujoco.render import Renderer
+
     n = min(args.envs or 32, 32)
     env: Any = sims.make("mujoco", task, n)
     env.reset(seed=0)
@@ -296,6 +305,7 @@ def drawing(args: "BenchOptions", report: Report, task: str, size: int) -> None:
                 plain.update_scene(d, view)
                 out.append(plain.render())
         return out
+
     if plain:
         ours, theirs = renderer.render(), by_mujoco()
         assert np.stack(theirs[::2]).shape == ours["front"].shape, "the peer draws other images"
@@ -306,8 +316,9 @@ def drawing(args: "BenchOptions", report: Report, task: str, size: int) -> None:
             {"ours": 1 / r["render"], "mjr_render and mjr_readPixels of prepared scenes": 1 / r["bare"]}
         )
         if plain:
-            repeats[-1][peer] = float(np.median(in_turns({"peer": (by_mujoco, 2 * n)}, args.slice / LEAST / 3,
-                                                         least=1)["peer"]))
+            repeats[-1][peer] = float(
+                np.median(in_turns({"peer": (by_mujoco, 2 * n)}, args.slice / LEAST / 3, least=1)["peer"])
+            )
     renderer.close()
     if plain:
         plain.close()
@@ -337,18 +348,20 @@ def plain_renderer(model: mujoco.MjModel, size: int) -> mujoco.Renderer:
     return out
 
 
-# ---- ManiSkill ---------------------------------------------------------------------------------------------------
+# ---- ManiSkill ---------------------------------------------------------------------------------------------
 
 
 def maniskill(args: "BenchOptions", report: Report, task: str) -> None:
     """Two worker processes against two bare PhysX systems and two of ManiSkill's own envs, state
     observations."""
     import sims
+
     what = f"maniskill {task}, 2 workers"
     if why := lacking("mani_skill", "ManiSkill", "maniskill"):
         report.skip(what, why)
         return
     from sims.maniskill import bare_rates
+
     bare, own = "two PhysX systems stepped alone", f"{versioned('mani_skill')}, two of its envs"
     for control in ("joint_delta",) if args.quick else ("joint_delta", "ee_delta"):
         n = args.envs or 16
@@ -361,6 +374,7 @@ def maniskill(args: "BenchOptions", report: Report, task: str) -> None:
             _, _, terminated, truncated, _ = env.step(actions[next(count) % len(actions)])
             if (terminated | truncated).all():  # resets are not counted in the others' rates: keep them rare
                 env.reset(options={"reset_mask": terminated | truncated})
+
         share, repeats = args.slice / 3 / LEAST, []
         with bare_rates(task, 2, share, control) as rates:
             for _ in range(LEAST):

@@ -82,7 +82,7 @@ def size(tensors: dict[str, Tensor]) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-# ---- one host ----------------------------------------------------------------------------------------------------
+# ---- one host ----------------------------------------------------------------------------------------------
 
 
 def small(args: "BenchOptions", report: Report, folder: Path) -> None:
@@ -119,8 +119,15 @@ def small(args: "BenchOptions", report: Report, folder: Path) -> None:
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("ms", ours, 1)]
-    peers = {f"safetensors file, {versioned('safetensors')}": (by_file, 1),
-             f"share_memory_ and copy_, {versioned('torch')}": (by_shared_memory, 1)} if args.peers else {}
+
+    peers = (
+        {
+            f"safetensors file, {versioned('safetensors')}": (by_file, 1),
+            f"share_memory_ and copy_, {versioned('torch')}": (by_shared_memory, 1),
+        }
+        if args.peers
+        else {}
+    )
     for call, module in [(ours, policy), *((c, other) for c, _ in peers.values())]:
         for t in module.parameters():
             t.data.zero_()
@@ -151,6 +158,7 @@ def small(args: "BenchOptions", report: Report, folder: Path) -> None:
 
     def poll_bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("us", ours, 2)]
+
     report.add(
         make_row(
             "asking for the version",
@@ -235,7 +243,9 @@ def fetch_calls(args: "BenchOptions", reader: WeightReader, new: dict[str, Tenso
     return calls
 
 
-def swap_calls(args: "BenchOptions", reader: WeightReader, module: nn.Module, new: dict[str, Tensor]) -> Calls:
+def swap_calls(
+    args: "BenchOptions", reader: WeightReader, module: nn.Module, new: dict[str, Tensor]
+) -> Calls:
     """Giving a module the weights that lie ready: ours, a word for each tensor, and the peers'."""
     table = np.zeros((2, len(new)), np.uint64)
     calls: Calls = {"ours": lambda: reader.swap(module), POINTERS: lambda: np.copyto(table[0], table[1])}
@@ -249,10 +259,15 @@ def swap_calls(args: "BenchOptions", reader: WeightReader, module: nn.Module, ne
     return calls
 
 
-def publish_in_turns(args: "BenchOptions", writer: WeightWriter, calls: dict[str, Calls], module: nn.Module,
-                     new: dict[str, Tensor]) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]], int]:
-    """Publish, then every call once, again and again -> (seconds of a publish [repeats], {kind: {name: seconds
-    [repeats]}}, page faults of our fetches); the first two repeats warm up and do not count."""
+def publish_in_turns(
+    args: "BenchOptions",
+    writer: WeightWriter,
+    calls: dict[str, Calls],
+    module: nn.Module,
+    new: dict[str, Tensor],
+) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]], int]:
+    """Publish, then every call once, again and again -> (seconds of a publish [repeats], {kind: {name:
+    seconds [repeats]}}, page faults of our fetches); the first two repeats warm up and do not count."""
     times: dict[str, dict[str, list[float]]] = {kind: {n: [] for n in named} for kind, named in calls.items()}
     publishes, faults, end = [], 0, time.perf_counter() + args.slice
     while len(publishes) < LEAST + 2 or time.perf_counter() < end:
@@ -268,7 +283,11 @@ def publish_in_turns(args: "BenchOptions", writer: WeightWriter, calls: dict[str
                     assert all(
                         torch.equal(p, t) for p, t in zip(module.parameters(), new.values(), strict=True)
                     )
-    return np.array(publishes[2:]), {k: {n: np.array(t[2:]) for n, t in v.items()} for k, v in times.items()}, faults
+    return (
+        np.array(publishes[2:]),
+        {k: {n: np.array(t[2:]) for n, t in v.items()} for k, v in times.items()},
+        faults,
+    )
 
 
 class Bag(nn.Module):
@@ -302,7 +321,7 @@ def page_faults() -> int:
     return use.ru_minflt + use.ru_majflt
 
 
-# ---- a link ------------------------------------------------------------------------------------------------------
+# ---- a link ------------------------------------------------------------------------------------------------
 
 
 def link(args: "BenchOptions", report: Report, base: dict[str, Tensor]) -> None:
@@ -319,7 +338,7 @@ def link(args: "BenchOptions", report: Report, base: dict[str, Tensor]) -> None:
     def read_both() -> None:
         for a, b in words:
             for s in range(0, len(a), step):
-                np.not_equal(a[s:s + step], b[s:s + step], out=mask[:len(a[s:s + step])])
+                np.not_equal(a[s : s + step], b[s : s + step], out=mask[: len(a[s : s + step])])
 
     def plain() -> list[tuple[Tensor, Tensor]]:
         out = []
@@ -327,6 +346,7 @@ def link(args: "BenchOptions", report: Report, base: dict[str, Tensor]) -> None:
             index = (a != b).nonzero().view(-1)
             out.append((index.int(), b[index]))
         return out
+
     message, lists = pack(), plain()
     share, none = len(message) / size(base), "" if args.peers else "--no-peers"
     for (n, t), (index, values) in zip(new.items(), lists, strict=True):
@@ -371,8 +391,10 @@ def apply_rows(
     mb, full = f"{size(base) / 1e6:.0f} MB", not args.quick
     there = {n: t.clone() for n, t in base.items()}
     layout = deltas.layout_of(there)
-    ready = [(deltas.elements(t), i.numpy().astype(np.int64), v.numpy().view(np.uint16))
-             for t, (i, v) in zip(there.values(), lists, strict=True)]
+    ready = [
+        (deltas.elements(t), i.numpy().astype(np.int64), v.numpy().view(np.uint16))
+        for t, (i, v) in zip(there.values(), lists, strict=True)
+    ]
     lines = np.mean([len(np.unique(i // (LINE // 2))) / (len(t) * 2 / LINE) for t, i, _ in ready])
     source, target = np.full((2, size(base)), 1, np.uint8)
 
@@ -386,9 +408,16 @@ def apply_rows(
     def plain_apply() -> None:
         for t, (index, values) in zip(there.values(), lists, strict=True):
             t.view(torch.int16).view(-1)[index.long()] = values
+
     limit = "the cache lines that change, at the rate of a copy"
-    peers = {f"plain torch calls, {versioned('torch')}": (plain_apply, 1),
-             f"NumPy's scatter of unpacked places, {versioned('numpy')}": (scatter, 1)} if args.peers else {}
+    peers = (
+        {
+            f"plain torch calls, {versioned('torch')}": (plain_apply, 1),
+            f"NumPy's scatter of unpacked places, {versioned('numpy')}": (scatter, 1),
+        }
+        if args.peers
+        else {}
+    )
     for call in (ours, *(c for c, _ in peers.values())):
         for n, t in there.items():
             t.copy_(base[n])

@@ -21,17 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from robo_rl.bench.plain import product_chain
-from robo_rl.bench.rows import (
-    BARE,
-    Bar,
-    Report,
-    at_least,
-    columns,
-    in_turns,
-    lacking,
-    make_row,
-    versioned,
-)
+from robo_rl.bench.rows import BARE, Bar, Report, at_least, columns, in_turns, lacking, make_row, versioned
 from robo_rl.bench.script import scripts
 from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.experiment.envs import make_env, obs_spec
@@ -161,15 +151,20 @@ def stages(loop: Loop) -> str:
     return ", ".join(f"{k} {v / total:.0%}" for k, v in (seconds | {"update and rest": rest * total}).items())
 
 
-# ---- PPO on HalfCheetah ------------------------------------------------------------------------------------------
+# ---- PPO on HalfCheetah ------------------------------------------------------------------------------------
 
 
 def ppo(args: "BenchOptions", report: Report) -> None:
     """64 envs x 32 steps, minibatch 512, 5 epochs, two layers of 256 tanh units for actor and critic."""
     t = preset("mujoco", "HalfCheetah-v5", "ppo", "state", "full")
-    t = replace(t, envs=args.envs or 64, torch_threads=2, threads=2,
-                policy=replace(t.policy, hidden=256, layers=2, activation="tanh"),
-                rl=replace(t.rl, decisions=8 if args.quick else 32, minibatch=512, epochs=5))
+    t = replace(
+        t,
+        envs=args.envs or 64,
+        torch_threads=2,
+        threads=2,
+        policy=replace(t.policy, hidden=256, layers=2, activation="tanh"),
+        rl=replace(t.rl, decisions=8 if args.quick else 32, minibatch=512, epochs=5),
+    )
     loop = Loop(t)
     peers, missing = [], {}
     if args.peers:
@@ -231,8 +226,10 @@ def bare_update(
     """One minibatch of plain PPO on tensors that lie ready, as (actor's step, critic's): MLP, loss,
     backward, fused AdamW, nothing else. size: rows of the actor; states: those of the critic, if fewer."""
     pi, v, log_std = mlp(actor, act), mlp(critic, act), nn.Parameter(torch.zeros(actor[-1]))
-    opts = [torch.optim.AdamW([*pi.parameters(), log_std], 1e-5, fused=True),
-            torch.optim.AdamW(v.parameters(), 1e-5, fused=True)]
+    opts = [
+        torch.optim.AdamW([*pi.parameters(), log_std], 1e-5, fused=True),
+        torch.optim.AdamW(v.parameters(), 1e-5, fused=True),
+    ]
     x, state, a = (
         torch.randn(size, actor[0]),
         torch.randn(states or size, critic[0]),
@@ -252,13 +249,16 @@ def bare_update(
 
     def critic_step() -> None:
         step(opts[1], (v(state).squeeze(-1) - returns).square().mean())
+
     return actor_step, critic_step
 
 
-def update_work(steps: tuple[Callable[[], None], ...], units: float,
-                quick: bool) -> dict[str, tuple[Callable[[], object], float]]:
+def update_work(
+    steps: tuple[Callable[[], None], ...], units: float, quick: bool
+) -> dict[str, tuple[Callable[[], object], float]]:
     """Ways to do MANY bare updates of `units` env steps each: in turn on one thread, side by side, on two
     threads."""
+
     def in_turn(threads: int) -> None:
         torch.set_num_threads(threads)
         for _ in range(MANY):
@@ -275,6 +275,7 @@ def update_work(steps: tuple[Callable[[], None], ...], units: float,
             other = pool.submit(alone, steps[1])
             alone(steps[0])
             other.result()
+
     ways = {"update, 1 thread": lambda: in_turn(1)}
     if len(_thread_counts()) > 1:
         ways["update, side by side"] = side_by_side
@@ -286,6 +287,7 @@ def update_work(steps: tuple[Callable[[], None], ...], units: float,
 def _sim(t: TrainConfig, quick: bool) -> Callable[[float], float]:
     """Seconds per env step of physics alone, over about some seconds."""
     from robo_rl.bench.sim import Stretch
+
     env: Any = make_env(t, t.envs)
     stretch = Stretch(env, t.threads, env.walker.frame_skip, quick)
     stretch.check()
@@ -295,6 +297,7 @@ def _sim(t: TrainConfig, quick: bool) -> Callable[[float], float]:
         while not laps or time.perf_counter() < end:
             laps.append(min(call()[0] for call in stretch.calls.values()) / stretch.units)
         return float(np.median(laps))
+
     return measure
 
 
@@ -302,6 +305,7 @@ def _threads(k: int, call: Callable[[], object]) -> Callable[[], object]:
     def run():
         torch.set_num_threads(k)
         call()
+
     return run
 
 
@@ -342,7 +346,9 @@ def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
         def iterate() -> None:
             torch.set_num_threads(threads)
             model.learn(steps, reset_num_timesteps=False)
+
         return iterate, env.close
+
     found = []
     for kind in ("DummyVecEnv",) if args.quick else ("DummyVecEnv", "SubprocVecEnv"):
         for threads in (1,) if args.quick else _thread_counts():
@@ -350,8 +356,10 @@ def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
             iterate()
             found.append((_once(iterate, steps, args.slice / 10), kind, threads))
             close()
-            report.say(f"  Stable-Baselines3, {kind}, {threads} thread{'s' * (threads > 1)}: "
-                       f"{1 / found[-1][0]:,.0f} steps/s")
+            report.say(
+                f"  Stable-Baselines3, {kind}, {threads} thread{'s' * (threads > 1)}: "
+                f"{1 / found[-1][0]:,.0f} steps/s"
+            )
     _, kind, threads = min(found)
     iterate, close = build(kind, threads)
     return Peer(
@@ -359,16 +367,21 @@ def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
     )
 
 
-# ---- chains on Hopper --------------------------------------------------------------------------------------------
+# ---- chains on Hopper --------------------------------------------------------------------------------------
 
 
 def chain(args: "BenchOptions", report: Report, algo: str) -> None:
     """40 envs, chunk 4, three layers of 256, 5 epochs; torch on one thread. Every side re-scores as many
     steps of a chain."""
     t = preset("mujoco", "Hopper-v5", algo, "state", "full")
-    t = replace(t, envs=args.envs or 40, torch_threads=1, threads=2,
-                policy=replace(t.policy, horizon=4, execute=4, hidden=256, layers=3),
-                rl=replace(t.rl, decisions=8 if args.quick else 32, minibatch=1280, epochs=5))
+    t = replace(
+        t,
+        envs=args.envs or 40,
+        torch_threads=1,
+        threads=2,
+        policy=replace(t.policy, horizon=4, execute=4, hidden=256, layers=3),
+        rl=replace(t.rl, decisions=8 if args.quick else 32, minibatch=1280, epochs=5),
+    )
     loop = Loop(t)
     loop()
     o, spec, width = t.policy, loop.policy.spec, loop.policy.chunk
@@ -382,8 +395,10 @@ def chain(args: "BenchOptions", report: Report, algo: str) -> None:
     )
     products = product_chain(t.envs, spec.state, width, o.hidden, o.layers, o.denoise_steps)
     update = update_work((actor, critic), size * o.execute / on_policy_options(t).epochs, True)
-    bare = Bare(_sim(t, args.quick), {"sampling": (_threads(1, products), t.envs * o.execute),
-                                      "update": update["update, 1 thread"]})
+    bare = Bare(
+        _sim(t, args.quick),
+        {"sampling": (_threads(1, products), t.envs * o.execute), "update": update["update, 1 thread"]},
+    )
     peers = script_peers(args, loop)
     report.add(
         make_row(

@@ -1,8 +1,10 @@
-"""`robo_rl bench vla`: an update of PPO with a frozen trunk, from prefixes that are stored with the decisions.
+"""`robo_rl bench vla`: an update of PPO with a frozen trunk, from prefixes that are stored with the
+decisions.
 
-The policies are vision-language-action models of the small size with random weights, whose action experts learn. The peer computes the
-prefix of every minibatch in every epoch again, as public trainers of such models do. The limit is the expert's own forward and backward
-pass on the stored prefixes, without densities, loss and optimizer. Times are CPU times of the measuring thread.
+The policies are vision-language-action models of the small size with random weights, whose action experts
+learn. The peer computes the prefix of every minibatch in every epoch again, as public trainers of such models
+do. The limit is the expert's own forward and backward pass on the stored prefixes, without densities, loss
+and optimizer. Times are CPU times of the measuring thread.
 """
 
 import time
@@ -58,11 +60,34 @@ def frozen_trunk(args: "BenchOptions", report: Report, family: str) -> None:
     def update(context) -> None:
         new, _ = policy.score(context, chunk.trace)
         descend(surrogate(new, chunk.logp, adv, rules, 3.0)[0], params, opt, 1.0)
-    stored, x, t = encode(), chunk.trace["x"].view(n, policy.options.horizon, policy.width), torch.full((n,), 0.5)
-    times = in_turns({"ours": (lambda: update(stored), n), ALONE: (lambda: policy.velocity(stored, x, t).sum().backward(), n),
-                      AGAIN: (lambda: update(encode()), n)}, args.slice, time.thread_time)
-    report.add(make_row(
-        f"PPO update of a frozen trunk, stored prefixes, {family} {size}, minibatch {n}, per decision", "ms", times, {ALONE: BARE}, [AGAIN],
-        bars=lambda ours, of_limit, over_peer: [] if args.quick else [at_least("over computing again", over_peer, 5)], clock=CPU,
-        work=f"two pictures of {SPEC.image_size} x {SPEC.image_size}, a prompt, a prefix of {policy.prefix_length} tokens; one step of a "
-        "chain re-scored, backward, norm, AdamW; gradients are the same to the last bit (tests/test_vla_policy.py)"))
+
+    stored, x, t = (
+        encode(),
+        chunk.trace["x"].view(n, policy.options.horizon, policy.width),
+        torch.full((n,), 0.5),
+    )
+    times = in_turns(
+        {
+            "ours": (lambda: update(stored), n),
+            ALONE: (lambda: policy.velocity(stored, x, t).sum().backward(), n),
+            AGAIN: (lambda: update(encode()), n),
+        },
+        args.slice,
+        time.thread_time,
+    )
+    report.add(
+        make_row(
+            f"PPO update of a frozen trunk, stored prefixes, {family} {size}, minibatch {n}, per decision",
+            "ms",
+            times,
+            {ALONE: BARE},
+            [AGAIN],
+            bars=lambda ours, of_limit, over_peer: (
+                [] if args.quick else [at_least("over computing again", over_peer, 5)]
+            ),
+            clock=CPU,
+            work=f"two pictures of {SPEC.image_size} x {SPEC.image_size}, a prompt, a prefix of "
+            f"{policy.prefix_length} tokens; one step of a chain re-scored, backward, norm, AdamW; "
+            "gradients are the same to the last bit (tests/test_vla_policy.py)",
+        )
+    )

@@ -22,11 +22,13 @@ def measure(args: "BenchOptions", report: Report) -> None:
     import torch
 
     import sims
+
     torch.set_num_threads(1)
     n, task = args.envs or 256, args.task or "pick_cube"
     real = sims.make("mujoco", task, n, threads=1)
     model = untrained(real)
     from world_models.env import WorldEnv
+
     dream = WorldEnv(model, n)
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (CHUNK, *real.action_space.shape)).astype(np.float32)
@@ -36,14 +38,17 @@ def measure(args: "BenchOptions", report: Report) -> None:
         for _ in range(CHUNK):
             for net in nets:
                 net()
+
     mujoco = versioned("mujoco")
     peers, missing = {f"{mujoco}, our env, states": (real, n, False)} if args.peers else {}, {}
     if args.peers:
         try:
             cameras = sims.make("mujoco", task, min(n, 32), obs="rgb", threads=1)
             cameras.reset(seed=0)
-            peers |= {f"{mujoco}, our env, rgb every step": (cameras, cameras.num_envs, False),
-                      f"{mujoco}, our env, rgb once in {CHUNK} steps": (cameras, cameras.num_envs, True)}
+            peers |= {
+                f"{mujoco}, our env, rgb every step": (cameras, cameras.num_envs, False),
+                f"{mujoco}, our env, rgb once in {CHUNK} steps": (cameras, cameras.num_envs, True),
+            }
         except UserError as e:
             missing["the real env with cameras"] = str(e)
     found = []
@@ -77,10 +82,18 @@ def untrained(env):
     """A calibrated model of the env's shapes, of the size that the README's are."""
     from world_models.latent import Latent, LatentOptions
     from world_models.model import Frames, WorldSpec
+
     s, n = env.single_observation_space["state"].shape[0], 64
     obs, _ = env.reset(seed=0)
-    spec = WorldSpec(kind="latent", control=env.spec, state=s, tasks=(str(obs["task"][0]),), sparse=True,
-                     horizon=env.spec.max_steps, data="none: for its speed")
+    spec = WorldSpec(
+        kind="latent",
+        control=env.spec,
+        state=s,
+        tasks=(str(obs["task"][0]),),
+        sparse=True,
+        horizon=env.spec.max_steps,
+        data="none: for its speed",
+    )
     model = Latent(spec, LatentOptions(members=4, hidden=128))
     rows = np.resize(obs["state"], (n, s))
     model.frames = Frames({"state": rows}, np.zeros(n, np.int64), np.ones(n, bool), np.arange(n) % 10 == 9)
@@ -90,6 +103,7 @@ def untrained(env):
 def bare_products(net, rows: int):
     """The batched products of a network of members, into buffers that lie ready."""
     import torch
+
     weights = [w.detach() for w in net.weights]
     x = torch.randn(len(weights[0]), rows, weights[0].shape[1])
     buffers = [torch.empty(len(w), rows, w.shape[2]) for w in weights]
@@ -98,6 +112,7 @@ def bare_products(net, rows: int):
         h = x
         for w, out in zip(weights, buffers, strict=True):
             h = torch.bmm(h, w, out=out)
+
     return call
 
 
@@ -107,7 +122,7 @@ def play(env, actions: np.ndarray, lazy: bool = False) -> None:
     for j, a in enumerate(actions):
         if lazy:
             env.images = j == len(actions) - 1
-        env.step(a[:env.num_envs])
+        env.step(a[: env.num_envs])
     if lazy:
         env.images = True
 

@@ -15,22 +15,44 @@ from robo_rl.errors import UserError, choose, utf8
 COMMANDS = {
     "train": ("Train", "demonstrations, SFT, online RL, evaluation, checkpoints, videos"),
     "eval": ("Eval", "evaluate a run's checkpoint on a fixed list of starts, or compare two runs"),
-    "collect": ("CollectOptions", "record demonstrations of the scripted expert, a policy or a person as a LeRobot v3 data set"),
+    "collect": (
+        "CollectOptions",
+        "record demonstrations of the scripted expert, a policy or a person as a LeRobot v3 data set",
+    ),
     "data": ("CheckDataOptions", "look at a data set of any robot, mend, merge, split and label it"),
-    "wm": ("WorldModelConfig", "world models: learn one from recorded episodes (train), and how far to trust it (eval)"),
-    "vla": ("CheckVlaOptions", "checkpoints of pi0, SmolVLA, X-VLA, GR00T, …: what one is (check), its keys (convert), differences"),
+    "wm": (
+        "WorldModelConfig",
+        "world models: learn one from recorded episodes (train), and how far to trust it (eval)",
+    ),
+    "vla": (
+        "CheckVlaOptions",
+        "checkpoints of pi0, SmolVLA, X-VLA, GR00T, …: what one is (check), its keys (convert), differences",
+    ),
     "sim-arm": ("SimArmOptions", "a simulated torque-controlled arm on the ROS 2 wire, like a CRISP robot"),
-    "cameras": ("CameraOptions", "pictures of the simulated arm's cameras, of real ones or of files, as CompressedImage"),
+    "cameras": (
+        "CameraOptions",
+        "pictures of the simulated arm's cameras, of real ones or of files, as CompressedImage",
+    ),
     "deploy": ("DeployOptions", "run a run's policy on an arm, governed; --dry-run commands nothing"),
-    "robot": ("RobotOptions", "an arm's file and first day (check), home, teleop, calibrate cameras, drive servos, keys of its network"),
+    "robot": (
+        "RobotOptions",
+        "an arm's file and first day (check), home, teleop, calibrate cameras, drive servos, keys of its "
+        "network",
+    ),
     "serve": ("ServeOptions", "answer a run's policy over TCP, for a bridge on another machine"),
     "up": ("UpOptions", "bring up a graph of commands without ROS: arm and bridge"),
-    "correct": ("CorrectOptions", "rounds of practice with a person beside the robots, learning from what they did"),
+    "correct": (
+        "CorrectOptions",
+        "rounds of practice with a person beside the robots, learning from what they did",
+    ),
     "workers": ("WorkersOptions", "let workers join or leave a run that goes on"),
     "console": ("ConsoleOptions", "a web page to watch robots, take over and teach; several operators"),
     "lora": ("AdapterOptions", "what a run with adapters (LoRA) has learnt, saved alone or merged"),
     "report": ("ReportOptions", "one self-contained HTML page of a run"),
-    "check": ("CheckOptions", "put a simulator, a task, a policy or a method, also of your own, through its contract suite"),
+    "check": (
+        "CheckOptions",
+        "put a simulator, a task, a policy or a method, also of your own, through its contract suite",
+    ),
     "doctor": ("DoctorOptions", "what works on this machine and what to install for the rest"),
     "bench": ("BenchOptions", "our speed, the physical limit and a peer side by side"),
     "results": ("AddOptions", "measured results: add those of a run, write their page"),
@@ -57,6 +79,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(0)
     if argv[0] in ("-V", "--version"):
         from robo_rl import __version__
+
         print(__version__)
         raise SystemExit(0)
     try:
@@ -71,8 +94,11 @@ def main(argv: list[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as e:
         if not isinstance(e, MemoryError) and "can't allocate memory" not in str(e):  # torch's word for it
             raise
-        print(f"robo_rl: out of memory ({' '.join(str(e).split())[:200] or 'no more is known'}); use fewer --envs or --workers, "
-              "shorter batches, or smaller images", file=sys.stderr)
+        print(
+            f"robo_rl: out of memory ({' '.join(str(e).split())[:200] or 'no more is known'}); use fewer "
+            "--envs or --workers, shorter batches, or smaller images",
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the same press, passed on by the guard
@@ -88,7 +114,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def plain_warning() -> Callable[..., str]:
-    """How Python's warnings read on a terminal: one meant for users (UserWarning) is a line of its own, once, without our code."""
+    """How Python's warnings read on a terminal: one meant for users (UserWarning) is a line of its own, once,
+    without our code."""
     shown, other = set(), warnings.formatwarning
 
     def text(message, category, filename, lineno, line=None) -> str:
@@ -96,6 +123,7 @@ def plain_warning() -> Callable[..., str]:
             return other(message, category, filename, lineno, line)
         told = f"warning: {' '.join(str(message).split())}\n"
         return "" if told in shown else shown.add(told) or told
+
     return text
 
 
@@ -112,7 +140,8 @@ def parse_arguments(argv: list[str]):
 
 
 def choose_subcommand(command: str, subcommands: dict[str, tuple], argv: list[str]) -> str:
-    """Which of `subcommands` {name: (options, what it does)} argv begins with; without one, or asked for help, they are listed."""
+    """Which of `subcommands` {name: (options, what it does)} argv begins with; without one, or asked for
+    help, they are listed."""
     if not argv or argv[0] in ("-h", "--help"):
         width = max(9, *(len(name) + 2 for name in subcommands))
         print(f"usage: robo_rl {command} COMMAND [options]   (robo_rl {command} COMMAND --help lists them)\n")
@@ -125,9 +154,11 @@ def parse_options(cls, command: str, argv: list[str], **default):
     """An instance of the dataclass `cls` from the command line; whatever tyro refuses is one UserError."""
     if not {"-h", "--help"}.isdisjoint(argv):
         from robo_rl.cli.help import help_text
+
         print(help_text(cls, command, default.get("default")))
         raise SystemExit(0)
     import tyro
+
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -135,7 +166,9 @@ def parse_options(cls, command: str, argv: list[str], **default):
     except SystemExit as e:
         if not e.code:  # --tyro-print-completion
             raise
-        raise UserError(f"{_sentence(said.getvalue())} (robo_rl {command} --help lists the options)") from None
+        raise UserError(
+            f"{_sentence(said.getvalue())} (robo_rl {command} --help lists the options)"
+        ) from None
 
 
 def _sentence(box: str) -> str:

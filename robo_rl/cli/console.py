@@ -8,12 +8,15 @@ from robo_rl.human.console.options import ConsoleOptions
 def run(options: ConsoleOptions) -> int:
     """Serve until Ctrl-C."""
     from robo_rl.experiment.console import need_websockets, open_session, serve_session
+
     need_websockets()
     session, source = open_session(options)
     try:
         serve_session(session, options, lambda: True, functools.partial(print, flush=True))
     finally:
         session.close()
-    print(f"stopped; corrections: {session.recorder.folder} ({session.recorder.kept} episodes with help). Learn from them: "
-          f"robo_rl correct {source} --operator console")
+    print(
+        f"stopped; corrections: {session.recorder.folder} ({session.recorder.kept} episodes with help). "
+        f"Learn from them: robo_rl correct {source} --operator console"
+    )
     return 0

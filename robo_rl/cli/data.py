@@ -1,4 +1,5 @@
-"""`robo_rl data COMMAND`: look at a data set of any robot, mend it, merge and split, say what it does not say by itself."""
+"""`robo_rl data COMMAND`: look at a data set of any robot, mend it, merge and split, say what it does not say
+by itself."""
 
 import importlib
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from robo_rl.errors import UserError, in_range
 
 @dataclass(frozen=True, kw_only=True)
 class CheckDataOptions:
-    """Read all of a data set, every picture too, and say what it is and what will make trouble. Exit status 2 for damage."""
+    """Read all of a data set, every picture too, and say what it is and what will make trouble. Exit status 2
+    for damage."""
 
     folder: tyro.conf.Positional[str]
     """Folder of the data set."""
@@ -21,7 +23,8 @@ class CheckDataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairDataOptions:
-    """Keep the sound episodes of a damaged data set; originals stay beside it as *.broken. --accept takes it as it is."""
+    """Keep the sound episodes of a damaged data set; originals stay beside it as *.broken. --accept takes it
+    as it is."""
 
     folder: tyro.conf.Positional[str]
     """Folder of the data set."""
@@ -36,7 +39,8 @@ class RepairDataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeDataOptions:
-    """Put the episodes of several data sets of one robot into a new one. Videos are copied, not encoded again."""
+    """Put the episodes of several data sets of one robot into a new one. Videos are copied, not encoded
+    again."""
 
     folders: tyro.conf.Positional[tuple[str, ...]]
     """Folders of the data sets, in order."""
@@ -46,7 +50,8 @@ class MergeDataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitDataOptions:
-    """Put some episodes of a data set into a new one, and the others into another. Videos are copied, not encoded again."""
+    """Put some episodes of a data set into a new one, and the others into another. Videos are copied, not
+    encoded again."""
 
     folder: tyro.conf.Positional[str]
     """Folder of the data set."""
@@ -65,13 +70,15 @@ class LabelDataOptions:
     folder: tyro.conf.Positional[str]
     """Folder of the data set."""
     units: str = ""
-    """Of the action axes: rad, deg, m, mm, rad/s, deg/s, m/s, N, N m, %, 1 or 'as recorded', each times how many axes and with its kind,
-    absolute (the default), delta, rate or effort: 'deg*5,%', 'm delta*3,rad delta*3,1'. One stands for all axes."""
+    """Of the action axes: rad, deg, m, mm, rad/s, deg/s, m/s, N, N m, %, 1 or 'as recorded', each times how
+    many axes and with its kind, absolute (the default), delta, rate or effort: 'deg*5,%', 'm delta*3,rad
+    delta*3,1'. One stands for all axes."""
     success: str = ""
-    """all, none, a file with the numbers of the episodes that succeeded (JSON: or a truth for each), or judge: as --judge says."""
+    """all, none, a file with the numbers of the episodes that succeeded (JSON: or a truth for each), or
+    judge: as --judge says."""
     judge: str = ""
-    """Who looks at the end of every episode: http://HOST:PORT/PATH (openai:http://… for OpenAI's protocol, options behind #), or the folder
-    of a classifier (robo_rl wm judge)."""
+    """Who looks at the end of every episode: http://HOST:PORT/PATH (openai:http://… for OpenAI's protocol,
+    options behind #), or the folder of a classifier (robo_rl wm judge)."""
 
     def __post_init__(self) -> None:
         if self.judge and self.success != "judge":
@@ -80,7 +87,8 @@ class LabelDataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class UpgradeDataOptions:
-    """Write a LeRobot data set of v2.0 or v2.1 anew as v3.0. Videos are copied, not encoded again; quantiles are made of all frames."""
+    """Write a LeRobot data set of v2.0 or v2.1 anew as v3.0. Videos are copied, not encoded again; quantiles
+    are made of all frames."""
 
     folder: tyro.conf.Positional[str]
     """Folder of the data set."""
@@ -90,7 +98,8 @@ class UpgradeDataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StatsDataOptions:
-    """Make the statistics of a data set (meta/stats.json) anew from all frames: quantiles are exact, as normalisers need them."""
+    """Make the statistics of a data set (meta/stats.json) anew from all frames: quantiles are exact, as
+    normalisers need them."""
 
     folder: tyro.conf.Positional[str]
     """Folder of the data set."""
@@ -128,45 +137,78 @@ SUBCOMMANDS = {
 def run(args) -> int:
     """Run the subcommand whose options these are."""
     name = next(name for name, (options, _) in SUBCOMMANDS.items() if type(args) is options)
-    jobs = {"check": check, "repair": repair, "merge": merge, "split": split, "label": label, "upgrade": upgrade, "stats": stats,
-            "view": view}
+    jobs = {
+        "check": check,
+        "repair": repair,
+        "merge": merge,
+        "split": split,
+        "label": label,
+        "upgrade": upgrade,
+        "stats": stats,
+        "view": view,
+    }
     print("\n".join(jobs[name](args)))
     return 0
 
 
 def check(args: CheckDataOptions) -> list[str]:
     from robo_rl.data.check import check_data
+
     report = check_data(args.folder, args.pictures)
     wide = max(len(name) for name, *_ in report.axes)
-    rows = [f"  {name:<{wide}}  {unit:<12}" + "".join(f"{x:>11.4g}" for x in numbers) for name, unit, *numbers in report.axes]
-    head = f"  {'action':<{wide}}  {'unit':<12}" + "".join(f"{s:>11}" for s in ("min", "q01", "median", "q99", "max"))
+    rows = [
+        f"  {name:<{wide}}  {unit:<12}" + "".join(f"{x:>11.4g}" for x in numbers)
+        for name, unit, *numbers in report.axes
+    ]
+    head = f"  {'action':<{wide}}  {'unit':<12}" + "".join(
+        f"{s:>11}" for s in ("min", "q01", "median", "q99", "max")
+    )
     found = [f"note: {line}" for line in report.findings] or ["nothing to look after"]
-    return [f"{args.folder} is sound", *(f"  {what:<17}{value}" for what, value in report.facts), head, *rows, *found]
+    return [
+        f"{args.folder} is sound",
+        *(f"  {what:<17}{value}" for what, value in report.facts),
+        head,
+        *rows,
+        *found,
+    ]
 
 
 def repair(args: RepairDataOptions) -> list[str]:
     from robo_rl.data import repair as repairs
+
     if args.accept:
-        return [f"{args.folder}: {len(repairs.accept(args.folder, args.tolerance))} episodes accepted as they are, checksums written"]
+        return [
+            f"{args.folder}: {len(repairs.accept(args.folder, args.tolerance))} episodes accepted as they "
+            "are, checksums written"
+        ]
     result = repairs.repair(args.folder)
-    return [f"{args.folder}: kept {result.kept} episodes, dropped {result.dropped}"
-            + (f" ({result.reason})" if result.reason else "; it was sound")]
+    return [
+        f"{args.folder}: kept {result.kept} episodes, dropped {result.dropped}"
+        + (f" ({result.reason})" if result.reason else "; it was sound")
+    ]
 
 
 def merge(args: MergeDataOptions) -> list[str]:
     from robo_rl.data.assemble import merge as merged
+
     meta = merged([Path(f) for f in args.folders], Path(args.out))
     return [f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, {len(meta.tasks)} tasks"]
 
 
 def split(args: SplitDataOptions) -> list[str]:
     from robo_rl.data.assemble import split as parted
-    made, others = parted(Path(args.folder), Path(args.out), args.episodes, Path(args.rest) if args.rest else None)
-    return [f"{args.out}: {len(made.lengths)} episodes"] + ([f"{args.rest}: {len(others.lengths)} episodes"] if others is not None else [])
+
+    made, others = parted(
+        Path(args.folder), Path(args.out), args.episodes, Path(args.rest) if args.rest else None
+    )
+    return [f"{args.out}: {len(made.lengths)} episodes"] + (
+        [f"{args.rest}: {len(others.lengths)} episodes"] if others is not None else []
+    )
 
 
 def label(args: LabelDataOptions) -> list[str]:
     from robo_rl.data.labels import label_success, state_units
+
     if not (args.units or args.success):
         raise UserError("nothing to write: --units and --success say what (robo_rl data label --help)")
     out = []
@@ -174,10 +216,16 @@ def label(args: LabelDataOptions) -> list[str]:
         out.append(f"{args.folder}: actions are {state_units(Path(args.folder), args.units)}")
     if args.success == "judge":
         from robo_rl.experiment.judge_episodes import label_by_judge
+
         told = label_by_judge(Path(args.folder), args.judge)
         agrees = f"; the data set itself agrees on {told.agrees}" if told.agrees is not None else ""
-        divided = f"; its answers are divided on {100 * told.divided:.0f} %" if told.divided is not None else ""
-        out.append(f"{args.folder}: {told.success.sum()} of {len(told.success)} episodes succeeded, as {args.judge} says{agrees}{divided}")
+        divided = (
+            f"; its answers are divided on {100 * told.divided:.0f} %" if told.divided is not None else ""
+        )
+        out.append(
+            f"{args.folder}: {told.success.sum()} of {len(told.success)} episodes succeeded, as {args.judge} "
+            f"says{agrees}{divided}"
+        )
     elif args.success:
         success = label_success(Path(args.folder), args.success)
         out.append(f"{args.folder}: {success.sum()} of {len(success)} episodes succeeded")
@@ -186,16 +234,24 @@ def label(args: LabelDataOptions) -> list[str]:
 
 def upgrade(args: UpgradeDataOptions) -> list[str]:
     from robo_rl.data.upgrade import upgrade as upgraded
+
     meta = upgraded(Path(args.folder), Path(args.out))
-    return [f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, v3.0; look at it: robo_rl data check {args.out}"]
+    return [
+        f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, v3.0; look at it: robo_rl "
+        f"data check {args.out}"
+    ]
 
 
 def stats(args: StatsDataOptions) -> list[str]:
     from robo_rl.data import layout
     from robo_rl.data.meta import load_meta
     from robo_rl.data.statistics import renew
+
     made = renew(load_meta(args.folder))
-    return [f"{args.folder}: statistics of {len(made)} features, of all frames, in {Path(args.folder) / layout.STATS}"]
+    return [
+        f"{args.folder}: statistics of {len(made)} features, of all frames, in "
+        f"{Path(args.folder) / layout.STATS}"
+    ]
 
 
 def view(args: ViewDataOptions) -> list[str]:

@@ -8,6 +8,7 @@ from robo_rl.experiment.deploy import DeployOptions, deploy
 def run(options: DeployOptions) -> int:
     """0: the deployment ran to its end; 1: a governor ended it."""
     from controllers.pair import is_pair
+
     run_on = deploy
     if is_pair(options.robot):
         from robo_rl.experiment.deploy_pair import deploy_pair as run_on

@@ -20,11 +20,15 @@ class DoctorOptions:
 def run(options: DoctorOptions, probes: tuple[Probe, ...] = PROBES, deadline: float = DEADLINE) -> int:
     """Print the table or the document; 0 if what robo_rl cannot do without is there, else 1."""
     from robo_rl import __version__
+
     results, needed = examine(probes, deadline), needed_names(probes)
     healthy = not any(r.what in needed and r.status == "missing" for r in results)
     if options.json:
-        document = {"version": __version__, "healthy": healthy,
-                    "rows": [asdict(r) | {"needed": r.what in needed} for r in results]}
+        document = {
+            "version": __version__,
+            "healthy": healthy,
+            "rows": [asdict(r) | {"needed": r.what in needed} for r in results],
+        }
         print(json.dumps(document, indent=1))
     else:
         _table(results, healthy)
@@ -34,6 +38,7 @@ def run(options: DoctorOptions, probes: tuple[Probe, ...] = PROBES, deadline: fl
 def _table(rows: list[ProbeResult], healthy: bool) -> None:
     from rich.console import Console
     from rich.table import Table
+
     colour = {"ok": "green", "limited": "yellow", "missing": "red"}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("", "", "fact"):

@@ -1,4 +1,5 @@
-"""`robo_rl eval RUN`: success of a checkpoint on fixed starts with its interval, or the paired difference to another."""
+"""`robo_rl eval RUN`: success of a checkpoint on fixed starts with its interval, or the paired difference to
+another."""
 
 import json
 import shlex
@@ -12,13 +13,21 @@ import tyro
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import load_config
-from robo_rl.experiment.evaluation import NO_SUCCESS, EvalConfig, as_trained, episode_count, evaluate_checkpoint, film_checkpoint
+from robo_rl.experiment.evaluation import (
+    NO_SUCCESS,
+    EvalConfig,
+    as_trained,
+    episode_count,
+    evaluate_checkpoint,
+    film_checkpoint,
+)
 from robo_rl.experiment.folder import pick_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(EvalConfig):
-    """Evaluate a checkpoint of a run; with --against, the paired difference to another run on the same starts."""
+    """Evaluate a checkpoint of a run; with --against, the paired difference to another run on the same
+    starts."""
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""
@@ -27,7 +36,8 @@ class Eval(EvalConfig):
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
     """Also film the first four episodes, those that fail first."""
     save: bool = False
-    """Add the success rate to results/eval.json below the current folder, with its commit, date, machine and command."""
+    """Add the success rate to results/eval.json below the current folder, with its commit, date, machine and
+    command."""
     json: bool = False
     """Print one JSON document instead of a table."""
 
@@ -37,18 +47,26 @@ def run(args: Eval) -> int:
     from robo_rl import files
 
     for name in (args.run, args.against) if args.against else (args.run,):
-        load_config(pick_checkpoint(Path(name), args.checkpoint)[0])  # a typo or a damaged run shows before the work
+        # a typo or a damaged run shows before the work
+        load_config(pick_checkpoint(Path(name), args.checkpoint)[0])
     command = command_of(args)
     args = as_trained(args, load_config(pick_checkpoint(Path(args.run), args.checkpoint)[0]))
     if args.on == "dds" and args.video:
-        raise UserError("--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video")
+        raise UserError(
+            "--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
+        )
     if args.video:
         from robo_rl.film import check_path
+
         check_path(args.video)
     result = watched(args.run, args)
     out = result_file(args, result)
     files.write_json(out, result)
-    document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task", "seam", "starved")}
+    document = {
+        k: v
+        for k, v in result.items()
+        if k not in ("starts", "success", "return", "length", "task", "seam", "starved")
+    }
     document["file"] = str(out)
     if args.against:
         document["against"] = against(args, result)
@@ -60,7 +78,10 @@ def run(args: Eval) -> int:
         print(json.dumps(files.plain(document), indent=1))
     else:
         print(table(result, document.get("against")))
-        print("\n".join(f"  written to {path}" for path in (out, document.get("saved")) if path), file=sys.stderr)
+        print(
+            "\n".join(f"  written to {path}" for path in (out, document.get("saved")) if path),
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -71,10 +92,18 @@ def save(args: Eval, result: dict, command: str) -> Path:
     from robo_rl.files import read_json
     from robo_rl.provenance import git_hash, machine_name
     from robo_rl.results import add_rows, evaluation_row
+
     run, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     said = read_json(run / "run.json")
-    row = evaluation_row(result, command, load_config(run).algo, git_hash(), datetime.now(UTC).date().isoformat(),
-                         machine_name(), said.get("git", ""))
+    row = evaluation_row(
+        result,
+        command,
+        load_config(run).algo,
+        git_hash(),
+        datetime.now(UTC).date().isoformat(),
+        machine_name(),
+        said.get("git", ""),
+    )
     return add_rows("results/eval.json", "Evaluations", [row])
 
 
@@ -91,8 +120,13 @@ def command_of(args: Eval) -> str:
 def watched(path: str, options: EvalConfig) -> dict:
     """`evaluate_checkpoint` with a progress line."""
     from robo_rl.log import Progress
+
     with Progress() as progress:
-        progress.start("eval", episode_count(load_config(pick_checkpoint(Path(path), options.checkpoint)[0]), options), "episodes")
+        progress.start(
+            "eval",
+            episode_count(load_config(pick_checkpoint(Path(path), options.checkpoint)[0]), options),
+            "episodes",
+        )
         return evaluate_checkpoint(path, options, lambda done, total: progress.update(done))
 
 
@@ -101,7 +135,11 @@ def result_file(args: Eval, result: dict) -> Path:
     where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"
     where += f"{args.sim.split(':')[0]}-" if args.sim else ""
     where += f"{args.task.replace(':', '-')}-" if args.task else ""
-    where += f"{args.chunking}-{1e3 * (args.latency or 0):g}-{1e3 * (args.latency_jitter or 0):g}-" if args.chunking else ""
+    where += (
+        f"{args.chunking}-{1e3 * (args.latency or 0):g}-{1e3 * (args.latency_jitter or 0):g}-"
+        if args.chunking
+        else ""
+    )
     where += "server-" if args.policy else ""
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
@@ -110,13 +148,22 @@ def result_file(args: Eval, result: dict) -> Path:
 def against(args: Eval, result: dict) -> dict:
     """The paired difference to the run --against."""
     from robo_rl.stats import paired_difference
+
     other = watched(args.against, replace(args, envs=result["envs"], policy=""))
     if other["sim"] != result["sim"]:
-        raise UserError(f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "
-                        "of one task meet the same starts")
+        raise UserError(
+            f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "
+            "of one task meet the same starts"
+        )
     d, low, high = paired_difference(result["success"], other["success"])
-    return {"run": other["run"], "checkpoint": other["checkpoint"], "success_rate": other["success_rate"],
-            "difference": d, "low": low, "high": high}
+    return {
+        "run": other["run"],
+        "checkpoint": other["checkpoint"],
+        "success_rate": other["success_rate"],
+        "difference": d,
+        "low": low,
+        "high": high,
+    }
 
 
 def record_video(args: Eval) -> None:
@@ -140,12 +187,18 @@ def table(result: dict, other: dict | None) -> str:
         lines.append(f"  mean return {result['return_mean']:.2f}; {NO_SUCCESS.format(result['sim'])}")
     if live := result.get("live"):
         after = live["act_after_s"]
-        lines.append(f"  {live['late']} of {live['steps']} actions later than a period; after its beginning: median "
-                     f"{1e3 * after['median']:.1f} ms, p99 {1e3 * after['p99']:.1f} ms")
-        lines += [f"  held {count} times by the {reason}" for reason, count in Counter(live["stops"]).most_common()]
+        lines.append(
+            f"  {live['late']} of {live['steps']} actions later than a period; after its beginning: median "
+            f"{1e3 * after['median']:.1f} ms, p99 {1e3 * after['p99']:.1f} ms"
+        )
+        lines += [
+            f"  held {count} times by the {reason}" for reason, count in Counter(live["stops"]).most_common()
+        ]
     if other:
-        lines.append(f"  difference to {other['run']} ({other['success_rate']:.3f}), paired: {other['difference']:+.3f}  "
-                     f"95 % interval [{other['low']:+.3f}, {other['high']:+.3f}]")
+        lines.append(
+            f"  difference to {other['run']} ({other['success_rate']:.3f}), paired: "
+            f"{other['difference']:+.3f}  95 % interval [{other['low']:+.3f}, {other['high']:+.3f}]"
+        )
     return "\n".join(lines)
 
 
@@ -153,5 +206,8 @@ def list_note(result: dict) -> str:
     """What the list of starts has to do with the choice of the checkpoint."""
     if result["chosen_on"] is None:
         return ""
-    return ", the one that it was chosen on: too favourable" if result["chosen_on"] == result["seed"] else \
-        f"; the checkpoint was chosen on list {result['chosen_on']}"
+    return (
+        ", the one that it was chosen on: too favourable"
+        if result["chosen_on"] == result["seed"]
+        else f"; the checkpoint was chosen on list {result['chosen_on']}"
+    )

@@ -1,7 +1,9 @@
-"""`--help` of a command, from its options dataclass: groups, what each option means, its range and its default.
+"""`--help` of a command, from its options dataclass: groups, what each option means, its range and its
+default.
 
-A field's text is the string below it in the source. Its range is what its class asks of it in `errors.in_range`, heard while the
-defaults are checked, so help and check cannot differ. A class may name groups: `GROUPS = {title: (field, …)}`.
+A field's text is the string below it in the source. Its range is what its class asks of it in
+`errors.in_range`, heard while the defaults are checked, so help and check cannot differ. A class may name
+groups: `GROUPS = {title: (field, …)}`.
 """
 
 import ast
@@ -20,14 +22,17 @@ INDENT = 26  # columns before the text
 
 
 def help_text(cls, command: str, default=None, width: int = 0) -> str:
-    """The help of `robo_rl COMMAND`; `default`: an instance whose values are shown as the defaults; width: columns, 0: the terminal's."""
+    """The help of `robo_rl COMMAND`; `default`: an instance whose values are shown as the defaults; width:
+    columns, 0: the terminal's."""
     width = width or max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
     default, ranges = checked(cls, default)
     hints = get_type_hints(cls, include_extras=True)
     mine = {f.name: f for f in fields(cls)}
     plain = [n for n in mine if not is_positional(hints[n]) and not is_dataclass(getattr(default, n, None))]
     places = [n for n in mine if is_positional(hints[n])]
-    usage = " ".join([f"usage: robo_rl {command}", *(n.upper() + "…" * is_many(hints[n]) for n in places), "[options]"])
+    usage = " ".join(
+        [f"usage: robo_rl {command}", *(n.upper() + "…" * is_many(hints[n]) for n in places), "[options]"]
+    )
     out = [usage, "", *textwrap.wrap(" ".join((cls.__doc__ or "").split()), width)]
     if places:
         out += ["", "Arguments", *_rows(cls, places, hints, mine, default, ranges, "", width)]
@@ -40,7 +45,11 @@ def help_text(cls, command: str, default=None, width: int = 0) -> str:
         if is_dataclass(inner := getattr(default, name, None)):
             kind = type(inner)
             title = " ".join((kind.__doc__ or name).split())
-            out += ["", *textwrap.wrap(f"--{_option(name)}.…  {title}", width), *_inner(kind, inner, f"{_option(name)}.", width)]
+            out += [
+                "",
+                *textwrap.wrap(f"--{_option(name)}.…  {title}", width),
+                *_inner(kind, inner, f"{_option(name)}.", width),
+            ]
     return "\n".join(out)
 
 
@@ -52,11 +61,15 @@ def _inner(kind, value, prefix: str, width: int) -> list[str]:
     out = _rows(kind, flat, hints, mine, value, ranges, prefix, width)
     for name in mine:
         if name not in flat:
-            out += _inner(type(getattr(value, name)), getattr(value, name), f"{prefix}{_option(name)}.", width)
+            out += _inner(
+                type(getattr(value, name)), getattr(value, name), f"{prefix}{_option(name)}.", width
+            )
     return out
 
 
-def _rows(cls, names, hints, mine: dict[str, Field], default, ranges: dict[str, str], prefix: str, width: int) -> list[str]:
+def _rows(
+    cls, names, hints, mine: dict[str, Field], default, ranges: dict[str, str], prefix: str, width: int
+) -> list[str]:
     texts, out = docs(cls), []
     for name in names:
         text = " ".join(texts.get(name, "").split())
@@ -67,8 +80,12 @@ def _rows(cls, names, hints, mine: dict[str, Field], default, ranges: dict[str, 
             head = name.upper()
         else:
             head = f"--{prefix}{_option(name)}"
-            head += f", --{prefix}no-{_option(name)}" if _bare(hints[name]) is bool else f" {_kind(hints[name])}"
-        body = textwrap.wrap(" ".join(filter(None, [text, f"({'; '.join(facts)})" if facts else ""])), width - INDENT) or [""]
+            head += (
+                f", --{prefix}no-{_option(name)}" if _bare(hints[name]) is bool else f" {_kind(hints[name])}"
+            )
+        body = textwrap.wrap(
+            " ".join(filter(None, [text, f"({'; '.join(facts)})" if facts else ""])), width - INDENT
+        ) or [""]
         begin = f"  {head}"
         if len(begin) < INDENT - 1:
             out += [begin.ljust(INDENT) + body[0], *(" " * INDENT + line for line in body[1:])]
@@ -77,7 +94,8 @@ def _rows(cls, names, hints, mine: dict[str, Field], default, ranges: dict[str, 
     return out
 
 
-# ---- what is known of a field ------------------------------------------------------------------------------------
+# ---- what is known of a field ------------------------------------------------------------------------------
+
 
 def docs(cls) -> dict[str, str]:
     """{field: the string below it in the source}, those of base classes too."""
@@ -92,14 +110,29 @@ def docs(cls) -> dict[str, str]:
 def _own_docs(cls) -> dict[str, str]:
     made = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(made, ast.ClassDef)
-    return {a.target.id: b.value.value for a, b in pairwise(made.body) if isinstance(a, ast.AnnAssign) and isinstance(a.target, ast.Name)
-            and isinstance(b, ast.Expr) and isinstance(b.value, ast.Constant) and isinstance(b.value.value, str)}
+    return {
+        a.target.id: b.value.value
+        for a, b in pairwise(made.body)
+        if isinstance(a, ast.AnnAssign)
+        and isinstance(a.target, ast.Name)
+        and isinstance(b, ast.Expr)
+        and isinstance(b.value, ast.Constant)
+        and isinstance(b.value.value, str)
+    }
 
 
 def checked(cls, default=None):
-    """(an instance, {field: its range as text}) of an options class; `default`: the instance to show instead of the class's own."""
-    values = {f.name: getattr(default, f.name) for f in fields(cls)} if default is not None else {
-        f.name: ("x",) if is_many(f.type) else "x" for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    """(an instance, {field: its range as text}) of an options class; `default`: the instance to show instead
+    of the class's own."""
+    values = (
+        {f.name: getattr(default, f.name) for f in fields(cls)}
+        if default is not None
+        else {
+            f.name: ("x",) if is_many(f.type) else "x"
+            for f in fields(cls)
+            if f.default is MISSING and f.default_factory is MISSING
+        }
+    )
     with errors.told_ranges() as told:
         made = cls(**values)
     ranges = {}

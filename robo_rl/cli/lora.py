@@ -8,7 +8,12 @@ def run(options: AdapterOptions) -> int:
     """Write it and say what to do with it."""
     folder, size, whole = save(options)
     if options.merge:
-        print(f"merged checkpoint: {folder}; use it as --checkpoint merged, or with robo_rl train --init {folder}")
+        print(
+            f"merged checkpoint: {folder}; use it as --checkpoint merged, or with robo_rl train --init "
+            f"{folder}"
+        )
     else:
-        print(f"adapter: {folder}, {size / 1e6:.3g} MB, {size / whole:.1%} of the policy's {whole / 1e6:.3g} MB")
+        print(
+            f"adapter: {folder}, {size / 1e6:.3g} MB, {size / whole:.1%} of the policy's {whole / 1e6:.3g} MB"
+        )
     return 0

@@ -26,6 +26,7 @@ def run(args: ReportOptions) -> int:
     from robo_rl.report.data import difference, load
     from robo_rl.report.page import summary, write_page
     from robo_rl.report.text import change, pct, points
+
     record = load(open_run(args.run))
     path = write_page(record, args.out)
     if args.json:
@@ -33,8 +34,10 @@ def run(args: ReportOptions) -> int:
         return 0
     if record.start and record.end:
         d = difference(record.start, record.end)
-        print(f"success {pct(record.start.rate.value)} → {pct(record.end.rate.value)}: {d.verdict}, "
-              f"{points(d.change.value)} points (95 % {change(d.change)})")
+        print(
+            f"success {pct(record.start.rate.value)} → {pct(record.end.rate.value)}: {d.verdict}, "
+            f"{points(d.change.value)} points (95 % {change(d.change)})"
+        )
     for note in [*(f.text for f in record.findings), *record.notes]:
         print(f"note: {note}", file=sys.stderr)
     print(f"open {path}")

@@ -30,7 +30,10 @@ class PageOptions:
     """File with the marks <!-- results --> and <!-- /results -->, or empty."""
 
 
-SUBCOMMANDS = {"add": (AddOptions, "add the final evaluation of a run"), "page": (PageOptions, "write docs/results.md and docs/results/")}
+SUBCOMMANDS = {
+    "add": (AddOptions, "add the final evaluation of a run"),
+    "page": (PageOptions, "write docs/results.md and docs/results/"),
+}
 
 
 def run(args: "AddOptions | PageOptions") -> int:
@@ -39,11 +42,13 @@ def run(args: "AddOptions | PageOptions") -> int:
         from robo_rl.log import open_run
         from robo_rl.report.results_page import value
         from robo_rl.results import add_rows, run_rows
+
         rows = run_rows(open_run(args.run))
         path = add_rows(Path(args.folder) / f"{args.topic}.json", args.topic, rows)
         print("\n".join([*(f"{row.what}: {value(row)}" for row in rows), f"written to {path}"]))
         return 0
     from robo_rl.report.results_page import write_pages
+
     written = write_pages(Path(args.folder), Path(args.out), Path(args.readme) if args.readme else None)
     print("\n".join(f"written to {path}" for path in written))
     return 0

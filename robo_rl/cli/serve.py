@@ -8,20 +8,35 @@ from robo_rl.experiment.policy_server import ServedPolicy, ServeOptions, serve_p
 
 def run(options: ServeOptions) -> int:
     """Serve until interrupted."""
+
     def on_ready(at: ServedPolicy) -> None:
         print(f"serving {options.run} ({at.config.task or at.config.sim}) on {at.address}", flush=True)
-        token = "the same ROBO_RL_TOKEN" if os.environ.get("ROBO_RL_TOKEN") else \
-            f"--token {at.token_file}, or its text as ROBO_RL_TOKEN"
+        token = (
+            "the same ROBO_RL_TOKEN"
+            if os.environ.get("ROBO_RL_TOKEN")
+            else f"--token {at.token_file}, or its text as ROBO_RL_TOKEN"
+        )
         if options.wire == "openpi":
-            print(f"clients of openpi's wire: ws://{at.address}, the API key is the token in {at.token_file}", flush=True)
+            print(
+                f"clients of openpi's wire: ws://{at.address}, the API key is the token in {at.token_file}",
+                flush=True,
+            )
         else:
-            print(f"clients prove the token: robo_rl deploy RUN --policy {at.address} with {token}", flush=True)
+            print(
+                f"clients prove the token: robo_rl deploy RUN --policy {at.address} with {token}", flush=True
+            )
         if not at.loopback:
             port = at.address.rpartition(":")[2]
-            print(f"warning: other machines reach {at.address} and nothing is encrypted; keep --host 127.0.0.1 and go through "
-                  f"ssh -L {port}:127.0.0.1:{port} MACHINE", file=sys.stderr, flush=True)
+            print(
+                f"warning: other machines reach {at.address} and nothing is encrypted; keep --host 127.0.0.1 "
+                f"and go through ssh -L {port}:127.0.0.1:{port} MACHINE",
+                file=sys.stderr,
+                flush=True,
+            )
+
     if options.wire == "openpi":
         from robo_rl.experiment.openpi import serve_openpi
+
         serve_openpi(options, on_ready)
     else:
         serve_policy(options, on_ready)

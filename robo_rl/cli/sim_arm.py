@@ -12,14 +12,21 @@ def run(options: SimArmOptions) -> int:
     from controllers.model import inertia_fault
     from controllers.pair import is_pair, load_pair
     from robo_rl.experiment.sim_pair import make_sim_pair, pair_status_line
+
     two = is_pair(options.robot)
     live = sys.stderr.isatty() and not options.quiet
 
     def on_start() -> None:
         if not options.quiet:
             arms = load_pair(options.robot).arms if two else [""]
-            topics = " and ".join("/".join(filter(None, [options.namespace, arm, "safety_command"])) for arm in arms)
-            print(f"{options.robot} is on the wire; commands wait for 'claim NAME SECONDS' and 'arm NAME' on {topics}", flush=True)
+            topics = " and ".join(
+                "/".join(filter(None, [options.namespace, arm, "safety_command"])) for arm in arms
+            )
+            print(
+                f"{options.robot} is on the wire; commands wait for 'claim NAME SECONDS' and 'arm NAME' on "
+                f"{topics}",
+                flush=True,
+            )
 
     def on_refusal(line: str) -> None:
         print(f"{CLEAR if live else ''}refused: {line}", file=sys.stderr, flush=True)
@@ -38,6 +45,7 @@ def run(options: SimArmOptions) -> int:
         if arm.servo is None and (fault := inertia_fault(arm.model, arm.law.options.stiffness)):
             print(f"robo_rl: {fault}", file=sys.stderr, flush=True)
         return arm, node
+
     arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal, make)
     if live:
         sys.stderr.write(CLEAR)

@@ -1,4 +1,5 @@
-"""`robo_rl train`: demonstrations, SFT, online RL, evaluation, checkpoints, videos, in one run folder that resumes."""
+"""`robo_rl train`: demonstrations, SFT, online RL, evaluation, checkpoints, videos, in one run folder that
+resumes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -17,17 +18,22 @@ class Train(TrainConfig):
     __doc__ = TrainConfig.__doc__
 
     config: str = ""
-    """TOML or JSON file of options, as --print-config prints them or a run's run.json has them; the command line overrides it."""
+    """TOML or JSON file of options, as --print-config prints them or a run's run.json has them; the command
+    line overrides it."""
     print_config: bool = False
-    """Print the merged options as TOML, each with its origin (default, recipe, file, command line), and do nothing else."""
+    """Print the merged options as TOML, each with its origin (default, recipe, file, command line), and do
+    nothing else."""
     plan: bool = False
-    """Print the memory and the time of each part of the run, and whether it fits on this machine, and do nothing else."""
+    """Print the memory and the time of each part of the run, and whether it fits on this machine, and do
+    nothing else."""
     twin: bool = False
-    """Run the same configuration at a tiny size: small networks, few envs, demonstrations and steps, on the CPU; about a minute."""
+    """Run the same configuration at a tiny size: small networks, few envs, demonstrations and steps, on the
+    CPU; about a minute."""
 
 
 def parse(argv: list[str]) -> TrainConfig:
-    """Options over --config, over the recipe that fits --sim, --task, --algo, --obs, --preset, --reward and a data set of --demos."""
+    """Options over --config, over the recipe that fits --sim, --task, --algo, --obs, --preset, --reward and a
+    data set of --demos."""
     from robo_rl.experiment import config_file, recipes
 
     def peek(name: str, default: str) -> str:
@@ -37,6 +43,7 @@ def parse(argv: list[str]) -> TrainConfig:
             if arg.startswith(f"--{name}="):
                 return arg.split("=", 1)[1]
         return str(document.get(name, default))
+
     argv = short_policy(argv)
     document: dict = {}
     if file := peek("config", ""):
@@ -44,16 +51,25 @@ def parse(argv: list[str]) -> TrainConfig:
     sim = peek("sim", "")
     if not sim:
         from robo_rl.experiment.offline import has_own_units
+
         alone = peek("algo", "") == "bc" and not peek("task", "") and has_own_units(Path(peek("demos", "")))
         sim = "none" if alone else "mujoco"
-    chosen = (sim, peek("task", ""), peek("algo", "pi_rl"), peek("obs", "state"), peek("preset", "full"),
-              peek("reward", ""))
+    chosen = (
+        sim,
+        peek("task", ""),
+        peek("algo", "pi_rl"),
+        peek("obs", "state"),
+        peek("preset", "full"),
+        peek("reward", ""),
+    )
     demos, init = peek("demos", ""), peek("init", "")
     model = "" if init else recipes.model_words(peek("policy.kind", ""), peek("policy.folder", ""))
     made = recipes.steps(*chosen, init=init, demos=demos, model=model)
     base = made[-1][1]
     if document:
-        base = config_file.merged(recipes.exact(base, config_file.flat(document).keys() - {"steps"}), document, f"--config {file}")
+        base = config_file.merged(
+            recipes.exact(base, config_file.flat(document).keys() - {"steps"}), document, f"--config {file}"
+        )
         made.append(("file", base))
     base = recipes.exact(base, {arg.partition("=")[0].removeprefix("--") for arg in argv})
     if peek("policy.kind", "") in VLAS:  # whatever the recipe has of small policies
@@ -63,22 +79,28 @@ def parse(argv: list[str]) -> TrainConfig:
     config = TrainConfig(**{k: getattr(args, k) for k in names})
     if args.print_config:
         reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen, demos, model)}
-        print(config_file.as_toml(config, config_file.origins([*made, ("command line", config)]), reasons), end="")
+        print(
+            config_file.as_toml(config, config_file.origins([*made, ("command line", config)]), reasons),
+            end="",
+        )
         raise SystemExit(0)
     if args.plan:
         from robo_rl.experiment.plan import make_plan
         from robo_rl.experiment.plan_data import plan_of_data
+
         plan = plan_of_data(config) if config.sim == "none" else make_plan(config)
         print(plan.text())
         raise SystemExit(int(plan.missing > 0))
     if args.twin:
         from robo_rl.experiment.twin import twin
+
         return twin(config)
     return config
 
 
 def short_policy(argv: list[str]) -> list[str]:
-    """`--policy pi05`, `--policy module:function` and `--policy FOLDER` (of a vision-language-action model) as options of --policy.…"""
+    """`--policy pi05`, `--policy module:function` and `--policy FOLDER` (of a vision-language-action model)
+    as options of --policy.…"""
     out: list[str] = []
     rest = iter(argv)
     for arg in rest:
@@ -91,18 +113,23 @@ def short_policy(argv: list[str]) -> list[str]:
             out += ["--policy.kind", value]
             continue
         if not value or not Path(value).exists():
-            raise UserError(f"--policy takes {', '.join(POLICIES)}, module:function, or the folder of a vision-language-action model, "
-                            f"got {value!r}")
+            raise UserError(
+                f"--policy takes {', '.join(POLICIES)}, module:function, or the folder of a "
+                f"vision-language-action model, got {value!r}"
+            )
         if (Path(value) / "run.json").is_file() or (Path(value) / "meta.json").is_file():
             raise UserError(f"--policy {value} is a run of robo_rl; begin with its policy by --init {value}")
         from robo_rl.policies.vla.make import family_of
+
         out += ["--policy.kind", family_of(value), "--policy.folder", str(Path(value).resolve())]
     return out
 
 
 def run(config: TrainConfig, began: Callable[[Path], None] = lambda folder: None) -> int:
-    """Train from the start, or go on with a run; `began` hears of the folder once there is something to go on with."""
+    """Train from the start, or go on with a run; `began` hears of the folder once there is something to go on
+    with."""
     from robo_rl.experiment import train
+
     if not config.resume:
         return train.train(config, began=began)[1]
     folder = newest_run(Path("runs")) if config.resume == "auto" else Path(config.resume)
@@ -115,6 +142,7 @@ def run_guarded(config: TrainConfig) -> int:
     """`run` in a process of its own that is started again from its checkpoint if a signal kills it."""
     from robo_rl.experiment import parallel, train
     from robo_rl.experiment.supervise import guarded
+
     if config.algo == "bc" or not config.resume and parallel.workers(config) == 0:
         return run(config)
     return guarded(lambda tell: run(config, tell), lambda folder: train.resume(folder)[1])

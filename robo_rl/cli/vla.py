@@ -1,4 +1,5 @@
-"""`robo_rl vla check|convert|compare`: what a checkpoint of a vision-language-action model is, in which keys, and how far from another."""
+"""`robo_rl vla check|convert|compare`: what a checkpoint of a vision-language-action model is, in which keys,
+and how far from another."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,29 +22,34 @@ class CheckVlaOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """Write a checkpoint in another layout of keys; values are copied as they are, and the way back gives the same tensors."""
+    """Write a checkpoint in another layout of keys; values are copied as they are, and the way back gives the
+    same tensors."""
 
     source: tyro.conf.Positional[str]
     """A .safetensors file or a folder."""
     out: tyro.conf.Positional[str]
     """A .safetensors file, or a folder that gets model.safetensors and the small files beside the source."""
     to: str = "robo_rl"
-    """Layout: robo_rl (ours), lerobot, openpi, lerobot-old or openpi-old (names of transformers up to 4.51). A folder of pi0, pi0.5 or
-    SmolVLA that was trained here becomes one that LeRobot's evaluation loads: config, processors, statistics."""
+    """Layout: robo_rl (ours), lerobot, openpi, lerobot-old or openpi-old (names of transformers up to 4.51).
+    A folder of pi0, pi0.5 or SmolVLA that was trained here becomes one that LeRobot's evaluation loads:
+    config, processors, statistics."""
     instructions: str = ""
-    """With --to lerobot, of a policy of hashed words (words:N): the instructions that it will be given there, commas between."""
+    """With --to lerobot, of a policy of hashed words (words:N): the instructions that it will be given there,
+    commas between."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """Differences of a checkpoint from a golden file of inputs and outputs, or from another checkpoint, layer by layer."""
+    """Differences of a checkpoint from a golden file of inputs and outputs, or from another checkpoint, layer
+    by layer."""
 
     file: tyro.conf.Positional[str]
     """A .safetensors file or a folder."""
     golden: str = ""
     """A golden file, or another checkpoint in any layout."""
     record: str = ""
-    """Write a golden file: the inputs of the other (or random ones) and what every layer of this model makes of them."""
+    """Write a golden file: the inputs of the other (or random ones) and what every layer of this model makes
+    of them."""
     seed: int = 0
     """Of random inputs to record."""
     tolerance: float = 0.0
@@ -58,9 +64,11 @@ class CompareOptions:
         in_range("--seed", self.seed, 0, 2**31)
 
 
-SUBCOMMANDS = {"check": (CheckVlaOptions, "say what a checkpoint is and what is missing"),
-               "convert": (ConvertOptions, "write a checkpoint in another layout of keys"),
-               "compare": (CompareOptions, "differences from a golden file or another checkpoint")}
+SUBCOMMANDS = {
+    "check": (CheckVlaOptions, "say what a checkpoint is and what is missing"),
+    "convert": (ConvertOptions, "write a checkpoint in another layout of keys"),
+    "compare": (CompareOptions, "differences from a golden file or another checkpoint"),
+}
 
 
 def run(args: "CheckVlaOptions | ConvertOptions | CompareOptions") -> int:
@@ -78,9 +86,17 @@ def run(args: "CheckVlaOptions | ConvertOptions | CompareOptions") -> int:
 def check(args: CheckVlaOptions) -> int:
     """Print what was found; 1 where something is missing."""
     from robo_rl.policies.vla.examine import examine
+
     found = examine(args.file)
-    print("\n".join([f"{found.path}", *(f"  {what:<11}{value}" for what, value in found.facts),
-                     *(f"  missing    {text}" for text in found.missing)]))
+    print(
+        "\n".join(
+            [
+                f"{found.path}",
+                *(f"  {what:<11}{value}" for what, value in found.facts),
+                *(f"  missing    {text}" for text in found.missing),
+            ]
+        )
+    )
     return int(bool(found.missing))
 
 
@@ -88,10 +104,14 @@ def convert(args: ConvertOptions) -> int:
     """Convert, and say what was written."""
     from robo_rl.policies.vla.convert import convert as write
     from robo_rl.policies.vla.policy import SAID
+
     told = [text.strip() for text in args.instructions.split(",") if text.strip()]
     done = write(args.source, args.out, args.to, told, SAID[1])
     zeros = f", {done.zeros} of them zeros that no model reads" if done.zeros else ""
-    print(f"{done.family} from layout {done.came} to {done.to}: {done.tensors} tensors{zeros}, written to {done.path}")
+    print(
+        f"{done.family} from layout {done.came} to {done.to}: {done.tensors} tensors{zeros}, written to "
+        f"{done.path}"
+    )
     if done.copied:
         print(f"copied beside it: {', '.join(done.copied)}")
     if done.made:
@@ -106,12 +126,18 @@ def compare(args: CompareOptions) -> int:
     from robo_rl.policies.vla.compare import compare as differences_of
     from robo_rl.policies.vla.compare import record
     from robo_rl.policies.vla.weights import TORCH
+
     dtype, code = TORCH.get(args.dtype), 0
     if args.golden:
         rows = differences_of(args.file, args.golden, args.device, dtype)
         width = max(len(row.name) for row in rows)
         print(f"{'':<{width}}  largest    relative")
-        print("\n".join(f"{row.name:<{width}}  {row.largest:<9.3g}  {row.relative:<9.3g}{row.note}".rstrip() for row in rows))
+        print(
+            "\n".join(
+                f"{row.name:<{width}}  {row.largest:<9.3g}  {row.relative:<9.3g}{row.note}".rstrip()
+                for row in rows
+            )
+        )
         worst = max(rows, key=lambda row: row.largest)
         print(f"largest difference: {worst.largest:.3g} in {worst.name}")
         code = int(bool(args.tolerance) and not worst.largest <= args.tolerance)
@@ -119,6 +145,7 @@ def compare(args: CompareOptions) -> int:
         from safetensors.torch import save
 
         from robo_rl.files import write_bytes
+
         tensors, metadata = record(args.file, args.golden or None, args.device, dtype, args.seed)
         write_bytes(args.record, save(tensors, metadata))
         print(f"{len(tensors)} tensors written to {args.record}")

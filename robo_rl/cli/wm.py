@@ -1,4 +1,5 @@
-"""`robo_rl wm train DATASET…`, `robo_rl wm eval MODEL DATASET` and the like: learn a world model, and find out how far to trust it."""
+"""`robo_rl wm train DATASET…`, `robo_rl wm eval MODEL DATASET` and the like: learn a world model, and find
+out how far to trust it."""
 
 import importlib
 import os
@@ -18,11 +19,14 @@ from world_models.options import (
 from world_models.text_options import TextConfig
 from world_models.wan_options import DiffusersConfig
 
-SUBCOMMANDS = {"train": (WorldModelConfig, "learn a model of recorded episodes"),
-               "eval": (WorldEvalConfig, "say how far a model can be trusted"),
-               "tune": (TuneConfig, "make what a video model imagines smoother to act (EVA)"),
-               "judge": (JudgeConfig, "train a classifier of success, or say what a judge is worth")}
-KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersConfig, "text": TextConfig}  # --kind, with own options
+SUBCOMMANDS = {
+    "train": (WorldModelConfig, "learn a model of recorded episodes"),
+    "eval": (WorldEvalConfig, "say how far a model can be trusted"),
+    "tune": (TuneConfig, "make what a video model imagines smoother to act (EVA)"),
+    "judge": (JudgeConfig, "train a classifier of success, or say what a judge is worth"),
+}
+# --kind, with own options
+KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersConfig, "text": TextConfig}
 
 CUT = 0.05  # share of held-out predictions within the threshold, below which a model is of no use as an env
 
@@ -30,6 +34,7 @@ CUT = 0.05  # share of held-out predictions within the threshold, below which a 
 def parse(argv: list[str]):
     """The options of the subcommand argv[0]; those of train are the kind's."""
     from robo_rl.cli import choose_subcommand, parse_options
+
     name = choose_subcommand("wm", SUBCOMMANDS, argv)
     config = SUBCOMMANDS[name][0]
     if name != "train":
@@ -42,7 +47,9 @@ def parse(argv: list[str]):
 
 def given(argv: list[str], option: str) -> str:
     """What stands behind the first `option`, as `--kind video` or `--kind=video`; "" without it."""
-    found = [b for a, b in pairwise(argv) if a == option] + [a.split("=", 1)[1] for a in argv if a.startswith(f"{option}=")]
+    found = [b for a, b in pairwise(argv) if a == option] + [
+        a.split("=", 1)[1] for a in argv if a.startswith(f"{option}=")
+    ]
     return found[0] if found else ""
 
 
@@ -58,22 +65,38 @@ def train(args: WorldModelConfig) -> int:
     """Learn, and say what was learnt."""
     os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))  # read when torch is imported
     from world_models import learning
+
     learned = learning.train(args)
     if learned.report is None:
-        print(f"saved at update {learned.update}; go on with: robo_rl wm train --resume {learned.folder}", file=sys.stderr)
+        print(
+            f"saved at update {learned.update}; go on with: robo_rl wm train --resume {learned.folder}",
+            file=sys.stderr,
+        )
     else:
         print(verdict(learned.spec, learned.report, learned.folder, learned.seconds), file=sys.stderr)
     return learned.code
 
 
 def verdict(spec, report: dict, folder: Path, took: float) -> str:
-    rows = [f"  after {h:>3} steps  {report['error'][h - 1]:.3f}   standing still {report['copied'][h - 1]:.3f}"
-            for h in (1, 4, 8, 16, 32, 64) if h <= len(report["error"])]
+    rows = [
+        f"  after {h:>3} steps  {report['error'][h - 1]:.3f}   standing still {report['copied'][h - 1]:.3f}"
+        for h in (1, 4, 8, 16, 32, 64)
+        if h <= len(report["error"])
+    ]
     share = f"{100 * report['within']:.0f} % of held-out predictions lie within"
-    return "\n".join([f"open-loop error on held-out episodes [std of the data], {took:.0f} s of training:", *rows,
-                      f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} ({share})",
-                      *(["nearly every episode in it is cut at once: train it longer, or record more episodes"]
-                        if report["within"] < CUT else []),
-                      f"how far to trust it: robo_rl wm eval {folder} DATASET",
-                      f"policies that learnt from such data act in it: robo_rl eval RUN --sim wm:{folder}" if spec.own else
-                      f"train in it: robo_rl train --sim wm:{folder} --demos DATASET"])
+    return "\n".join(
+        [
+            f"open-loop error on held-out episodes [std of the data], {took:.0f} s of training:",
+            *rows,
+            f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} ({share})",
+            *(
+                ["nearly every episode in it is cut at once: train it longer, or record more episodes"]
+                if report["within"] < CUT
+                else []
+            ),
+            f"how far to trust it: robo_rl wm eval {folder} DATASET",
+            f"policies that learnt from such data act in it: robo_rl eval RUN --sim wm:{folder}"
+            if spec.own
+            else f"train in it: robo_rl train --sim wm:{folder} --demos DATASET",
+        ]
+    )

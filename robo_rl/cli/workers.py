@@ -10,7 +10,8 @@ from robo_rl.errors import in_range
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersOptions:
-    """Let workers join or leave a run that goes on: a worker that leaves hands over its episodes, one that joins brings envs of its own.
+    """Let workers join or leave a run that goes on: a worker that leaves hands over its episodes, one that
+    joins brings envs of its own.
 
     Without a number, prints how many there are. A resumed run begins with the last number given.
     """
@@ -27,10 +28,17 @@ class WorkersOptions:
 def run(options: WorkersOptions) -> int:
     """Print the number of workers, or change it."""
     from robo_rl.experiment.worker_count import set_worker_count
+
     workers = set_worker_count(Path(options.run), options.count)
     if not options.count:
         print(f"{workers.before} worker{'s' * (workers.before > 1)}")
         return 0
-    print(f"{workers.before} -> {workers.after} worker{'s' * (workers.after > 1)}" + (
-        f" on {workers.cores} cores: sims that compute will share them" if workers.after > workers.cores else ""))
+    print(
+        f"{workers.before} -> {workers.after} worker{'s' * (workers.after > 1)}"
+        + (
+            f" on {workers.cores} cores: sims that compute will share them"
+            if workers.after > workers.cores
+            else ""
+        )
+    )
     return 0

@@ -1,7 +1,8 @@
-"""New data sets out of the episodes of others: merged, or split. Videos are copied as they are, never encoded again.
+"""New data sets out of the episodes of others: merged, or split. Videos are copied as they are, never encoded
+again.
 
-A video file of which some episodes are left out is copied whole: the rows say where an episode begins in it. The new data set
-appears whole or not at all.
+A video file of which some episodes are left out is copied whole: the rows say where an episode begins in it.
+The new data set appears whole or not at all.
 """
 
 import json
@@ -22,7 +23,8 @@ from robo_rl.errors import UserError
 
 
 def merge(roots: Sequence[Path], out: Path) -> Meta:
-    """The episodes of several data sets one after the other in the new folder `out`; UserError names what differs."""
+    """The episodes of several data sets one after the other in the new folder `out`; UserError names what
+    differs."""
     if len(roots) < 2:
         raise UserError("merge needs two data sets or more")
     return assemble(out, [(meta, np.arange(len(meta.lengths))) for meta in map(load_meta, roots)])
@@ -49,9 +51,13 @@ def parse_episodes(text: str, count: int) -> np.ndarray:
             a = int(first or 0)
             b = (int(last) if last else count) if colon else a + 1
         except ValueError:
-            raise UserError(f"--episodes must be numbers and ranges, as 0:40,45, got {part.strip()!r}") from None
+            raise UserError(
+                f"--episodes must be numbers and ranges, as 0:40,45, got {part.strip()!r}"
+            ) from None
         if not 0 <= a < b <= count:
-            raise UserError(f"--episodes {part.strip()!r} is outside of 0 to {count - 1}, the episodes that there are")
+            raise UserError(
+                f"--episodes {part.strip()!r} is outside of 0 to {count - 1}, the episodes that there are"
+            )
         out |= {*range(a, b)}
     return np.array(sorted(out))
 
@@ -70,7 +76,9 @@ def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]]) -> Meta:
         builder.close()
         success = [labels.read_success(meta) for meta, _ in parts]
         if all(s is not None for s in success):
-            kept = np.concatenate([np.asarray(s)[episodes] for s, (_, episodes) in zip(success, parts, strict=True)])
+            kept = np.concatenate(
+                [np.asarray(s)[episodes] for s, (_, episodes) in zip(success, parts, strict=True)]
+            )
             document = {"frames": builder.frames, "success": kept.tolist()}
             (temp / layout.LABELS).write_text(json.dumps(document) + "\n", encoding="utf-8")
     return load_meta(out)
@@ -78,7 +86,8 @@ def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]]) -> Meta:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """The folder of a data set that becomes `out` at the end of the block, with statistics of all frames and checksums, or is gone."""
+    """The folder of a data set that becomes `out` at the end of the block, with statistics of all frames and
+    checksums, or is gone."""
     temp = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(temp, ignore_errors=True)
     try:
@@ -92,7 +101,8 @@ def appearing(out: Path) -> Iterator[Path]:
 
 
 class _Builder:
-    """Copies episodes into a new folder: a file of rows and one of episodes per part, videos under new numbers."""
+    """Copies episodes into a new folder: a file of rows and one of episodes per part, videos under new
+    numbers."""
 
     def __init__(self, root: Path, like: Meta, tasks: list[str]):
         self.root, self.like, self.tasks = root, like, tasks
@@ -108,37 +118,58 @@ class _Builder:
     def add(self, meta: Meta, episodes: np.ndarray) -> None:
         """Append `episodes`, rising, of a data set."""
         import pyarrow as pa
+
         lengths, part = meta.lengths[episodes], self.parts
-        rows = pa.concat_tables([_rows_of(meta, int(first), episodes) for first in np.unique(meta.data_file[episodes])]).combine_chunks()
+        rows = pa.concat_tables(
+            [_rows_of(meta, int(first), episodes) for first in np.unique(meta.data_file[episodes])]
+        ).combine_chunks()
         number = np.array([self.tasks.index(t) for t in meta.tasks] or [0])
-        fresh = {"episode_index": np.repeat(self.episodes + np.arange(len(episodes)), lengths),
-                 "index": self.frames + np.arange(int(lengths.sum())),
-                 "task_index": number[np.asarray(rows["task_index"])] if "task_index" in rows.column_names else None}
+        fresh = {
+            "episode_index": np.repeat(self.episodes + np.arange(len(episodes)), lengths),
+            "index": self.frames + np.arange(int(lengths.sum())),
+            "task_index": number[np.asarray(rows["task_index"])]
+            if "task_index" in rows.column_names
+            else None,
+        }
         for key, x in fresh.items():
             if key in rows.column_names and x is not None:
                 rows = rows.set_column(rows.column_names.index(key), key, pa.array(x))
         write_table(self.path(layout.data_path, part), rows)
         write_table(self.path(layout.episodes_path, part), self._episode_rows(meta, episodes, fresh))
         self._finals(meta, episodes)
-        self.parts, self.episodes, self.frames = part + 1, self.episodes + len(episodes), self.frames + int(lengths.sum())
+        self.parts, self.episodes, self.frames = (
+            part + 1,
+            self.episodes + len(episodes),
+            self.frames + int(lengths.sum()),
+        )
 
     def _episode_rows(self, meta: Meta, episodes: np.ndarray, fresh: dict) -> Any:
         """The rows of meta/episodes with their new numbers and files; videos are copied."""
         import pyarrow as pa
-        tables = [read_table(read_checked(meta.verifier, meta.meta_path(int(np.flatnonzero(meta.meta_file == f)[0]))))
-                  for f in np.unique(meta.meta_file)]
+
+        tables = [
+            read_table(
+                read_checked(meta.verifier, meta.meta_path(int(np.flatnonzero(meta.meta_file == f)[0])))
+            )
+            for f in np.unique(meta.meta_file)
+        ]
         rows = pa.concat_tables(tables, promote_options="default").take(pa.array(episodes)).combine_chunks()
         lengths, n = meta.lengths[episodes], len(episodes)
         ends = self.frames + np.cumsum(lengths)
-        changed: dict[str, np.ndarray] = {"episode_index": self.episodes + np.arange(n), "dataset_from_index": ends - lengths,
-                                          "dataset_to_index": ends}
+        changed: dict[str, np.ndarray] = {
+            "episode_index": self.episodes + np.arange(n),
+            "dataset_from_index": ends - lengths,
+            "dataset_to_index": ends,
+        }
         files = {"data": np.full(n, self.parts), "meta/episodes": np.full(n, self.parts)}
         for view, of in meta.video_file.items():
             here, where = np.unique(of[episodes], return_inverse=True)
             for k, index in enumerate(here):
                 source = meta.video_path(view, int(np.flatnonzero(of == index)[0]))
                 if not meta.verifier.is_sound(source):
-                    raise UserError(f"{source} is not what was written; repair it first: robo_rl data repair {meta.root}")
+                    raise UserError(
+                        f"{source} is not what was written; repair it first: robo_rl data repair {meta.root}"
+                    )
                 shutil.copyfile(source, self.path(layout.video_path, self.videos[view] + k, view))
             files[f"videos/{layout.picture_key(view)}"] = self.videos[view] + where
             self.videos[view] += len(here)
@@ -157,6 +188,7 @@ class _Builder:
     def _finals(self, meta: Meta, episodes: np.ndarray) -> None:
         """What was observed after the last actions."""
         import pyarrow as pa
+
         new = {int(e): self.episodes + i for i, e in enumerate(episodes)}
         tables = []
         for path in meta.final_file:
@@ -179,6 +211,7 @@ class _Builder:
 def _rows_of(meta: Meta, file: int, episodes: np.ndarray) -> Any:
     """The frames of those of `episodes` that are in one data file."""
     import pyarrow as pa
+
     inside = np.flatnonzero(meta.data_file == file)
     table = read_table(read_checked(meta.verifier, meta.data_path(int(inside[0])), int(inside[0])))
     starts = np.cumsum(meta.lengths[inside]) - meta.lengths[inside]
@@ -191,11 +224,16 @@ def _check_same(one: Meta, other: Meta) -> None:
     """Raise UserError unless frames of both mean the same."""
     bad = one.features.differences(other.features)
     here, there = ({k: ft["dtype"] for k, ft in m.info["features"].items()} for m in (one, other))
-    bad += [f"column {k!r} is {here.get(k, 'absent')} here, {there.get(k, 'absent')} there"
-            for k in sorted({*here, *there}) if here.get(k) != there.get(k)]
+    bad += [
+        f"column {k!r} is {here.get(k, 'absent')} here, {there.get(k, 'absent')} there"
+        for k in sorted({*here, *there})
+        if here.get(k) != there.get(k)
+    ]
     if labels.units_of(one) != labels.units_of(other):
-        bad.append(f"actions are {labels.units_of(one) or 'in units that nobody stated'} here, "
-                   f"{labels.units_of(other) or 'in units that nobody stated'} there")
+        bad.append(
+            f"actions are {labels.units_of(one) or 'in units that nobody stated'} here, "
+            f"{labels.units_of(other) or 'in units that nobody stated'} there"
+        )
     if one.spec is not None and other.spec is not None and one.spec.axes != other.spec.axes:
         bad.append("a command of -1 to 1 means something else")
     if bad:

@@ -19,7 +19,8 @@ JUMP = 20.0  # times the 95 % quantile of an axis' steps: more is no motion
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """facts: (what, value); axes: (name, unit, min, q01, median, q99, max) of every action axis; findings: what to look after."""
+    """facts: (what, value); axes: (name, unit, min, q01, median, q99, max) of every action axis; findings:
+    what to look after."""
 
     facts: list[tuple[str, str]]
     axes: list[tuple[str, str, float, float, float, float, float]]
@@ -37,7 +38,10 @@ def check_data(root: "Path | str", pictures: bool = True) -> DataReport:
     levels = [0, 0.01, 0.5, 0.99, 1]
     table = np.quantile(data.action.astype(np.float64), levels, axis=0)
     names = units.unit if units is not None else ("?",) * len(data.features.action)
-    axes = [(name, unit, *map(float, table[:, i])) for i, (name, unit) in enumerate(zip(data.features.action, names, strict=True))]
+    axes = [
+        (name, unit, *map(float, table[:, i]))
+        for i, (name, unit) in enumerate(zip(data.features.action, names, strict=True))
+    ]
     return DataReport(facts_of(data, units), axes, findings_of(data, units))  # pyright: ignore[reportArgumentType]
 
 
@@ -49,16 +53,29 @@ def facts_of(data: Dataset, units: labels.Units | None) -> list[tuple[str, str]]
     success = f"{int(data.success.sum())} of {len(data)} episodes" if data.is_judged else "not recorded"
     return [
         ("robot", f.robot or "not stated"),
-        ("episodes", f"{len(data)}, {lengths.min()} to {lengths.max()} frames, {len(data.action) / f.fps / 60:.1f} min in all"),
+        (
+            "episodes",
+            f"{len(data)}, {lengths.min()} to {lengths.max()} frames, {len(data.action) / f.fps / 60:.1f} "
+            "min in all",
+        ),
         ("rate", f"{f.fps:g} frames a second"),
-        ("tasks", "; ".join(f"{task!r} ({n})" for task, n in zip(data.tasks[:5], counts, strict=False))
-         + (f"; and {len(data.tasks) - 5} more" if len(data.tasks) > 5 else "")),
+        (
+            "tasks",
+            "; ".join(f"{task!r} ({n})" for task, n in zip(data.tasks[:5], counts, strict=False))
+            + (f"; and {len(data.tasks) - 5} more" if len(data.tasks) > 5 else ""),
+        ),
         ("cameras", ", ".join(f"{v} {h}x{w}" for v, (h, w) in data.views.items()) or "none"),
-        *([("decoded", f"{size / 1e9:.2g} GB of pictures; training keeps at most --data.cache-mb of them")] if size else []),
-        ("state", f"{len(f.state)} numbers"), ("action", f"{len(f.action)} axes, {units or 'units not stated'}"),
+        *(
+            [("decoded", f"{size / 1e9:.2g} GB of pictures; training keeps at most --data.cache-mb of them")]
+            if size
+            else []
+        ),
+        ("state", f"{len(f.state)} numbers"),
+        ("action", f"{len(f.action)} axes, {units or 'units not stated'}"),
         ("success", success),
         ("reward", "recorded" if "next.reward" in data.meta.info["features"] else "not recorded"),
-        ("checksums", "all files" if data.meta.verifier.sums is not None else "none")]
+        ("checksums", "all files" if data.meta.verifier.sums is not None else "none"),
+    ]
 
 
 def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
@@ -67,13 +84,22 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
     if units is None:
         out.append(f"nobody stated the units of the actions; state them: robo_rl data label {root} --units …")
     if not data.is_judged:
-        out.append(f"no episode is said to have succeeded or failed; bc does not need it, others do: robo_rl data label {root} --success …")
+        out.append(
+            "no episode is said to have succeeded or failed; bc does not need it, others do: robo_rl data "
+            f"label {root} --success …"
+        )
     if data.meta.verifier.sums is None:
-        out.append(f"there are no checksums, so damage may go unseen; write them: robo_rl data repair {root} --accept")
+        out.append(
+            f"there are no checksums, so damage may go unseen; write them: robo_rl data repair {root} "
+            "--accept"
+        )
     out += _statistics_findings(data)
     inside = np.ones(len(data.action) - 1, bool)
     inside[data.to[:-1] - 1] = False
-    for what, names, x in (("action", data.features.action, data.action), ("state", data.features.state, data.state)):
+    for what, names, x in (
+        ("action", data.features.action, data.action),
+        ("state", data.features.state, data.state),
+    ):
         steps = np.abs(np.diff(x.astype(np.float64), axis=0)) * inside[:, None]
         for i, name in enumerate(names):
             if np.ptp(x[:, i]) == 0:
@@ -83,23 +109,31 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
             if len(moved) > 20 and steps[:, i].max() > JUMP * np.quantile(moved, 0.95):
                 row = int(steps[:, i].argmax())
                 e = int(data.episode_index[row])
-                out.append(f"{what} axis {name!r} jumps by {steps[row, i]:.3g} at frame {row - data.from_[e]} of episode {e}, where 95 % "
-                           f"of its steps are below {np.quantile(moved, 0.95):.3g}: look at it, robo_rl data view {root}")
+                out.append(
+                    f"{what} axis {name!r} jumps by {steps[row, i]:.3g} at frame {row - data.from_[e]} of "
+                    f"episode {e}, where 95 % of its steps are below {np.quantile(moved, 0.95):.3g}: look at "
+                    f"it, robo_rl data view {root}"
+                )
     lengths = data.to - data.from_
     short = np.flatnonzero(lengths < max(2, SHORT * np.median(lengths)))
     if len(short):
-        out.append(f"{len(short)} episodes are far shorter than the others (the first is {short[0]}, of {lengths[short[0]]} frames): leave "
-                   "them out with robo_rl data split")
+        out.append(
+            f"{len(short)} episodes are far shorter than the others (the first is {short[0]}, of "
+            f"{lengths[short[0]]} frames): leave them out with robo_rl data split"
+        )
     return out
 
 
 def _statistics_findings(data: Dataset) -> list[str]:
-    """Whether stats.json has the quantiles of all frames: others average those of the episodes, which is something else."""
+    """Whether stats.json has the quantiles of all frames: others average those of the episodes, which is
+    something else."""
     root = data.meta.root
     again = f"make them of all frames: robo_rl data stats {root}"
     try:
         totals = statistics.stats_from_json((root / layout.STATS).read_text(encoding="utf-8"))
-        of = {key: totals[key] for key in ("observation.state", "action") if key in data.meta.info["features"]}
+        of = {
+            key: totals[key] for key in ("observation.state", "action") if key in data.meta.info["features"]
+        }
     except (OSError, ValueError, KeyError):
         return [f"there are no statistics ({layout.STATS}) of state and action; {again}"]
     out = []
@@ -112,5 +146,8 @@ def _statistics_findings(data: Dataset) -> list[str]:
             own, spread = statistics.quantiles_of(x), np.maximum(x.std(0), 1e-9)
             off = max(float((np.abs(per[q].reshape(-1) - own[q][0]) / spread).max()) for q in ("q01", "q99"))
             if off > 0.02:
-                out.append(f"the quantiles of {key} in {layout.STATS} are off by up to {off:.2g} std of the data; {again}")
+                out.append(
+                    f"the quantiles of {key} in {layout.STATS} are off by up to {off:.2g} std of the data; "
+                    f"{again}"
+                )
     return out

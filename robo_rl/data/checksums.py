@@ -1,10 +1,12 @@
-"""SHA-256 of every file of a data set, kept in `meta/checksums.json`, which LeRobot ignores. Standard library only.
+"""SHA-256 of every file of a data set, kept in `meta/checksums.json`, which LeRobot ignores. Standard library
+only.
 
-    {"sha256": of the rest of this object, "files": {"data/chunk-000/file-000.parquet": [digests]}, "tolerance_s": 1e-4}
+    {"sha256": of the rest of this object, "files": {"data/chunk-000/file-000.parquet": [digests]},
+    "tolerance_s": 1e-4}
 
-A file may have two digests while a flush is under way: of what is committed, then of what replaces it (`""`: the file is
-absent). They are written before the first file is replaced, so a process killed anywhere leaves files that match.
-The last digest is that of the last finished flush.
+A file may have two digests while a flush is under way: of what is committed, then of what replaces it (`""`:
+the file is absent). They are written before the first file is replaced, so a process killed anywhere leaves
+files that match. The last digest is that of the last finished flush.
 """
 
 import hashlib
@@ -24,7 +26,8 @@ ABSENT = ""
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """files: path relative to the data set -> SHA-256 digests, each of which is right; tolerance: of timestamps [s]."""
+    """files: path relative to the data set -> SHA-256 digests, each of which is right; tolerance: of
+    timestamps [s]."""
 
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tolerance: float = TOLERANCE
@@ -64,10 +67,11 @@ def write(root: Path, sums: Checksums) -> None:
 
 
 class Verifier:
-    """Compares the files of the data set at `root` with their checksums, but for those of `trust` (None: all).
+    """Compares the files of the data set at `root` with their checksums, but for those of `trust` (None:
+    all).
 
-    Where the data set is being extended, a file may be newer than the checksums read before: then both are read again.
-    Raises ValueError if `meta/checksums.json` is damaged. Without it, nothing is verified.
+    Where the data set is being extended, a file may be newer than the checksums read before: then both are
+    read again. Raises ValueError if `meta/checksums.json` is damaged. Without it, nothing is verified.
     """
 
     def __init__(self, root: Path, trust: Collection[Path] | None = ()):
@@ -98,7 +102,11 @@ class Verifier:
     def listed(self, folder: Path) -> list[Path]:
         """The files below `folder` that have to be there."""
         names = {} if self.sums is None or self.trust is None else self.sums.files
-        return [p for n, digests in names.items() if ABSENT not in digests and folder in (p := self.root / n).parents]
+        return [
+            p
+            for n, digests in names.items()
+            if ABSENT not in digests and folder in (p := self.root / n).parents
+        ]
 
     def read(self, path: Path) -> tuple[bytes, bool]:
         """(bytes of a file, whether they are what was written). FileNotFoundError if it is missing."""
@@ -114,7 +122,8 @@ class Verifier:
         return data, True
 
     def is_sound(self, path: Path) -> bool:
-        """Whether a file is what was written; one that has not changed since the last call is not read again."""
+        """Whether a file is what was written; one that has not changed since the last call is not read
+        again."""
         while True:
             try:
                 stat = os.stat(path)
@@ -136,9 +145,11 @@ class Verifier:
 
 
 class Staged:
-    """Files of the data set at `root` written under temporary names, which take their places together by `commit`.
+    """Files of the data set at `root` written under temporary names, which take their places together by
+    `commit`.
 
-    `sums` are the checksums on the disk: those given until the commit, both old and new while it is under way.
+    `sums` are the checksums on the disk: those given until the commit, both old and new while it is under
+    way.
     """
 
     def __init__(self, root: Path, sums: Checksums):
@@ -162,7 +173,8 @@ class Staged:
         self._temps.pop(path).unlink(missing_ok=True)
 
     def commit(self) -> None:
-        """Make all durable, then put them in place in the order in which they were staged; the last one is the commit."""
+        """Make all durable, then put them in place in the order in which they were staged; the last one is
+        the commit."""
         digests = {}
         for path, temp in self._temps.items():
             _sync(temp)

@@ -10,7 +10,8 @@ from robo_rl.errors import UserError, choose, utf8
 from robo_rl.types import ControlSpec
 
 SOURCES = ("policy", "expert", "human", "teacher", "unknown")  # who chose an action; stored as index
-PHASES = ("policy", "pause", "recovery", "correction")  # of an episode in which a person may take over; stored as index
+# of an episode in which a person may take over; stored as index
+PHASES = ("policy", "pause", "recovery", "correction")
 HELP = PHASES[2:]  # those in which the person acts
 
 
@@ -22,8 +23,8 @@ class Episode:
     reward float32[T] (None: zeros), source one of SOURCES for all frames or T of them, start the id of the
     initial state (-1 unknown), phase one of PHASES' indices per frame (None: not recorded, read as policy).
     terminated: it ended by the task's own rule, not cut by time or operator.
-    final float32[S] and final_images {view: uint8[h, w, 3]} are what was observed after the last action (None: not
-    recorded; pictures only together with the state).
+    final float32[S] and final_images {view: uint8[h, w, 3]} are what was observed after the last action
+    (None: not recorded; pictures only together with the state).
     Raises UserError for other shapes, NaN or infinity.
     """
 
@@ -60,24 +61,32 @@ class Episode:
                 raise UserError(f"episode: {name} is not finite in frame {row}; drop the episode or mend it")
         for view, x in self.images.items():
             if x.dtype != np.uint8 or x.ndim != 4 or x.shape[0] != T or x.shape[3] != 3 or 0 in x.shape:
-                raise UserError(f"episode: images[{view!r}] must be uint8 [T, h, w, 3] with T = {T}, "
-                                f"got {x.dtype} {list(x.shape)}")
+                raise UserError(
+                    f"episode: images[{view!r}] must be uint8 [T, h, w, 3] with T = {T}, "
+                    f"got {x.dtype} {list(x.shape)}"
+                )
         if self.phase is not None:
             put(self, "phase", np.asarray(self.phase, np.int64))
             if self.phase.shape != (T,) or self.phase.min() < 0 or self.phase.max() >= len(PHASES):
-                raise UserError(f"episode: phase must be {T} numbers in 0 .. {len(PHASES) - 1} ({', '.join(PHASES)})")
+                raise UserError(
+                    f"episode: phase must be {T} numbers in 0 .. {len(PHASES) - 1} ({', '.join(PHASES)})"
+                )
         if self.final is not None:
             put(self, "final", np.asarray(self.final, np.float32))
             if self.final.shape != self.state.shape[1:] or not np.isfinite(self.final).all():
-                raise UserError(f"episode: final must be {self.state.shape[1]} finite numbers, "
-                                f"got {list(self.final.shape)}")
+                raise UserError(
+                    f"episode: final must be {self.state.shape[1]} finite numbers, "
+                    f"got {list(self.final.shape)}"
+                )
         if self.final_images is not None:
             put(self, "final_images", {view: np.asarray(x) for view, x in self.final_images.items()})
             want = {view: x.shape[1:] for view, x in self.images.items()}
             have = {view: x.shape for view, x in self.final_images.items() if x.dtype == np.uint8}
             if self.final is None or have != want:
-                raise UserError(f"episode: final_images must be uint8 pictures of {want or 'no camera'}, beside final, "
-                                f"got {have or 'none'}")
+                raise UserError(
+                    f"episode: final_images must be uint8 pictures of {want or 'no camera'}, beside final, "
+                    f"got {have or 'none'}"
+                )
         utf8("episode: task", self.task)
         words = {self.source} if isinstance(self.source, str) else set(self.source)
         if not isinstance(self.source, str) and len(self.source) != T:
@@ -125,12 +134,17 @@ class Features:
         if spec is None and not fps:
             raise UserError("features need fps=... or spec=env.spec: an episode alone does not tell its rate")
         if spec is not None and len(spec.axes) != A:
-            raise UserError(f"actions have {A} numbers, the env's spec has {len(spec.axes)}: "
-                            f"{', '.join(spec.action_names)}")
+            raise UserError(
+                f"actions have {A} numbers, the env's spec has {len(spec.axes)}: "
+                f"{', '.join(spec.action_names)}"
+            )
         return cls(
             fps=fps or (round(1 / spec.period, 6) if spec is not None else 0),
-            state=(tuple(spec.state_names) if spec is not None and len(spec.state_names) == S else
-                   tuple(f"state_{i}" for i in range(S))),
+            state=(
+                tuple(spec.state_names)
+                if spec is not None and len(spec.state_names) == S
+                else tuple(f"state_{i}" for i in range(S))
+            ),
             action=spec.action_names if spec is not None else tuple(f"action_{i}" for i in range(A)),
             views=tuple((view, *x.shape[1:3]) for view, x in sorted(episode.images.items())),
             robot=f"{spec.sim}:{spec.task}" if spec is not None else "",
@@ -140,8 +154,11 @@ class Features:
     def misfits(self, episode: Episode) -> list[str]:
         """Sizes in which `episode` differs, as words; [] if it fits."""
         here = Features.of(episode, fps=self.fps)
-        names = {kind: getattr(self, kind) for kind in ("state", "action")
-                 if len(getattr(here, kind)) == len(getattr(self, kind))}
+        names = {
+            kind: getattr(self, kind)
+            for kind in ("state", "action")
+            if len(getattr(here, kind)) == len(getattr(self, kind))
+        }
         return replace(here, **names).differences(self)
 
     def differences(self, other: "Features") -> list[str]:

@@ -1,8 +1,10 @@
-"""Pictures of a data set by row, decoded when they are asked for: a bounded cache, and threads that decode ahead.
+"""Pictures of a data set by row, decoded when they are asked for: a bounded cache, and threads that decode
+ahead.
 
-A data set of 50 episodes from two cameras of 480 x 640 pixels is 46 GB decoded. Kept are at most `budget` bytes of pictures, as they
-leave `change` (made smaller, for example); what does not fit is decoded again. Memory beyond it: one open video and a few frames per
-thread, and the batches ahead. What comes out does not depend on the cache nor on the threads.
+A data set of 50 episodes from two cameras of 480 x 640 pixels is 46 GB decoded. Kept are at most `budget`
+bytes of pictures, as they leave `change` (made smaller, for example); what does not fit is decoded again.
+Memory beyond it: one open video and a few frames per thread, and the batches ahead. What comes out does not
+depend on the cache nor on the threads.
 """
 
 import threading
@@ -23,38 +25,53 @@ OPEN = 8  # videos that a thread keeps open
 
 
 class FrameStore:
-    """Pictures uint8[B, h, w, 3] of the cameras `views` {name: camera of the data set} for rows of its frames.
+    """Pictures uint8[B, h, w, 3] of the cameras `views` {name: camera of the data set} for rows of its
+    frames.
 
-    change: of uint8[n, h, w, 3] (None: as recorded). budget: bytes of pictures that are kept. threads: that decode ahead (0: none).
+    change: of uint8[n, h, w, 3] (None: as recorded). budget: bytes of pictures that are kept. threads: that
+    decode ahead (0: none).
     """
 
-    def __init__(self, dataset: Dataset, views: Mapping[str, str], change: Callable[[np.ndarray], np.ndarray] | None = None,
-                 budget: int = 1 << 30, threads: int = 1):
+    def __init__(
+        self,
+        dataset: Dataset,
+        views: Mapping[str, str],
+        change: Callable[[np.ndarray], np.ndarray] | None = None,
+        budget: int = 1 << 30,
+        threads: int = 1,
+    ):
         for source in views.values():
             if source not in dataset.views:
-                raise UserError(f"the data set {dataset.meta.root} has no camera {source!r}; it has: "
-                                f"{', '.join(dataset.views) or 'none'}")
+                raise UserError(
+                    f"the data set {dataset.meta.root} has no camera {source!r}; it has: "
+                    f"{', '.join(dataset.views) or 'none'}"
+                )
         self.data, self.views, self.threads = dataset, dict(views), threads
         self._change = change or (lambda x: x)
-        self.shapes = {name: self._change(np.zeros((1, *dataset.views[source], 3), np.uint8)).shape[1:] for name, source in views.items()}
+        self.shapes = {
+            name: self._change(np.zeros((1, *dataset.views[source], 3), np.uint8)).shape[1:]
+            for name, source in views.items()
+        }
         self.row_bytes = sum(int(np.prod(shape)) for shape in self.shapes.values())
         rows = len(dataset.action)
         self.fits = self.row_bytes * rows <= budget
         self.slots = slots = min(rows, max(1, budget // max(1, self.row_bytes))) if views else 0
-        self._kept = {name: np.empty((slots, *shape), np.uint8) for name, shape in self.shapes.items()}  # touched as it fills
+        # touched as it fills
+        self._kept = {name: np.empty((slots, *shape), np.uint8) for name, shape in self.shapes.items()}
         self._slot = np.full(rows, -1, np.int64)  # of a row
         self._row = np.full(slots, -1, np.int64)  # of a slot
         self._next, self._lock, self._local = 0, threading.Lock(), threading.local()
         self.decoded = 0  # rows, so far
 
     def all(self, tick: Callable[[int], None] = lambda rows: None) -> Pictures:
-        """The pictures of all rows, each video decoded once from its beginning to its end. For a store that `fits`."""
+        """The pictures of all rows, each video decoded once from its beginning to its end. For a store that
+        `fits`."""
         assert self.fits, "ask by rows: the pictures of all do not fit the budget"
         for e in range(len(self.data)):
             for name, source in self.views.items():
                 for first, block in self.data.blocks(source, e):
                     at = int(self.data.from_[e]) + first
-                    self._kept[name][at:at + len(block)] = self._change(block)
+                    self._kept[name][at : at + len(block)] = self._change(block)
             tick(int(self.data.to[e]))
         return self._kept
 
@@ -75,7 +92,7 @@ class FrameStore:
             out[name][~there] = x[back]
         with self._lock:
             self.decoded += len(missing)
-            fresh = np.flatnonzero(self._slot[missing] < 0)[:len(self._row)]
+            fresh = np.flatnonzero(self._slot[missing] < 0)[: len(self._row)]
             at = (self._next + np.arange(len(fresh))) % len(self._row)
             self._next = (self._next + len(fresh)) % len(self._row)
             self._slot[self._row[at][self._row[at] >= 0]] = -1
@@ -85,7 +102,8 @@ class FrameStore:
         return out
 
     def ahead(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Pictures]]:
-        """(rows, their pictures) of each batch of rows, in order; the next ones are decoded meanwhile by the threads."""
+        """(rows, their pictures) of each batch of rows, in order; the next ones are decoded meanwhile by the
+        threads."""
         if not self.threads:
             for rows in batches:
                 yield rows, self.get(rows)
@@ -115,7 +133,9 @@ class FrameStore:
             path = data.sound_video(source, e)
             numbers, reader = inside + int(data.meta.video_start[source][e]), self._reader(source, path)
             try:
-                parts += [self._change(reader.read(numbers[i:i + PIECE])) for i in range(0, len(numbers), PIECE)]
+                parts += [
+                    self._change(reader.read(numbers[i : i + PIECE])) for i in range(0, len(numbers), PIECE)
+                ]
             except video.BrokenVideo as error:
                 raise BrokenDataset(path, f"episode {e}: {error}", data.meta.root, e) from None
         return np.concatenate(parts)
@@ -132,7 +152,8 @@ class FrameStore:
 
 
 def choose_views(text: str, there: Iterable[str]) -> dict[str, str]:
-    """{name: camera of the data set} of an option such as `cam_high,wrist=cam_left_wrist`; empty: all, by name."""
+    """{name: camera of the data set} of an option such as `cam_high,wrist=cam_left_wrist`; empty: all, by
+    name."""
     there = list(there)
     if not text:
         return {view: view for view in sorted(there)}
@@ -141,8 +162,13 @@ def choose_views(text: str, there: Iterable[str]) -> dict[str, str]:
         name, _, source = part.strip().partition("=")
         source = source or name
         if source not in there:
-            raise UserError(f"--data.cameras: the data set has no camera {source!r}; it has: {', '.join(there) or 'none'}")
+            raise UserError(
+                f"--data.cameras: the data set has no camera {source!r}; it has: {', '.join(there) or 'none'}"
+            )
         if not name or name in out:
-            raise UserError(f"--data.cameras: {name!r} is named twice; write each camera once, as front=cam_high,wrist=cam_low")
+            raise UserError(
+                f"--data.cameras: {name!r} is named twice; write each camera once, as "
+                "front=cam_high,wrist=cam_low"
+            )
         out[name] = source
     return out

@@ -1,7 +1,8 @@
-"""What a data set does not say by itself, stated by a person: the unit of every action axis, and which episodes succeeded.
+"""What a data set does not say by itself, stated by a person: the unit of every action axis, and which
+episodes succeeded.
 
-Units stand in meta/info.json (features/action/robo_rl), which LeRobot's tools keep. Labels of episodes are in meta/labels.json, which
-they drop: rightly, as they number the episodes anew.
+Units stand in meta/info.json (features/action/robo_rl), which LeRobot's tools keep. Labels of episodes are in
+meta/labels.json, which they drop: rightly, as they number the episodes anew.
 
     {"frames": 1234, "success": [true, false, ...]}       frames: of the data set that the labels are of
 """
@@ -25,7 +26,8 @@ ACTION_KINDS = ("absolute", "delta", "rate", "effort")
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Of every action axis. `as recorded`: nobody knows; the numbers go back to the robot that they came from."""
+    """Of every action axis. `as recorded`: nobody knows; the numbers go back to the robot that they came
+    from."""
 
     unit: tuple[str, ...]
     kind: tuple[str, ...]
@@ -36,7 +38,8 @@ class Units:
 
 
 def parse_units(text: str, axes: int) -> Units:
-    """`rad`, `deg*5,%`, `rad*6,1,rad*6,1`, each with an optional kind: `m delta*3,rad delta*3,1`; one unit stands for all axes."""
+    """`rad`, `deg*5,%`, `rad*6,1,rad*6,1`, each with an optional kind: `m delta*3,rad delta*3,1`; one unit
+    stands for all axes."""
     unit: list[str] = []
     kind: list[str] = []
     for part in text.split(","):
@@ -49,13 +52,16 @@ def parse_units(text: str, axes: int) -> Units:
         unit += [choose("unit", " ".join(words), UNITS)] * n
         kind += [how] * n
     if len(unit) != axes:
-        raise UserError(f"--units {text!r} has {len(unit)} units, the action has {axes} axes; write as rad*{axes}, or one unit for all")
+        raise UserError(
+            f"--units {text!r} has {len(unit)} units, the action has {axes} axes; write as rad*{axes}, or "
+            "one unit for all"
+        )
     return Units(tuple(unit), tuple(kind))
 
 
 def units_of(meta: Meta) -> Units | None:
-    """The units of a data set: stated, or of its ControlSpec (a command of -1 to 1 is a number), or of a robot that has one
-    convention alone; None: nobody said."""
+    """The units of a data set: stated, or of its ControlSpec (a command of -1 to 1 is a number), or of a
+    robot that has one convention alone; None: nobody said."""
     n = len(meta.features.action)
     stated = (meta.info["features"]["action"].get("robo_rl") or {}).get("units")
     if stated is not None:
@@ -64,11 +70,16 @@ def units_of(meta: Meta) -> Units | None:
         except (TypeError, KeyError, AttributeError):
             made = Units((), ())
         if len(made.unit) != n or len(made.kind) != n:
-            raise UserError(f"{meta.root / layout.INFO}: the units of the action are malformed; state them again: robo_rl data label "
-                            f"{meta.root} --units …")
+            raise UserError(
+                f"{meta.root / layout.INFO}: the units of the action are malformed; state them again: "
+                f"robo_rl data label {meta.root} --units …"
+            )
         return made
     if meta.spec is not None:
-        return Units(("1",) * n, tuple(axis.kind for axis in meta.spec.axes) if len(meta.spec.axes) == n else ("absolute",) * n)
+        return Units(
+            ("1",) * n,
+            tuple(axis.kind for axis in meta.spec.axes) if len(meta.spec.axes) == n else ("absolute",) * n,
+        )
     known = KNOWN.get(meta.features.robot.lower())
     return known(n) if known is not None else None
 
@@ -79,7 +90,8 @@ def _aloha(n: int) -> Units:
     return Units((arm * (n // 7))[:n] if n % 7 == 0 else ("rad",) * n, ("absolute",) * n)
 
 
-KNOWN = {"aloha": _aloha, "aloha_sim": _aloha, "bimanual_viperx": _aloha}  # robots whose data sets have one convention alone
+# robots whose data sets have one convention alone
+KNOWN = {"aloha": _aloha, "aloha_sim": _aloha, "bimanual_viperx": _aloha}
 
 
 def need_units(meta: Meta) -> Units:
@@ -88,9 +100,11 @@ def need_units(meta: Meta) -> Units:
     if units is None:
         n, robot = len(meta.features.action), meta.features.robot
         raise UserError(
-            f"data set {meta.root}{f' of robot {robot}' if robot else ''}: nobody stated the units of its {n} action axes "
-            f"({', '.join(meta.features.action[:3])}{', …' if n > 3 else ''}); state them: robo_rl data label {meta.root} --units rad "
-            f"(or deg, as deg*{n - 1},%; 'as recorded' where nobody knows)")
+            f"data set {meta.root}{f' of robot {robot}' if robot else ''}: nobody stated the units of its "
+            f"{n} action axes ({', '.join(meta.features.action[:3])}{', …' if n > 3 else ''}); state them: "
+            f"robo_rl data label {meta.root} --units rad (or deg, as deg*{n - 1},%; 'as recorded' where "
+            "nobody knows)"
+        )
     return units
 
 
@@ -99,28 +113,45 @@ def state_units(root: Path, text: str) -> Units:
     meta = load_meta(root)
     units = parse_units(text, len(meta.features.action))
     ours = meta.info["features"]["action"].get("robo_rl") or layout.spec_to_dict(meta.spec)
-    meta.info["features"]["action"]["robo_rl"] = ours | {"units": {"unit": list(units.unit), "kind": list(units.kind)}}
+    meta.info["features"]["action"]["robo_rl"] = ours | {
+        "units": {"unit": list(units.unit), "kind": list(units.kind)}
+    }
     with lock(root):
-        put_text(root, meta.verifier.sums, root / layout.INFO, json.dumps(meta.info, indent=4, ensure_ascii=False) + "\n")
+        put_text(
+            root,
+            meta.verifier.sums,
+            root / layout.INFO,
+            json.dumps(meta.info, indent=4, ensure_ascii=False) + "\n",
+        )
     return units
 
 
 # ---- success
 
+
 def parse_success(text: str, episodes: int) -> np.ndarray:
-    """bool[E] of `all`, `none`, or a file: JSON (a list of truths or of the numbers of episodes that succeeded) or lines of numbers."""
+    """bool[E] of `all`, `none`, or a file: JSON (a list of truths or of the numbers of episodes that
+    succeeded) or lines of numbers."""
     if text in ("all", "none"):
         return np.full(episodes, text == "all")
     path = Path(text)
     if text == "judge":
-        raise UserError("a judge looks at every episode once: robo_rl data label FOLDER --success judge --judge WHO writes what it says "
-                        "into the data set; then leave success=judge out")
+        raise UserError(
+            "a judge looks at every episode once: robo_rl data label FOLDER --success judge --judge WHO "
+            "writes what it says into the data set; then leave success=judge out"
+        )
     if not path.is_file():
-        raise UserError("success must be all, none, a file that names the episodes that succeeded, or judge (robo_rl data label alone), "
-                        f"got {text!r}")
+        raise UserError(
+            "success must be all, none, a file that names the episodes that succeeded, or judge (robo_rl "
+            f"data label alone), got {text!r}"
+        )
     try:
         text = path.read_text(encoding="utf-8")
-        rows: Any = parse_json(text, "it", (dict, list), limit=FILE) if path.suffix == ".json" else [int(line) for line in text.split()]
+        rows: Any = (
+            parse_json(text, "it", (dict, list), limit=FILE)
+            if path.suffix == ".json"
+            else [int(line) for line in text.split()]
+        )
         rows = rows["success"] if isinstance(rows, dict) else rows
         if len(rows) == episodes and all(isinstance(x, bool) for x in rows):
             return np.array(rows, bool)
@@ -128,7 +159,10 @@ def parse_success(text: str, episodes: int) -> np.ndarray:
         if len(numbers) != len(rows):
             raise ValueError(f"{len(rows)} truths for {episodes} episodes")
     except (ValueError, TypeError, KeyError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: {e}; write the numbers of the episodes that succeeded, or a truth for each of {episodes}") from None
+        raise UserError(
+            f"{path}: {e}; write the numbers of the episodes that succeeded, or a truth for each of "
+            f"{episodes}"
+        ) from None
     if wrong := [x for x in numbers if not 0 <= x < episodes]:
         raise UserError(f"{path}: there is no episode {wrong[0]}; the data set has 0 to {episodes - 1}")
     out = np.zeros(episodes, bool)
@@ -156,8 +190,12 @@ def write_success(root: Path, success: np.ndarray) -> None:
     meta = load_meta(root)
     assert len(success) == len(meta.lengths)
     with lock(root):
-        put_text(root, meta.verifier.sums, root / layout.LABELS,
-                 json.dumps({"frames": int(meta.lengths.sum()), "success": success.tolist()}) + "\n")
+        put_text(
+            root,
+            meta.verifier.sums,
+            root / layout.LABELS,
+            json.dumps({"frames": int(meta.lengths.sum()), "success": success.tolist()}) + "\n",
+        )
 
 
 def read_success(meta: Meta) -> np.ndarray | None:
@@ -169,9 +207,14 @@ def read_success(meta: Meta) -> np.ndarray | None:
     try:
         success, frames = [bool(x) for x in document["success"]], int(document["frames"])
     except (TypeError, KeyError, ValueError) as e:
-        raise UserError(f"{path} is damaged ({e!r}); label the episodes again: robo_rl data label {meta.root} --success …") from None
+        raise UserError(
+            f"{path} is damaged ({e!r}); label the episodes again: robo_rl data label {meta.root} --success …"
+        ) from None
     total = int(meta.info["total_frames"])
     if frames != total or len(success) != meta.info["total_episodes"]:
-        raise UserError(f"{path} is of a data set of {len(success)} episodes and {frames} frames, this one has "
-                        f"{meta.info['total_episodes']} and {total}; label it again: robo_rl data label {meta.root} --success …")
-    return np.array(success[:len(meta.lengths)], bool)
+        raise UserError(
+            f"{path} is of a data set of {len(success)} episodes and {frames} frames, this one has "
+            f"{meta.info['total_episodes']} and {total}; label it again: robo_rl data label {meta.root} "
+            "--success …"
+        )
+    return np.array(success[: len(meta.lengths)], bool)

@@ -1,4 +1,5 @@
-"""The meta data of a LeRobotDataset v3.0 folder, and its files as bytes that are what was written; damage is told by file."""
+"""The meta data of a LeRobotDataset v3.0 folder, and its files as bytes that are what was written; damage is
+told by file."""
 
 import io
 import os
@@ -23,8 +24,11 @@ class BrokenDataset(UserError):
 
     def __init__(self, path: Path, what: str, root: Path, episode: int = -1, cure: str = ""):
         self.path, self.what, self.episode = path, what, episode
-        first = (f"Keep the {episode} episodes before it: robo_rl data repair {root}" if episode > 0
-                 else "Restore the folder from a copy, or record it again")
+        first = (
+            f"Keep the {episode} episodes before it: robo_rl data repair {root}"
+            if episode > 0
+            else "Restore the folder from a copy, or record it again"
+        )
         super().__init__(f"{path}: {what}. {first}{cure and '; ' + cure}")
 
 
@@ -32,9 +36,14 @@ class ChangedDataset(BrokenDataset):
     """A file does not match its checksum."""
 
     def __init__(self, path: Path, root: Path, episode: int = -1):
-        super().__init__(path, "it is not what was written (its checksum differs)", root, episode,
-                         f"what is sound of it is kept by: robo_rl data repair {root}; if another program changed "
-                         f"it on purpose: robo_rl data repair {root} --accept")
+        super().__init__(
+            path,
+            "it is not what was written (its checksum differs)",
+            root,
+            episode,
+            f"what is sound of it is kept by: robo_rl data repair {root}; if another program changed "
+            f"it on purpose: robo_rl data repair {root} --accept",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +64,8 @@ class Meta:
     meta_file: np.ndarray  # int64[E]
     final: np.ndarray  # float32[E,S] state after the last action, nan where it was not recorded
     final_file: tuple[Path, ...]  # where its pictures are
-    final_at: np.ndarray  # int64[E,2] of the picture: number of the file, row in it; -1 where none was recorded
+    # int64[E,2] of the picture: number of the file, row in it; -1 where none was recorded
+    final_at: np.ndarray
     verifier: Verifier
 
     def data_path(self, episode: int) -> Path:
@@ -80,20 +90,26 @@ def verifier_of(root: Path, trust: Collection[Path] | None = ()) -> Verifier:
     try:
         return Verifier(root, trust)
     except ValueError as e:
-        raise BrokenDataset(root / checksums.NAME, str(e), root, cure="if the data are sound, make it anew: "
-                            f"robo_rl data repair {root} --accept") from None
+        raise BrokenDataset(
+            root / checksums.NAME,
+            str(e),
+            root,
+            cure=f"if the data are sound, make it anew: robo_rl data repair {root} --accept",
+        ) from None
 
 
 def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | None = ()) -> Meta:
     """Everything but the frames, of the first `episodes` (0: all).
 
-    trust: files whose checksums are not looked at; None: all of them. Raises BrokenDataset, or UserError if there is no
-    data set of this kind at `root`.
+    trust: files whose checksums are not looked at; None: all of them. Raises BrokenDataset, or UserError if
+    there is no data set of this kind at `root`.
     """
     root = Path(root)
     path = root / layout.INFO
     if root.is_file():
-        raise UserError(f"{root} is a file; a data set is a folder: give the one that holds meta, data and videos")
+        raise UserError(
+            f"{root} is a file; a data set is a folder: give the one that holds meta, data and videos"
+        )
     near = () if path.is_file() else (root.parent, *sorted(root.glob("*")))
     if inside := next((p for p in near if os.path.isfile(p / layout.INFO)), None):
         raise UserError(f"no data set at {root}: {path} is missing. There is one at {inside}")
@@ -119,21 +135,39 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     lengths, starts = columns["length"].astype(int), columns["dataset_from_index"].astype(int)
     bad = np.flatnonzero((lengths < 1) | (starts != np.cumsum(lengths) - lengths))
     if len(bad) or (lengths.sum() != frames and not episodes):
-        raise BrokenDataset(root / EPISODES, f"lengths add up to {lengths.sum()} frames, {layout.INFO} says {frames}",
-                            root, int(bad[0]) if len(bad) else -1)
+        raise BrokenDataset(
+            root / EPISODES,
+            f"lengths add up to {lengths.sum()} frames, {layout.INFO} says {frames}",
+            root,
+            int(bad[0]) if len(bad) else -1,
+        )
     clips, frames = {}, {}
     for key in videos:
         view = key.removeprefix(layout.IMAGES)
         clips[view] = running(f"videos/{key}")
         frames[view] = np.rint(columns[f"videos/{key}/from_timestamp"] * features.fps).astype(int)
     final, final_file, final_at = _finals(verifier, lengths, len(features.state))
-    for path in (root / layout.STATS, root / layout.HISTOGRAMS):  # not needed to read the data, but others read them
+    # not needed to read the data, but others read them
+    for path in (root / layout.STATS, root / layout.HISTOGRAMS):
         if not verifier.is_sound(path):
             raise ChangedDataset(path, root)
     return Meta(
-        root=root, info=info, features=features, tasks=tasks, spec=spec, sources=sources, lengths=lengths,
-        starts=starts, data_file=running("data"), video_file=clips, video_start=frames, meta_file=meta_file,
-        final=final, final_file=final_file, final_at=final_at, verifier=verifier,
+        root=root,
+        info=info,
+        features=features,
+        tasks=tasks,
+        spec=spec,
+        sources=sources,
+        lengths=lengths,
+        starts=starts,
+        data_file=running("data"),
+        video_file=clips,
+        video_start=frames,
+        meta_file=meta_file,
+        final=final,
+        final_file=final_file,
+        final_at=final_at,
+        verifier=verifier,
     )
 
 
@@ -147,22 +181,31 @@ def _read_info(verifier: Verifier) -> tuple[dict, Features, int, int, int]:
     except (ValueError, KeyError, TypeError) as e:
         raise BrokenDataset(path, f"it is not the JSON of a LeRobot data set ({e!r})", root) from None
     if not version.startswith("v3."):
-        raise UserError(f"{path}: data set version {version}, need v3.x. Write it anew as v3.0 (v2.0, v2.1): "
-                        f"robo_rl data upgrade {root} --out NEW_FOLDER")
+        raise UserError(
+            f"{path}: data set version {version}, need v3.x. Write it anew as v3.0 (v2.0, v2.1): "
+            f"robo_rl data upgrade {root} --out NEW_FOLDER"
+        )
     try:
         features = layout.features_of_info(info)
-        count, frames, per_chunk = (layout.whole(info, key, least) for key, least in (
-            ("total_episodes", 0), ("total_frames", 0), ("chunks_size", 1)))
+        count, frames, per_chunk = (
+            layout.whole(info, key, least)
+            for key, least in (("total_episodes", 0), ("total_frames", 0), ("chunks_size", 1))
+        )
     except (ValueError, KeyError, TypeError, IndexError) as e:
         raise BrokenDataset(path, f"its features are malformed ({e!r})", root) from None
     return info, features, count, frames, per_chunk
 
 
 def _read_spec(verifier: Verifier, info: dict) -> tuple[ControlSpec | None, tuple[str, ...]]:
-    """What the actions mean and the names of sources, where the data set says: ours, in the features or in a file."""
+    """What the actions mean and the names of sources, where the data set says: ours, in the features or in a
+    file."""
     root = verifier.root
     ours, path = info["features"]["action"].get("robo_rl"), root / layout.INFO
-    text = read_checked(verifier, path := root / layout.OURS) if ours is None and (root / layout.OURS).is_file() else b""
+    text = (
+        read_checked(verifier, path := root / layout.OURS)
+        if ours is None and (root / layout.OURS).is_file()
+        else b""
+    )
     try:
         if text:  # of an old data set
             ours = parse_json(text, "it", limit=FILE)
@@ -182,12 +225,18 @@ def _read_tasks(verifier: Verifier) -> list[str]:
         raise BrokenDataset(path, str(e), verifier.root) from None
 
 
-def _read_episodes(verifier: Verifier, videos: list[str], count: int, per_chunk: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """meta/episodes of the first `count`: (columns [E] of lengths, places and video times, int64[E] running index of the
-    file that lists each)."""
+def _read_episodes(
+    verifier: Verifier, videos: list[str], count: int, per_chunk: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """meta/episodes of the first `count`: (columns [E] of lengths, places and video times, int64[E] running
+    index of the file that lists each)."""
     prefixes = ["data", *(f"videos/{key}" for key in videos)]
-    wanted = ["length", "dataset_from_index", *(f"videos/{key}/from_timestamp" for key in videos),
-              *(f"{p}/{kind}_index" for p in prefixes for kind in ("chunk", "file"))]
+    wanted = [
+        "length",
+        "dataset_from_index",
+        *(f"videos/{key}/from_timestamp" for key in videos),
+        *(f"{p}/{kind}_index" for p in prefixes for kind in ("chunk", "file")),
+    ]
     parts: dict[str, list] = {key: [] for key in wanted}
     meta_file: list[np.ndarray] = []
     have = 0
@@ -213,9 +262,11 @@ def _read_episodes(verifier: Verifier, videos: list[str], count: int, per_chunk:
     return columns, np.concatenate([empty, *meta_file])[:count].astype(int)
 
 
-def _finals(verifier: Verifier, lengths: np.ndarray, size: int) -> tuple[np.ndarray, tuple[Path, ...], np.ndarray]:
-    """What was observed after the last actions: states float32[E,size] (nan where unknown), and where pictures are:
-    files, int64[E,2] (-1 where there are none)."""
+def _finals(
+    verifier: Verifier, lengths: np.ndarray, size: int
+) -> tuple[np.ndarray, tuple[Path, ...], np.ndarray]:
+    """What was observed after the last actions: states float32[E,size] (nan where unknown), and where
+    pictures are: files, int64[E,2] (-1 where there are none)."""
     count, root = len(lengths), verifier.root
     out, at = np.full((count, size), np.nan, np.float32), np.full((count, 2), -1)
     path = root / layout.FINAL
@@ -223,7 +274,7 @@ def _finals(verifier: Verifier, lengths: np.ndarray, size: int) -> tuple[np.ndar
         data = read_checked(verifier, path)
         try:
             rows = np.load(io.BytesIO(data))[:count]
-            out[:len(rows)] = rows
+            out[: len(rows)] = rows
         except (ValueError, OSError, EOFError) as e:
             raise BrokenDataset(path, f"it is malformed ({e}); the data reads without it", root) from None
     folder = root / "meta" / "final"
@@ -232,14 +283,18 @@ def _finals(verifier: Verifier, lengths: np.ndarray, size: int) -> tuple[np.ndar
         data = read_checked(verifier, path)
         try:
             table = read_table(data, ["episode_index", "length", "observation.state"])
-            episode, length = (read_numbers(table, key, table.num_rows, 1) for key in ("episode_index", "length"))
+            episode, length = (
+                read_numbers(table, key, table.num_rows, 1) for key in ("episode_index", "length")
+            )
             state = read_numbers(table, "observation.state", table.num_rows, size).reshape(-1, size)
         except ValueError as e:
             raise BrokenDataset(path, f"{e}; the data reads without it", root) from None
         mine = np.flatnonzero((episode >= 0) & (episode < count))
         which = episode[mine]
         if (lengths[which] != length[mine]).any() or not np.isfinite(state[mine]).all():
-            raise BrokenDataset(path, "it tells of other episodes than the data set has; the data reads without it", root)
+            raise BrokenDataset(
+                path, "it tells of other episodes than the data set has; the data reads without it", root
+            )
         out[which], at[which] = state[mine], np.stack([np.full(len(mine), number), mine], 1)
     return out, tuple(paths), at
 
@@ -247,22 +302,37 @@ def _finals(verifier: Verifier, lengths: np.ndarray, size: int) -> tuple[np.ndar
 def committed_files(meta: Meta) -> list[Path]:
     """The files of a data set that hold something, each once."""
     root = meta.root
-    some = [root / name for name in (layout.INFO, layout.STATS, layout.TASKS, layout.OURS, layout.FINAL, layout.HISTOGRAMS,
-                                     layout.LABELS)]
+    some = [
+        root / name
+        for name in (
+            layout.INFO,
+            layout.STATS,
+            layout.TASKS,
+            layout.OURS,
+            layout.FINAL,
+            layout.HISTOGRAMS,
+            layout.LABELS,
+        )
+    ]
     place = {layout.episodes_path: meta.meta_file, layout.data_path: meta.data_file}
     for path_of, files in place.items():
         some += [path_of(root, *layout.place(int(i), meta.info["chunks_size"])) for i in np.unique(files)]
     for view, files in meta.video_file.items():
-        some += [layout.video_path(root, view, *layout.place(int(i), meta.info["chunks_size"])) for i in np.unique(files)]
+        some += [
+            layout.video_path(root, view, *layout.place(int(i), meta.info["chunks_size"]))
+            for i in np.unique(files)
+        ]
     return [path for path in (*some, *meta.final_file) if path.is_file()]
 
 
-# ---- files -------------------------------------------------------------------------------------------------------
+# ---- files -------------------------------------------------------------------------------------------------
+
 
 def read_table(data: bytes, columns: list[str] | None = None):
     """Arrow table of the bytes of a file; raises ValueError with the reason."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+
     try:
         return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read(columns)
     except (pa.ArrowException, OSError) as e:
@@ -270,7 +340,8 @@ def read_table(data: bytes, columns: list[str] | None = None):
 
 
 def read_checked(verifier: Verifier, path: Path, episode: int = -1) -> bytes:
-    """The file at `path`, which begins with `episode`; BrokenDataset if it is missing or not what was written."""
+    """The file at `path`, which begins with `episode`; BrokenDataset if it is missing or not what was
+    written."""
     try:
         data, right = verifier.read(path)
     except FileNotFoundError:
@@ -283,8 +354,10 @@ def read_checked(verifier: Verifier, path: Path, episode: int = -1) -> bytes:
 
 
 def read_numbers(table, key: str, rows: int, width: int) -> np.ndarray:
-    """The first `rows` rows of a column as [rows, width], or [rows] of one number each; raises ValueError with the reason."""
+    """The first `rows` rows of a column as [rows, width], or [rows] of one number each; raises ValueError
+    with the reason."""
     import pyarrow as pa
+
     if key not in table.column_names:
         raise ValueError(f"it has no column {key!r}")
     column = table[key].slice(0, rows).combine_chunks()

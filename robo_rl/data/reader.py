@@ -1,8 +1,8 @@
 """Read a LeRobotDataset v3.0 folder, ours or LeRobot's, and tell exactly which file is broken if one is.
 
-Every file that is read is compared with its checksum (`checksums`), a video when it is first decoded; Parquet pages with
-theirs. A data set without checksums is read with a warning; what can be named without them (a missing row, a number
-that is not finite) is.
+Every file that is read is compared with its checksum (`checksums`), a video when it is first decoded; Parquet
+pages with theirs. A data set without checksums is read with a warning; what can be named without them (a
+missing row, a number that is not finite) is.
 A folder that another process is extending reads as of its last commit. Damage raises `BrokenDataset`, whose
 text names the file and the repair command; `repair` keeps the episodes before the damage.
 """
@@ -39,8 +39,8 @@ class Dataset:
     terminated bool[E], success bool[E], source int64[F] (index into `sources`), phase int64[F] (index into
     episode.PHASES; all policy where the data set does not record it), task_index int64[F],
     episode_index int64[F], from_/to int64[E] (rows from_[e] .. to[e] - 1 are episode e), start int64[E].
-    is_judged: whether anybody said which episodes succeeded: who recorded it, or a label (`labels`). Where rewards were not
-    recorded, a success gives 1 with its last action.
+    is_judged: whether anybody said which episodes succeeded: who recorded it, or a label (`labels`). Where
+    rewards were not recorded, a success gives 1 with its last action.
     """
 
     meta: Meta
@@ -110,11 +110,13 @@ class Dataset:
     def frames(self, view: str, episode: int) -> np.ndarray:
         """Decode one episode of one camera: uint8[T, h, w, 3]. Raises BrokenDataset if the video is."""
         if view not in self.views:
-            raise UserError(f"the data set {self.meta.root} has no camera {view!r}; it has: "
-                            f"{', '.join(self.views) or 'none'}")
+            raise UserError(
+                f"the data set {self.meta.root} has no camera {view!r}; it has: "
+                f"{', '.join(self.views) or 'none'}"
+            )
         out = np.empty((int(self.to[episode] - self.from_[episode]), *self.views[view], 3), np.uint8)
         for first, block in self.blocks(view, episode):
-            out[first:first + len(block)] = block
+            out[first : first + len(block)] = block
         return out
 
     def blocks(self, view: str, episode: int, size: int = 64) -> Iterator[tuple[int, np.ndarray]]:
@@ -141,7 +143,7 @@ class Dataset:
         out = np.empty((len(self.action), *self.views.get(view, (0, 0)), 3), np.uint8)
         for e in range(len(self)):
             for first, block in self.blocks(view, e):
-                out[self.from_[e] + first:self.from_[e] + first + len(block)] = block
+                out[self.from_[e] + first : self.from_[e] + first + len(block)] = block
         return out
 
     @cached_property
@@ -157,20 +159,31 @@ class Dataset:
         return out
 
     def final_image(self, view: str, episode: int) -> np.ndarray | None:
-        """What a camera saw after the last action of an episode: uint8[h, w, 3]; None where it was not recorded."""
+        """What a camera saw after the last action of an episode: uint8[h, w, 3]; None where it was not
+        recorded."""
         file, row = self.meta.final_at[episode]
         key = layout.picture_key(view)
         if file < 0 or key not in self._final_cells[file].column_names:
             return None
-        cell, length = self._final_cells[file][key][int(row)].as_py(), int(self.to[episode] - self.from_[episode])
+        cell, length = (
+            self._final_cells[file][key][int(row)].as_py(),
+            int(self.to[episode] - self.from_[episode]),
+        )
         try:
-            return None if cell is None else video.decode_final(cell, length, self.features.fps, self.views[view])
+            return (
+                None
+                if cell is None
+                else video.decode_final(cell, length, self.features.fps, self.views[view])
+            )
         except video.BrokenVideo as e:
             path = self.meta.final_file[file]
-            raise BrokenDataset(path, f"the last picture of episode {episode}: {e}", self.meta.root, episode) from None
+            raise BrokenDataset(
+                path, f"the last picture of episode {episode}: {e}", self.meta.root, episode
+            ) from None
 
     def final_images(self, view: str) -> tuple[np.ndarray, np.ndarray]:
-        """(uint8[E, h, w, 3] what a camera saw after the last actions, bool[E] where it was recorded; 0 elsewhere)."""
+        """(uint8[E, h, w, 3] what a camera saw after the last actions, bool[E] where it was recorded; 0
+        elsewhere)."""
         out, known = np.zeros((len(self), *self.views[view], 3), np.uint8), np.zeros(len(self), bool)
         for e in range(len(self)):
             if (image := self.final_image(view, e)) is not None:
@@ -183,31 +196,51 @@ class Dataset:
         known = bool(np.isfinite(self.final[e]).all())
         last = {view: x for view in self.views if known and (x := self.final_image(view, e)) is not None}
         return Episode(
-            state=self.state[rows], action=self.action[rows], reward=self.reward[rows], task=self.task(e),
-            images={view: self.frames(view, e) for view in self.views}, success=bool(self.success[e]),
+            state=self.state[rows],
+            action=self.action[rows],
+            reward=self.reward[rows],
+            task=self.task(e),
+            images={view: self.frames(view, e) for view in self.views},
+            success=bool(self.success[e]),
             source=[self.sources[c] if self.sources[c] in SOURCES else "unknown" for c in self.source[rows]],
-            start=int(self.start[e]), terminated=bool(self.terminated[e]),
+            start=int(self.start[e]),
+            terminated=bool(self.terminated[e]),
             phase=self.phase[rows] if self.features.phases else None,
             final=self.final[e] if known else None,
-            final_images=last if known and len(last) == len(self.views) else None)
+            final_images=last if known and len(last) == len(self.views) else None,
+        )
 
 
-def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
-         trust: Collection[Path] | None = (), label: str = "") -> Dataset:
+def load(
+    root: Path | str,
+    episodes: int = 0,
+    tolerance: float | None = None,
+    trust: Collection[Path] | None = (),
+    label: str = "",
+) -> Dataset:
     """Read the data set at `root` (its first `episodes` only, if not 0) and check it.
 
-    Checked: every file there, whole and as it was written (videos: length, size and frame count here, their checksum
-    when they are first decoded), rows where the meta data say, as wide as they say, indices consecutive, numbers finite,
-    timestamps 1/fps apart within `tolerance` [s] (None: that of the data set, 1e-4 unless it was accepted with another).
-    trust: files whose checksums are not looked at (None: all). label: success=all|none|FILE, in place of what the data set says.
-    Raises BrokenDataset (file and repair), or UserError.
+    Checked: every file there, whole and as it was written (videos: length, size and frame count here, their
+    checksum when they are first decoded), rows where the meta data say, as wide as they say, indices
+    consecutive, numbers finite, timestamps 1/fps apart within `tolerance` [s] (None: that of the data set,
+    1e-4 unless it was accepted with another).
+    trust: files whose checksums are not looked at (None: all). label: success=all|none|FILE, in place of what
+    the data set says. Raises BrokenDataset (file and repair), or UserError.
     """
     meta = load_meta(root, episodes, trust)
     lengths, starts, E = meta.lengths, meta.starts, len(meta.lengths)
     if not E:
         raise UserError(f"data set {meta.root} is empty. Fill it: robo_rl collect --out {meta.root}")
     info = meta.info["features"]
-    wanted = ["observation.state", "action", *layout.SCALARS, layout.PHASE, "task_index", "index", "timestamp"]
+    wanted = [
+        "observation.state",
+        "action",
+        *layout.SCALARS,
+        layout.PHASE,
+        "task_index",
+        "index",
+        "timestamp",
+    ]
     wanted = [key for key in wanted if key in info]
     F, parts = int(lengths.sum()), {key: [] for key in wanted}
     for first in np.flatnonzero(np.diff(meta.data_file, prepend=-1)):
@@ -227,12 +260,19 @@ def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
         wrong = np.flatnonzero(parts["index"][-1] != np.arange(at, at + rows)) if "index" in parts else []
         if len(wrong):
             e = int(np.searchsorted(np.cumsum(lengths), at + wrong[0], side="right"))
-            raise BrokenDataset(path, f"row {wrong[0]} is frame {parts['index'][-1][wrong[0]]}, expected "
-                                f"{at + wrong[0]}", meta.root, e)
+            raise BrokenDataset(
+                path,
+                f"row {wrong[0]} is frame {parts['index'][-1][wrong[0]]}, expected {at + wrong[0]}",
+                meta.root,
+                e,
+            )
     columns = {key: np.concatenate(x) for key, x in parts.items()}
     to = starts + lengths
-    floats = {"state": columns.get("observation.state", np.zeros((F, 0))), "action": columns["action"],
-              "reward": columns.get("next.reward", np.zeros(F))}
+    floats = {
+        "state": columns.get("observation.state", np.zeros((F, 0))),
+        "action": columns["action"],
+        "reward": columns.get("next.reward", np.zeros(F)),
+    }
     for key, x in floats.items():
         floats[key] = np.ascontiguousarray(x.reshape(F, -1) if key != "reward" else x.reshape(F), np.float32)
         finite = np.isfinite(floats[key].reshape(F, -1)).all(1)
@@ -253,9 +293,16 @@ def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
     labelled = labels.parse_label(label, E) if label else labels.read_success(meta)
     success = np.logical_or.reduceat(columns.get("next.success", np.zeros(F, bool)).astype(bool), starts)
     made = Dataset(
-        meta=meta, **floats, task_index=task_index, from_=starts, to=to,
-        terminated=(columns["next.done"] & ~columns["next.truncated"])[to - 1] if "next.truncated" in columns
-        else np.zeros(E, bool), success=success, is_judged="next.success" in columns,
+        meta=meta,
+        **floats,
+        task_index=task_index,
+        from_=starts,
+        to=to,
+        terminated=(columns["next.done"] & ~columns["next.truncated"])[to - 1]
+        if "next.truncated" in columns
+        else np.zeros(E, bool),
+        success=success,
+        is_judged="next.success" in columns,
         source=columns.get("complementary_info.source", np.zeros(F, np.int64)),
         start=columns.get("complementary_info.start", np.full(F, -1))[starts],
         phase=columns.get(layout.PHASE, np.zeros(F, np.int64)).astype(np.int64),
@@ -264,7 +311,8 @@ def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
 
 
 def judged(data: Dataset, success: np.ndarray) -> Dataset:
-    """The data set with success bool[E] as somebody else judged it; rewards that were not recorded follow from it."""
+    """The data set with success bool[E] as somebody else judged it; rewards that were not recorded follow
+    from it."""
     reward = data.reward
     if "next.reward" not in data.meta.info["features"]:
         reward = np.zeros_like(reward)
@@ -276,7 +324,8 @@ def judged(data: Dataset, success: np.ndarray) -> Dataset:
 def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
     """Raise BrokenDataset unless the timestamps [F] of every episode are 1/fps apart.
 
-    As LeRobot's check_timestamps_sync with its tolerance_s, but for what the type of the column cannot tell apart.
+    As LeRobot's check_timestamps_sync with its tolerance_s, but for what the type of the column cannot tell
+    apart.
     """
     listed = meta.verifier.sums
     tolerance = tolerance if tolerance is not None else listed.tolerance if listed else checksums.TOLERANCE
@@ -292,9 +341,13 @@ def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
         largest = float(np.abs(step[off] - 1 / meta.features.fps).max())
         enough = f" --tolerance {largest * 1.01:.2g}" if np.isfinite(largest) else ""
         raise BrokenDataset(
-            meta.data_path(e), f"episode {e}: {gap:.4g} s from frame {frame} to frame {frame + 1}, expected "
-            f"{1 / meta.features.fps:.4g} s, tolerance {tolerance:g} s", meta.root, e,
-            f"if the gaps are known and meant: robo_rl data repair {meta.root} --accept{enough}")
+            meta.data_path(e),
+            f"episode {e}: {gap:.4g} s from frame {frame} to frame {frame + 1}, expected "
+            f"{1 / meta.features.fps:.4g} s, tolerance {tolerance:g} s",
+            meta.root,
+            e,
+            f"if the gaps are known and meant: robo_rl data repair {meta.root} --accept{enough}",
+        )
 
 
 def _warn_of_missing_checksums(meta: Meta) -> None:
@@ -303,8 +356,11 @@ def _warn_of_missing_checksums(meta: Meta) -> None:
     bare = [p for p in files if sums is None or p.relative_to(meta.root).as_posix() not in sums.files]
     if bare and meta.verifier.trust is not None:
         some = "" if len(bare) == len(files) else f"{len(bare)} of {len(files)} files of "
-        warnings.warn(f"{some}data set {meta.root} without checksums: damage may go unseen. If it is sound, add them: "
-                      f"robo_rl data repair {meta.root} --accept", stacklevel=3)
+        warnings.warn(
+            f"{some}data set {meta.root} without checksums: damage may go unseen. If it is sound, add them: "
+            f"robo_rl data repair {meta.root} --accept",
+            stacklevel=3,
+        )
 
 
 def _check_videos(meta: Meta, view: str) -> None:
@@ -324,6 +380,7 @@ def _images_in_parquet(meta: Meta, view: str, episode: int) -> np.ndarray:
     import io
 
     from PIL import Image
+
     path = meta.data_path(episode)
     key = layout.picture_key(view)
     first = int(np.argmax(meta.data_file == meta.data_file[episode]))

@@ -28,9 +28,10 @@ def repair(root: Path | str) -> Repaired:
     """Read everything, each picture too, and keep the episodes before the first damage.
 
     Nothing is deleted: the old meta folder is copied to `meta.broken`, files that leave the data set or lose
-    their end get `.broken` behind their name. Statistics are made anew, checksums kept right; of a damaged file of last
-    observations only those observations go. A sound data set is not touched. Raises BrokenDataset if not even the first
-    episode is sound, UserError if the folder is being written or holds no data set.
+    their end get `.broken` behind their name. Statistics are made anew, checksums kept right; of a damaged
+    file of last observations only those observations go. A sound data set is not touched. Raises
+    BrokenDataset if not even the first episode is sound, UserError if the folder is being written or holds no
+    data set.
     """
     root = Path(root)
     if not (root / layout.INFO).is_file():
@@ -46,7 +47,9 @@ def repair(root: Path | str) -> Repaired:
             else:
                 os.replace(path, away)
 
-        for path in sorted({*verifier.listed(root / "meta/final"), *(root / "meta/final").glob("chunk-*/file-*.parquet")}):
+        for path in sorted(
+            {*verifier.listed(root / "meta/final"), *(root / "meta/final").glob("chunk-*/file-*.parquet")}
+        ):
             if not verifier.is_sound(path):
                 lost.append(f"{path}: its last observations are lost")
                 if path.is_file():
@@ -60,8 +63,12 @@ def repair(root: Path | str) -> Repaired:
         moved.append(_free(root / "meta.broken"))
         shutil.copytree(root / "meta", moved[-1])
         listed = verifier.sums or Checksums()
-        staged = Staged(root, replace(listed, files={k: v for k, v in listed.files.items() if (root / k).is_file()}))
-        staged.text(root / layout.INFO, layout.info_to_json(meta.info, len(data), len(data.action), len(meta.tasks)))
+        staged = Staged(
+            root, replace(listed, files={k: v for k, v in listed.files.items() if (root / k).is_file()})
+        )
+        staged.text(
+            root / layout.INFO, layout.info_to_json(meta.info, len(data), len(data.action), len(meta.tasks))
+        )
         staged.commit()  # sound from here on
         trim(meta, staged, put_away)
         if staged.used:
@@ -88,7 +95,11 @@ def _sound_part(root: Path, verifier: Verifier) -> tuple[Dataset, str]:
         except BrokenDataset as e:
             found = e
         except Exception:  # a parser may fail in any way on the bytes of a damaged file
-            bad = [root / name for name in verifier.sums.files if not verifier.is_sound(root / name)] if verifier.sums else []
+            bad = (
+                [root / name for name in verifier.sums.files if not verifier.is_sound(root / name)]
+                if verifier.sums
+                else []
+            )
             if not bad:
                 raise
             found = ChangedDataset(bad[0], root)
@@ -102,18 +113,34 @@ def _sound_part(root: Path, verifier: Verifier) -> tuple[Dataset, str]:
 
 
 def check_sums(meta: Meta, verifier: Verifier, explained: Collection[Path]) -> None:
-    """Raise BrokenDataset unless the files of a data set match their checksums, but for those of `explained`."""
+    """Raise BrokenDataset unless the files of a data set match their checksums, but for those of
+    `explained`."""
     for path in committed_files(meta):
         if path not in explained and not verifier.is_sound(path):
-            raise ChangedDataset(path, meta.root, next((e for e in range(len(meta.lengths)) if path in (
-                meta.data_path(e), meta.meta_path(e), *(meta.video_path(view, e) for view in meta.video_file))), -1))
+            raise ChangedDataset(
+                path,
+                meta.root,
+                next(
+                    (
+                        e
+                        for e in range(len(meta.lengths))
+                        if path
+                        in (
+                            meta.data_path(e),
+                            meta.meta_path(e),
+                            *(meta.video_path(view, e) for view in meta.video_file),
+                        )
+                    ),
+                    -1,
+                ),
+            )
 
 
 def accept(root: Path | str, tolerance: float | None = None) -> Dataset:
     """Take a data set as it is: read everything, each picture too, and write the checksums of all its files.
 
-    tolerance: from now on timestamps may be off by so many seconds (None: 1e-4). Raises BrokenDataset for damage that
-    is found without checksums, UserError if the folder is being written or holds no data set.
+    tolerance: from now on timestamps may be off by so many seconds (None: 1e-4). Raises BrokenDataset for
+    damage that is found without checksums, UserError if the folder is being written or holds no data set.
     """
     root = Path(root)
     if not (root / layout.INFO).is_file():
@@ -139,7 +166,9 @@ def seal(meta, tolerance: float | None = None) -> Checksums:
     """Write the checksums of the files of a data set as they are; -> them."""
     sums, files = meta.verifier.sums, committed_files(meta)
     tolerance = tolerance if tolerance is not None else sums.tolerance if sums else checksums.TOLERANCE
-    sums = Checksums({p.relative_to(meta.root).as_posix(): (checksums.file_digest(p),) for p in files}, tolerance)
+    sums = Checksums(
+        {p.relative_to(meta.root).as_posix(): (checksums.file_digest(p),) for p in files}, tolerance
+    )
     checksums.write(meta.root, sums)
     return sums
 

@@ -1,10 +1,10 @@
 """Statistics of a data set, as LeRobot normalises by them: per episode, and over all frames in stats.json.
 
-Everything over all frames is exact. min, max, mean and std follow from the episodes'. Quantiles do not: `complete` reads
-one feature at a time from the files (memory: 4 bytes times frames times the width of the widest), and is
-np.quantile (linear) of the whole. Pictures are looked at in up to 32 frames of an episode, thinned out to about 64 pixels
-a side; of those pixels the histograms are kept in meta/image_histograms.json, and their quantiles are exact too.
-NumPy; pyarrow loads on use.
+Everything over all frames is exact. min, max, mean and std follow from the episodes'. Quantiles do not:
+`complete` reads one feature at a time from the files (memory: 4 bytes times frames times the width of the
+widest), and is np.quantile (linear) of the whole. Pictures are looked at in up to 32 frames of an episode,
+thinned out to about 64 pixels a side; of those pixels the histograms are kept in meta/image_histograms.json,
+and their quantiles are exact too. NumPy; pyarrow loads on use.
 """
 
 import json
@@ -37,7 +37,7 @@ def number_stats(columns: dict[str, np.ndarray], lengths: np.ndarray) -> dict[st
     levels = np.array(list(QUANTILES.values()))
     start = 0
     for i, n in enumerate(lengths):
-        x = np.sort(table[start:start + n], axis=0)
+        x = np.sort(table[start : start + n], axis=0)
         start += n
         out["min"][i], out["max"][i], out["mean"][i] = x[0], x[-1], x.mean(0)
         out["std"][i] = x.std(0)
@@ -58,11 +58,12 @@ def number_stats(columns: dict[str, np.ndarray], lengths: np.ndarray) -> dict[st
 
 
 def pixel_histograms(clips: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[clips, 3, 256] pixels of each value, int64[clips] frames looked at): up to 32 of each clip, thinned out."""
+    """(int64[clips, 3, 256] pixels of each value, int64[clips] frames looked at): up to 32 of each clip,
+    thinned out."""
     out, counts = np.empty((len(clips), 3, 256), np.int64), np.empty(len(clips), np.int64)
     for i, clip in enumerate(clips):
         pick = np.unique(np.linspace(0, len(clip) - 1, 32).round().astype(int))
-        small = clip[pick, ::stride(clip.shape[1:3]), ::stride(clip.shape[1:3])].reshape(-1, 3)
+        small = clip[pick, :: stride(clip.shape[1:3]), :: stride(clip.shape[1:3])].reshape(-1, 3)
         counts[i] = len(pick)
         for c in range(3):
             out[i, c] = np.bincount(small[:, c], minlength=256)
@@ -82,15 +83,20 @@ def image_stats(histograms: np.ndarray, counts: np.ndarray) -> dict[str, np.ndar
         hist = histograms[i, c]
         n, seen = hist.sum(), np.flatnonzero(hist)
         mean = hist @ levels / n
-        values = {"min": levels[seen[0]], "max": levels[seen[-1]], "mean": mean,
-                  "std": np.sqrt(hist @ (levels - mean) ** 2 / n)} | histogram_quantiles(hist)
+        values = {
+            "min": levels[seen[0]],
+            "max": levels[seen[-1]],
+            "mean": mean,
+            "std": np.sqrt(hist @ (levels - mean) ** 2 / n),
+        } | histogram_quantiles(hist)
         for s, v in values.items():
             out[s][i, c] = v
     return out | {"count": counts[:, None]}
 
 
 def histogram_quantiles(hist: np.ndarray) -> dict[str, float]:
-    """Quantiles of pixels in [0, 1], int64[256] of each value: exactly np.quantile (linear) of all of them."""
+    """Quantiles of pixels in [0, 1], int64[256] of each value: exactly np.quantile (linear) of all of
+    them."""
     ends = np.cumsum(hist)
     at = np.array(list(QUANTILES.values())) * (ends[-1] - 1)
     low, high = (np.searchsorted(ends, k, side="right") / 255 for k in (np.floor(at), np.ceil(at)))
@@ -98,15 +104,21 @@ def histogram_quantiles(hist: np.ndarray) -> dict[str, float]:
 
 
 def total_stats(stats: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
-    """Over all episodes, one row. Quantiles do not follow from those of the episodes: `complete` adds them."""
+    """Over all episodes, one row. Quantiles do not follow from those of the episodes: `complete` adds
+    them."""
     out = {}
     for key, s in stats.items():
         n = s["count"][:, 0].astype(np.float64)
         w = (n / n.sum()).reshape(-1, *[1] * (s["mean"].ndim - 1))
         mean = (w * s["mean"]).sum(0)
         var = (w * (s["std"] ** 2 + (s["mean"] - mean) ** 2)).sum(0)
-        total = {"min": s["min"].min(0), "max": s["max"].max(0), "mean": mean, "std": np.sqrt(var),
-                 "count": s["count"].sum(0)}
+        total = {
+            "min": s["min"].min(0),
+            "max": s["max"].max(0),
+            "mean": mean,
+            "std": np.sqrt(var),
+            "count": s["count"].sum(0),
+        }
         out[key] = {k: v[None] for k, v in total.items()}
     return out
 
@@ -125,8 +137,10 @@ def stats_to_json(totals: dict[str, dict[str, np.ndarray]]) -> str:
 
 
 def stats_from_json(text: str) -> dict[str, dict[str, np.ndarray]]:
-    return {key: {s: np.array(x)[None] for s, x in per.items()}
-            for key, per in parse_json(text, "it", limit=FILE, nan=True).items()}
+    return {
+        key: {s: np.array(x)[None] for s, x in per.items()}
+        for key, per in parse_json(text, "it", limit=FILE, nan=True).items()
+    }
 
 
 def stats_of_table(table) -> dict[str, dict[str, np.ndarray]]:
@@ -142,6 +156,7 @@ def stats_of_table(table) -> dict[str, dict[str, np.ndarray]]:
 def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
     """Statistics of all frames, one row per array: from stats.json, or the episodes' if it lags."""
     import pyarrow.parquet as pq
+
     try:
         totals = stats_from_json((meta.root / layout.STATS).read_text(encoding="utf-8"))
         if totals["action"]["count"].item() == meta.lengths.sum():
@@ -163,7 +178,10 @@ def histograms_to_json(histograms: dict[str, np.ndarray]) -> str:
 def read_histograms(root: Path) -> dict[str, np.ndarray]:
     """view -> int64[3,256] pixels of each value; {} if they were not kept."""
     try:
-        return {view: np.array(x, np.int64).reshape(3, 256) for view, x in read_json(root / layout.HISTOGRAMS).items()}
+        return {
+            view: np.array(x, np.int64).reshape(3, 256)
+            for view, x in read_json(root / layout.HISTOGRAMS).items()
+        }
     except (ValueError, TypeError):
         return {}
 
@@ -171,7 +189,8 @@ def read_histograms(root: Path) -> dict[str, np.ndarray]:
 def complete(meta: Meta, totals: dict, histograms: dict[str, np.ndarray], sums: Checksums) -> Checksums:
     """Write stats.json with `totals` and the quantiles of all frames; -> checksums, on the disk too.
 
-    Histograms that do not tell of the frames that `totals` do (of an old data set, or a repaired one) are made anew.
+    Histograms that do not tell of the frames that `totals` do (of an old data set, or a repaired one) are
+    made anew.
     """
     out = {}
     for key, per in totals.items():
@@ -183,7 +202,9 @@ def complete(meta: Meta, totals: dict, histograms: dict[str, np.ndarray], sums: 
             if view not in histograms or histograms[view].sum(1).tolist() != [seen] * 3:
                 data = load(meta.root, len(meta.lengths), tolerance=np.inf, trust=None)
                 clips = (some_frames(data, view, e) for e in range(len(data)))
-                histograms = histograms | {view: reduce(np.add, (pixel_histograms([clip])[0][0] for clip in clips))}
+                histograms = histograms | {
+                    view: reduce(np.add, (pixel_histograms([clip])[0][0] for clip in clips))
+                }
             rows = [histogram_quantiles(hist) for hist in histograms[view]]
             quantiles = {q: np.array([r[q] for r in rows]).reshape(1, 3, 1, 1) for q in QUANTILES}
         elif meta.info["features"].get(key, {}).get("dtype") in NUMBERS:
@@ -205,7 +226,8 @@ def complete(meta: Meta, totals: dict, histograms: dict[str, np.ndarray], sums: 
 
 
 def renew(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
-    """Make stats.json anew from all frames, exactly; pictures as `pixel_histograms` looks at them. -> what was written.
+    """Make stats.json anew from all frames, exactly; pictures as `pixel_histograms` looks at them. -> what
+    was written.
 
     The checksums of a data set that has some are kept right.
     """
@@ -220,8 +242,13 @@ def renew(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
         elif ft["dtype"] in NUMBERS:
             x = read_column(meta, key)
             wide = x.astype(np.float64)
-            out[key] = {"min": x.min(0)[None], "max": x.max(0)[None], "mean": wide.mean(0)[None], "std": wide.std(0)[None],
-                        "count": np.array([[len(x)]])} | quantiles_of(x)
+            out[key] = {
+                "min": x.min(0)[None],
+                "max": x.max(0)[None],
+                "mean": wide.mean(0)[None],
+                "std": wide.std(0)[None],
+                "count": np.array([[len(x)]]),
+            } | quantiles_of(x)
     put_text(meta.root, meta.verifier.sums, meta.root / layout.STATS, stats_to_json(out))
     return out
 
@@ -249,6 +276,7 @@ def read_column(meta: Meta, key: str) -> np.ndarray:
     """[F,k]: a column over all frames of a data set."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+
     parts = []
     for index in np.unique(meta.data_file):
         path = layout.data_path(meta.root, *layout.place(int(index), meta.info["chunks_size"]))

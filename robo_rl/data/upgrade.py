@@ -1,12 +1,16 @@
-"""A LeRobotDataset v2.0 or v2.1 as a new data set of v3.0: videos are copied as they are, frames go many episodes to a file.
+"""A LeRobotDataset v2.0 or v2.1 as a new data set of v3.0: videos are copied as they are, frames go many
+episodes to a file.
 
     v2.x                                            v3.0
-    data/chunk-000/episode_000000.parquet           data/chunk-000/file-000.parquet            up to `FILE_BYTES` of rows each
-    videos/chunk-000/KEY/episode_000000.mp4         videos/KEY/chunk-000/file-000.mp4          one episode each
+    data/chunk-000/episode_000000.parquet           data/chunk-000/file-000.parquet            up to
+                                                    `FILE_BYTES` of rows each
+    videos/chunk-000/KEY/episode_000000.mp4         videos/KEY/chunk-000/file-000.mp4          one episode
+                                                    each
     meta/tasks.jsonl, meta/episodes.jsonl           meta/tasks.parquet, meta/episodes/…
 
-Numbers of rows and episodes are counted anew; statistics are made of all frames, so quantiles are exact (v2.x has none). The new data
-set appears whole or not at all. Format of v2.1: https://github.com/huggingface/lerobot, release 0.3.3.
+Numbers of rows and episodes are counted anew; statistics are made of all frames, so quantiles are exact (v2.x
+has none). The new data set appears whole or not at all. Format of v2.1:
+https://github.com/huggingface/lerobot, release 0.3.3.
 """
 
 import shutil
@@ -28,7 +32,8 @@ VERSIONS = ("v2.0", "v2.1")
 
 
 def upgrade(root: Path, out: Path) -> Meta:
-    """Write the data set of v2.x at `root` into the new folder `out` as v3.0; UserError names the file that is missing or malformed."""
+    """Write the data set of v2.x at `root` into the new folder `out` as v3.0; UserError names the file that
+    is missing or malformed."""
     info = read_info(root)
     need_new(out)
     with appearing(out) as temp:
@@ -57,8 +62,11 @@ def read_info(root: Path) -> dict:
 def read_lines(path: Path, key: str) -> list[dict]:
     """The objects of a JSONL file, in the order of their number `key`, which runs from 0."""
     try:
-        rows = [parse_json(line, f"line {k + 1} of {path}", limit=LINE) for k, line in enumerate(read_bytes(path, FILE).splitlines())
-                if line.strip()]
+        rows = [
+            parse_json(line, f"line {k + 1} of {path}", limit=LINE)
+            for k, line in enumerate(read_bytes(path, FILE).splitlines())
+            if line.strip()
+        ]
         rows.sort(key=lambda row: row[key])
         sound = [row[key] for row in rows] == list(range(len(rows)))
     except (OSError, ValueError, KeyError, TypeError) as e:
@@ -74,7 +82,10 @@ def write(root: Path, info: dict, out: Path) -> None:
     tasks = [str(row["task"]) for row in read_lines(root / "meta" / "tasks.jsonl", "task_index")]
     listed = read_lines(root / "meta" / "episodes.jsonl", "episode_index")
     if len(listed) != info["total_episodes"]:
-        raise UserError(f"{root / 'meta' / 'episodes.jsonl'} lists {len(listed)} episodes, {layout.INFO} says {info['total_episodes']}")
+        raise UserError(
+            f"{root / 'meta' / 'episodes.jsonl'} lists {len(listed)} episodes, {layout.INFO} says "
+            f"{info['total_episodes']}"
+        )
     views = [key for key, ft in info["features"].items() if ft["dtype"] == "video"]
     waiting: list[Any] = []
     lengths, files, file = np.zeros(len(listed), np.int64), np.zeros(len(listed), np.int64), 0
@@ -95,23 +106,33 @@ def write(root: Path, info: dict, out: Path) -> None:
 
 
 def episode_rows(root: Path, info: dict, episode: int, first: int, tasks: int) -> Any:
-    """The rows of an episode, with the numbers that they have in the new data set, of which `first` rows are before."""
+    """The rows of an episode, with the numbers that they have in the new data set, of which `first` rows are
+    before."""
     import pyarrow as pa
+
     path = root / "data" / f"chunk-{episode // info['chunks_size']:03d}" / f"episode_{episode:06d}.parquet"
     try:
         table = read_table(path.read_bytes())
-        if absent := {key for key, ft in info["features"].items() if ft["dtype"] != "video"} - set(table.column_names):
+        if absent := {key for key, ft in info["features"].items() if ft["dtype"] != "video"} - set(
+            table.column_names
+        ):
             raise ValueError(f"it has no column {min(absent)!r}")
         if not table.num_rows or not all(0 <= k < tasks for k in table["task_index"].unique().to_pylist()):
             raise ValueError("it has no rows, or rows of a task that there is not")
     except (OSError, ValueError, KeyError) as e:
         raise UserError(f"{path}: {e.strerror if isinstance(e, OSError) and e.strerror else e}") from None
-    fresh = {"episode_index": np.full(table.num_rows, episode), "frame_index": np.arange(table.num_rows),
-             "index": first + np.arange(table.num_rows)}
+    fresh = {
+        "episode_index": np.full(table.num_rows, episode),
+        "frame_index": np.arange(table.num_rows),
+        "index": first + np.arange(table.num_rows),
+    }
     for key, numbers in fresh.items():
         column = pa.array(numbers.astype(np.int64))
-        table = table.set_column(table.column_names.index(key), key, column) if key in table.column_names else \
-            table.append_column(key, column)
+        table = (
+            table.set_column(table.column_names.index(key), key, column)
+            if key in table.column_names
+            else table.append_column(key, column)
+        )
     return table
 
 
@@ -124,18 +145,36 @@ def place(out: Path, kind: str, index: int, per_chunk: int) -> Path:
 
 def write_rows(out: Path, file: int, per_chunk: int, tables: list) -> None:
     import pyarrow as pa
-    write_table(place(out, "data", file, per_chunk).with_suffix(".parquet"), pa.concat_tables(tables, promote_options="default"))
+
+    write_table(
+        place(out, "data", file, per_chunk).with_suffix(".parquet"),
+        pa.concat_tables(tables, promote_options="default"),
+    )
 
 
-def write_meta(out: Path, info: dict, tasks: list[str], listed: list[dict], lengths: np.ndarray, files: np.ndarray,
-               views: list[str]) -> None:
+def write_meta(
+    out: Path,
+    info: dict,
+    tasks: list[str],
+    listed: list[dict],
+    lengths: np.ndarray,
+    files: np.ndarray,
+    views: list[str],
+) -> None:
     """meta/: episodes, tasks, info."""
     import pyarrow as pa
+
     per_chunk, ends, number = info["chunks_size"], np.cumsum(lengths), np.arange(len(listed))
-    columns: dict[str, Any] = {"episode_index": number, "tasks": pa.array([list(map(str, row.get("tasks", []))) for row in listed],
-                                                                          pa.list_(pa.string())),
-                               "length": lengths, "dataset_from_index": ends - lengths, "dataset_to_index": ends}
-    places = {"data": files, "meta/episodes": np.zeros_like(number)} | {f"videos/{key}": number for key in views}
+    columns: dict[str, Any] = {
+        "episode_index": number,
+        "tasks": pa.array([list(map(str, row.get("tasks", []))) for row in listed], pa.list_(pa.string())),
+        "length": lengths,
+        "dataset_from_index": ends - lengths,
+        "dataset_to_index": ends,
+    }
+    places = {"data": files, "meta/episodes": np.zeros_like(number)} | {
+        f"videos/{key}": number for key in views
+    }
     for key, index in places.items():
         columns[f"{key}/chunk_index"], columns[f"{key}/file_index"] = np.divmod(index, per_chunk)
     for key in views:
@@ -145,6 +184,15 @@ def write_meta(out: Path, info: dict, tasks: list[str], listed: list[dict], leng
     write_table(out / layout.TASKS, layout.task_table(tasks))
     kept = {k: v for k, v in info.items() if k not in ("total_chunks", "total_videos")}
     fresh = layout.new_info(layout.features_of_info(info), "")
-    kept |= {k: fresh[k] for k in ("codebase_version", "data_path", "video_path", "data_files_size_in_mb", "video_files_size_in_mb")}
+    kept |= {
+        k: fresh[k]
+        for k in (
+            "codebase_version",
+            "data_path",
+            "video_path",
+            "data_files_size_in_mb",
+            "video_files_size_in_mb",
+        )
+    }
     text = layout.info_to_json(kept, len(listed), int(lengths.sum()), len(tasks))
     (out / layout.INFO).write_text(text, encoding="utf-8")

@@ -19,7 +19,8 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.files import replacing
 
-UP_TO_AVX2 = ("MMX2", "SSE2Fast", "SSSE3", "SSE4.2", "AVX", "FMA3", "BMI2", "AVX2")  # as x264 names them; each implies those before
+# as x264 names them; each implies those before
+UP_TO_AVX2 = ("MMX2", "SSE2Fast", "SSSE3", "SSE4.2", "AVX", "FMA3", "BMI2", "AVX2")
 ENCODERS = ("libx264", "libopenh264", "libsvtav1", "mpeg4")  # best first
 
 
@@ -32,6 +33,7 @@ def encoder() -> str:
     """The best video encoder that this PyAV build carries."""
     import av
     from av.codec.codec import UnknownCodecError
+
     for name in ENCODERS:
         try:
             av.Codec(name, "w")
@@ -48,6 +50,7 @@ def _converter():
     """
     from av.video.reformatter import Interpolation as flag
     from av.video.reformatter import VideoReformatter
+
     names = ("BICUBIC", "ACCURATE_RND", "FULL_CHR_H_INT", "FULL_CHR_H_INP")
     scaling = sum(int(getattr(flag, name, 0)) for name in names)  # an old PyAV knows the first only
     converter = VideoReformatter()
@@ -60,8 +63,9 @@ def rate_of(fps: float) -> Fraction:
 
 @cache
 def _instructions() -> dict[str, str]:
-    """x264's option that leaves AVX-512 out, where the processor has it: on a busy machine x264's AVX-512 code (core 165) made other
-    bytes of the same pictures in one of 20 encodings. Its AVX2 code makes the same bytes always, those of the other when idle."""
+    """x264's option that leaves AVX-512 out, where the processor has it: on a busy machine x264's AVX-512
+    code (core 165) made other bytes of the same pictures in one of 20 encodings. Its AVX2 code makes the same
+    bytes always, those of the other when idle."""
     try:
         wide = "avx512" in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -71,7 +75,13 @@ def _instructions() -> dict[str, str]:
 
 def _options(codec: str, gop: int, quality: int) -> dict[str, str]:
     if codec == "libx264":
-        return {"crf": str(quality), "preset": "veryfast", "bf": "0", "g": str(gop), "threads": "1"} | _instructions()
+        return {
+            "crf": str(quality),
+            "preset": "veryfast",
+            "bf": "0",
+            "g": str(gop),
+            "threads": "1",
+        } | _instructions()
     if codec == "libsvtav1":
         os.environ.setdefault("SVT_LOG", "1")  # it reports to stderr by itself; 1: errors only
         return {"crf": str(quality + 8), "preset": "10", "g": str(gop), "svtav1-params": "lp=1:pred-struct=1"}
@@ -90,10 +100,18 @@ def check_frames(frames: np.ndarray) -> None:
         raise UserError(f"frames must be uint8 [T, h, w, 3], none 0, got {frames.dtype} {list(frames.shape)}")
 
 
-def encode(path: "Path | io.BytesIO", clips: Iterable[np.ndarray], fps: float, *, gop: int = 2, quality: int = 18,
-           codec: str = "") -> int:
+def encode(
+    path: "Path | io.BytesIO",
+    clips: Iterable[np.ndarray],
+    fps: float,
+    *,
+    gop: int = 2,
+    quality: int = 18,
+    codec: str = "",
+) -> int:
     """Write `clips` (each uint8[T, h, w, 3]) one after the other -> frames."""
     import av
+
     codec = codec or encoder()
     rate, convert, count = rate_of(fps), _converter(), 0
     target, how = (str(path), {"movflags": "faststart"}) if isinstance(path, Path) else (path, {})
@@ -118,11 +136,13 @@ def encode(path: "Path | io.BytesIO", clips: Iterable[np.ndarray], fps: float, *
 def codec_name(codec: str = "") -> str:
     """Name of the format that `codec` (default: `encoder()`) makes: h264, av1, mpeg4."""
     import av
+
     return av.Codec(codec or encoder(), "w").canonical_name
 
 
 def encode_final(clip: np.ndarray, final: np.ndarray, fps: float) -> bytes:
-    """The picture uint8[h, w, 3] after the last of `clip` uint8[T, h, w, 3], compressed as if the clip went on."""
+    """The picture uint8[h, w, 3] after the last of `clip` uint8[T, h, w, 3], compressed as if the clip went
+    on."""
     out = io.BytesIO()
     encode(out, [clip[-1:], final[None]] if len(clip) % 2 else [final[None]], fps)
     return out.getvalue()
@@ -134,7 +154,8 @@ def decode_final(data: bytes, length: int, fps: float, size: tuple[int, int]) ->
 
 
 def append(path: Path, clips: list[np.ndarray], fps: float, held: int, out: Path) -> int:
-    """Write to `out` the video at `path`, of `held` frames (0: none), followed by `clips`; -> frames in `out`.
+    """Write to `out` the video at `path`, of `held` frames (0: none), followed by `clips`; -> frames in
+    `out`.
 
     -1, nothing written: the file is not one that can go on with today's encoder.
     """
@@ -154,15 +175,19 @@ def append(path: Path, clips: list[np.ndarray], fps: float, held: int, out: Path
 def joinable(first: Path, second: Path) -> bool:
     """Whether both videos have the same size, rate and codec settings, so that packets can be copied."""
     import av
+
     with av.open(str(first)) as a, av.open(str(second)) as b:
-        one, two = ((s.codec_context.extradata, s.codec.name, s.width, s.height, s.time_base, s.average_rate)
-                    for s in (a.streams.video[0], b.streams.video[0]))
+        one, two = (
+            (s.codec_context.extradata, s.codec.name, s.width, s.height, s.time_base, s.average_rate)
+            for s in (a.streams.video[0], b.streams.video[0])
+        )
         return one == two
 
 
 def join(first: Path, second: Path, path: Path) -> None:
     """Write `first` followed by `second`, packets untouched."""
     import av
+
     with av.open(str(first)) as a, av.open(str(second)) as b:
         source = a.streams.video[0]
         assert source.average_rate is not None and source.time_base is not None  # an mp4 has both
@@ -180,10 +205,11 @@ def join(first: Path, second: Path, path: Path) -> None:
 
 
 def check_whole(path: Path, frames: int, size: tuple[int, int] | None = None) -> None:
-    """Raise BrokenVideo if the file is cut short, holds fewer than `frames` frames or others than of `size` (h, w),
-    each made even. Decodes nothing."""
+    """Raise BrokenVideo if the file is cut short, holds fewer than `frames` frames or others than of `size`
+    (h, w), each made even. Decodes nothing."""
     import av
     from av.error import FFmpegError
+
     if not path.is_file():
         raise BrokenVideo("the file is missing")
     with open(path, "rb") as f:  # walk the top-level mp4 boxes: the last must end where the file ends
@@ -217,24 +243,29 @@ def check_whole(path: Path, frames: int, size: tuple[int, int] | None = None) ->
         raise BrokenVideo(f"its frames are {shape[0]}x{shape[1]}, meta/info.json says {size[0]}x{size[1]}")
 
 
-def decode(path: "Path | io.BytesIO", first: int, count: int, fps: float, size: tuple[int, int]) -> np.ndarray:
+def decode(
+    path: "Path | io.BytesIO", first: int, count: int, fps: float, size: tuple[int, int]
+) -> np.ndarray:
     """Frames `first` .. `first + count - 1` as uint8[count, h, w, 3]; `size` = (h, w). Raises BrokenVideo."""
     out = np.empty((count, *size, 3), np.uint8)
     for k, block in decode_blocks(path, first, count, fps, size):
-        out[k:k + len(block)] = block
+        out[k : k + len(block)] = block
     return out
 
 
-def decode_blocks(path: "Path | io.BytesIO", first: int, count: int, fps: float, size: tuple[int, int],
-                  block: int = 64) -> Iterator[tuple[int, np.ndarray]]:
-    """As `decode`, in pieces: (number of the first of them, counted from `first`; uint8[up to `block`, h, w, 3])."""
+def decode_blocks(
+    path: "Path | io.BytesIO", first: int, count: int, fps: float, size: tuple[int, int], block: int = 64
+) -> Iterator[tuple[int, np.ndarray]]:
+    """As `decode`, in pieces: (number of the first of them, counted from `first`; uint8[up to `block`, h, w,
+    3])."""
     with VideoReader(path, fps, size) as reader:
         for k in range(0, count, block):
             yield k, reader.read(np.arange(first + k, first + min(count, k + block)))
 
 
 class VideoReader:
-    """An open video of which frames are asked for by number, in any order; near ones ahead are decoded on to, others sought.
+    """An open video of which frames are asked for by number, in any order; near ones ahead are decoded on to,
+    others sought.
 
     Raises BrokenVideo. Not for several threads at once.
     """
@@ -244,6 +275,7 @@ class VideoReader:
     def __init__(self, path: "Path | io.BytesIO", fps: float, size: tuple[int, int]):
         import av
         from av.error import FFmpegError
+
         if isinstance(path, Path) and not path.is_file():
             raise BrokenVideo("the file is missing")
         self._size, self._convert = size, _converter()
@@ -263,6 +295,7 @@ class VideoReader:
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """The frames of these numbers, rising, int64[n] -> uint8[n, h, w, 3]."""
         from av.error import FFmpegError
+
         out = np.empty((len(numbers), *self._size, 3), np.uint8)
         try:
             for i, number in enumerate(numbers.tolist()):

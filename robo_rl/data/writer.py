@@ -1,13 +1,13 @@
 """Append episodes to a data set on disk such that every moment leaves a valid one.
 
-A flush writes all its files under temporary names and syncs them, then the checksums of both the old and the new ones,
-and only then gives them their names, in this order: videos, frames, last observations, tasks, statistics, episodes, and
-last `meta/info.json`. Its episode count is the commit: readers ignore whatever lies beyond it, so a process killed
-anywhere leaves what the last finished flush had. Files only ever grow at their end (a small last file is replaced by one
-with more rows), so a reader with older meta data finds its rows.
+A flush writes all its files under temporary names and syncs them, then the checksums of both the old and the
+new ones, and only then gives them their names, in this order: videos, frames, last observations, tasks,
+statistics, episodes, and last `meta/info.json`. Its episode count is the commit: readers ignore whatever lies
+beyond it, so a process killed anywhere leaves what the last finished flush had. Files only ever grow at their
+end (a small last file is replaced by one with more rows), so a reader with older meta data finds its rows.
 
-`close` adds the quantiles of all frames to the statistics (`statistics`): between flushes there are none, for an
-approximation is not what LeRobot's normalisation means by them.
+`close` adds the quantiles of all frames to the statistics (`statistics`): between flushes there are none, for
+an approximation is not what LeRobot's normalisation means by them.
 """
 
 import os
@@ -52,6 +52,7 @@ def write_table(path: Path, table: Any) -> int:
     """Write a parquet file; -> its size [bytes]."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+
     varied = pa.types.is_floating, pa.types.is_nested
     repetitive = [c.name for c in table.schema if not any(test(c.type) for test in varied)]
     # a dictionary of floats costs seven times the rest and saves nothing
@@ -63,13 +64,17 @@ def write_table(path: Path, table: Any) -> int:
 def trim(meta: Meta, staged: Staged, put_away: Callable[[Path, bool], None]) -> None:
     """Make the files hold the episodes of `meta` and no more, whatever a killed flush or damage left behind.
 
-    put_away(path, copy) is called for each file before it goes; copy: only its end goes, and the rest of it is staged.
+    put_away(path, copy) is called for each file before it goes; copy: only its end goes, and the rest of it
+    is staged.
     """
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
+
     E = len(meta.lengths)
-    kinds = [(meta.root / "data", ".parquet", meta.data_file, meta.lengths),
-             (meta.root / "meta" / "episodes", ".parquet", meta.meta_file, np.ones(E, int))]
+    kinds = [
+        (meta.root / "data", ".parquet", meta.data_file, meta.lengths),
+        (meta.root / "meta" / "episodes", ".parquet", meta.meta_file, np.ones(E, int)),
+    ]
     for view, files in meta.video_file.items():
         kinds.append((meta.root / "videos" / layout.picture_key(view), ".mp4", files, None))
     for folder, suffix, files, rows in kinds:
@@ -135,8 +140,15 @@ class Writer:
     Raises UserError: other features or actions than the data set has, folder in use or not a data set.
     """
 
-    def __init__(self, root: Path | str, features: Features | None = None, spec: ControlSpec | None = None, *,
-                 file_mb: int = 8, flush_every: int = 64):
+    def __init__(
+        self,
+        root: Path | str,
+        features: Features | None = None,
+        spec: ControlSpec | None = None,
+        *,
+        file_mb: int = 8,
+        flush_every: int = 64,
+    ):
         if file_mb < 1 or flush_every < 1:
             raise UserError(f"file_mb and flush_every must be >= 1, got {file_mb} and {flush_every}")
         self.root, self.features, self.spec = Path(root), features, spec
@@ -183,8 +195,10 @@ class Writer:
             self._begin(Features.of(episode, self.spec))
         assert self.features is not None
         if bad := self.features.misfits(episode):
-            raise UserError(f"the episode does not fit the data set {self.root}: {'; '.join(bad)}. "
-                            "Write it to another folder")
+            raise UserError(
+                f"the episode does not fit the data set {self.root}: {'; '.join(bad)}. "
+                "Write it to another folder"
+            )
         self._buffer.append(episode)
         if len(self._buffer) >= self._flush_every or sum(e.nbytes for e in self._buffer) > 32 * MB:
             self.flush()
@@ -199,13 +213,18 @@ class Writer:
             self._state = self._commit(self._buffer, self._state, staged)
         except (OSError, UserError) as e:
             state, cause = self._state, e if isinstance(e, OSError) else e.__cause__
-            self._state = replace(state, sums=settled(self.root, staged.sums),
-                                  videos={v: replace(t, open=False) for v, t in state.videos.items()})
+            self._state = replace(
+                state,
+                sums=settled(self.root, staged.sums),
+                videos={v: replace(t, open=False) for v, t in state.videos.items()},
+            )
             if not isinstance(cause, OSError):
                 raise
-            raise UserError(f"cannot write the data set {self.root}: {cause.strerror or cause}. "
-                            f"The {self.episodes} episodes saved before are intact; free disk space and run "
-                            "again to continue") from e
+            raise UserError(
+                f"cannot write the data set {self.root}: {cause.strerror or cause}. "
+                f"The {self.episodes} episodes saved before are intact; free disk space and run "
+                "again to continue"
+            ) from e
         finally:
             staged.abandon()
         self._buffer = []
@@ -217,7 +236,9 @@ class Writer:
         try:
             self.flush()
             if not self._state.complete:
-                statistics.complete(load_meta(self.root), self._state.totals, self._state.histograms, self._state.sums)
+                statistics.complete(
+                    load_meta(self.root), self._state.totals, self._state.histograms, self._state.sums
+                )
         finally:
             self._release()
 
@@ -244,14 +265,18 @@ class Writer:
         there = meta.info["features"]
         bad = [] if self.features is None else self.features.differences(meta.features)
         wanted = layout.info_features(meta.features)
-        bad += [f"column {key!r} is {ft['dtype']} here, {there.get(key, {}).get('dtype', 'absent')} there"
-                for key, ft in wanted.items() if there.get(key, {}).get("dtype") != ft["dtype"]]
+        bad += [
+            f"column {key!r} is {ft['dtype']} here, {there.get(key, {}).get('dtype', 'absent')} there"
+            for key, ft in wanted.items()
+            if there.get(key, {}).get("dtype") != ft["dtype"]
+        ]
         bad += [f"column {key!r} is only there" for key in there if key not in wanted]
         if self.spec is not None and meta.spec is not None:
             bad += self.spec_differences(self.spec, meta.spec)
         if bad:
-            raise UserError(f"the data set {self.root} was made otherwise: {'; '.join(bad)}. "
-                            "Choose another folder")
+            raise UserError(
+                f"the data set {self.root} was made otherwise: {'; '.join(bad)}. Choose another folder"
+            )
         self.features, self.spec, self._info = meta.features, self.spec or meta.spec, meta.info
         if "robo_rl" not in self._info["features"]["action"]:  # of an old data set
             self._info["features"]["action"] |= {"robo_rl": layout.spec_to_dict(self.spec)}
@@ -260,8 +285,12 @@ class Writer:
         trim(meta, staged, lambda path, copy: None if copy else path.unlink())
         if staged.used:
             staged.commit()
-        sums = settled(self.root, Checksums({k: v for k, v in staged.sums.files.items() if (self.root / k).is_file()},
-                                            listed.tolerance))
+        sums = settled(
+            self.root,
+            Checksums(
+                {k: v for k, v in staged.sums.files.items() if (self.root / k).is_file()}, listed.tolerance
+            ),
+        )
         if sums != listed:
             checksums.write(self.root, sums)
 
@@ -269,21 +298,31 @@ class Writer:
             return _Tail(int(files[-1])) if len(files) else _Tail()
 
         self._state = _State(
-            episodes=len(meta.lengths), frames=int(meta.lengths.sum()), tasks=tuple(meta.tasks),
+            episodes=len(meta.lengths),
+            frames=int(meta.lengths.sum()),
+            tasks=tuple(meta.tasks),
             totals=statistics.read_totals(meta) if len(meta.lengths) else {},
-            data=last(meta.data_file), meta=last(meta.meta_file),
+            data=last(meta.data_file),
+            meta=last(meta.meta_file),
             videos={view: last(files) for view, files in meta.video_file.items()},
-            final=_Tail(max((layout.index_of(p, meta.info["chunks_size"]) for p in meta.final_file), default=-1)),
-            histograms=statistics.read_histograms(self.root), sums=sums)
+            final=_Tail(
+                max((layout.index_of(p, meta.info["chunks_size"]) for p in meta.final_file), default=-1)
+            ),
+            histograms=statistics.read_histograms(self.root),
+            sums=sums,
+        )
 
     @staticmethod
     def spec_differences(here: ControlSpec, there: ControlSpec) -> list[str]:
         """Action axes that mean something else, as words."""
         if len(here.axes) != len(there.axes):
             return [f"actions have {len(here.axes)} numbers here, {len(there.axes)} there"]
-        return [f"action {a.name!r} means {a.low:g} .. {a.high:g} {a.unit} ({a.kind} {a.frame}) here, "
-                f"{b.name!r} {b.low:g} .. {b.high:g} {b.unit} ({b.kind} {b.frame}) there"
-                for a, b in zip(here.axes, there.axes, strict=True) if a != b]
+        return [
+            f"action {a.name!r} means {a.low:g} .. {a.high:g} {a.unit} ({a.kind} {a.frame}) here, "
+            f"{b.name!r} {b.low:g} .. {b.high:g} {b.unit} ({b.kind} {b.frame}) there"
+            for a, b in zip(here.axes, there.axes, strict=True)
+            if a != b
+        ]
 
     def _commit(self, episodes: list[Episode], old: _State, staged: Staged) -> _State:
         """Write `episodes` behind the committed ones; -> the new state."""
@@ -314,20 +353,44 @@ class Writer:
 
         data = self._grow(staged, layout.data_path, old.data.next(self._limit), rows)
         known = layout.final_table(episodes, f, old.episodes)
-        final = self._grow(staged, layout.final_path, old.final.next(self._limit), known) if len(known) else old.final
+        final = (
+            self._grow(staged, layout.final_path, old.final.next(self._limit), known)
+            if len(known)
+            else old.final
+        )
 
         totals = statistics.total_stats(statistics.merge_stats(old.totals, stats))
         meta = old.meta.next(self._limit)
-        rows = layout.episode_table(f, old.episodes, old.frames, lengths, [e.task for e in episodes],
-                                    data.index, clips_at, stats, meta.index, per_chunk)
+        rows = layout.episode_table(
+            f,
+            old.episodes,
+            old.frames,
+            lengths,
+            [e.task for e in episodes],
+            data.index,
+            clips_at,
+            stats,
+            meta.index,
+            per_chunk,
+        )
         if len(tasks) > len(old.tasks):
             write_table(staged.path(root / layout.TASKS), layout.task_table(tasks))
         staged.text(root / layout.STATS, statistics.stats_to_json(totals))
         if histograms:
             staged.text(root / layout.HISTOGRAMS, statistics.histograms_to_json(histograms))
         meta = self._grow(staged, layout.episodes_path, meta, rows)
-        new = _State(old.episodes + len(episodes), old.frames + int(lengths.sum()), tuple(tasks), totals,
-                     data, meta, videos, final, histograms, complete=False)
+        new = _State(
+            old.episodes + len(episodes),
+            old.frames + int(lengths.sum()),
+            tuple(tasks),
+            totals,
+            data,
+            meta,
+            videos,
+            final,
+            histograms,
+            complete=False,
+        )
         staged.text(root / layout.INFO, layout.info_to_json(self._info, new.episodes, new.frames, len(tasks)))
         staged.commit()
         return replace(new, sums=staged.sums)
@@ -335,6 +398,7 @@ class Writer:
     def _grow(self, staged: Staged, path_of: Callable[..., Path], tail: _Tail, rows: Any) -> _Tail:
         """Stage the file of `tail` with `rows` at its end -> the new tail."""
         import pyarrow as pa
+
         path = staged.path(path_of(self.root, *layout.place(tail.index, self._info["chunks_size"])))
         table = rows if tail.table is None else pa.concat_tables([tail.table, rows]).combine_chunks()
         return _Tail(tail.index, table.num_rows, write_table(path, table), table, True)

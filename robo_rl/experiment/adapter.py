@@ -1,4 +1,5 @@
-"""What a run with `--policy.lora.rank N` has learnt: its adapter alone in a folder, or merged into the weights."""
+"""What a run with `--policy.lora.rank N` has learnt: its adapter alone in a folder, or merged into the
+weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,13 @@ MERGED = "merged"  # folder below checkpoints/
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions:
-    """Save what a run with --policy.lora.rank N has learnt, its adapter, in a folder of its own, in peft's layout; or merge it."""
+    """Save what a run with --policy.lora.rank N has learnt, its adapter, in a folder of its own, in peft's
+    layout; or merge it."""
 
-    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {"The policy": ("checkpoint", "adapter"), "What is written": ("out", "merge")}
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "The policy": ("checkpoint", "adapter"),
+        "What is written": ("out", "merge"),
+    }
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""
@@ -26,11 +31,13 @@ class AdapterOptions:
     out: str = ""
     """Folder for the adapter alone; empty: RUN/adapter."""
     merge: bool = False
-    """Write RUN/checkpoints/merged in its place: a checkpoint without adapters, for every command as --checkpoint merged."""
+    """Write RUN/checkpoints/merged in its place: a checkpoint without adapters, for every command as
+    --checkpoint merged."""
 
 
 def save(options: AdapterOptions) -> tuple[Path, int, int]:
-    """Write the adapter, or the merged checkpoint -> (folder, bytes of the tensors in it, bytes of the whole policy's)."""
+    """Write the adapter, or the merged checkpoint -> (folder, bytes of the tensors in it, bytes of the whole
+    policy's)."""
     from robo_rl import checkpoint, lora
     from robo_rl.experiment.folder import pick_checkpoint
 
@@ -39,7 +46,9 @@ def save(options: AdapterOptions) -> tuple[Path, int, int]:
     if options.adapter:
         lora.load_adapter(policy, Path(options.adapter))
     if not lora.adapted(policy):
-        raise UserError(f"{folder} has no adapters: train with --policy.lora.rank N, or name one with --adapter FOLDER")
+        raise UserError(
+            f"{folder} has no adapters: train with --policy.lora.rank N, or name one with --adapter FOLDER"
+        )
     whole = sum(v.nbytes for k, v in policy.state_dict().items() if not k.endswith((lora.A, lora.B)))
     if not options.merge:
         out = Path(options.out) if options.out else run / "adapter"

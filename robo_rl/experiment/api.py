@@ -16,33 +16,52 @@ from robo_rl.selection import REPORT
 def make_env(sim: str = "mujoco", task: str = "", num_envs: int = 1, **options):
     """A `gymnasium.vector.VectorEnv` of the project's contract: N envs that reset by mask and by start.
 
-    sim, task: as in `robo_rl train`; options: obs, reward, control, image_size, threads, max_steps, randomise, render, judge.
+    sim, task: as in `robo_rl train`; options: obs, reward, control, image_size, threads, max_steps,
+    randomise, render, judge.
     """
     from robo_rl.experiment import envs
+
     return envs.make(sim, task, num_envs, **options)
 
 
 def register_envs() -> tuple[str, ...]:
-    """Make the tasks of the embedded simulator ids of Gymnasium, for `gymnasium.make_vec("robo_rl/pick_cube-v0", …)` -> the ids."""
+    """Make the tasks of the embedded simulator ids of Gymnasium, for
+    `gymnasium.make_vec("robo_rl/pick_cube-v0", …)` -> the ids."""
     from sims import gymnasium_ids
+
     return gymnasium_ids.register_envs()
 
 
-def recipe(sim: str = "mujoco", task: str = "", algo: str = "pi_rl", obs: str = "state", preset: str = "full",
-           **changes) -> TrainConfig:
-    """The configuration that `robo_rl train` uses for these, with `changes`: fields of TrainConfig; `policy`, `bc` and `rl` take
-    a dict of the fields to change. With `steps` all of them are made, unless `target` is given too; with `demos` no more are recorded,
-    unless `demos_most` is."""
+def recipe(
+    sim: str = "mujoco",
+    task: str = "",
+    algo: str = "pi_rl",
+    obs: str = "state",
+    preset: str = "full",
+    **changes,
+) -> TrainConfig:
+    """The configuration that `robo_rl train` uses for these, with `changes`: fields of TrainConfig; `policy`,
+    `bc` and `rl` take a dict of the fields to change. With `steps` all of them are made, unless `target` is
+    given too; with `demos` no more are recorded, unless `demos_most` is."""
     policy = changes.get("policy", {})
-    base = recipes.recipe(sim, task, algo, obs, preset, changes.get("reward", ""), changes.get("init", ""), str(changes.get("demos", "")),
-                          recipes.model_words(policy.get("kind", ""), policy.get("folder", "")))
+    base = recipes.recipe(
+        sim,
+        task,
+        algo,
+        obs,
+        preset,
+        changes.get("reward", ""),
+        changes.get("init", ""),
+        str(changes.get("demos", "")),
+        recipes.model_words(policy.get("kind", ""), policy.get("folder", "")),
+    )
     return config_file.merged(recipes.exact(base, config_file.flat(changes)), changes, "recipe")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """folder: of the run; finished: False where a signal stopped it; success, low, high: of the last policy on the starts that are
-    reported, with its 95 % interval (None before the final evaluation)."""
+    """folder: of the run; finished: False where a signal stopped it; success, low, high: of the last policy
+    on the starts that are reported, with its 95 % interval (None before the final evaluation)."""
 
     folder: Path
     finished: bool
@@ -51,21 +70,29 @@ class TrainResult:
     high: float | None = None
 
 
-def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, quiet: bool = False) -> TrainResult:
-    """Train in a new run folder (`config.out`, else below runs/). `callback(event)` hears of all that happens; `quiet`: nothing
-    on stderr. A script that trains with workers needs `if __name__ == "__main__":`, as all that uses multiprocessing."""
+def train(
+    config: TrainConfig, callback: Callable[[Event], None] | None = None, quiet: bool = False
+) -> TrainResult:
+    """Train in a new run folder (`config.out`, else below runs/). `callback(event)` hears of all that
+    happens; `quiet`: nothing on stderr. A script that trains with workers needs `if __name__ == "__main__":`,
+    as all that uses multiprocessing."""
     from robo_rl.experiment import train as training
+
     return _result(*training.train(config, callback, quiet=quiet))
 
 
-def resume(folder: "str | Path", callback: Callable[[Event], None] | None = None, quiet: bool = False) -> TrainResult:
+def resume(
+    folder: "str | Path", callback: Callable[[Event], None] | None = None, quiet: bool = False
+) -> TrainResult:
     """Go on with a run from its last checkpoint."""
     from robo_rl.experiment import train as training
+
     return _result(*training.resume(Path(folder), callback, quiet=quiet))
 
 
 def _result(folder: Path, code: int) -> TrainResult:
     from robo_rl import files
+
     final = folder / "evals" / "final.json"
     final = final if final.exists() else folder / "evals" / "sft.json"
     if code or not final.exists():
@@ -75,36 +102,46 @@ def _result(folder: Path, code: int) -> TrainResult:
 
 
 class TrainedPolicy:
-    """A policy of a run, ready to act. `module`: the torch module; `spec`: what it sees and commands; `config`: of its run."""
+    """A policy of a run, ready to act. `module`: the torch module; `spec`: what it sees and commands;
+    `config`: of its run."""
 
     def __init__(self, module, run: Path, checkpoint: Path, seed: int = 0):
         import torch
+
         self.module, self.spec, self.run, self.checkpoint = module.eval(), module.spec, run, checkpoint
         self.config = load_config(run)
         self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, obs: dict, explore: bool = False) -> np.ndarray:
-        """Actions float32[N, E, A] in [-1, 1] for an observation of N envs: the next E control steps of each."""
+        """Actions float32[N, E, A] in [-1, 1] for an observation of N envs: the next E control steps of
+        each."""
         import torch
 
         from robo_rl.policies import obs_tensors
+
         with torch.no_grad():
-            return self.module.act(obs_tensors(obs, self.spec), self._generator, explore=explore).actions.numpy()
+            return self.module.act(
+                obs_tensors(obs, self.spec), self._generator, explore=explore
+            ).actions.numpy()
 
 
 def load_policy(path: "str | Path", checkpoint: str = "best") -> TrainedPolicy:
-    """The policy of a run folder (checkpoint: best, last, sft or a name below checkpoints/) or of a checkpoint folder."""
+    """The policy of a run folder (checkpoint: best, last, sft or a name below checkpoints/) or of a
+    checkpoint folder."""
     from robo_rl.experiment.folder import pick_checkpoint
+
     run, folder = pick_checkpoint(Path(path), checkpoint)
     from robo_rl import checkpoint as checkpoints
+
     return TrainedPolicy(checkpoints.load_policy(folder)[0], run, folder)
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Success of n episodes with its 95 % Wilson interval; arrays [n] of single episodes: success bool, returns, lengths
-    [control steps], starts (the same start is the same episode, so results pair), tasks (instructions); doubted bool: in a world model,
-    it passed the threshold of the model's uncertainty on the way (None elsewhere)."""
+    """Success of n episodes with its 95 % Wilson interval; arrays [n] of single episodes: success bool,
+    returns, lengths [control steps], starts (the same start is the same episode, so results pair), tasks
+    (instructions); doubted bool: in a world model, it passed the threshold of the model's uncertainty on the
+    way (None elsewhere)."""
 
     success_rate: float
     low: float
@@ -120,28 +157,49 @@ class EvalResult:
     def minus(self, other: "EvalResult") -> tuple[float, float, float]:
         """(difference of the success rates, low, high) on the same starts, paired, 95 %."""
         from robo_rl.stats import paired_difference
+
         if not np.array_equal(self.starts, other.starts):
-            raise UserError("results of other starts do not pair: evaluate both with the same episodes and seed")
+            raise UserError(
+                "results of other starts do not pair: evaluate both with the same episodes and seed"
+            )
         return paired_difference(self.success.tolist(), other.success.tolist())
 
     def __str__(self) -> str:
-        doubt = "" if self.doubted is None else f", {100 * self.doubted.mean():.0f} % beyond the model's doubt"
-        return f"success {self.success_rate:.3f}, 95 % interval [{self.low:.3f}, {self.high:.3f}], n = {self.n}{doubt}"
+        doubt = (
+            "" if self.doubted is None else f", {100 * self.doubted.mean():.0f} % beyond the model's doubt"
+        )
+        return (
+            f"success {self.success_rate:.3f}, 95 % interval [{self.low:.3f}, {self.high:.3f}], n = "
+            f"{self.n}{doubt}"
+        )
 
 
-def evaluate(policy, env=None, episodes: int = 200, seed: int = REPORT, num_envs: int = 0, simulator=None, judge: str = "") -> EvalResult:
+def evaluate(
+    policy,
+    env=None,
+    episodes: int = 200,
+    seed: int = REPORT,
+    num_envs: int = 0,
+    simulator=None,
+    judge: str = "",
+) -> EvalResult:
     """Success of a policy on the fixed starts of list `seed`, without exploration noise.
 
-    policy: a TrainedPolicy, or any function of an env's observation that gives actions [N, A] or chunks of them [N, E, A];
-    env: of the project's contract; None: the env of the policy's run, `num_envs` (0: one per episode in the embedded simulator)
-    side by side; or a world model (`load_world_model`), where nothing is cut for its doubt. In a model, episodes begin from its held-out
-    recorded frames, or from the first observations of `simulator` (an env), so that the result pairs with one there; `judge` decides
-    on success as in `robo_rl train --judge`.
+    policy: a TrainedPolicy, or any function of an env's observation that gives actions [N, A] or chunks of
+    them [N, E, A];
+    env: of the project's contract; None: the env of the policy's run, `num_envs` (0: one per episode in the
+    embedded simulator) side by side; or a world model (`load_world_model`), where nothing is cut for its
+    doubt. In a model, episodes begin from its held-out recorded frames, or from the first observations of
+    `simulator` (an env), so that the result pairs with one there; `judge` decides on success as in `robo_rl
+    train --judge`.
     """
     if env is not None and not hasattr(env, "num_envs"):
         return _evaluate_in_model(policy, env, episodes, seed, simulator, judge)
     if simulator is not None or judge:
-        raise UserError("simulator and judge are for an evaluation in a world model: evaluate(policy, robo_rl.load_world_model(…), …)")
+        raise UserError(
+            "simulator and judge are for an evaluation in a world model: evaluate(policy, "
+            "robo_rl.load_world_model(…), …)"
+        )
     from robo_rl.evaluation import eval_starts
     from robo_rl.evaluation import evaluate as run_episodes
     from robo_rl.stats import wilson
@@ -149,10 +207,15 @@ def evaluate(policy, env=None, episodes: int = 200, seed: int = REPORT, num_envs
     made = None
     if env is None:
         if not isinstance(policy, TrainedPolicy):
-            raise UserError("evaluate needs an env for a policy that is a plain function: robo_rl.make_env(…)")
+            raise UserError(
+                "evaluate needs an env for a policy that is a plain function: robo_rl.make_env(…)"
+            )
         from robo_rl.experiment.envs import make_env as env_of
         from robo_rl.experiment.evaluation import env_count
-        env = made = env_of(policy.config, env_count(policy.config, episodes, num_envs or policy.config.eval_envs))
+
+        env = made = env_of(
+            policy.config, env_count(policy.config, episodes, num_envs or policy.config.eval_envs)
+        )
     starts = eval_starts(episodes, seed)
     try:
         got = run_episodes(env, policy.module if isinstance(policy, TrainedPolicy) else policy, starts, seed)
@@ -160,36 +223,57 @@ def evaluate(policy, env=None, episodes: int = 200, seed: int = REPORT, num_envs
         if made is not None:
             made.close()
     rate, low, high = wilson(sum(got["success"]), episodes)
-    return EvalResult(rate, low, high, episodes, np.array(got["success"], bool), np.array(got["return"]), np.array(got["length"]),
-                      starts, tuple(got["task"]))
+    return EvalResult(
+        rate,
+        low,
+        high,
+        episodes,
+        np.array(got["success"], bool),
+        np.array(got["return"]),
+        np.array(got["length"]),
+        starts,
+        tuple(got["task"]),
+    )
 
 
 def _evaluate_in_model(policy, model, episodes: int, seed: int, simulator, judge: str) -> EvalResult:
     from robo_rl.evaluation import eval_starts
     from robo_rl.experiment.world_model import evaluate_in_model
     from robo_rl.stats import wilson
+
     starts = eval_starts(episodes, seed)
     module = policy.module if isinstance(policy, TrainedPolicy) else policy
     got, tasks = evaluate_in_model(model, module, starts, seed, simulator, judge)
-    return EvalResult(*wilson(int(got.success.sum()), episodes), episodes, got.success, got.gain, got.length, starts,
-                      tuple(str(t) for t in tasks), got.cut)
+    return EvalResult(
+        *wilson(int(got.success.sum()), episodes),
+        episodes,
+        got.success,
+        got.gain,
+        got.length,
+        starts,
+        tuple(str(t) for t in tasks),
+        got.cut,
+    )
 
 
 def collect(out: "str | Path", sim: str = "mujoco", task: str = "", episodes: int = 50, **options):
-    """Record episodes as a LeRobot v3 data set, or add to one; options of `robo_rl.experiment.collect.CollectOptions` -> what was
-    recorded."""
+    """Record episodes as a LeRobot v3 data set, or add to one; options of
+    `robo_rl.experiment.collect.CollectOptions` -> what was recorded."""
     from robo_rl.experiment.collect import CollectOptions
     from robo_rl.experiment.collect import collect as record
+
     return record(CollectOptions(out=str(out), sim=sim, task=task, episodes=episodes, **options))
 
 
 def load_dataset(folder: "str | Path"):
     """The LeRobot v3 data set in `folder`, see `robo_rl.data.reader.Dataset`."""
     from robo_rl.data.reader import load
+
     return load(folder)
 
 
 def load_world_model(folder: "str | Path"):
     """The world model of a run of `robo_rl wm train`; `make_env("wm:FOLDER")` is an env inside it."""
     from world_models.model import load
+
     return load(folder)

@@ -1,4 +1,5 @@
-"""The arm of a run: its scene and placement, the interface that a run's policy expects, its controllers, and the arm as an env."""
+"""The arm of a run: its scene and placement, the interface that a run's policy expects, its controllers, and
+the arm as an env."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,20 +33,29 @@ def scene_xml(robot: Robot, name: str) -> str:
         return ""
     text = Path(robot.model).read_text(encoding="utf-8") if robot.model and Path(robot.model).exists() else ""
     if "<mujoco" not in text:
-        raise UserError(f"robot {robot.name} ships no MJCF to put a scene around: use --robot sim, or --scene none")
+        raise UserError(
+            f"robot {robot.name} ships no MJCF to put a scene around: use --robot sim, or --scene none"
+        )
     from sims.mujoco.tasks import TASKS
+
     return text.replace("</worldbody>", f"{TASKS[name].xml}</worldbody>")
 
 
 def policy_interface(config, spec) -> PolicyInterface:
     """Observations and actions of a run (its config, its policy's ObsSpec). UserError: no arm has them."""
     if twin(config.sim) != "mujoco":
-        raise UserError(f"the run was trained in {config.sim}; only runs of --sim mujoco, arm or dds say what their state is made of")
+        raise UserError(
+            f"the run was trained in {config.sim}; only runs of --sim mujoco, arm or dds say what their "
+            "state is made of"
+        )
     from sims.mujoco import LOCOMOTION
+
     if config.task in LOCOMOTION:
         raise UserError(f"the run's task {config.task} is no arm's")
     if "," in config.task:
-        raise UserError(f"the run has several tasks, an arm does one at a time: choose it with --task, of {config.task}")
+        raise UserError(
+            f"the run has several tasks, an arm does one at a time: choose it with --task, of {config.task}"
+        )
     task = task_interface(config.task, config.control, spec.views, spec.image_size)
     if len(task.state_names) != spec.state:
         raise UserError(f"the run's policy sees {spec.state} numbers, its task has {len(task.state_names)}")
@@ -56,16 +66,27 @@ def observed_names(name: str, views: tuple[str, ...] = (), whole: bool = False) 
     """The state that a policy of a task of sims/mujoco sees; whole: all of it even beside cameras."""
     from sims.mujoco.env import PROPRIOCEPTION, state_names_of
     from sims.mujoco.own import find_task
-    return state_names_of(find_task(name or "pick_cube"))[:PROPRIOCEPTION if views and not whole else None]  # cameras tell the rest
+
+    # cameras tell the rest
+    return state_names_of(find_task(name or "pick_cube"))[: PROPRIOCEPTION if views and not whole else None]
 
 
-def task_interface(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0, whole: bool = False) -> PolicyInterface:
+def task_interface(
+    name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0, whole: bool = False
+) -> PolicyInterface:
     """Observations and actions of a task of sims/mujoco; whole: the whole state even beside cameras."""
     from sims.mujoco import model
     from sims.mujoco.env import CONTROLS, axes_of
+
     axes = axes_of(control or CONTROLS[0])
-    return PolicyInterface(state_names=observed_names(name, views, whole), action_names=tuple(a.name for a in axes),
-                scale=tuple(a.high for a in axes[:6]), period=model.DT * model.SUBSTEPS, views=views, image_size=image_size)
+    return PolicyInterface(
+        state_names=observed_names(name, views, whole),
+        action_names=tuple(a.name for a in axes),
+        scale=tuple(a.high for a in axes[:6]),
+        period=model.DT * model.SUBSTEPS,
+        views=views,
+        image_size=image_size,
+    )
 
 
 def start_placement(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
@@ -75,11 +96,13 @@ def start_placement(robot: Robot, name: str, start: int) -> tuple[np.ndarray, di
     from robo_rl.starts import uniforms
     from sims.mujoco.env import HOME
     from sims.mujoco.tasks import TASKS
+
     u = uniforms(np.array([start]), 31)
     place, half = TASKS[name].place(u[:, 7:]), TASKS[name].place(u[:, 7:]).yaw[0] / 2
     return HOME + TASKS[name].jitter * (2 * u[0, :7] - 1), {
         body: (place.centre[0, j], np.array([np.cos(half[j]), 0, 0, np.sin(half[j])]))
-        for j, body in enumerate(TASKS[name].objects)}
+        for j, body in enumerate(TASKS[name].objects)
+    }
 
 
 def law_options(controller: str, speed: float):
@@ -87,11 +110,13 @@ def law_options(controller: str, speed: float):
     if choose("controller", controller, CONTROLLERS) == "cartesian":
         return law_at(speed)
     from sims.mujoco.model import DAMPING, STIFFNESS
+
     return joints_at(STIFFNESS, DAMPING)
 
 
 def stiff_law(robot: Robot) -> LawOptions:
-    """Joints held as stiffly as those of sims/mujoco, for any arm: k = M_ii RATE^2 and d = LAG k, at its home."""
+    """Joints held as stiffly as those of sims/mujoco, for any arm: k = M_ii RATE^2 and d = LAG k, at its
+    home."""
     if robot.name == "sim":
         return law_options("joint", 0.25)
     model = arm_model(robot)
@@ -103,13 +128,20 @@ def stiff_law(robot: Robot) -> LawOptions:
 def make_controllers(robot: Robot, speed: float) -> dict[str, Controller]:
     """The simulated arm's controllers by their names on the wire."""
     stiff = with_stiff_joints(robot, "joint")
-    out = {"cartesian_impedance_controller": Controller(options=law_options("cartesian", speed), robot=robot),
-           "gravity_compensation": Controller(options=gravity_compensation(), robot=robot)}
+    out = {
+        "cartesian_impedance_controller": Controller(options=law_options("cartesian", speed), robot=robot),
+        "gravity_compensation": Controller(options=gravity_compensation(), robot=robot),
+    }
     if robot.model:
         out["joint_impedance_controller"] = Controller(options=stiff_law(robot), robot=stiff, servo=True)
     if robot.name == "sim":
-        out["joint_trajectory_controller"] = Controller(options=law_options("joint", speed), robot=stiff, servo=True, streamed=False,
-                                                        kind="joint_trajectory_controller/JointTrajectoryController")
+        out["joint_trajectory_controller"] = Controller(
+            options=law_options("joint", speed),
+            robot=stiff,
+            servo=True,
+            streamed=False,
+            kind="joint_trajectory_controller/JointTrajectoryController",
+        )
     return out
 
 
@@ -117,53 +149,121 @@ WIRE_NAMES = {"cartesian": "cartesian_impedance_controller", "joint": "joint_imp
 
 
 def with_stiff_joints(robot: Robot, controller: str) -> Robot:
-    """The robot with the torque rate of sims/mujoco, where --controller joint makes its joints as stiff as there."""
+    """The robot with the torque rate of sims/mujoco, where --controller joint makes its joints as stiff as
+    there."""
     return replace(robot, torque_rate=1e5) if controller == "joint" else robot
 
 
-def make_lockstep_arm(robot: Robot, task: PolicyInterface | DataInterface, speed: float, scene_name: str = "pick_cube",
-                      conditions: NetworkConditions | None = None, dry_run: bool = False, controller: str = "joint",
-                      wrap_transport=lambda wire: wire) -> LockstepArm:
+def make_lockstep_arm(
+    robot: Robot,
+    task: PolicyInterface | DataInterface,
+    speed: float,
+    scene_name: str = "pick_cube",
+    conditions: NetworkConditions | None = None,
+    dry_run: bool = False,
+    controller: str = "joint",
+    wrap_transport=lambda wire: wire,
+) -> LockstepArm:
     """The governed arm with the bridge on one in-process transport. speed: limit of the tool [m/s]."""
     joints = controller == "joint"
     law = stiff_law(robot) if joints else law_options(controller, speed)
-    return LockstepArm(with_stiff_joints(robot, controller), task, scene_xml(robot, scene_name), law,
-                       limits_at(speed, ACTION_SCALE, **robot.cell.limits()), arm_model(robot), conditions, dry_run, joints,
-                       wrap_transport, command="joint" if joints else "pose")
+    return LockstepArm(
+        with_stiff_joints(robot, controller),
+        task,
+        scene_xml(robot, scene_name),
+        law,
+        limits_at(speed, ACTION_SCALE, **robot.cell.limits()),
+        arm_model(robot),
+        conditions,
+        dry_run,
+        joints,
+        wrap_transport,
+        command="joint" if joints else "pose",
+    )
 
 
 def full_interface(config, policy_spec) -> PolicyInterface:
-    """The interface of the arm as an env: that of the run's policy, and the poses of the objects, by which success is judged."""
+    """The interface of the arm as an env: that of the run's policy, and the poses of the objects, by which
+    success is judged."""
     task = policy_interface(config, policy_spec)
     return task_interface(config.task, config.control, task.views, task.image_size, whole=True)
 
 
-def make_live_env(config, policy_spec, transport, speed: float = TRAINING_SPEED, controller: str = "joint", robot: str = "sim"):
-    """(env, body): the arm of `robo_rl sim-arm` behind a transport, in real time, as an env of the project's contract."""
-    return live_env(config.task, full_interface(config, policy_spec), transport, speed, controller, robot, config.max_steps)
+def make_live_env(
+    config,
+    policy_spec,
+    transport,
+    speed: float = TRAINING_SPEED,
+    controller: str = "joint",
+    robot: str = "sim",
+):
+    """(env, body): the arm of `robo_rl sim-arm` behind a transport, in real time, as an env of the project's
+    contract."""
+    return live_env(
+        config.task,
+        full_interface(config, policy_spec),
+        transport,
+        speed,
+        controller,
+        robot,
+        config.max_steps,
+    )
 
 
-def live_env(name: str, task: PolicyInterface, transport, speed: float, controller: str, robot: str = "sim", max_steps: int = 0,
-             leave=lambda: None):
+def live_env(
+    name: str,
+    task: PolicyInterface,
+    transport,
+    speed: float,
+    controller: str,
+    robot: str = "sim",
+    max_steps: int = 0,
+    leave=lambda: None,
+):
     """(env, body) of a task; `leave()` runs when the env is closed."""
     from sims.arm import ArmEnv
     from sims.mujoco.tasks import TASKS
+
     made = load_robot(robot)
     name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
-    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, ACTION_SCALE, **made.cell.limits()),
-                   command="joint" if controller == "joint" else "pose")
+    body = LiveArm(
+        made,
+        task,
+        transport,
+        arm_model(made),
+        limits_at(speed, ACTION_SCALE, **made.cell.limits()),
+        command="joint" if controller == "joint" else "pose",
+    )
     return ArmEnv(TASKS[name], [body], max_steps, leave, task.views, task.image_size), body
 
 
-def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINING_SPEED, controller: str = "joint", robot: str = "sim"):
+def make_arm_env(
+    config,
+    policy_spec,
+    num_envs: int,
+    speed: float = TRAINING_SPEED,
+    controller: str = "joint",
+    robot: str = "sim",
+):
     """The governed arm as an env of the project's contract, for a run of sims/mujoco's pick_cube."""
-    return arm_env(config.task, full_interface(config, policy_spec), num_envs, speed, controller, robot, config.max_steps)
+    return arm_env(
+        config.task, full_interface(config, policy_spec), num_envs, speed, controller, robot, config.max_steps
+    )
 
 
-def arm_env(name: str, task: PolicyInterface, num_envs: int, speed: float, controller: str, robot: str = "sim", max_steps: int = 0):
+def arm_env(
+    name: str,
+    task: PolicyInterface,
+    num_envs: int,
+    speed: float,
+    controller: str,
+    robot: str = "sim",
+    max_steps: int = 0,
+):
     """N governed arms in lockstep, one after the other."""
     from sims.arm import ArmEnv
     from sims.mujoco.tasks import TASKS
+
     name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
     if num_envs > 64:
         raise UserError(f"arms run one after the other in real physics: at most 64 envs, got {num_envs}")
@@ -172,25 +272,44 @@ def arm_env(name: str, task: PolicyInterface, num_envs: int, speed: float, contr
     if task.views:
         from controllers.transport import LoopbackTransport
         from robo_rl.experiment.cameras import SceneCameras
+
         for body in bodies:
-            body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), name, task.views, task.image_size)
+            body.make_cameras = lambda bus: SceneCameras(
+                LoopbackTransport(bus, "cameras"), name, task.views, task.image_size
+            )
 
     def leave() -> None:
         for body in bodies:
             body.close()
+
     return ArmEnv(TASKS[name], bodies, max_steps, leave, task.views, task.image_size)
 
 
-ENV_OPTIONS = {"controller": "joint", "speed": str(TRAINING_SPEED), "domain": "-1", "namespace": ""}  # after the colon of --sim dds:…
+# after the colon of --sim dds:…
+ENV_OPTIONS = {"controller": "joint", "speed": str(TRAINING_SPEED), "domain": "-1", "namespace": ""}
 
 
-def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward: str = "", control: str = "", max_steps: int = 0,
-               randomise: str = "", render: bool = False, image_size: int = 64, **_):
-    """`--sim arm` and `--sim dds`, each with `:speed=0.5,controller=cartesian`, dds with `domain=` and `namespace=` too.
+def make_robot(
+    sim: str,
+    task: str,
+    num_envs: int,
+    *,
+    obs: str = "state",
+    reward: str = "",
+    control: str = "",
+    max_steps: int = 0,
+    randomise: str = "",
+    render: bool = False,
+    image_size: int = 64,
+    **_,
+):
+    """`--sim arm` and `--sim dds`, each with `:speed=0.5,controller=cartesian`, dds with `domain=` and
+    `namespace=` too.
 
     obs rgb: pictures of both cameras; dds takes them from the wire (`robo_rl sim-arm --cameras front wrist`).
     """
     from sims.mujoco.env import VIEWS
+
     kind, _, words = sim.partition(":")
     allowed = ENV_OPTIONS if kind == "dds" else {k: ENV_OPTIONS[k] for k in ("controller", "speed")}
     said = dict(allowed)
@@ -204,15 +323,25 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
     in_range(f"--sim {kind}: speed", speed, 0, 1.5, open_low=True)
     in_range(f"--sim {kind}: domain", domain, -1, 232)
     choose(f"--sim {kind}: controller", said["controller"], CONTROLLERS)
-    for option, value, fits in (("--obs", obs, ("state", "rgb")), ("--reward", reward, ("", "sparse")),
-                                ("--control", control, ("", "ee_delta")),
-                                ("--randomise", randomise, ("",)), ("--task", task, ("", "pick_cube"))):
+    for option, value, fits in (
+        ("--obs", obs, ("state", "rgb")),
+        ("--reward", reward, ("", "sparse")),
+        ("--control", control, ("", "ee_delta")),
+        ("--randomise", randomise, ("",)),
+        ("--task", task, ("", "pick_cube")),
+    ):
         if value not in fits:
-            raise UserError(f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got {value!r}")
+            raise UserError(
+                f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got "
+                f"{value!r}"
+            )
     if render and kind == "dds":
-        raise UserError("--sim dds is an arm that does not wait for pictures: film it with robo_rl deploy --video")
+        raise UserError(
+            "--sim dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
+        )
     if render:
         from sims.mujoco.render import NO_GL, gl_backend
+
         if gl_backend() is None:
             raise UserError(NO_GL)
     made = task_interface(task, control, VIEWS if obs == "rgb" else (), image_size, whole=True)
@@ -221,12 +350,18 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
     if num_envs != 1:
         raise UserError(f"--sim dds is one arm: --envs 1, got {num_envs}")
     from robo_rl.experiment.wire import connect
+
     wire = connect("robo_rl_env", domain, namespace=said["namespace"])
     try:
-        env, body = live_env(task, made, wire, speed, said["controller"], max_steps=max_steps, leave=wire.close)
+        env, body = live_env(
+            task, made, wire, speed, said["controller"], max_steps=max_steps, leave=wire.close
+        )
         body.order("disarm")
         return env
     except UserError as e:
         wire.close()
         cameras = f" --cameras {' '.join(VIEWS)} --image-size {image_size}" if obs == "rgb" else ""
-        raise UserError(f"--sim {sim} finds no arm that answers ({e}): start one with robo_rl sim-arm --speed {speed:g}{cameras}") from None
+        raise UserError(
+            f"--sim {sim} finds no arm that answers ({e}): start one with robo_rl sim-arm --speed "
+            f"{speed:g}{cameras}"
+        ) from None

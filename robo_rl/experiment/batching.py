@@ -16,7 +16,8 @@ COMPANY = 0.125  # of the duration of one question: waited for others where ther
 
 @dataclass(slots=True, eq=False)
 class BatchRequest:
-    """An observation that waits. until: monotonic time [s] after which nobody wants the answer; patience [s]: what it began with."""
+    """An observation that waits. until: monotonic time [s] after which nobody wants the answer; patience [s]:
+    what it began with."""
 
     obs: Any
     until: float
@@ -27,14 +28,21 @@ class BatchRequest:
 
 
 class Batcher:
-    """`act(observations) -> answers`, a list of at most `most` at once, in a thread of its own; `ask` from any thread.
+    """`act(observations) -> answers`, a list of at most `most` at once, in a thread of its own; `ask` from
+    any thread.
 
-    A batch is of what waits when the policy is free: alone nobody waits for others, and under load batches grow. Of the sizes 1, 2, 4,
-    … the one that answers most questions per second, each within its deadline by the longest recent duration of such a batch; those
-    whose deadline is next go first. A question that no batch would answer in time is refused at once and costs nothing.
+    A batch is of what waits when the policy is free: alone nobody waits for others, and under load batches
+    grow. Of the sizes 1, 2, 4, … the one that answers most questions per second, each within its deadline by
+    the longest recent duration of such a batch; those whose deadline is next go first. A question that no
+    batch would answer in time is refused at once and costs nothing.
     """
 
-    def __init__(self, act: Callable[[Sequence[Any]], Sequence[Any]], most: int, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        act: Callable[[Sequence[Any]], Sequence[Any]],
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.act, self.most, self.clock = act, most, clock
         self.waiting: list[BatchRequest] = []
         self.more = threading.Condition()
@@ -47,7 +55,8 @@ class Batcher:
         return self
 
     def ask(self, obs: Any, patience: float) -> Any:
-        """The answer to `obs`. UserError: it was not there within `patience` [s], or the policy refuses it."""
+        """The answer to `obs`. UserError: it was not there within `patience` [s], or the policy refuses
+        it."""
         q = BatchRequest(obs, self.clock() + patience, patience)
         with self.more:
             if self.ended:
@@ -75,7 +84,11 @@ class Batcher:
         def in_time(n: int) -> list[BatchRequest]:
             end = now + self.expected(n)
             return [q for q in ready if q.until >= end][:n]
-        return max((in_time(n) for n in sizes), key=lambda batch: len(batch) / max(1e-9, self.expected(max(1, len(batch)))))
+
+        return max(
+            (in_time(n) for n in sizes),
+            key=lambda batch: len(batch) / max(1e-9, self.expected(max(1, len(batch)))),
+        )
 
     def turn(self) -> int:
         """Answer one batch of those that wait -> how many."""
@@ -90,12 +103,18 @@ class Batcher:
             if any(q.patience < soonest - now for q in gone):
                 self.durations.clear()  # none would ever be asked again, and it may have been a hiccup
         for q in gone:
-            self._end(q, error=f"too late: the policy had {len(ready)} others to answer; fewer clients, or a longer --deadline")
+            self._end(
+                q,
+                error=f"too late: the policy had {len(ready)} others to answer; fewer clients, or a longer "
+                "--deadline",
+            )
         self.late += len(gone)
         if not batch:
             return 0
         self._answer(batch)
-        self.durations.setdefault((len(batch) - 1).bit_length(), deque(maxlen=KEPT)).append(self.clock() - now)
+        self.durations.setdefault((len(batch) - 1).bit_length(), deque(maxlen=KEPT)).append(
+            self.clock() - now
+        )
         self.batches, self.answered, self.last = self.batches + 1, self.answered + len(batch), len(batch)
         return len(batch)
 
@@ -108,15 +127,21 @@ class Batcher:
             self._end(q, error="the server ends")
 
     def _answer(self, batch: list[BatchRequest]) -> None:
-        """One call; where the policy cannot take the batch, halves, so that a question it refuses is answered alone."""
+        """One call; where the policy cannot take the batch, halves, so that a question it refuses is answered
+        alone."""
         try:
             answers = list(self.act([q.obs for q in batch]))
         except Exception as e:  # a policy is anybody's code, and the server outlives any question
             if len(batch) > 1:
-                self._answer(batch[:len(batch) // 2])
-                self._answer(batch[len(batch) // 2:])
+                self._answer(batch[: len(batch) // 2])
+                self._answer(batch[len(batch) // 2 :])
             else:
-                self._end(batch[0], error=str(e) if isinstance(e, UserError) else f"the policy fails at it ({type(e).__name__}: {e})")
+                self._end(
+                    batch[0],
+                    error=str(e)
+                    if isinstance(e, UserError)
+                    else f"the policy fails at it ({type(e).__name__}: {e})",
+                )
             return
         for q, answer in zip(batch, answers, strict=True):
             self._end(q, answer)
@@ -131,7 +156,8 @@ class Batcher:
             with self.more:
                 while not self.waiting and not self.ended:
                     self.more.wait(1.0)
-                end = self.clock() + COMPANY * self.expected(1)  # those of the batch before ask again within a moment of each other
+                # those of the batch before ask again within a moment of each other
+                end = self.clock() + COMPANY * self.expected(1)
                 while len(self.waiting) < self.last and not self.ended and (left := end - self.clock()) > 0:
                     self.more.wait(left)
             self.turn()

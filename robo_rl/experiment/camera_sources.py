@@ -1,7 +1,8 @@
 """Pictures of real cameras and of files for the wire: a V4L2 device, a video, or a folder of pictures.
 
-A source's `read(t)` gives the picture of time t [s] since the node began, uint8 [h, w, 3]; None where there is no new one. A device that
-gives nothing for a second is lost, which is said: an old picture is never sent as a new one.
+A source's `read(t)` gives the picture of time t [s] since the node began, uint8 [h, w, 3]; None where there
+is no new one. A device that gives nothing for a second is lost, which is said: an old picture is never sent
+as a new one.
 """
 
 import os
@@ -38,6 +39,7 @@ class FolderSource:
 
     def read(self, t: float) -> np.ndarray | None:
         from PIL import Image
+
         if (k := int(t * self.rate + 1e-6)) == self.last:
             return None
         self.last = k
@@ -78,9 +80,12 @@ class VideoSource:
 
 
 class DeviceSource:
-    """The newest frame of a V4L2 device, which a thread reads: a picture that nobody took in time is dropped."""
+    """The newest frame of a V4L2 device, which a thread reads: a picture that nobody took in time is
+    dropped."""
 
-    def __init__(self, path: Path, rate: float, form: str = "v4l2", clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, path: Path, rate: float, form: str = "v4l2", clock: Callable[[], float] = time.monotonic
+    ):
         self.path, self.clock = path, clock
         self.container = open_video(path, form, {"framerate": f"{rate:g}"} if form else {})
         self.lock, self.newest, self.fault, self.stopped = threading.Lock(), None, "", False
@@ -90,6 +95,7 @@ class DeviceSource:
 
     def _follow(self) -> None:
         from av.error import FFmpegError
+
         try:
             for frame in self.container.decode(video=0):
                 if self.stopped:
@@ -106,7 +112,9 @@ class DeviceSource:
             got, self.newest = self.newest, None
             silent = self.clock() - self.came
         if got is None and (self.fault or silent > LOST):
-            raise UserError(f"the camera {self.path} is lost: {self.fault or f'no picture for {silent:.1f} s'}")
+            raise UserError(
+                f"the camera {self.path} is lost: {self.fault or f'no picture for {silent:.1f} s'}"
+            )
         return got
 
     def close(self) -> None:
@@ -120,10 +128,13 @@ def open_video(path: Path, form: str = "", options: dict[str, str] | None = None
     """A container of PyAV. UserError: it is none."""
     import av
     from av.error import FFmpegError
+
     try:
         return av.open(str(path), format=form or None, options=options or {})
     except (FFmpegError, OSError, ValueError) as e:
-        raise UserError(f"--sources: {path} cannot be opened as {'a V4L2 device' if form else 'a video'}: {e}") from None
+        raise UserError(
+            f"--sources: {path} cannot be opened as {'a V4L2 device' if form else 'a video'}: {e}"
+        ) from None
 
 
 def open_source(text: str, rate: float) -> tuple[str, PictureSource]:
@@ -149,6 +160,7 @@ class SourceCameras:
         from controllers.bridge import topic_of
         from controllers.robot import load_robot
         from controllers.transport import CompressedImage
+
         known = load_robot(robot)
         self.transport, self.sources, self.size, self.form = transport, sources, size, form
         self.senders = {v: transport.publisher(topic_of(known, v), CompressedImage) for v in sources}
@@ -157,6 +169,7 @@ class SourceCameras:
     def publish(self) -> bool:
         """Send what is new -> whether anything was."""
         from controllers.transport import CompressedImage
+
         now = self.transport.now()
         self.began = now if self.began is None else self.began
         sent = False

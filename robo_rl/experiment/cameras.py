@@ -1,8 +1,8 @@
 """The simulated arm's cameras, in a process of their own so that the arm's loop does not wait for them.
 
-They know nothing but the wire: joints, gripper and bodies come from the topics, pictures are drawn as sims/mujoco draws
-them and published as sensor_msgs/CompressedImage on <view>/image_raw/compressed. With --sources the pictures are those of real cameras or
-files (`camera_sources`).
+They know nothing but the wire: joints, gripper and bodies come from the topics, pictures are drawn as
+sims/mujoco draws them and published as sensor_msgs/CompressedImage on <view>/image_raw/compressed. With
+--sources the pictures are those of real cameras or files (`camera_sources`).
 """
 
 import os
@@ -26,7 +26,8 @@ class CameraOptions:
     """Draw and publish what the simulated arm's cameras see, or publish what real cameras and files show."""
 
     sources: tuple[str, ...] = ()
-    """VIEW=PATH of each camera instead of a scene: a V4L2 device (front=/dev/video0), a video, or a folder of pictures, again and again."""
+    """VIEW=PATH of each camera instead of a scene: a V4L2 device (front=/dev/video0), a video, or a folder of
+    pictures, again and again."""
     scene: str = "pick_cube"
     """Scene to draw."""
     views: tuple[str, ...] = ("front", "wrist")
@@ -46,9 +47,11 @@ class CameraOptions:
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
+    addresses: wg0,10.0.0.2."""
     security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
+    none."""
     parent: int = 0
     """Process id of the arm: the cameras end with it. 0: none."""
 
@@ -70,7 +73,16 @@ class CameraOptions:
 class SceneCameras:
     """Renders a scene from the poses that the arm's topics carry. `render` draws, `publish` sends."""
 
-    def __init__(self, transport, scene: str, views: tuple[str, ...], size: int, *, form: str = "png", robot: str = "sim"):
+    def __init__(
+        self,
+        transport,
+        scene: str,
+        views: tuple[str, ...],
+        size: int,
+        *,
+        form: str = "png",
+        robot: str = "sim",
+    ):
         from controllers.arm_topics import GRIPPER_STATE
         from controllers.bridge import camera_topic
         from controllers.robot import load_robot
@@ -91,19 +103,26 @@ class SceneCameras:
         self.names = known.joints
 
     def render(self) -> "tuple[float, dict[str, np.ndarray]] | None":
-        """(stamp of the joints [s], uint8 [h, w, 3] per view); None until every topic has carried a message."""
+        """(stamp of the joints [s], uint8 [h, w, 3] per view); None until every topic has carried a
+        message."""
         from controllers.robot import by_name
+
         joints, gripper = self.joints.latest(), self.gripper.latest()
         bodies = {n: b.latest() for n, b in self.bodies.items()}
         if joints is None or gripper is None or None in bodies.values():
             return None
-        self.scene.show(0, by_name(self.names, joints.message.names, joints.message.position), gripper.message.position[0],
-                        {name: (got.message.pos, got.message.quat) for name, got in bodies.items()})
+        self.scene.show(
+            0,
+            by_name(self.names, joints.message.names, joints.message.position),
+            gripper.message.position[0],
+            {name: (got.message.pos, got.message.quat) for name, got in bodies.items()},
+        )
         return joints.message.stamp, {v: x[0] for v, x in self.scene.pictures().items()}
 
     def publish(self) -> bool:
         """Draw and send one picture of each view -> whether there was anything to draw."""
         from controllers.transport import CompressedImage
+
         if (seen := self.render()) is None:
             return False
         for view, pixels in seen[1].items():
@@ -117,18 +136,33 @@ class SceneCameras:
 def open_cameras(options: CameraOptions, wire):
     """What publishes: `publish() -> whether there was anything`, `close()`."""
     if not options.sources:
-        return SceneCameras(wire, options.scene, options.views, options.size, form=options.format, robot=options.robot)
+        return SceneCameras(
+            wire, options.scene, options.views, options.size, form=options.format, robot=options.robot
+        )
     from robo_rl.experiment.camera_sources import SourceCameras, open_source
-    return SourceCameras(wire, dict(open_source(text, options.rate) for text in options.sources), options.size, form=options.format,
-                         robot=options.robot)
+
+    return SourceCameras(
+        wire,
+        dict(open_source(text, options.rate) for text in options.sources),
+        options.size,
+        form=options.format,
+        robot=options.robot,
+    )
 
 
 def publish_cameras(options: CameraOptions, on_start: Callable[[], None] = lambda: None) -> tuple[int, str]:
-    """Publish pictures until --seconds, Ctrl-C or the end of the arm -> (pictures per view, the loop's timing in words)."""
+    """Publish pictures until --seconds, Ctrl-C or the end of the arm -> (pictures per view, the loop's timing
+    in words)."""
     from controllers.loop import real_time
     from robo_rl.experiment.wire import connect
-    wire = connect("cameras" if options.sources else "sim_cameras", options.domain, options.interface, options.namespace,
-                   security=options.security)
+
+    wire = connect(
+        "cameras" if options.sources else "sim_cameras",
+        options.domain,
+        options.interface,
+        options.namespace,
+        security=options.security,
+    )
     stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: stop.append(n))
@@ -141,6 +175,7 @@ def publish_cameras(options: CameraOptions, on_start: Callable[[], None] = lambd
 
         def going() -> bool:
             return not stop and (not options.parent or os.getppid() == options.parent)
+
         on_start()
         try:
             timing = real_time(tick, 1 / options.rate, options.seconds, going=going, clock=time.monotonic)

@@ -13,7 +13,8 @@ STEPS = 100  # of an episode in the suite of envs, where the env's own limit is 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Check what is named against its contract: an env (--sim, --task), a policy (--policy), a method (--algo)."""
+    """Check what is named against its contract: an env (--sim, --task), a policy (--policy), a method
+    (--algo)."""
 
     sim: str = ""
     """As in robo_rl train --sim."""
@@ -28,13 +29,18 @@ class CheckOptions:
 
 
 def check(options: CheckOptions) -> dict[str, tuple[str, ...]]:
-    """Names of the parts that were checked of each thing that is named. UserError: one sentence that says what is wrong."""
+    """Names of the parts that were checked of each thing that is named. UserError: one sentence that says
+    what is wrong."""
     if not any((options.sim, options.task, options.policy, options.algo)):
-        raise UserError("name what to check: --sim, --task, --policy or --algo, one of ours or module:object of your own")
+        raise UserError(
+            "name what to check: --sim, --task, --policy or --algo, one of ours or module:object of your own"
+        )
     done = {}
     sim = options.sim or "mujoco"
     if options.sim or options.task:
-        done[" ".join(filter(None, (sim, options.task)))] = _checked(f"--sim {sim}", lambda: _env(options, sim))
+        done[" ".join(filter(None, (sim, options.task)))] = _checked(
+            f"--sim {sim}", lambda: _env(options, sim)
+        )
     if options.policy:
         done[options.policy] = _checked(f"--policy.kind {options.policy}", lambda: _policy(options))
     if options.algo:
@@ -52,6 +58,7 @@ def _checked(what: str, run) -> tuple[str, ...]:
 def _env(options: CheckOptions, sim: str) -> tuple[str, ...]:
     envs.check_names(sim, options.task, obs=options.obs)
     from sims.check import MAX_STEPS, check_env
+
     first = envs.make(sim, options.task, 1, obs=options.obs)
     limit = first.spec.max_steps
     first.close()
@@ -62,20 +69,41 @@ def _env(options: CheckOptions, sim: str) -> tuple[str, ...]:
 def _head(options: CheckOptions, algo: str):
     """(options of the policy, what it sees)."""
     from robo_rl.policies import ObsSpec
+
     head = recipes.preset("mujoco", "reach", algo, options.obs, "quick").policy
     kind = options.policy or head.kind
-    spec = ObsSpec(state=12, action=7, views=("front",) if options.obs == "rgb" else (), image_size=32 if options.obs == "rgb" else 0,
-                   language=options.obs == "rgb")
-    return replace(head, kind=kind, horizon=4, execute=2, hidden=32, **({"finetune_steps": 2} if kind == "diffusion" else {})), spec
+    spec = ObsSpec(
+        state=12,
+        action=7,
+        views=("front",) if options.obs == "rgb" else (),
+        image_size=32 if options.obs == "rgb" else 0,
+        language=options.obs == "rgb",
+    )
+    return replace(
+        head,
+        kind=kind,
+        horizon=4,
+        execute=2,
+        hidden=32,
+        **({"finetune_steps": 2} if kind == "diffusion" else {}),
+    ), spec
 
 
 def _policy(options: CheckOptions) -> tuple[str, ...]:
     if options.policy in ("squashed", "guided"):
-        raise UserError(f"--policy {options.policy} acts for methods that learn from replay: it has no log-probs to check")
+        raise UserError(
+            f"--policy {options.policy} acts for methods that learn from replay: it has no log-probs to check"
+        )
     head, spec = _head(options, "pi_rl")
     from robo_rl.policies import make_policy
     from robo_rl.policies.check import CLOSE, check_policy
-    return check_policy(lambda seed: make_policy(head, spec, seed), head, spec, atol=0.0 if is_object(options.policy) else CLOSE)
+
+    return check_policy(
+        lambda seed: make_policy(head, spec, seed),
+        head,
+        spec,
+        atol=0.0 if is_object(options.policy) else CLOSE,
+    )
 
 
 def _method(options: CheckOptions) -> tuple[str, ...]:
@@ -85,4 +113,5 @@ def _method(options: CheckOptions) -> tuple[str, ...]:
     head, spec = _head(options, options.algo)
     from robo_rl.algos.check import check_method
     from robo_rl.policies import make_policy
+
     return check_method(find_method(options.algo), config.rl, make_policy(head, spec, 0))

@@ -1,4 +1,5 @@
-"""Record a data set: demonstrations of the scripted expert or of a person, or whatever other actors do, as LeRobot v3."""
+"""Record a data set: demonstrations of the scripted expert or of a person, or whatever other actors do, as
+LeRobot v3."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from robo_rl.types import task_names
 
 @dataclass(frozen=True, kw_only=True)
 class CollectOptions:
-    """Record successful episodes of the scripted expert, of a trained policy or of a person (--operator), or with --policy all episodes;
-    an existing data set is extended."""
+    """Record successful episodes of the scripted expert, of a trained policy or of a person (--operator), or
+    with --policy all episodes; an existing data set is extended."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is recorded": ("out", "sim", "task", "episodes", "policy", "obs", "seed", "noise", "video"),
         "A person": ("operator", "keep", "speed", "device", "port", "host"),
         "The environment": ("reward", "control", "randomise", "image_size", "max_steps", "envs", "threads"),
-        "Data sets that are there already": ("repair", "accept", "tolerance")}
+        "Data sets that are there already": ("repair", "accept", "tolerance"),
+    }
 
     out: str = ""
     """Folder of the data set; empty: data/<sim>-<task>."""
@@ -32,12 +34,13 @@ class CollectOptions:
     episodes: int = 50
     """Episodes to add, from 1 (without --policy: successful ones, of each of the tasks)."""
     policy: str = ""
-    """Who acts, all outcomes kept and the executed actions recorded, as a world model needs: expert, random, a run or
-    checkpoint folder, or several of them with commas between, which share the episodes."""
+    """Who acts, all outcomes kept and the executed actions recorded, as a world model needs: expert, random,
+    a run or checkpoint folder, or several of them with commas between, which share the episodes."""
     operator: str = "scripted"
-    """Who demonstrates: scripted; the folder of a run or checkpoint, whose policy acts as it is evaluated; or a person, one robot at a
-    time: console (the page), gamepad, spacemouse, keyboard, each with :FILE where it is not the first, and ,mapping=FILE.json;
-    leader:NAMESPACE, an arm on the wire. What a person drove is recorded, without pauses."""
+    """Who demonstrates: scripted; the folder of a run or checkpoint, whose policy acts as it is evaluated; or
+    a person, one robot at a time: console (the page), gamepad, spacemouse, keyboard, each with :FILE where it
+    is not the first, and ,mapping=FILE.json; leader:NAMESPACE, an arm on the wire. What a person drove is
+    recorded, without pauses."""
     keep: Literal["success", "all"] = "success"
     """Which episodes of a person are recorded; failures too teach a success classifier."""
     speed: float = 1.0
@@ -47,17 +50,18 @@ class CollectOptions:
     port: int = 8765
     """TCP port of the page, 0 to 65535; 0: any free one."""
     host: str = "127.0.0.1"
-    """Address that the page listens on; anything but loopback lets other machines in (they still need a token)."""
+    """Address that the page listens on; anything but loopback lets other machines in (they still need a
+    token)."""
     obs: str = "state"
     """state, or rgb: the cameras' pictures too."""
     seed: int = 0
     """Seed of the starts, 0 to 2000; another seed records other episodes."""
     noise: float = 0.0
-    """Standard deviation, 0 to 1, of noise on executed actions while the clean ones are recorded (DART); with --policy the most an episode
-    may draw, and the noisy actions are recorded."""
+    """Standard deviation, 0 to 1, of noise on executed actions while the clean ones are recorded (DART); with
+    --policy the most an episode may draw, and the noisy actions are recorded."""
     reward: str = ""
-    """sparse, or dense where the task has it; "": the task's own, and of a policy's demonstrations in gym: and envpool: sparse, which
-    ends them with success."""
+    """sparse, or dense where the task has it; "": the task's own, and of a policy's demonstrations in gym:
+    and envpool: sparse, which ends them with success."""
     control: str = ""
     """Action space, as in robo_rl train --control; "": the task's default."""
     randomise: str = ""
@@ -71,11 +75,13 @@ class CollectOptions:
     threads: int = 0
     """Threads of the simulator; 0: one per core."""
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
-    """Also film the first four episodes, kept or not, those that fail first; with several in --policy some of each."""
+    """Also film the first four episodes, kept or not, those that fail first; with several in --policy some of
+    each."""
     repair: str = ""
     """Instead: keep the sound episodes of this damaged data set; originals stay beside it as *.broken."""
     accept: str = ""
-    """Instead: take this data set as it is, after another program changed or wrote it, and write its checksums."""
+    """Instead: take this data set as it is, after another program changed or wrote it, and write its
+    checksums."""
     tolerance: float = 1e-4
     """With --accept: largest error of its timestamps [s]."""
 
@@ -104,8 +110,11 @@ class CollectOptions:
 def check_operator(options: CollectOptions) -> None:
     """UserError: no such operator, or options that do not go with it."""
     from robo_rl.experiment.operators import check_person
+
     if options.by_policy and options.policy:
-        raise UserError("--policy records whatever acts and --operator who demonstrates: leave one of them out")
+        raise UserError(
+            "--policy records whatever acts and --operator who demonstrates: leave one of them out"
+        )
     name = options.operator.partition(":")[0]
     if "/" in name and not options.by_policy:
         raise UserError(f"--operator {options.operator}: there is no such folder of a run")
@@ -116,14 +125,21 @@ def check_operator(options: CollectOptions) -> None:
         if check_person("--device", options.device) == "console":
             raise UserError("--device is what the person holds in their hand, got console")
     if kind not in ("scripted", "policy"):
-        for name, off in (("--policy", options.policy == ""), ("--noise", options.noise == 0), ("--video", not options.video)):
+        for name, off in (
+            ("--policy", options.policy == ""),
+            ("--noise", options.noise == 0),
+            ("--video", not options.video),
+        ):
             if not off:
-                raise UserError(f"{name} is for episodes without a person; leave it out with --operator {kind}")
+                raise UserError(
+                    f"{name} is for episodes without a person; leave it out with --operator {kind}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What `collect` added to the data set in `folder`: episodes of `tried` (None: all were kept), successes among them;
+    """What `collect` added to the data set in `folder`: episodes of `tried` (None: all were kept), successes
+    among them;
     total: episodes that the data set now has."""
 
     folder: Path
@@ -134,10 +150,18 @@ class Collected:
 
 
 def collect(options: CollectOptions) -> Collected:
-    """Record episodes and append them to the data set. UserError: nothing can act, or the data set is another task's."""
+    """Record episodes and append them to the data set. UserError: nothing can act, or the data set is another
+    task's."""
     from robo_rl.experiment import envs
-    envs.check_names(options.sim, options.task, obs=options.obs, reward=options.reward, control=options.control,
-                     randomise=options.randomise)
+
+    envs.check_names(
+        options.sim,
+        options.task,
+        obs=options.obs,
+        reward=options.reward,
+        control=options.control,
+        randomise=options.randomise,
+    )
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record
     from robo_rl.film import FilmedEnv, check_path, write_film
@@ -146,11 +170,27 @@ def collect(options: CollectOptions) -> Collected:
     if options.by_person:
         return collect_by_person(options)
     check_path(options.video)
-    reward = options.reward or ("sparse" if options.by_policy and options.sim.startswith(("gym:", "envpool:")) else "")
-    env = envs.make(options.sim, options.task, min(options.envs, options.episodes), obs=options.obs, reward=reward, control=options.control,
-                    image_size=options.image_size, threads=options.threads, max_steps=options.max_steps,
-                    randomise=options.randomise, render=bool(options.video))
-    actors = [(name, *load_actor(name, env, options.seed)) for name in options.policy.split(",")] if options.policy else []
+    reward = options.reward or (
+        "sparse" if options.by_policy and options.sim.startswith(("gym:", "envpool:")) else ""
+    )
+    env = envs.make(
+        options.sim,
+        options.task,
+        min(options.envs, options.episodes),
+        obs=options.obs,
+        reward=reward,
+        control=options.control,
+        image_size=options.image_size,
+        threads=options.threads,
+        max_steps=options.max_steps,
+        randomise=options.randomise,
+        render=bool(options.video),
+    )
+    actors = (
+        [(name, *load_actor(name, env, options.seed)) for name in options.policy.split(",")]
+        if options.policy
+        else []
+    )
     if options.by_policy:
         env = policy_expert(options.operator, env, options.seed)
     if not actors:
@@ -166,10 +206,22 @@ def collect(options: CollectOptions) -> Collected:
         progress.start("demo", count, "episodes")
         filmed = FilmedEnv(env) if options.video else None
         if actors:
-            successes, tried = record_actors(filmed or env, options, actors, writer.add, progress.update), None
+            successes, tried = (
+                record_actors(filmed or env, options, actors, writer.add, progress.update),
+                None,
+            )
         else:
-            successes, tried = count, record(filmed or env, options.episodes, options.seed, writer.add, options.noise,
-                                                        lambda kept, tried: progress.update(kept, kept / tried))
+            successes, tried = (
+                count,
+                record(
+                    filmed or env,
+                    options.episodes,
+                    options.seed,
+                    writer.add,
+                    options.noise,
+                    lambda kept, tried: progress.update(kept, kept / tried),
+                ),
+            )
     if filmed is not None:
         write_film(options.video, filmed.takes, filmed.fps)
     env.close()
@@ -183,10 +235,17 @@ def collect_by_person(options: CollectOptions) -> Collected:
     from robo_rl.data.meta import load_meta
     from robo_rl.experiment import envs
     from robo_rl.experiment.demonstrate import TIME_LIMITS, demonstrate
+
     torch.set_num_threads(1)
     console = options.operator == "console"
-    made = {"obs": options.obs, "reward": options.reward, "control": options.control, "image_size": options.image_size,
-            "threads": options.threads or 1, "randomise": options.randomise}
+    made = {
+        "obs": options.obs,
+        "reward": options.reward,
+        "control": options.control,
+        "image_size": options.image_size,
+        "threads": options.threads or 1,
+        "randomise": options.randomise,
+    }
     probe = envs.make(options.sim, options.task, 1, max_steps=options.max_steps, **made)
     task, limit = probe.spec.task, probe.spec.max_steps
     probe.close()
@@ -194,7 +253,14 @@ def collect_by_person(options: CollectOptions) -> Collected:
     before = len(load_meta(folder).lengths) if (folder / "meta" / "info.json").exists() else 0
     if before and not options.out:
         raise UserError(f"{folder} exists with {before} episodes; name it with --out to extend it")
-    env = envs.make(options.sim, options.task, 1, max_steps=limit * TIME_LIMITS, render=console and options.obs != "rgb", **made)
+    env = envs.make(
+        options.sim,
+        options.task,
+        1,
+        max_steps=limit * TIME_LIMITS,
+        render=console and options.obs != "rgb",
+        **made,
+    )
     try:
         got = demonstrate(options, env, folder, limit, lambda line: print(line, flush=True))
     finally:
@@ -211,7 +277,9 @@ def load_actor(name: str, env, seed: int):
     if name == "random":
         return "unknown", random_actor(env, seed)
     if not Path(name).exists():
-        raise UserError(f"--policy {name!r} is neither expert nor random nor the folder of a run or checkpoint")
+        raise UserError(
+            f"--policy {name!r} is neither expert nor random nor the folder of a run or checkpoint"
+        )
     return "policy", policy_actor(best_policy(name, env), seed)
 
 
@@ -220,6 +288,7 @@ def best_policy(name: str, env):
     from robo_rl import checkpoint
     from robo_rl.experiment.envs import obs_spec
     from robo_rl.experiment.folder import pick_checkpoint
+
     _, folder = pick_checkpoint(Path(name), "best")
     policy, _ = checkpoint.load_policy(folder)
     checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
@@ -232,12 +301,16 @@ def policy_expert(name: str, env, seed: int) -> Any:
 
     from robo_rl.demos import PolicyExpert
     from robo_rl.evaluation import decide
+
     policy, generator = best_policy(name, env), torch.Generator().manual_seed(seed)
     return PolicyExpert(env, lambda obs: decide(policy, obs, generator))
 
 
-def record_actors(env, options: CollectOptions, actors: list, add: Callable, on_episode: Callable[[int], None]) -> int:
-    """Record each actor's share of the episodes -> how many succeeded; add(episode) stores one, on_episode counts them."""
+def record_actors(
+    env, options: CollectOptions, actors: list, add: Callable, on_episode: Callable[[int], None]
+) -> int:
+    """Record each actor's share of the episodes -> how many succeeded; add(episode) stores one, on_episode
+    counts them."""
     from robo_rl.film import COUNT
     from robo_rl.recording import Recorder, play
 
@@ -247,6 +320,8 @@ def record_actors(env, options: CollectOptions, actors: list, add: Callable, on_
             env.film_next(-(-COUNT // len(actors)), Path(name).name)
         share = options.episodes * (i + 1) // len(actors) - done
         recorder = Recorder(env, add, source, options.noise, options.seed + i)
-        successes += play(recorder, act, share, options.seed + 200 * i, lambda k, first=done: on_episode(first + k))
+        successes += play(
+            recorder, act, share, options.seed + 200 * i, lambda k, first=done: on_episode(first + k)
+        )
         done += share
     return successes

@@ -20,17 +20,31 @@ from robo_rl.options import (
 )
 from robo_rl.plugins import OWN, is_object, load_object, options_class
 
-POOL_STARTS = ("pool", "vade", "mopps", "dps", "sfl", "prompt_gdro", "dots", "v0")  # samplers of robo_rl/rollout_control/pool.py
+# samplers of robo_rl/rollout_control/pool.py
+POOL_STARTS = ("pool", "vade", "mopps", "dps", "sfl", "prompt_gdro", "dots", "v0")
 TASK_MIXES = ("uniform", "rulereasoner", "prompt_gdro")  # of robo_rl/rollout_control/tasks.py
-STARTS = ("auto", "uniform", "reverse", *POOL_STARTS)  # who decides which start comes next, beside samplers named module:function
+# who decides which start comes next, beside samplers named module:function
+STARTS = ("auto", "uniform", "reverse", *POOL_STARTS)
 WHAT = "--algo"
 # what of a policy's options is the method's affair, not that of weights learnt before
-EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
-               "logp_reduction", "teacher", "commit_least")
+EXPLORATION = (
+    "noise",
+    "noise_level",
+    "noise_min",
+    "noise_max",
+    "noise_steps",
+    "finetune_steps",
+    "std_floor",
+    "std_scale",
+    "logp_reduction",
+    "teacher",
+    "commit_least",
+)
 
 
 def method_options(algo: str) -> type[MethodOptions]:
-    """The class of a method's options, ours or of the user's own `module:function`. UserError: there is no such method."""
+    """The class of a method's options, ours or of the user's own `module:function`. UserError: there is no
+    such method."""
     if is_object(algo):
         return options_class(load_object(algo, WHAT), algo, WHAT, (RolloutOptions, OffPolicyOptions))
     return RL_OPTIONS.get(choose("algo", algo, (*ALGOS, OWN)), PiRlOptions)
@@ -41,38 +55,73 @@ class TrainConfig:
     """Train a policy: a few demonstrations, supervised flow matching, online RL, honest evaluation."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # how --help shows the options
-        "What is learnt": ("sim", "task", "algo", "obs", "preset", "demos", "demos_most", "init", "seed", "steps", "envs"),
+        "What is learnt": (
+            "sim",
+            "task",
+            "algo",
+            "obs",
+            "preset",
+            "demos",
+            "demos_most",
+            "init",
+            "seed",
+            "steps",
+            "envs",
+        ),
         "The run": ("out", "resume", "config", "print_config", "plan", "twin", "video", "wandb"),
         "Evaluation, and when to stop": ("eval_episodes", "eval_every", "eval_envs", "target", "patience"),
         "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
         "Inference that takes time": ("latency", "latency_jitter"),
-        "Processes": ("device", "workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
-                      "hang", "periodic", "over_provision"),
+        "Processes": (
+            "device",
+            "workers",
+            "threads",
+            "torch_threads",
+            "max_staleness",
+            "learners",
+            "server",
+            "backend",
+            "ray_address",
+            "hang",
+            "periodic",
+            "over_provision",
+        ),
         "Where rollouts begin": ("tasks", "starts", "start_pool", "start_rows", "start_uniform"),
         "Runs that share their episodes": ("share", "share_foreign", "share_keep"),
-        "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
+        "Rollouts in a learnt world model": (
+            "dream",
+            "dream_model",
+            "dream_refit",
+            "dream_updates",
+            "dream_hard",
+        ),
+    }
 
     sim: str = "mujoco"
-    """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, wm:<folder of a world model>, module:function of your own, or
-    none: --algo bc on a data set in its own units, judged by episodes that are held out."""
+    """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, wm:<folder of a world model>,
+    module:function of your own, or none: --algo bc on a data set in its own units, judged by episodes that
+    are held out."""
     task: str = ""
-    """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or module:object of your own, or
-    several with commas between: one policy that is told the instruction."""
+    """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or
+    module:object of your own, or several with commas between: one policy that is told the instruction."""
     algo: str = "pi_rl"
-    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, demo_sac, hil_serl, expo, pa_rl, iql, calql, wsrl, aloe; from data sets of
-    whole episodes: recap; bc (supervised only); or module:function of your own."""
+    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, demo_sac, hil_serl, expo, pa_rl, iql, calql, wsrl,
+    aloe; from data sets of whole episodes: recap; bc (supervised only); or module:function of your own."""
     obs: str = "state"
     """state, or rgb: two cameras and the instruction through the vision-language trunk."""
     preset: str = "full"
-    """quick: minutes, to see it move; full: to the numbers of the README; paper (reinflow, dppo): the method's own numbers."""
+    """quick: minutes, to see it move; full: to the numbers of the README; paper (reinflow, dppo): the
+    method's own numbers."""
     demos: str = "20"
-    """Number of expert demonstrations to record, of each task, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
+    """Number of expert demonstrations to record, of each task, or the folder of a LeRobot v3 data set; 0
+    starts from scratch."""
     demos_most: int = 0
-    """Most demonstrations that the expert is asked for until success after supervised learning is 0.9 with its 95 % interval: three times
-    as many each time, and as many more updates. 0, and with --demos: no more than --demos."""
+    """Most demonstrations that the expert is asked for until success after supervised learning is 0.9 with
+    its 95 % interval: three times as many each time, and as many more updates. 0, and with --demos: no more
+    than --demos."""
     init: str = ""
-    """Run or checkpoint folder whose policy this run begins with (its best), in place of a fresh one and of supervised learning;
-    --algo bc, or --bc.updates N with --demos, teaches it on."""
+    """Run or checkpoint folder whose policy this run begins with (its best), in place of a fresh one and of
+    supervised learning; --algo bc, or --bc.updates N with --demos, teaches it on."""
     seed: int = 0
     """Of everything that is random. With --workers 0 the same seed gives the same run."""
     steps: int = 3_000_000
@@ -80,24 +129,27 @@ class TrainConfig:
     envs: int = 256
     """N: envs in parallel."""
     device: str = "cpu"
-    """Where the policy acts and learns: cpu, cuda or cuda:N; simulators that compute on a GPU then give their tensors there."""
+    """Where the policy acts and learns: cpu, cuda or cuda:N; simulators that compute on a GPU then give their
+    tensors there."""
     threads: int = 0
     """Simulation threads of each worker; 0: the cores shared out."""
     workers: int | None = None
-    """Processes that collect beside the learner; None: one per core (on a single core none); 0: all in one process, which
-    repeats exactly for a seed."""
+    """Processes that collect beside the learner; None: one per core (on a single core none); 0: all in one
+    process, which repeats exactly for a seed."""
     max_staleness: int | None = None
-    """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else 0."""
+    """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else
+    0."""
     learners: int = 1
     """Processes that learn together: shards of the policy (FSDP2), each with its rows of every minibatch."""
     periodic: int = 0
-    """Synchronous, with gradients summed while data streams in: rounds of whole groups of all envs in an update, each
-    learnt from as soon as it is there, under unchanged weights; one step at the end. 0: off."""
+    """Synchronous, with gradients summed while data streams in: rounds of whole groups of all envs in an
+    update, each learnt from as soon as it is there, under unchanged weights; one step at the end. 0: off."""
     over_provision: float = 1.0
-    """With a group advantage and staleness: episodes in flight over those of a batch; those a batch does not wait for go
-    on under newer weights (APRIL)."""
+    """With a group advantage and staleness: episodes in flight over those of a batch; those a batch does not
+    wait for go on under newer weights (APRIL)."""
     server: bool = False
-    """One process decides for all workers, in batches, instead of each for itself; for many sims that mostly wait."""
+    """One process decides for all workers, in batches, instead of each for itself; for many sims that mostly
+    wait."""
     backend: str = "processes"
     """processes: workers on this machine; ray: workers are Ray actors, on any machine of a cluster."""
     ray_address: str = ""
@@ -115,23 +167,26 @@ class TrainConfig:
     randomise: str = ""
     """Domain randomisation, for example mass,friction,latency:2."""
     latency: float = 0.0
-    """Seconds that the policy takes to decide while its last chunk goes on: it is taught, and rollouts play, as if it did, and evaluations
-    are in simulated real time with --chunking trained. It sets --policy.commit."""
+    """Seconds that the policy takes to decide while its last chunk goes on: it is taught, and rollouts play,
+    as if it did, and evaluations are in simulated real time with --chunking trained. It sets
+    --policy.commit."""
     latency_jitter: float = 0.0
     """With --latency: up to so many seconds more, at random."""
     image_size: int = 64
     """Height and width of camera pictures [pixels]."""
     judge: str = ""
-    """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
+    """Who decides on success in a world model: head (the default), http://…, or the folder of a
+    classifier."""
     tasks: str = "uniform"
-    """Over several tasks, how they share the episodes: uniform; rulereasoner, in proportion to what each lacks of success; prompt_gdro,
-    those of the bin of success that loses most; weights such as 0.5,0.3,0.2; modomodo:RUN,RUN,…, the weights that finished runs predict
-    to be the best; or a sampler, module:function of your own."""
+    """Over several tasks, how they share the episodes: uniform; rulereasoner, in proportion to what each
+    lacks of success; prompt_gdro, those of the bin of success that loses most; weights such as 0.5,0.3,0.2;
+    modomodo:RUN,RUN,…, the weights that finished runs predict to be the best; or a sampler, module:function
+    of your own."""
     starts: str = "auto"
-    """Which starts rollouts begin in: uniform, every one of the task's alike; reverse, along the demonstrations, nearest to success
-    first; vade, mopps, dps, sfl, prompt_gdro, dots, v0, samplers of a pool of starts (pool: its starts alike); or a sampler,
-    module:function of your own. auto: reverse where supervision left no success, else uniform. Evaluation always begins in the task's
-    own."""
+    """Which starts rollouts begin in: uniform, every one of the task's alike; reverse, along the
+    demonstrations, nearest to success first; vade, mopps, dps, sfl, prompt_gdro, dots, v0, samplers of a pool
+    of starts (pool: its starts alike); or a sampler, module:function of your own. auto: reverse where
+    supervision left no success, else uniform. Evaluation always begins in the task's own."""
     start_pool: int = 256
     """Starts of the pool that a sampler such as vade knows."""
     start_rows: int = 64
@@ -139,22 +194,26 @@ class TrainConfig:
     start_uniform: float = 0.25
     """Share of episodes that begin in any start of the task, beside those of the pool."""
     share: str = ""
-    """Folder over which runs of the same task, observations and actions give each other groups of episodes (SAPO); it is made."""
+    """Folder over which runs of the same task, observations and actions give each other groups of episodes
+    (SAPO); it is made."""
     share_foreign: int | None = None
-    """With --share: groups of other runs in an update, at most; 0: gives alone; None: as many as the run plays itself."""
+    """With --share: groups of other runs in an update, at most; 0: gives alone; None: as many as the run
+    plays itself."""
     share_keep: int = 256
     """Groups of this run that stay in the folder; older ones go."""
     dream: float = 0.0
-    """Share of every batch that is played in a world model learnt along the way; steps count the simulator's alone."""
+    """Share of every batch that is played in a world model learnt along the way; steps count the simulator's
+    alone."""
     dream_model: str = ""
-    """Folder of a world model to begin with (robo_rl wm train); empty: one is learnt from the first episodes."""
+    """Folder of a world model to begin with (robo_rl wm train); empty: one is learnt from the first
+    episodes."""
     dream_refit: int = 50_000
     """Control steps of the simulator between refits of the model."""
     dream_updates: int = 1000
     """Updates of each refit; the first has three times as many."""
     dream_hard: float = 0.0
-    """Share of dreamt episodes, and of those with --sim wm:PATH, that begin where success is most uncertain (DreamGym), not just anywhere;
-    in a model of text also in tasks that it writes."""
+    """Share of dreamt episodes, and of those with --sim wm:PATH, that begin where success is most uncertain
+    (DreamGym), not just anywhere; in a model of text also in tasks that it writes."""
     eval_episodes: int = 200
     """Starts of each evaluation, of each task."""
     eval_every: int = 0
@@ -162,10 +221,11 @@ class TrainConfig:
     eval_envs: int = 0
     """Envs of the evaluation; 0: one per episode (mujoco) or as many as workers allow."""
     target: float = 0.9
-    """Stop RL once the lower bound of success, of several tasks in the worst, stays at or above this and success no longer rises; 0, and
-    with --steps N: never."""
+    """Stop RL once the lower bound of success, of several tasks in the worst, stays at or above this and
+    success no longer rises; 0, and with --steps N: never."""
     patience: int = 2
-    """Evaluations that must follow one at or above --target without a higher success than before, unless no episode failed in it;
+    """Evaluations that must follow one at or above --target without a higher success than before, unless no
+    episode failed in it;
     0: stop at the first."""
     out: str = ""
     """Run folder; empty: runs/<sim>-<task>-<algo>-s<seed>-<time>."""
@@ -187,15 +247,38 @@ class TrainConfig:
         choose("backend", self.backend, ("processes", "ray"))
         if not is_object(self.starts):
             choose("starts", self.starts, (*STARTS, OWN))
-        for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
-                                ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
-                                ("dream", 0, 0.99), ("dream_hard", 0, 1), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("patience", 0, 10**6),
-                                ("workers", 0, 4096), ("learners", 1, 64),
-                                ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
-                                ("max_steps", 0, 10**7), ("image_size", 16, 1024), ("latency", 0, 10), ("latency_jitter", 0, 10),
-                                ("start_pool", 2, 65_536), ("start_rows", 1, 65_536), ("start_uniform", 0, 0.99),
-                                ("share_foreign", 0, 10**6), ("share_keep", 8, 4096), ("demos_most", 0, 900)):
+        for name, low, high in (
+            ("steps", 0, 10**12),
+            ("envs", 1, 10**6),
+            ("threads", 0, 4096),
+            ("seed", 0, 2**31 - 1),
+            ("eval_episodes", 1, 10**6),
+            ("torch_threads", 1, 4096),
+            ("eval_every", 0, 10**12),
+            ("dream", 0, 0.99),
+            ("dream_hard", 0, 1),
+            ("dream_refit", 1, 10**12),
+            ("dream_updates", 1, 10**7),
+            ("eval_envs", 0, 10**6),
+            ("target", 0, 1),
+            ("patience", 0, 10**6),
+            ("workers", 0, 4096),
+            ("learners", 1, 64),
+            ("max_staleness", 0, 10**6),
+            ("over_provision", 1, 1e6),
+            ("periodic", 0, 10**6),
+            ("hang", 1, 1e6),
+            ("max_steps", 0, 10**7),
+            ("image_size", 16, 1024),
+            ("latency", 0, 10),
+            ("latency_jitter", 0, 10),
+            ("start_pool", 2, 65_536),
+            ("start_rows", 1, 65_536),
+            ("start_uniform", 0, 0.99),
+            ("share_foreign", 0, 10**6),
+            ("share_keep", 8, 4096),
+            ("demos_most", 0, 900),
+        ):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not own:
@@ -223,12 +306,22 @@ def replay_options(config: TrainConfig) -> OffPolicyOptions:
 def load_config(folder: Path) -> TrainConfig:
     """The configuration of a run folder (its run.json); UserError if it is damaged."""
     from robo_rl import files
+
     saved = files.read_json(folder / "run.json")
     try:
         saved = old_names.options(saved["config"])
-        nested = {"policy": PolicyOptions, "data": DataOptions, "bc": BcOptions, "rl": method_options(saved["algo"])}
+        nested = {
+            "policy": PolicyOptions,
+            "data": DataOptions,
+            "bc": BcOptions,
+            "rl": method_options(saved["algo"]),
+        }
         known = {f.name for f in fields(TrainConfig)}
-        return TrainConfig(**{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known})
+        return TrainConfig(
+            **{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known}
+        )
     except (TypeError, KeyError, AttributeError) as e:
-        raise UserError(f"{folder / 'run.json'} is damaged or of another version of robo_rl ({e!r}); restore it from "
-                        "a copy or start a new run") from e
+        raise UserError(
+            f"{folder / 'run.json'} is damaged or of another version of robo_rl ({e!r}); restore it from "
+            "a copy or start a new run"
+        ) from e

@@ -1,4 +1,5 @@
-"""Configurations as text: read from TOML or JSON (`--config`), merged over a recipe, printed with the origin of each value."""
+"""Configurations as text: read from TOML or JSON (`--config`), merged over a recipe, printed with the origin
+of each value."""
 
 import json
 import tomllib
@@ -17,6 +18,7 @@ COMMAND_ONLY = ("resume", "out")  # of one run, not of its configuration
 def read_config(path: Path) -> dict:
     """The document of a .toml or .json file: what --print-config prints, or a run's run.json."""
     from robo_rl import files
+
     try:
         if path.suffix == ".json":
             document = files.read_json(path)
@@ -24,14 +26,20 @@ def read_config(path: Path) -> dict:
         else:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"--config: {path} cannot be read ({getattr(e, 'strerror', None) or e}); give a .toml or .json file") from None
+        raise UserError(
+            f"--config: {path} cannot be read ({getattr(e, 'strerror', None) or e}); give a .toml or .json "
+            "file"
+        ) from None
     except tomllib.TOMLDecodeError as e:
-        raise UserError(f"--config: {path} is no TOML ({e}); robo_rl train --print-config > FILE.toml writes one") from None
+        raise UserError(
+            f"--config: {path} is no TOML ({e}); robo_rl train --print-config > FILE.toml writes one"
+        ) from None
     return old_names.options({k: v for k, v in document.items() if k not in COMMAND_ONLY})
 
 
 def merged(base: TrainConfig, document: Mapping, where: str = "--config") -> TrainConfig:
-    """`base` with the values of `document` (nested as TrainConfig is); UserError names what it does not know."""
+    """`base` with the values of `document` (nested as TrainConfig is); UserError names what it does not
+    know."""
     return _merged(base, document, where, "")
 
 
@@ -41,8 +49,14 @@ def _merged(base, document: Mapping, where: str, above: str):
         name = f"{above}{key}"
         if key not in known:
             near = get_close_matches(key, known, 1)
-            raise UserError(f"{where}: there is no option {name}" + (f"; did you mean {above}{near[0]}?" if near else
-                            f" of {type(base).__name__}; robo_rl train --print-config lists them"))
+            raise UserError(
+                f"{where}: there is no option {name}"
+                + (
+                    f"; did you mean {above}{near[0]}?"
+                    if near
+                    else f" of {type(base).__name__}; robo_rl train --print-config lists them"
+                )
+            )
         now = getattr(base, key)
         if is_dataclass(now):
             if not isinstance(value, Mapping):
@@ -73,8 +87,8 @@ def flat(tree: Mapping, above: str = "") -> dict[str, object]:
 
 
 def origins(steps: Iterable[tuple[str | Mapping[str, str], TrainConfig]]) -> dict[str, str]:
-    """{dotted name: who set it last}, of configurations in the order in which they were made, each with its maker's name, or with the
-    maker's name of each option that changed."""
+    """{dotted name: who set it last}, of configurations in the order in which they were made, each with its
+    maker's name, or with the maker's name of each option that changed."""
     out: dict[str, str] = {}
     before: dict[str, object] = {}
     for who, config in steps:
@@ -87,7 +101,8 @@ def origins(steps: Iterable[tuple[str | Mapping[str, str], TrainConfig]]) -> dic
 
 
 def as_toml(config: TrainConfig, origin: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> str:
-    """The configuration as TOML, each value with its origin as a comment; what is chosen for the machine (None) as a comment.
+    """The configuration as TOML, each value with its origin as a comment; what is chosen for the machine
+    (None) as a comment.
 
     `reasons` {origin: why}: those of the origins that occur stand at the top.
     """
@@ -98,7 +113,14 @@ def as_toml(config: TrainConfig, origin: Mapping[str, str], reasons: Mapping[str
         table, _, key = name.rpartition(".")
         if name in COMMAND_ONLY:
             continue
-        text = f"# {key} is chosen for the machine" if value is None else \
-            f"{key} = {json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)}"
+        text = (
+            f"# {key} is chosen for the machine"
+            if value is None
+            else f"{key} = "
+            f"{json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)}"
+        )
         (tables.setdefault(table, []) if table else plain).append(f"{text}  # {origin[name]}")
-    return "\n".join(plain + [line for table, lines in tables.items() for line in ("", f"[{table}]", *lines)]) + "\n"
+    return (
+        "\n".join(plain + [line for table, lines in tables.items() for line in ("", f"[{table}]", *lines)])
+        + "\n"
+    )

@@ -10,7 +10,8 @@ from robo_rl.human.console.options import ConsoleOptions
 
 
 def open_session(options: ConsoleOptions):
-    """(ConsoleSession of a run, its run folder). UserError: no run, no checkpoint, or the device cannot be opened."""
+    """(ConsoleSession of a run, its run folder). UserError: no run, no checkpoint, or the device cannot be
+    opened."""
     import torch
 
     from robo_rl.checkpoint import load_policy
@@ -29,12 +30,27 @@ def open_session(options: ConsoleOptions):
     limit = probe.spec.max_steps
     probe.close()
     env = make_env(replace(config, max_steps=TIME_LIMITS * limit), options.robots, render=config.obs != "rgb")
-    recorder = CorrectionRecorder(source / "corrections", source / "console.journal", env.spec, options.robots, marks=source / "marks")
-    device = open_device(options.device, lambda namespace: open_leader_arm(namespace, env.spec)) if options.device else None
+    recorder = CorrectionRecorder(
+        source / "corrections", source / "console.journal", env.spec, options.robots, marks=source / "marks"
+    )
+    device = (
+        open_device(options.device, lambda namespace: open_leader_arm(namespace, env.spec))
+        if options.device
+        else None
+    )
     if options.policy:
         from robo_rl.experiment.lerobot_policy import for_console, start_policy
-        policy = for_console(start_policy(options.policy, options.lerobot_python, options.lerobot_cameras, policy.spec,
-                                          options.execute or policy.options.execute, options.seed))
+
+        policy = for_console(
+            start_policy(
+                options.policy,
+                options.lerobot_python,
+                options.lerobot_cameras,
+                policy.spec,
+                options.execute or policy.options.execute,
+                options.seed,
+            )
+        )
     return ConsoleSession(env, policy, recorder, options, limit, device), source
 
 
@@ -52,11 +68,15 @@ def need_websockets() -> None:
 def open_page(session, options: ConsoleOptions, say: Callable[[str], None]):
     """The console's page on these robots, served from a thread of its own; its addresses go to `say`."""
     from robo_rl.human.console.server import ConsoleServer
+
     server = ConsoleServer(session, options.host, options.port, options.operators, options.url)
     server.start()
     if options.host not in LOOPBACK:
-        say(f"robo_rl: listening on {options.host}: everybody who can reach this machine and has an address "
-            "can move the robots, and nothing is encrypted (docs/howto/console.md: ssh -L, or a proxy with TLS)")
+        say(
+            f"robo_rl: listening on {options.host}: everybody who can reach this machine and has an address "
+            "can move the robots, and nothing is encrypted (docs/howto/console.md: ssh -L, or a proxy with "
+            "TLS)"
+        )
     tell_addresses(server, say)
     return server
 
@@ -67,21 +87,28 @@ def tell_addresses(server, say: Callable[[str], None]) -> None:
         say(f"{name}: {address}")
 
 
-def serve_session(session, options: ConsoleOptions, goes_on: Callable[[], bool], say: Callable[[str], None]) -> None:
-    """Step a `ConsoleSession` and serve its page until it is done, its time is over or the user asks for the end."""
+def serve_session(
+    session, options: ConsoleOptions, goes_on: Callable[[], bool], say: Callable[[str], None]
+) -> None:
+    """Step a `ConsoleSession` and serve its page until it is done, its time is over or the user asks for the
+    end."""
     from robo_rl.human.console.terminal import TerminalRequests
+
     need_websockets()
     with TerminalRequests() as requests:
         server = open_page(session, options, say)
 
         def tell() -> None:
-            say("Each address works once. New ones, old sessions end: press Enter here, or "
-                f"kill -USR1 {os.getpid()}")
+            say(
+                "Each address works once. New ones, old sessions end: press Enter here, or "
+                f"kill -USR1 {os.getpid()}"
+            )
 
         def renew() -> None:
             server.renew()
             tell_addresses(server, say)
             tell()
+
         tell()
         session.run(requests, options.seconds, renew, goes_on)
         server.stop()
@@ -91,31 +118,40 @@ def open_leader_arm(namespace: str, spec):
     """A leader arm whose topics begin with `namespace` ("": with none), for robots of this ControlSpec."""
     from robo_rl.experiment.wire import connect
     from robo_rl.human.leader_arm import check_tool_state
+
     check_tool_state(spec.state_names)
-    steps = [next((a.high for a in spec.axes if a.kind == "delta" and a.unit == unit), 0.0) for unit in ("m", "rad")]
+    steps = [
+        next((a.high for a in spec.axes if a.kind == "delta" and a.unit == unit), 0.0)
+        for unit in ("m", "rad")
+    ]
     if not all(steps):
         raise UserError("a leader arm moves the hand: it needs a run of --control ee_delta")
     return leader_on(connect("robo_rl_console", namespace=namespace), (steps[0], steps[1]))
 
 
 def leader_on(wire, full: tuple[float, float]):
-    """The leader arm whose topics are on this wire. full: metres and radians that a full command moves a tool."""
+    """The leader arm whose topics are on this wire. full: metres and radians that a full command moves a
+    tool."""
     from robo_rl.human.leader_arm import LeaderArm
+
     return LeaderArm(PoseReader(wire), full)
 
 
 class PoseReader:
-    """() -> (position [3] [m], quaternion wxyz [4], gripper -1 .. 1) that an arm published last; None: it is silent."""
+    """() -> (position [3] [m], quaternion wxyz [4], gripper -1 .. 1) that an arm published last; None: it is
+    silent."""
 
     def __init__(self, wire):
         from controllers.arm_topics import GRIPPER_STATE
         from controllers.transport import JointState, PoseStamped
+
         self.wire = wire
         self.pose = wire.subscription("current_pose", PoseStamped)
         self.gripper = wire.subscription(GRIPPER_STATE, JointState)
 
     def __call__(self):
         from robo_rl.human.leader_arm import SILENCE
+
         got, grip = self.pose.latest(), self.gripper.latest()
         if got is None or self.wire.now() - got.at > SILENCE:
             return None

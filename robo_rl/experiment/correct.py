@@ -1,7 +1,8 @@
 """Rounds of correction: episodes with people beside the robots, a refit on what they did, an evaluation.
 
 The result is a run folder of its own (`robo_rl eval`, `report` and another `correct` take it) that also holds
-`corrections/`, the LeRobot v3 data set with source and phase of every step, and `rounds.json`, statistics and success per round.
+`corrections/`, the LeRobot v3 data set with source and phase of every step, and `rounds.json`, statistics and
+success per round.
 """
 
 import shutil
@@ -27,15 +28,18 @@ def demos_of(run: Path, config) -> Path | None:
 
 
 def read_rounds(folder: Path) -> list[dict]:
-    """The rounds that are done in a folder of `correct`: round, operator_stats, eval; [] for another folder."""
+    """The rounds that are done in a folder of `correct`: round, operator_stats, eval; [] for another
+    folder."""
     from robo_rl import files
+
     path = folder / "rounds.json"
     return [old_names.round_stats(entry) for entry in files.read_json(path, list)] if path.exists() else []
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectResult:
-    """rounds: the entries of rounds.json; report: success of the best round on starts that nothing was chosen on."""
+    """rounds: the entries of rounds.json; report: success of the best round on starts that nothing was chosen
+    on."""
 
     folder: Path
     rounds: list[dict]
@@ -59,10 +63,17 @@ def correct(options: CorrectOptions) -> CorrectResult:
 
 
 class CorrectionRounds:
-    """Writes one folder of rounds. config, source, checkpoint: of the run whose policy practises; out: the folder."""
+    """Writes one folder of rounds. config, source, checkpoint: of the run whose policy practises; out: the
+    folder."""
 
     def __init__(self, options: CorrectOptions, config, source: Path, checkpoint: Path, out: Path):
-        self.options, self.config, self.source, self.checkpoint, self.out = options, config, source, checkpoint, out
+        self.options, self.config, self.source, self.checkpoint, self.out = (
+            options,
+            config,
+            source,
+            checkpoint,
+            out,
+        )
 
     def run(self) -> CorrectResult:
         """Practise, refit and evaluate, round by round."""
@@ -92,10 +103,14 @@ class CorrectionRounds:
                 self.rounds.append({"round": 0, "operator_stats": {}, "eval": self.evaluate(0)})
                 self.save(0)
             self.env = self.practice_env()
-            practice = Practice(o, self.env, self.eval_env, self.out, demos_of(self.source, self.config), self.progress)
+            practice = Practice(
+                o, self.env, self.eval_env, self.out, demos_of(self.source, self.config), self.progress
+            )
             recorded = o.operator == "console"
             for r in range(len(self.rounds), (1 if recorded else o.rounds) + 1):
-                stats = recorded_stats(self.source / "corrections") if recorded else self.practise(practice, r)
+                stats = (
+                    recorded_stats(self.source / "corrections") if recorded else self.practise(practice, r)
+                )
                 self.refit(r)
                 self.rounds.append({"round": r, "operator_stats": stats, "eval": self.evaluate(r)})
                 self.save(r)
@@ -107,6 +122,7 @@ class CorrectionRounds:
         """The robots that practise, filmed where that is asked for and anything draws them."""
         from robo_rl.experiment.envs import make_env
         from robo_rl.film import FilmedEnv
+
         config, o = replace(self.config, max_steps=self.limit), self.options
         if o.video and o.operator != "console":
             try:
@@ -116,8 +132,10 @@ class CorrectionRounds:
         return make_env(config, o.robots)
 
     def practise(self, practice: "Practice", r: int) -> dict[str, float]:
-        """Round r of practice -> its statistics; its film is written when it is over: videos/round_<r>.mp4."""
+        """Round r of practice -> its statistics; its film is written when it is over:
+        videos/round_<r>.mp4."""
         from robo_rl.film import COUNT, FilmedEnv, write_film
+
         if isinstance(self.env, FilmedEnv):
             self.env.film_next(COUNT, f"round {r}, with help")
         stats = practice.run(self.policy, r)
@@ -127,28 +145,45 @@ class CorrectionRounds:
         return stats
 
     def begin(self) -> None:
-        """Write run.json of the result: the run's own, with where it came from. UserError: the folder is another's."""
+        """Write run.json of the result: the run's own, with where it came from. UserError: the folder is
+        another's."""
         from robo_rl import files
+
         path = self.out / "run.json"
         mine = {"from": str(self.source), "checkpoint": self.checkpoint.name, "options": asdict(self.options)}
         if path.exists():
             before = files.read_json(path).get("correct")
             if not isinstance(before, dict):
-                raise UserError(f"--out: {self.out} holds a run that is not of robo_rl correct; choose another folder")
+                raise UserError(
+                    f"--out: {self.out} holds a run that is not of robo_rl correct; choose another folder"
+                )
             had = {"detector": "float"} | old_names.options(before["options"], old_names.CORRECT)
             for group, options in (("bc", BcOptions()), ("scripted_operator", ScriptedOperatorOptions())):
                 if isinstance(had.get(group), dict):  # an option that was not there then is at its default
                     had[group] = files.plain(asdict(options)) | had[group]
-            differ = [k for k, v in files.plain(mine["options"]).items() if had.get(k) != v
-                      and k not in ("rounds", "json", "out", "run", "video")]
+            differ = [
+                k
+                for k, v in files.plain(mine["options"]).items()
+                if had.get(k) != v and k not in ("rounds", "json", "out", "run", "video")
+            ]
             if differ:
-                raise UserError(f"--out: {self.out} was begun with another --{differ[0].replace('_', '-')}; "
-                                "choose another folder or the same options")
+                raise UserError(
+                    f"--out: {self.out} was begun with another --{differ[0].replace('_', '-')}; "
+                    "choose another folder or the same options"
+                )
             return
         document = files.read_json(self.source / "run.json")
         config = asdict(self.config) | {"demos": str(demos_of(self.source, self.config) or 0)}
-        files.write_json(path, {**document, "name": self.out.name, "config": config, "correct": mine,
-                                "created": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+        files.write_json(
+            path,
+            {
+                **document,
+                "name": self.out.name,
+                "config": config,
+                "correct": mine,
+                "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            },
+        )
 
     def refit(self, r: int) -> None:
         """Train the policy on by behaviour cloning on demonstrations and corrections."""
@@ -162,14 +197,21 @@ class CorrectionRounds:
         shares = [o.demo_share, 1 - o.demo_share] if demos else None
         own = o.protocol == "armada" if o.learn_from_successes is None else o.learn_from_successes
         try:
-            sample = segment_sampler(parts, self.policy.spec, self.policy.options.horizon, own, shares, o.phases)
+            sample = segment_sampler(
+                parts, self.policy.spec, self.policy.options.horizon, own, shares, o.phases
+            )
         except UserError as e:
             self.progress.say(f"round {r}: {e}")
             return
         self.progress.start("sft", o.bc.updates, "updates")
         self.policy.train()
-        bc.train(self.policy, sample, o.bc, o.seed * 1000 + r,
-                 lambda update, loss: self.progress.update(update, note=f"loss {loss:.3f}"))
+        bc.train(
+            self.policy,
+            sample,
+            o.bc,
+            o.seed * 1000 + r,
+            lambda update, loss: self.progress.update(update, note=f"loss {loss:.3f}"),
+        )
         self.policy.eval()
 
     def evaluate(self, r: int) -> dict:
@@ -177,7 +219,8 @@ class CorrectionRounds:
         return self.measure(f"round_{r}", r, CHOOSE, f"round {r}")
 
     def measure(self, label: str, r: int, which: int, title: str) -> dict:
-        """Success without help of the policy of round `r` on the starts of list `which`; also as evals/<label>.json."""
+        """Success without help of the policy of round `r` on the starts of list `which`; also as
+        evals/<label>.json."""
         from robo_rl import files
         from robo_rl.evaluation import eval_starts, evaluate
         from robo_rl.stats import wilson
@@ -186,20 +229,34 @@ class CorrectionRounds:
         result = evaluate(self.eval_env, self.policy, starts, which)
         rate, low, high = wilson(sum(result["success"]), len(starts))
         (self.out / "evals").mkdir(exist_ok=True)
-        files.write_json(self.out / "evals" / f"{label}.json", result | {
-            "label": label, "step": r, "n": len(starts), "starts": starts.tolist(), "list": which, "wilson": [low, high],
-            "time": 0.0})
-        self.progress.say(f"{title:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  (starts of "
-                          f"list {which}, {'reported' if which == REPORT else 'which choose'})")
+        files.write_json(
+            self.out / "evals" / f"{label}.json",
+            result
+            | {
+                "label": label,
+                "step": r,
+                "n": len(starts),
+                "starts": starts.tolist(),
+                "list": which,
+                "wilson": [low, high],
+                "time": 0.0,
+            },
+        )
+        self.progress.say(
+            f"{title:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  "
+            f"(starts of list {which}, {'reported' if which == REPORT else 'which choose'})"
+        )
         return {"success": rate, "low": low, "high": high, "n": len(starts), "list": which}
 
     def best_round(self) -> dict:
-        """The round with the most success on the starts that choose; the last of equals, which learnt from most."""
+        """The round with the most success on the starts that choose; the last of equals, which learnt from
+        most."""
         return max(self.rounds, key=lambda x: (x["eval"]["success"], x["round"]))
 
     def report(self) -> dict:
         """Success of the best round on starts that nothing was chosen on; also as evals/best.json."""
         from robo_rl import checkpoint
+
         r = self.best_round()["round"]
         self.policy, _ = checkpoint.load_policy(self.out / "checkpoints" / checkpoint.name(r))
         return {"round": r} | self.measure("best", r, REPORT, "best round")
@@ -208,13 +265,21 @@ class CorrectionRounds:
         """rounds.json, then the checkpoint of the round (its presence says that the round is whole)."""
         from robo_rl import checkpoint, files
         from robo_rl.experiment.practice import STATS
+
         files.write_json(self.out / "rounds.json", self.rounds)
         best = self.best_round()
         path = self.out / "checkpoints"
         path.mkdir(exist_ok=True)
-        checkpoint.save_checkpoint(path / checkpoint.name(r), self.policy, {}, {
-            "step": r, "best": {"success": best["eval"]["success"], "return": 0.0, "step": best["round"]},
-            "finished": True})
+        checkpoint.save_checkpoint(
+            path / checkpoint.name(r),
+            self.policy,
+            {},
+            {
+                "step": r,
+                "best": {"success": best["eval"]["success"], "return": 0.0, "step": best["round"]},
+                "finished": True,
+            },
+        )
         for name in (STATS, old_names.STATS_FILE[STATS]):
             (self.out / name).unlink(missing_ok=True)
         for old in checkpoint.checkpoints(self.out)[:-2]:

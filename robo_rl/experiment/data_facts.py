@@ -1,7 +1,9 @@
-"""What a run keeps of the data set that it learnt from without a simulator, for `robo_rl deploy` and `serve`: RUN/dataset.json.
+"""What a run keeps of the data set that it learnt from without a simulator, for `robo_rl deploy` and `serve`:
+RUN/dataset.json.
 
     {"robot": "so101", "rate": 30.0, "tasks": ["pick"], "sim": "", "scale": [],
-     "action": {"names": [...], "unit": [...], "kind": [...]}, "state": {"names": [...], "low": [...], "high": [...]}}
+     "action": {"names": [...], "unit": [...], "kind": [...]}, "state": {"names": [...], "low": [...], "high":
+     [...]}}
 
 `sim` and `scale` (the value of a command of 1, per axis) are of a data set that an env of ours recorded.
 """
@@ -18,7 +20,8 @@ NAME = "dataset.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
-    """rate [1/s]; action, unit, kind: of each column of the action; state: names, low, high: what they were within (): not known."""
+    """rate [1/s]; action, unit, kind: of each column of the action; state: names, low, high: what they were
+    within (): not known."""
 
     robot: str = ""
     rate: float = 0.0
@@ -36,13 +39,23 @@ class DataFacts:
 def facts_of(data) -> DataFacts:
     """Of an open data set."""
     from robo_rl.data.labels import units_of
+
     meta, f = data.meta, data.features
     units = units_of(meta)
     spec = meta.spec
-    return DataFacts(robot=f.robot, rate=float(f.fps), tasks=tuple(data.tasks), sim="" if spec is None else spec.sim,
-                     scale=() if spec is None else tuple(float(a.high) for a in spec.axes), action=tuple(f.action),
-                     unit=units.unit if units else (), kind=units.kind if units else (), state=tuple(f.state),
-                     low=tuple(data.state.min(0).astype(float).tolist()), high=tuple(data.state.max(0).astype(float).tolist()))
+    return DataFacts(
+        robot=f.robot,
+        rate=float(f.fps),
+        tasks=tuple(data.tasks),
+        sim="" if spec is None else spec.sim,
+        scale=() if spec is None else tuple(float(a.high) for a in spec.axes),
+        action=tuple(f.action),
+        unit=units.unit if units else (),
+        kind=units.kind if units else (),
+        state=tuple(f.state),
+        low=tuple(data.state.min(0).astype(float).tolist()),
+        high=tuple(data.state.max(0).astype(float).tolist()),
+    )
 
 
 def write_facts(folder: Path, data) -> None:
@@ -51,21 +64,28 @@ def write_facts(folder: Path, data) -> None:
 
 
 def read_facts(folder: Path, demos: str) -> DataFacts:
-    """Of a run folder; of a run that kept none, those of its data set where that is still there; else empty. UserError: damaged."""
+    """Of a run folder; of a run that kept none, those of its data set where that is still there; else empty.
+    UserError: damaged."""
     path = folder / NAME
     if not path.is_file():
         if not (Path(demos) / "meta" / "info.json").is_file():
             return DataFacts()
         from robo_rl.data.reader import load
+
         return facts_of(load(demos))
     raw: dict[str, Any] = files.read_json(path)
     try:
         made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
         facts = DataFacts(**made)
-        good = all(isinstance(getattr(facts, k), str) for k in ("robot", "sim")) and isinstance(facts.rate, (int, float))
+        good = all(isinstance(getattr(facts, k), str) for k in ("robot", "sim")) and isinstance(
+            facts.rate, (int, float)
+        )
         good &= all(isinstance(getattr(facts, k), tuple) for k in made if k not in ("robot", "sim", "rate"))
     except TypeError:
         good = False
     if not good:
-        raise UserError(f"{path} is damaged; take it away and leave the data set at {demos}, or state what it said (robo_rl deploy --help)")
+        raise UserError(
+            f"{path} is damaged; take it away and leave the data set at {demos}, or state what it said "
+            "(robo_rl deploy --help)"
+        )
     return facts

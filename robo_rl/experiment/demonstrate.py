@@ -1,7 +1,9 @@
-"""A person's demonstrations: one robot of any env, driven by a device or from the console's page, episode after episode.
+"""A person's demonstrations: one robot of any env, driven by a device or from the console's page, episode
+after episode.
 
-The robot stands still until somebody drives. An episode ends when the env says so or the person marks it; what they drove is recorded,
-not the pauses between. Frames are journaled before they count, so `kill -9` costs no episode.
+The robot stands still until somebody drives. An episode ends when the env says so or the person marks it;
+what they drove is recorded, not the pauses between. Frames are journaled before they count, so `kill -9`
+costs no episode.
 """
 
 from collections.abc import Callable
@@ -26,10 +28,12 @@ TIME_LIMITS = 40  # times the task's own limit that a person has for an episode
 
 
 class StandStill:
-    """The policy of a robot that nobody drives: it decides nothing, for it never acts (the operator's phase is then pause)."""
+    """The policy of a robot that nobody drives: it decides nothing, for it never acts (the operator's phase
+    is then pause)."""
 
     def __init__(self, spec):
         from robo_rl.policies import ObsSpec
+
         self.options = SimpleNamespace(execute=1)
         self.spec = ObsSpec(state=max(1, len(spec.state_names)), action=len(spec.axes))
 
@@ -46,13 +50,21 @@ def demonstration(episode: Episode, keep: str) -> Episode | None:
     reward = episode.reward[human]
     if episode.success and not reward.any():  # the person's word is worth what the env's would be
         reward[-1] = 1
-    return replace(episode, state=episode.state[human], action=episode.action[human], reward=reward, source="human", phase=None,
-                   images={view: x[human] for view, x in episode.images.items()})
+    return replace(
+        episode,
+        state=episode.state[human],
+        action=episode.action[human],
+        reward=reward,
+        source="human",
+        phase=None,
+        images={view: x[human] for view, x in episode.images.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstrated:
-    """Episodes that were kept, successes among them, how many there were, and how many the data set now has."""
+    """Episodes that were kept, successes among them, how many there were, and how many the data set now
+    has."""
 
     kept: int
     successes: int
@@ -65,8 +77,12 @@ class DeviceSession:
 
     def __init__(self, env, operator: DeviceOperator, recorder: CorrectionRecorder, starts):
         self.recorder, self.operator = recorder, operator
-        self.fleet = RobotFleet(InterventionEnv(env, operator, blend=0, freeze=hasattr(env, "get_state")), StandStill(env.spec), starts,
-                                on_episode=recorder.end_episode)
+        self.fleet = RobotFleet(
+            InterventionEnv(env, operator, blend=0, freeze=hasattr(env, "get_state")),
+            StandStill(env.spec),
+            starts,
+            on_episode=recorder.end_episode,
+        )
         self.fleet.on_discard = recorder.drop_episode
         operator.tool = lambda: tool_of(self.fleet.obs["state"][0], env.spec.state_names)
 
@@ -79,8 +95,9 @@ class DeviceSession:
 
 
 def demonstrate(options, env, folder: Path, limit: int, say: Callable[[str], None]) -> Demonstrated:
-    """Let the person of `options` (a `CollectOptions`) drive robot 0 of `env` until so many episodes are recorded in `folder`, or they
-    stop. limit: control steps of the task's own episodes; say: receives lines, such as the console's address.
+    """Let the person of `options` (a `CollectOptions`) drive robot 0 of `env` until so many episodes are
+    recorded in `folder`, or they stop. limit: control steps of the task's own episodes; say: receives lines,
+    such as the console's address.
 
     UserError: the device is not there, or was lost.
     """
@@ -91,9 +108,12 @@ def demonstrate(options, env, folder: Path, limit: int, say: Callable[[str], Non
         tried.append(1)
         if found is not None:
             successes.append(found.success)
-            say(f"episode {len(successes)} of {options.episodes}: {'success' if found.success else 'failure'}, "
-                f"{len(found) * env.spec.period:.1f} s")
+            say(
+                f"episode {len(successes)} of {options.episodes}: "
+                f"{'success' if found.success else 'failure'}, {len(found) * env.spec.period:.1f} s"
+            )
         return found
+
     spec = replace(env.spec, max_steps=limit)
     recorder = CorrectionRecorder(folder, folder.with_name(folder.name + ".journal"), spec, 1, made=made)
     tried.clear()
@@ -124,12 +144,17 @@ def drive_by_device(options, env, recorder: CorrectionRecorder, goes_on: Callabl
         operator.device.close()
 
 
-def drive_from_console(options, env, limit: int, recorder: CorrectionRecorder, goes_on: Callable[[], bool], say) -> None:
+def drive_from_console(
+    options, env, limit: int, recorder: CorrectionRecorder, goes_on: Callable[[], bool], say
+) -> None:
     """The person is at the console's page, with a device beside it if asked."""
     from robo_rl.experiment.console import serve_session
     from robo_rl.human.console.options import ConsoleOptions
     from robo_rl.human.console.session import ConsoleSession
-    shown = ConsoleOptions(run="", robots=1, port=options.port, host=options.host, speed=options.speed or 1.0, seed=options.seed)
+
+    shown = ConsoleOptions(
+        run="", robots=1, port=options.port, host=options.host, speed=options.speed or 1.0, seed=options.seed
+    )
     device = open_person(options.device, env.spec) if options.device else None
     session = ConsoleSession(env, StandStill(env.spec), recorder, shown, limit, device, alone=PAUSE)
     serve_session(session, shown, goes_on, say)

@@ -1,4 +1,5 @@
-"""Run a run's policy on an arm: over a transport in real time, or on a simulated arm in lockstep in this process."""
+"""Run a run's policy on an arm: over a transport in real time, or on a simulated arm in lockstep in this
+process."""
 
 import os
 import secrets
@@ -29,16 +30,35 @@ BRAKE_PERIODS = 25  # control periods after the end, to brake
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
-    """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything is lost."""
+    """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything
+    is lost."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The policy": ("checkpoint", "task", "policy", "lerobot_python", "lerobot_cameras", "execute", "token", "instruction", "seed",
-                       "chunking"),
+        "The policy": (
+            "checkpoint",
+            "task",
+            "policy",
+            "lerobot_python",
+            "lerobot_cameras",
+            "execute",
+            "token",
+            "instruction",
+            "seed",
+            "chunking",
+        ),
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
         "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
         "What is recorded": ("record", "bag", "video"),
-        "What a data set without a simulator did not say": ("rate", "columns", "state_columns", "units", "state_units", "gripper")}
+        "What a data set without a simulator did not say": (
+            "rate",
+            "columns",
+            "state_columns",
+            "units",
+            "state_units",
+            "gripper",
+        ),
+    }
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""
@@ -47,23 +67,26 @@ class DeployOptions:
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
     command: str = ""
-    """pose: tool poses, for a Cartesian controller; joint: joint targets, for joint_impedance_controller; forward_position or
-    joint_trajectory: joint positions for ros2_control's controllers of those names; "": as the robot's file says, else joint for --robot
-    sim and pose for others."""
+    """pose: tool poses, for a Cartesian controller; joint: joint targets, for joint_impedance_controller;
+    forward_position or joint_trajectory: joint positions for ros2_control's controllers of those names; "":
+    as the robot's file says, else joint for --robot sim and pose for others."""
     chunking: Literal["naive", "blend", "rtc", "trained"] = "blend"
-    """Where two chunks meet while inference takes time: naive takes the new one as it is, blend spreads the step, rtc draws the new one to
-    agree with what of the old one will have run (flow policies), trained likewise by a policy taught with --policy.commit."""
+    """Where two chunks meet while inference takes time: naive takes the new one as it is, blend spreads the
+    step, rtc draws the new one to agree with what of the old one will have run (flow policies), trained
+    likewise by a policy taught with --policy.commit."""
     dry_run: bool = False
     """Compute everything, command nothing: poses go to preview/target_pose."""
     transport: str = "dds"
     """dds, or inprocess: a simulated arm of its own in lockstep."""
     policy: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
-    """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; lerobot:FOLDER, a policy that LeRobot saved,
-    in the place of the run's; "": in this process."""
+    """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; lerobot:FOLDER,
+    a policy that LeRobot saved, in the place of the run's; "": in this process."""
     lerobot_python: str = ""
-    """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; "": ROBO_RL_LEROBOT_PYTHON."""
+    """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; "":
+    ROBO_RL_LEROBOT_PYTHON."""
     lerobot_cameras: str = ""
-    """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between, where names differ."""
+    """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between,
+    where names differ."""
     execute: int = 0
     """With --policy lerobot:FOLDER: rows of its chunks that are executed; 0: as many as the run's policy."""
     token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
@@ -75,18 +98,21 @@ class DeployOptions:
     reset: bool = False
     """Reset the arm's governor if it is STOPPED: after someone looked why it stopped."""
     start: int = -1
-    """Reset a simulated arm's scene to this start, 0 or above; -1: leave it as it is (--transport inprocess: start 0)."""
+    """Reset a simulated arm's scene to this start, 0 or above; -1: leave it as it is (--transport inprocess:
+    start 0)."""
     namespace: str = ""
     """Prefix of all topics."""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
+    addresses: wg0,10.0.0.2."""
     security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
+    none."""
     name: str = ""
-    """Name of the lease on the arm, which is taken at the start and given up at the end; the same name takes over at once, another waits
-    until it ends. "": one of this process."""
+    """Name of the lease on the arm, which is taken at the start and given up at the end; the same name takes
+    over at once, another waits until it ends. "": one of this process."""
     lease: float = 2.0
     """Seconds after which the arm lets others in when it hears no more of this process, 0.5 to 3600."""
     model: str = ""
@@ -108,8 +134,8 @@ class DeployOptions:
     rate: Annotated[float, tyro.conf.arg(metavar="HZ")] = 0.0
     """Actions a second, to 1000; 0: as the data set says."""
     columns: str = ""
-    """What each number of the action is, in order: a joint's name, gripper, dx dy dz rx ry rz (moves of the tool), - (unused); "": by its
-    name."""
+    """What each number of the action is, in order: a joint's name, gripper, dx dy dz rx ry rz (moves of the
+    tool), - (unused); "": by its name."""
     state_columns: str = ""
     """The same of the state: also JOINT_velocity, x y z roll pitch yaw (of the tool), - (always 0)."""
     units: str = ""
@@ -135,13 +161,16 @@ class DeployOptions:
             if getattr(self, name) and not foreign:
                 raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
         if foreign and self.chunking in ("rtc", "trained"):
-            raise UserError(f"--chunking {self.chunking} asks for rows that agree with others, which LeRobot's policies are not asked for: "
-                            "use blend or naive")
+            raise UserError(
+                f"--chunking {self.chunking} asks for rows that agree with others, which LeRobot's policies "
+                "are not asked for: use blend or naive"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class DeployResult:
-    """How a deployment ended. success_at: when the task was done [s], None if it was not; state, reason: of the governor."""
+    """How a deployment ended. success_at: when the task was done [s], None if it was not; state, reason: of
+    the governor."""
 
     seconds: float
     success_at: float | None
@@ -155,35 +184,73 @@ class DeployResult:
 
 
 def choose_actor(options: DeployOptions):
-    """(who acts, the run's config, ObsSpec): the run's policy, or a LeRobot one in its place. UserError: it does not act so."""
+    """(who acts, the run's config, ObsSpec): the run's policy, or a LeRobot one in its place. UserError: it
+    does not act so."""
     if options.policy.startswith("lerobot:"):
         from robo_rl.experiment.lerobot_policy import lerobot_actor
-        return lerobot_actor(options.run, options.checkpoint, options.task, options.instruction, options.execute)
+
+        return lerobot_actor(
+            options.run, options.checkpoint, options.task, options.instruction, options.execute
+        )
     from robo_rl.experiment.policy_server import load_actor
-    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
+
+    act, config, spec = load_actor(
+        options.run, options.checkpoint, options.seed, options.instruction, options.task
+    )
     return act.choose(options.chunking), config, spec
 
 
 def open_policy(options: DeployOptions, act, period: float):
-    """(policy client, the server process that it started or None); act: the policy in this process, period: of control [s]."""
+    """(policy client, the server process that it started or None); act: the policy in this process, period:
+    of control [s]."""
     from controllers.chunking import PATIENCE
     from controllers.policy_client import InProcessPolicy
     from controllers.remote import RemotePolicyClient, read_token
+
     if not options.policy:
         return InProcessPolicy(act), None
     if options.policy.startswith("lerobot:"):
         from robo_rl.experiment.lerobot_policy import LeRobotClient, start_policy
-        policy = start_policy(options.policy, options.lerobot_python, options.lerobot_cameras, act.spec, act.execute, options.seed)
+
+        policy = start_policy(
+            options.policy,
+            options.lerobot_python,
+            options.lerobot_cameras,
+            act.spec,
+            act.execute,
+            options.seed,
+        )
         return LeRobotClient(policy, act.instruction, PATIENCE * period), None
     if options.policy != "process":
         from robo_rl.experiment.folder import pick_checkpoint
         from robo_rl.experiment.policy_server import TOKEN_FILE
+
         token_file = options.token or pick_checkpoint(Path(options.run), options.checkpoint)[0] / TOKEN_FILE
         return RemotePolicyClient(options.policy, read_token(token_file), PATIENCE * period), None
     token = secrets.token_urlsafe(32)
-    server = subprocess.Popen([sys.executable, "-m", "robo_rl", "serve", options.run, "--port", "0", "--seed", str(options.seed),
-                               "--checkpoint", options.checkpoint, "--instruction", options.instruction, "--task", options.task],
-                              stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"ROBO_RL_TOKEN": token})
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "robo_rl",
+            "serve",
+            options.run,
+            "--port",
+            "0",
+            "--seed",
+            str(options.seed),
+            "--checkpoint",
+            options.checkpoint,
+            "--instruction",
+            options.instruction,
+            "--task",
+            options.task,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"ROBO_RL_TOKEN": token},
+    )
     line = line_with(server, " on ", SERVER_STARTS)
     if not line:
         end(server)
@@ -191,13 +258,19 @@ def open_policy(options: DeployOptions, act, period: float):
     return RemotePolicyClient(line.rsplit(" on ", 1)[1].strip(), token.encode(), PATIENCE * period), server
 
 
-def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Callable[[str], None] = print) -> DeployResult:
-    """Run the policy until it succeeds, its time is over or something is lost. log, warn: receive one line each.
+def deploy(
+    options: DeployOptions, log: Callable[[str], None] = print, warn: Callable[[str], None] = print
+) -> DeployResult:
+    """Run the policy until it succeeds, its time is over or something is lost. log, warn: receive one line
+    each.
 
-    UserError: the policy does not fit the robot, or the robot or the policy was lost (the arm then brakes and holds).
+    UserError: the policy does not fit the robot, or the robot or the policy was lost (the arm then brakes and
+    holds).
     """
     from robo_rl.experiment.folder import pick_checkpoint
-    folder, _ = pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
+
+    # reports a wrong name before torch is loaded
+    folder, _ = pick_checkpoint(Path(options.run), options.checkpoint)
     from controllers.model import arm_model
     from controllers.robot import load_robot
     from robo_rl.experiment.arm import policy_interface
@@ -207,14 +280,27 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     check_speed(options.speed, robot)
     act, config, spec = choose_actor(options)
     if config.sim == "none":
-        task = data_interface(options, folder, config, spec, robot, limits_of(robot, options.speed).speed, not options.policy)
+        task = data_interface(
+            options, folder, config, spec, robot, limits_of(robot, options.speed).speed, not options.policy
+        )
     else:
         refuse_stated(options)
         task = policy_interface(config, spec)
     model = arm_model(robot, options.model)
     name = "" if config.sim == "none" else config.task or "pick_cube"
-    recorder = DeployRecorder(name, robot, task, record=options.record, bag=options.bag, video=options.video,
-                              instruction=options.instruction, go_on=options.go_on, dry_run=options.dry_run, log=log, warn=warn)
+    recorder = DeployRecorder(
+        name,
+        robot,
+        task,
+        record=options.record,
+        bag=options.bag,
+        video=options.video,
+        instruction=options.instruction,
+        go_on=options.go_on,
+        dry_run=options.dry_run,
+        log=log,
+        warn=warn,
+    )
     client, server = open_policy(options, act, task.period)
     try:
         run = deploy_in_process if options.transport == "inprocess" else deploy_on_wire
@@ -228,8 +314,10 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
 
 
 def check_gains(wire, robot, dry_run: bool, warn) -> None:
-    """UserError: the arm's controller is not the one of the robot's file, or has other gains; a dry run says so alone."""
+    """UserError: the arm's controller is not the one of the robot's file, or has other gains; a dry run says
+    so alone."""
     from controllers.readback import gain_faults
+
     try:
         faults = gain_faults(wire, robot, WAIT)
     except UserError as e:
@@ -243,51 +331,71 @@ def check_gains(wire, robot, dry_run: bool, warn) -> None:
 def check_speed(speed: float, robot) -> None:
     """UserError: --speed is above what the robot's cell allows."""
     if robot.cell.speed is not None and speed > robot.cell.speed[0]:
-        raise UserError(f"--speed {speed:g} is above the {robot.cell.speed[0]:g} m/s that the file of robot {robot.name} allows")
+        raise UserError(
+            f"--speed {speed:g} is above the {robot.cell.speed[0]:g} m/s that the file of robot {robot.name} "
+            "allows"
+        )
 
 
 def limits_of(robot, speed: float):
     """Limits of the bridge's governor: the robot's cell, at a tool speed [m/s]."""
     from controllers.pace import limits_at
     from robo_rl.experiment.arm import ACTION_SCALE
+
     limits = limits_at(speed, ACTION_SCALE, frame=robot.base_frame, **robot.cell.limits())
     turn = limits.speed[1] if robot.cell.speed is None else min(limits.speed[1], robot.cell.speed[1])
     return replace(limits, speed=(limits.speed[0], turn))
 
 
 def twin_of(robot, model, task, log):
-    """The arm that the run was trained on, where the robot's joints are not its; None where they are, or the state has none."""
+    """The arm that the run was trained on, where the robot's joints are not its; None where they are, or the
+    state has none."""
     from controllers.data_interface import DataInterface
     from controllers.robot import load_robot
     from controllers.twin import Twin, same_joints
+
     trained = load_robot(TRAINED)
     if robot.name == TRAINED or isinstance(task, DataInterface):
         return None
     if not any(n.startswith("joint") for n in task.state_names) or same_joints(model, robot, trained):
         return None
-    log(f"{robot.name} has other joints than the arm of the run: the policy sees that arm's, with its tool where this one's is")
+    log(
+        f"{robot.name} has other joints than the arm of the run: the policy sees that arm's, with its tool "
+        "where this one's is"
+    )
     return Twin(trained)
 
 
-def deploy_in_process(options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn):
+def deploy_in_process(
+    options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn
+):
     """(bridge, simulated seconds) of a simulated arm in this process, in lockstep on simulated time."""
     from controllers.data_interface import DataInterface
     from controllers.transport import LoopbackTransport
     from robo_rl.experiment.arm import make_lockstep_arm, start_placement
     from robo_rl.experiment.cameras import SceneCameras
     from robo_rl.experiment.deploy_data import announce, check_views, whole_periods
+
     scene = "pick_cube"
     if isinstance(task, DataInterface):
         task, scene = whole_periods(task, SIM_TICK), "pick_cube" if robot.name == TRAINED else "none"
         check_views(task)
-    body = make_lockstep_arm(robot, task, options.speed, scene, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport)
+    body = make_lockstep_arm(
+        robot, task, options.speed, scene, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport
+    )
     if task.views:
-        body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), "pick_cube", task.views, task.image_size)
+        body.make_cameras = lambda bus: SceneCameras(
+            LoopbackTransport(bus, "cameras"), "pick_cube", task.views, task.image_size
+        )
     body.chunking, body.every = options.chunking, act.execute
     body.begin(*start_placement(robot, scene, max(options.start, 0)))
     announce(task, body.bridge, log, warn)
     recorder.watch(body.bridge, body.wire)
-    while body.arm.t < options.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):
+    while (
+        body.arm.t < options.seconds
+        and not body.bridge.lost
+        and body.bridge.governor.state in ("ARMED", "ACTIVE")
+    ):
         body.publish_images()
         body.tick(client)
         if recorder.after_tick(body.arm.t):
@@ -295,7 +403,9 @@ def deploy_in_process(options: DeployOptions, robot, task, model, act, client, r
     return body.bridge, body.arm.t
 
 
-def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn):
+def deploy_on_wire(
+    options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn
+):
     """(bridge, seconds) of an arm over DDS, in real time."""
     from controllers.bridge import Bridge
     from controllers.lease import LeaseClient
@@ -304,23 +414,35 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
     from robo_rl.experiment.deploy_data import announce, command_of
     from robo_rl.experiment.wire import connect
 
-    opened = connect("robo_rl_bridge", options.domain, options.interface, options.namespace, security=options.security)
-    with (closing(recorder.wrap_transport(opened)) as wire,
-          asked_to_stop() as stop):
+    opened = connect(
+        "robo_rl_bridge", options.domain, options.interface, options.namespace, security=options.security
+    )
+    with closing(recorder.wrap_transport(opened)) as wire, asked_to_stop() as stop:
         command = command_of(options, robot, task)
-        bridge = Bridge(robot, task, wire, model, limits_of(robot, options.speed), dry_run=options.dry_run, command=command,
-                        twin=twin_of(robot, model, task, log))
+        bridge = Bridge(
+            robot,
+            task,
+            wire,
+            model,
+            limits_of(robot, options.speed),
+            dry_run=options.dry_run,
+            command=command,
+            twin=twin_of(robot, model, task, log),
+        )
         bridge.chunking, bridge.every = options.chunking, act.execute
         if not options.dry_run:
             robot.need_limits()
         recorder.watch(bridge, wire)
-        lease = LeaseClient(wire, options.name or f"deploy-{socket.gethostname()}-{os.getpid()}", options.lease)
+        lease = LeaseClient(
+            wire, options.name or f"deploy-{socket.gethostname()}-{os.getpid()}", options.lease
+        )
         safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8), lease, stop)
         safety.wait_until(lambda: not bridge.observation_buffer.missing(), WAIT)
         if not bridge.observation_buffer.missing():
             safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
         check_gains(wire, robot, options.dry_run, warn)
-        governed = safety.state.latest() is not None  # a CRISP robot has no governor of its own: ours is the only one
+        # a CRISP robot has no governor of its own: ours is the only one
+        governed = safety.state.latest() is not None
         if governed and not options.dry_run:
             safety.arm(options.reset, options.start)
         bridge.begin(wire.now(), leased=governed and not options.dry_run)
@@ -331,9 +453,15 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
         if not governed:
             warn("this arm has no governor of its own: kill -9 of the bridge leaves it at the last target")
         mode = "dry run: nothing is commanded" if options.dry_run else "commanding"
-        pace = f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s" if bridge.slow > 1 and recorder.name else ""
+        pace = (
+            f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s"
+            if bridge.slow > 1 and recorder.name
+            else ""
+        )
         log(f"{options.run} on {robot.name} at {1 / task.period:.0f} Hz{pace}, {mode}")
-        seconds, timing = real_time_loop(options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn)
+        seconds, timing = real_time_loop(
+            options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn
+        )
         if governed and not options.dry_run:
             lease.orders.publish(Text("disarm"))
             lease.release()
@@ -345,11 +473,13 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
         return bridge, seconds
 
 
-def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, recorder, stop: list[int], lease,
-                   warn) -> tuple[float, str]:
-    """Tick the bridge at its period, then brake -> (seconds since the first tick, the loop's timing in words). lease: on the arm, None
-    where it has none to give."""
+def real_time_loop(
+    options: DeployOptions, period: float, bridge, wire, client, recorder, stop: list[int], lease, warn
+) -> tuple[float, str]:
+    """Tick the bridge at its period, then brake -> (seconds since the first tick, the loop's timing in
+    words). lease: on the arm, None where it has none to give."""
     from controllers.loop import real_time, undisturbed
+
     braking, done, began = [], [], []
 
     def going() -> bool:
@@ -361,7 +491,12 @@ def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, 
         if lease is not None:
             if not options.dry_run:
                 lease.renew(wire.now())
-                if not braking and not bridge.lost and bridge.governor.state in ("ARMED", "ACTIVE") and not lease.ours():
+                if (
+                    not braking
+                    and not bridge.lost
+                    and bridge.governor.state in ("ARMED", "ACTIVE")
+                    and not lease.ours()
+                ):
                     bridge.lost = LEASE_LOST
             for refusal in lease.refusals():
                 warn(f"the arm refused {refusal}")
@@ -376,16 +511,18 @@ def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, 
             bridge.tick(client, wire.now())
         if recorder.after_tick(wire.now() - began[0]):
             done.append(1)
+
     with undisturbed():
         timing = real_time(tick, period, options.seconds, going=going)
-    if bridge.lost == LEASE_LOST and bridge.governor.stopped_by:  # an e-stop ends the lease; that was heard first
+    # an e-stop ends the lease; that was heard first
+    if bridge.lost == LEASE_LOST and bridge.governor.stopped_by:
         bridge.lost = f"the e-stop says stop ({', '.join(sorted(bridge.governor.stopped_by))})"
     return wire.now() - began[0] if began else 0.0, timing.text()
 
 
 class SafetyClient:
-    """Orders to the arm's own governor. state: subscription of what it says; lease: on the arm; stop: not empty once the user asked for
-    the end; sleep(seconds): lets time pass."""
+    """Orders to the arm's own governor. state: subscription of what it says; lease: on the arm; stop: not
+    empty once the user asked for the end; sleep(seconds): lets time pass."""
 
     def __init__(self, wire, state, lease, stop: list[int], sleep: Callable[[float], None] = time.sleep):
         self.wire, self.state, self.lease, self.stop, self.sleep = wire, state, lease, stop, sleep
@@ -408,11 +545,14 @@ class SafetyClient:
             self.lease.order(word)
             if self.wait_until(lambda: self.says(becomes), 0.2):
                 return
-        raise UserError(f"the arm does not {word}: it says {self.state.latest().message.data!r}. "
-                        "STOPPED needs --reset, after a look at why")
+        raise UserError(
+            f"the arm does not {word}: it says {self.state.latest().message.data!r}. "
+            "STOPPED needs --reset, after a look at why"
+        )
 
     def arm(self, reset: bool, start: int) -> None:
-        """Take the lease and arm the governor; reset: first out of STOPPED; start: reset a simulated arm's scene to it, -1: leave it."""
+        """Take the lease and arm the governor; reset: first out of STOPPED; start: reset a simulated arm's
+        scene to it, -1: leave it."""
         self.lease.claim(self.wait_until)
         if reset and self.says("STOPPED"):
             self.order("reset", "DISARMED")
@@ -423,10 +563,16 @@ class SafetyClient:
 
 
 def reset_scene(wire, start: int) -> None:
-    """Reset the scene of a simulated arm to a start. UserError: it is no simulated arm, or it is commanded."""
+    """Reset the scene of a simulated arm to a start. UserError: it is no simulated arm, or it is
+    commanded."""
     from controllers.services import parameter
-    [result] = wire.call("sim_arm/set_parameters", "rcl_interfaces/srv/SetParameters", {
-        "parameters": [{"name": "start", "value": parameter(start)}]}, WAIT)["results"]
+
+    [result] = wire.call(
+        "sim_arm/set_parameters",
+        "rcl_interfaces/srv/SetParameters",
+        {"parameters": [{"name": "start", "value": parameter(start)}]},
+        WAIT,
+    )["results"]
     if not result["successful"]:
         raise UserError(f"--start {start}: {result['reason']}")
     time.sleep(0.1)  # the arm's new state is on its way
@@ -438,8 +584,11 @@ def _report(options: DeployOptions, bridge, recorder: DeployRecorder, seconds: f
         log(f"{name} is {pose.pos[2]:.3f} m high")
     known = recorder.name and recorder.rule.objects and len(recorder.rule.objects) == len(recorder.poses)
     if known and not options.dry_run:
-        log(f"{recorder.name}: success after {recorder.success_at:.1f} s" if recorder.success_at is not None else
-            f"{recorder.name}: no success in {seconds:.1f} s")
+        log(
+            f"{recorder.name}: success after {recorder.success_at:.1f} s"
+            if recorder.success_at is not None
+            else f"{recorder.name}: no success in {seconds:.1f} s"
+        )
     if bridge.lost:
         raise UserError(f"{bridge.lost}; the arm was braked and holds")
     return DeployResult(seconds, recorder.success_at, bridge.governor.state, bridge.governor.reason)

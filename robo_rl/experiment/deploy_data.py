@@ -1,4 +1,5 @@
-"""What a run without a simulator (`--sim none`) sees and commands on one arm: from its data set, the robot's file and the options."""
+"""What a run without a simulator (`--sim none`) sees and commands on one arm: from its data set, the robot's
+file and the options."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,10 @@ def refuse_stated(options) -> None:
     """UserError: what only a data set's columns need was given for a run of a simulator."""
     for name in STATED:
         if getattr(options, name):
-            raise UserError(f"--{name.replace('_', '-')} is for a run that learnt from a data set without a simulator (--sim none)")
+            raise UserError(
+                f"--{name.replace('_', '-')} is for a run that learnt from a data set without a simulator "
+                "(--sim none)"
+            )
 
 
 def gripper_numbers(options) -> tuple[float, ...]:
@@ -33,7 +37,9 @@ def gripper_numbers(options) -> tuple[float, ...]:
         if len(row) not in (0, 2) or len(set(row)) != len(row) or not np.isfinite(row).all():
             raise ValueError
     except ValueError:
-        raise UserError(f"--gripper is its number closed and its number open, as 0,45, got {options.gripper!r}") from None
+        raise UserError(
+            f"--gripper is its number closed and its number open, as 0,45, got {options.gripper!r}"
+        ) from None
     return row
 
 
@@ -42,6 +48,7 @@ def stated_units(text: str, count: int, option: str) -> tuple[tuple[str, ...], t
     if not text:
         return (), ()
     from robo_rl.data.labels import parse_units
+
     try:
         made = parse_units(text, count)
     except UserError as e:
@@ -49,16 +56,21 @@ def stated_units(text: str, count: int, option: str) -> tuple[tuple[str, ...], t
     return made.unit, made.kind
 
 
-def data_interface(options, folder: Path, config, spec, robot: Robot, speed: tuple[float, float],
-                   raw_pictures: bool = True) -> DataInterface | PolicyInterface:
-    """Of a run folder (its config, its policy's ObsSpec) on a robot. What was given as an option goes before what the data set says, and
-    that before the robot's file. speed: limit of the tool [m/s], [rad/s]. UserError: a fact is missing, or does not fit the robot."""
+def data_interface(
+    options, folder: Path, config, spec, robot: Robot, speed: tuple[float, float], raw_pictures: bool = True
+) -> DataInterface | PolicyInterface:
+    """Of a run folder (its config, its policy's ObsSpec) on a robot. What was given as an option goes before
+    what the data set says, and that before the robot's file. speed: limit of the tool [m/s], [rad/s].
+    UserError: a fact is missing, or does not fit the robot."""
     facts, file = read_facts(folder, config.demos), robot.data
     if not spec.units:
         return simulators_interface(facts, config, spec)
     rate = options.rate or facts.rate or file.rate
     if not rate:
-        raise UserError(f"nobody said how many actions a second the run's policy gives: state it with --rate, or in {REMEDY}")
+        raise UserError(
+            "nobody said how many actions a second the run's policy gives: state it with --rate, or in "
+            f"{REMEDY}"
+        )
     gripper = gripper_numbers(options) or file.gripper
     names = spec.action_names or facts.action or tuple(f"action_{k}" for k in range(spec.action))
     unit, kind = stated_units(options.units, spec.action, "--units")
@@ -67,44 +79,76 @@ def data_interface(options, folder: Path, config, spec, robot: Robot, speed: tup
         if not kind or "as recorded" in unit:
             unit, kind = stated_units(file.units, spec.action, "units")
         if not unit:
-            missing = "of which unit the actions are" if "as recorded" in spec.units else "whether the actions are absolute, delta or rate"
-            raise UserError(f"nobody said {missing}: state it with --units, as 'rad*{spec.action - 1},%', or in {REMEDY}")
+            missing = (
+                "of which unit the actions are"
+                if "as recorded" in spec.units
+                else "whether the actions are absolute, delta or rate"
+            )
+            raise UserError(
+                f"nobody said {missing}: state it with --units, as 'rad*{spec.action - 1},%', or in {REMEDY}"
+            )
     what = meanings(names, words(options.columns) or file.columns, robot.joints, "action", "--columns")
     action = action_columns(names, what, unit, kind, gripper, robot.joints, rate)
-    seen = facts.state or (names if spec.state == spec.action else tuple(f"state_{k}" for k in range(spec.state)))
+    seen = facts.state or (
+        names if spec.state == spec.action else tuple(f"state_{k}" for k in range(spec.state))
+    )
     stated = words(options.state_columns) or file.state_columns or (what if seen == names else ())
     if len(seen) != spec.state:
         raise UserError(f"the run's policy sees {spec.state} numbers, its data set's state has {len(seen)}")
     meant = meanings(seen, stated, robot.joints, "state", "--state-columns")
     own, _ = stated_units(options.state_units or file.state_units, spec.state, "--state-units")
-    made = DataInterface(robot=robot, action=action, state=state_columns(seen, meant, own, action, unit, gripper), row=1 / rate,
-                         reach=speed, views=spec.views, image_size=spec.image_size, fit=fitted(spec, raw_pictures),
-                         low=facts.low, high=facts.high)
+    made = DataInterface(
+        robot=robot,
+        action=action,
+        state=state_columns(seen, meant, own, action, unit, gripper),
+        row=1 / rate,
+        reach=speed,
+        views=spec.views,
+        image_size=spec.image_size,
+        fit=fitted(spec, raw_pictures),
+        low=facts.low,
+        high=facts.high,
+    )
     check_command(options.command, made)
     return made
 
 
 def simulators_interface(facts: DataFacts, config, spec) -> PolicyInterface:
-    """Of a run whose data set an env of ours recorded: commands of -1 to 1. UserError: of no arm's, or nobody knows."""
+    """Of a run whose data set an env of ours recorded: commands of -1 to 1. UserError: of no arm's, or nobody
+    knows."""
     if not facts.scale:
-        raise UserError(f"the run's actions are commands of -1 to 1, and what they mean stood in its data set, which is not at "
-                        f"{config.demos}; put it back there")
+        raise UserError(
+            "the run's actions are commands of -1 to 1, and what they mean stood in its data set, which is "
+            f"not at {config.demos}; put it back there"
+        )
     if spec.action_names != AXES:
-        raise UserError(f"the run's data are of {facts.sim}, whose actions ({', '.join(spec.action_names[:4])}, …) no arm takes; it takes "
-                        f"{', '.join(AXES)}")
-    return PolicyInterface(state_names=facts.state, action_names=spec.action_names, scale=facts.scale[:6], period=1 / facts.rate,
-                           views=spec.views, image_size=spec.image_size)
+        raise UserError(
+            f"the run's data are of {facts.sim}, whose actions ({', '.join(spec.action_names[:4])}, …) no "
+            f"arm takes; it takes {', '.join(AXES)}"
+        )
+    return PolicyInterface(
+        state_names=facts.state,
+        action_names=spec.action_names,
+        scale=facts.scale[:6],
+        period=1 / facts.rate,
+        views=spec.views,
+        image_size=spec.image_size,
+    )
 
 
 def fitted(spec, raw: bool):
-    """What makes a camera's picture the policy's. raw: a policy that reads text takes pictures as they are."""
+    """What makes a camera's picture the policy's. raw: a policy that reads text takes pictures as they
+    are."""
     if spec.views and not (raw and spec.text):
         import torch
 
         from robo_rl.policies.images import fit_bytes
 
         def fit(image: np.ndarray) -> np.ndarray:
-            return fit_bytes(torch.from_numpy(np.array(image))[None], spec.image_size, spec.fit or "crop")[0].numpy()
+            return fit_bytes(torch.from_numpy(np.array(image))[None], spec.image_size, spec.fit or "crop")[
+                0
+            ].numpy()
+
         return fit
     return np.asarray
 
@@ -112,7 +156,11 @@ def fitted(spec, raw: bool):
 def command_of(options, robot: Robot, task) -> str:
     """How the arm is commanded. UserError: in a way that the policy does not do."""
     if isinstance(task, DataInterface):
-        command = options.command or robot.cell.command or ("pose" if task.moves_tool and robot.name != "sim" else "joint")
+        command = (
+            options.command
+            or robot.cell.command
+            or ("pose" if task.moves_tool and robot.name != "sim" else "joint")
+        )
         check_command(command, task)
         return command
     return options.command or robot.cell.command or ("joint" if robot.name == "sim" else "pose")
@@ -124,7 +172,8 @@ def whole_periods(task: DataInterface, tick: float) -> DataInterface:
 
 
 def announce(task, bridge, log, warn) -> None:
-    """Say what a policy of a data set commands and sees, and where the arm is unlike anything in the data. After `bridge.begin`."""
+    """Say what a policy of a data set commands and sees, and where the arm is unlike anything in the data.
+    After `bridge.begin`."""
     if isinstance(task, DataInterface):
         log(task.summary())
         for line in task.strange(bridge.observation()):
@@ -134,14 +183,24 @@ def announce(task, bridge, log, warn) -> None:
 def check_views(task) -> None:
     """UserError: the simulated arm in this process lacks a camera."""
     from sims.mujoco.env import VIEWS
+
     drawn = VIEWS if task.robot.name == "sim" else ()
     if lacks := [v for v in task.views if v not in drawn]:
-        raise UserError(f"the simulated {task.robot.name} has no camera {', '.join(lacks)}"
-                        + (f", only {', '.join(drawn)}" if drawn else "") + ": run the policy where the cameras are, over DDS")
+        raise UserError(
+            f"the simulated {task.robot.name} has no camera {', '.join(lacks)}"
+            + (f", only {', '.join(drawn)}" if drawn else "")
+            + ": run the policy where the cameras are, over DDS"
+        )
 
 
 def own_features(task: DataInterface, size: int):
     """Features of the data set in which a deployment is recorded, as the policy's own data."""
     from robo_rl.data.episode import Features
-    return Features(fps=round(1 / task.row, 6), state=tuple(c.name for c in task.state), action=tuple(c.name for c in task.action),
-                    views=tuple((v, size, size) for v in sorted(task.views)), robot=task.robot.name)
+
+    return Features(
+        fps=round(1 / task.row, 6),
+        state=tuple(c.name for c in task.state),
+        action=tuple(c.name for c in task.action),
+        views=tuple((v, size, size) for v in sorted(task.views)),
+        robot=task.robot.name,
+    )

@@ -1,4 +1,5 @@
-"""Run a policy on two arms: over a transport in real time, or on a simulated pair in lockstep in this process; record what it did."""
+"""Run a policy on two arms: over a transport in real time, or on a simulated pair in lockstep in this
+process; record what it did."""
 
 import os
 import socket
@@ -34,49 +35,85 @@ ENDS = ".pos"  # of LeRobot's names
 
 
 def pair_interface(config: TrainConfig, spec, pair: ArmPair) -> PairInterface:
-    """What a run's policy for two arms sees and commands (its config, its ObsSpec). UserError: it is not for these."""
+    """What a run's policy for two arms sees and commands (its config, its ObsSpec). UserError: it is not for
+    these."""
     if not spec.units:
-        raise UserError("two arms take a policy that learnt joint angles from a data set in its own units (--sim none --algo bc); "
-                        f"the run was trained in {config.sim}")
+        raise UserError(
+            "two arms take a policy that learnt joint angles from a data set in its own units (--sim none "
+            f"--algo bc); the run was trained in {config.sim}"
+        )
     if spec.state != spec.action:
-        raise UserError(f"two arms take a policy whose state is what it commands, joints and grippers; the run's state has {spec.state} "
-                        f"numbers, its action {spec.action}")
+        raise UserError(
+            "two arms take a policy whose state is what it commands, joints and grippers; the run's state "
+            f"has {spec.state} numbers, its action {spec.action}"
+        )
     period = 1 / pair.rate
-    if (Path(config.demos) / "meta" / "info.json").is_file():  # what the checkpoint does not say, its data set does
+    # what the checkpoint does not say, its data set does
+    if (Path(config.demos) / "meta" / "info.json").is_file():
         from robo_rl.data.labels import need_units
         from robo_rl.data.meta import load_meta
+
         meta = load_meta(Path(config.demos))
         state = tuple(n.removesuffix(ENDS) for n in meta.features.state)
         if state != tuple(n.removesuffix(ENDS) for n in meta.features.action):
-            raise UserError(f"the state of data set {config.demos} ({', '.join(state[:4])}, …) has other names than its action")
+            raise UserError(
+                f"the state of data set {config.demos} ({', '.join(state[:4])}, …) has other names than its "
+                "action"
+            )
         if other := set(need_units(meta).kind) - {"absolute"}:
-            raise UserError(f"two arms take absolute joint angles, the actions of data set {config.demos} are {', '.join(sorted(other))}")
+            raise UserError(
+                f"two arms take absolute joint angles, the actions of data set {config.demos} are "
+                f"{', '.join(sorted(other))}"
+            )
         if abs(meta.features.fps - pair.rate) > 0.01 * pair.rate:
-            raise UserError(f"the run's data have {meta.features.fps:g} actions a second, the file of pair {pair.name} says a `rate` of "
-                            f"{pair.rate:g}")
-    return PairInterface(pair=pair, names=spec.action_names, units=spec.units, period=period, views=spec.views, image_size=spec.image_size)
+            raise UserError(
+                f"the run's data have {meta.features.fps:g} actions a second, the file of pair {pair.name} "
+                f"says a `rate` of {pair.rate:g}"
+            )
+    return PairInterface(
+        pair=pair,
+        names=spec.action_names,
+        units=spec.units,
+        period=period,
+        views=spec.views,
+        image_size=spec.image_size,
+    )
 
 
 class PairRecorder:
-    """One deployment as an episode of a LeRobot data set in the policy's own units, and as a bag; "" for none."""
+    """One deployment as an episode of a LeRobot data set in the policy's own units, and as a bag; "" for
+    none."""
 
-    def __init__(self, task: PairInterface, record: str, bag: str, instruction: str, log: Callable[[str], None]):
+    def __init__(
+        self, task: PairInterface, record: str, bag: str, instruction: str, log: Callable[[str], None]
+    ):
         self.task, self.record, self.instruction, self.log = task, record, instruction, log
         self.rows: list[tuple[np.ndarray, dict, np.ndarray]] = []
         self.writer, self.bag = None, None
         if record:
             from robo_rl.data.episode import Features
             from robo_rl.data.writer import Writer
+
             size = task.image_size
-            self.writer = Writer(record, Features(fps=round(1 / task.period, 6), state=task.names, action=task.names,
-                                                  views=tuple((v, size, size) for v in sorted(task.views)), robot=task.pair.name))
+            self.writer = Writer(
+                record,
+                Features(
+                    fps=round(1 / task.period, 6),
+                    state=task.names,
+                    action=task.names,
+                    views=tuple((v, size, size) for v in sorted(task.views)),
+                    robot=task.pair.name,
+                ),
+            )
         if bag:
             from controllers.bag import BagWriter
+
             self.bag = BagWriter(bag)
 
     def wrap_transport(self, wire):
         """The transport, with its messages written to the bag where one was asked for."""
         from controllers.bag import recorded
+
         return recorded(wire, self.bag)
 
     def watch(self, bridge: PairBridge) -> None:
@@ -93,17 +130,27 @@ class PairRecorder:
         if self.writer is not None:
             from robo_rl.data.episode import Episode
             from robo_rl.data.labels import state_units
+
             with self.writer:
                 if self.rows:
                     states, pictures, actions = zip(*self.rows, strict=True)
-                    images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
-                    self.writer.add(Episode(np.stack(states), np.stack(actions), images, self.instruction, source="policy"))
+                    images = {
+                        k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]
+                    }
+                    self.writer.add(
+                        Episode(
+                            np.stack(states), np.stack(actions), images, self.instruction, source="policy"
+                        )
+                    )
             if self.rows:
                 state_units(Path(self.record), ",".join(self.task.units))
             self.log(f"recorded {len(self.rows)} frames in {self.record}")
         if self.bag is not None:
             self.bag.close()
-            self.log(f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in {self.bag.path}")
+            self.log(
+                f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in "
+                f"{self.bag.path}"
+            )
 
 
 class PairLease:
@@ -123,12 +170,23 @@ class PairLease:
         return [f"{name}/{line}" for name, lease in self.leases.items() for line in lease.refusals()]
 
 
-def deploy_pair(options: DeployOptions, log: Callable[[str], None], warn: Callable[[str], None]) -> DeployResult:
-    """`deploy` for the file of two arms. UserError: the policy does not fit them, or one of them or the policy was lost."""
-    single = {"--video": options.video, "--start": options.start >= 0, "--model": options.model, "--go-on": options.go_on}
+def deploy_pair(
+    options: DeployOptions, log: Callable[[str], None], warn: Callable[[str], None]
+) -> DeployResult:
+    """`deploy` for the file of two arms. UserError: the policy does not fit them, or one of them or the
+    policy was lost."""
+    single = {
+        "--video": options.video,
+        "--start": options.start >= 0,
+        "--model": options.model,
+        "--go-on": options.go_on,
+    }
     for name, given in single.items():
         if given:
-            raise UserError(f"{name} is for one arm: two have no film, no numbered starts, no success, and models of their own files")
+            raise UserError(
+                f"{name} is for one arm: two have no film, no numbered starts, no success, and models of "
+                "their own files"
+            )
     pair = load_pair(options.robot)
     for robot in pair.arms.values():
         check_speed(options.speed, robot)
@@ -151,16 +209,28 @@ def deploy_pair(options: DeployOptions, log: Callable[[str], None], warn: Callab
 
 
 def make_bridge(options: DeployOptions, task: PairInterface, wire, simulated: bool = False) -> PairBridge:
-    """The bridge of both arms on a transport. simulated: they follow joint targets, whatever their files say."""
+    """The bridge of both arms on a transport. simulated: they follow joint targets, whatever their files
+    say."""
     from robo_rl.experiment.sim_pair import separation_of
     from robo_rl.experiment.wire import NamespacedTransport
+
     arms = task.pair.arms
     models = {name: arm_model(robot) for name, robot in arms.items()}
-    commands = {name: options.command or ("joint" if simulated else robot.cell.command or "joint") for name, robot in arms.items()}
+    commands = {
+        name: options.command or ("joint" if simulated else robot.cell.command or "joint")
+        for name, robot in arms.items()
+    }
     separation = separation_of(task.pair, models, task.period) if task.pair.bases else None
-    bridge = PairBridge(task, wire, {name: NamespacedTransport(wire, name) for name in arms}, models,
-                        {name: limits_of(robot, options.speed) for name, robot in arms.items()}, commands, separation,
-                        dry_run=options.dry_run)
+    bridge = PairBridge(
+        task,
+        wire,
+        {name: NamespacedTransport(wire, name) for name in arms},
+        models,
+        {name: limits_of(robot, options.speed) for name, robot in arms.items()},
+        commands,
+        separation,
+        dry_run=options.dry_run,
+    )
     bridge.chunking = options.chunking
     return bridge
 
@@ -171,9 +241,16 @@ def in_process(options: DeployOptions, task: PairInterface, act, client, recorde
     from controllers.transport import LoopbackTransport, Text
     from robo_rl.experiment.sim_arm import SimArmOptions
     from robo_rl.experiment.sim_pair import SimPair
+
     if task.views:
-        raise UserError(f"the simulated pair has no cameras, and the policy sees {', '.join(task.views)}: run it on arms that have them")
-    sim = SimPair(task.pair, SimArmOptions(robot=options.robot, speed=options.speed, lockstep=True, seconds=options.seconds + 1))
+        raise UserError(
+            f"the simulated pair has no cameras, and the policy sees {', '.join(task.views)}: run it on arms "
+            "that have them"
+        )
+    sim = SimPair(
+        task.pair,
+        SimArmOptions(robot=options.robot, speed=options.speed, lockstep=True, seconds=options.seconds + 1),
+    )
     wire = recorder.wrap_transport(LoopbackTransport(sim.bus, "bridge"))
     bridge = make_bridge(options, task, wire, simulated=True)
     bridge.every = act.execute
@@ -182,6 +259,7 @@ def in_process(options: DeployOptions, task: PairInterface, act, client, recorde
     def run(seconds: float) -> None:
         for _ in range(round(seconds / sim.dt)):
             sim.tick()
+
     run(SETTLE)
     for order in orders if not options.dry_run else []:
         order.publish(Text(f"claim bridge {LONGEST:g}"))
@@ -190,7 +268,11 @@ def in_process(options: DeployOptions, task: PairInterface, act, client, recorde
     began = sim.t
     bridge.begin(began, leased=True)
     recorder.watch(bridge)
-    while sim.t - began < options.seconds - 1e-9 and not bridge.lost and bridge.governor.state in ("ARMED", "ACTIVE"):
+    while (
+        sim.t - began < options.seconds - 1e-9
+        and not bridge.lost
+        and bridge.governor.state in ("ARMED", "ACTIVE")
+    ):
         bridge.tick(client, sim.t)
         run(task.period)
     return bridge, sim.t - began
@@ -202,9 +284,10 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
     from controllers.transport import Text
     from robo_rl.experiment.wire import NamespacedTransport, connect
 
-    opened = connect("robo_rl_bridge", options.domain, options.interface, options.namespace, security=options.security)
-    with (closing(recorder.wrap_transport(opened)) as wire,
-          asked_to_stop() as stop):
+    opened = connect(
+        "robo_rl_bridge", options.domain, options.interface, options.namespace, security=options.security
+    )
+    with closing(recorder.wrap_transport(opened)) as wire, asked_to_stop() as stop:
         bridge = make_bridge(options, task, wire)
         bridge.every = act.execute
         if not options.dry_run:
@@ -212,7 +295,10 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
         recorder.watch(bridge)
         name = options.name or f"deploy-{socket.gethostname()}-{os.getpid()}"
         wires = {arm: NamespacedTransport(wire, arm) for arm in task.pair.arms}
-        clients = {arm: SafetyClient(w, bridge.safety[arm], LeaseClient(w, name, options.lease), stop) for arm, w in wires.items()}
+        clients = {
+            arm: SafetyClient(w, bridge.safety[arm], LeaseClient(w, name, options.lease), stop)
+            for arm, w in wires.items()
+        }
         first = next(iter(clients.values()))
         first.wait_until(lambda: not bridge.missing(), WAIT)
         if not bridge.missing():
@@ -221,7 +307,10 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
         for arm, robot in task.pair.arms.items():
             check_gains(wires[arm], robot, options.dry_run, lambda line, arm=arm: warn(f"{arm} arm: {line}"))
             if arm not in governed:
-                warn(f"the {arm} arm has no governor of its own: kill -9 of the bridge leaves it at the last target")
+                warn(
+                    f"the {arm} arm has no governor of its own: kill -9 of the bridge leaves it at the last "
+                    "target"
+                )
         if not options.dry_run:
             for c in governed.values():
                 c.lease.claim(c.wait_until)
@@ -229,10 +318,14 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
                 c.arm(options.reset, -1)
         leased = len(governed) == len(clients) and not options.dry_run
         bridge.begin(wire.now(), leased=leased)
-        log(f"{options.run} on the pair {task.pair.name} at {1 / task.period:.0f} Hz, "
-            f"{'dry run: nothing is commanded' if options.dry_run else 'commanding'}")
+        log(
+            f"{options.run} on the pair {task.pair.name} at {1 / task.period:.0f} Hz, "
+            f"{'dry run: nothing is commanded' if options.dry_run else 'commanding'}"
+        )
         leases = PairLease({arm: c.lease for arm, c in governed.items()}) if governed else None
-        seconds, timing = real_time_loop(options, task.period, bridge, wire, client, recorder, stop, leases, warn)
+        seconds, timing = real_time_loop(
+            options, task.period, bridge, wire, client, recorder, stop, leases, warn
+        )
         for c in governed.values() if not options.dry_run else ():
             c.lease.orders.publish(Text("disarm"))
             c.lease.release()

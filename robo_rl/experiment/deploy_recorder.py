@@ -1,4 +1,5 @@
-"""What a deployment leaves behind: an episode of a data set, a rosbag2, a film; and whether the task was done."""
+"""What a deployment leaves behind: an episode of a data set, a rosbag2, a film; and whether the task was
+done."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,21 +9,42 @@ from robo_rl.errors import UserError
 
 
 class DeployRecorder:
-    """Records one deployment of task `name` and judges success from the objects' poses, where a topic carries them. "": a policy of a
-    data set, whose task has no rule.
+    """Records one deployment of task `name` and judges success from the objects' poses, where a topic carries
+    them. "": a policy of a data set, whose task has no rule.
 
-    robot: the robot; task: what the policy expects of it (`controllers.bridge.Task`). record, bag, video: data set folder, bag
-    folder and .mp4 to write, "" for none. log, warn: receive one line per file written, or not.
+    robot: the robot; task: what the policy expects of it (`controllers.bridge.Task`). record, bag, video:
+    data set folder, bag folder and .mp4 to write, "" for none. log, warn: receive one line per file written,
+    or not.
 
-    The film shows the simulated arm's whole workspace, drawn at the end from what its topics told, another arm as its front camera
-    sees it. It says that a dry run is one.
+    The film shows the simulated arm's whole workspace, drawn at the end from what its topics told, another
+    arm as its front camera sees it. It says that a dry run is one.
     """
 
-    def __init__(self, name: str, robot, task, *, record: str = "", bag: str = "", video: str = "", instruction: str = "",
-                 go_on: bool = False, dry_run: bool = False, log: Callable[[str], None] = print, warn: Callable[[str], None] = print):
+    def __init__(
+        self,
+        name: str,
+        robot,
+        task,
+        *,
+        record: str = "",
+        bag: str = "",
+        video: str = "",
+        instruction: str = "",
+        go_on: bool = False,
+        dry_run: bool = False,
+        log: Callable[[str], None] = print,
+        warn: Callable[[str], None] = print,
+    ):
         from sims.mujoco.tasks import TASKS
+
         self.name, self.robot, self.expects, self.rule = name, robot, task, TASKS[name or "pick_cube"]
-        self.record, self.bag_path, self.video, self.instruction, self.go_on = record, bag, video, instruction, go_on
+        self.record, self.bag_path, self.video, self.instruction, self.go_on = (
+            record,
+            bag,
+            video,
+            instruction,
+            go_on,
+        )
         self.log, self.warn = log, warn
         self.rows: list[tuple] = []
         self.last: tuple | None = None  # state and pictures in which the task was done
@@ -37,22 +59,27 @@ class DeployRecorder:
             self.check_video()
         if record:
             from robo_rl.data.writer import Writer
+
             if name:
                 self.writer = Writer(record, spec=self.control_spec())
             else:
                 from robo_rl.experiment.deploy_data import own_features
+
                 self.writer = Writer(record, own_features(task, task.image_size))
         if bag:
             from controllers.bag import BagWriter
+
             self.bag = BagWriter(bag)
 
     def check_video(self) -> None:
         """UserError: no film can be made."""
         from robo_rl.film import check_path, frame_rate
+
         check_path(self.video)
         self.every, self.fps = frame_rate(self.expects.period)
         if self.robot.name == "sim":
             from sims.mujoco.render import NO_GL, gl_backend
+
             if gl_backend() is None:
                 raise UserError(f"--video: {NO_GL}")
 
@@ -60,23 +87,32 @@ class DeployRecorder:
         """The ControlSpec of the recorded numbers."""
         from robo_rl.types import ControlSpec
         from sims.mujoco.env import axes_of
+
         t = self.expects
-        return ControlSpec("arm", self.name, axes_of("ee_delta"), t.period, self.rule.max_steps, t.state_names, t.views)
+        return ControlSpec(
+            "arm", self.name, axes_of("ee_delta"), t.period, self.rule.max_steps, t.state_names, t.views
+        )
 
     def wrap_transport(self, wire):
         """The transport, with its messages written to the bag where one was asked for."""
         from controllers.bag import recorded
+
         return recorded(wire, self.bag)
 
     def watch(self, bridge, wire) -> None:
         """Record this bridge from now on."""
         from controllers.bridge import camera_topic
         from controllers.transport import CompressedImage, JointState, PoseStamped
+
         if self.name:
             from sims.arm import succeeded  # here: an import in the control loop would hold it up for 0.3 s
+
             self.succeeded = succeeded
         self.bridge, have = bridge, bridge.observation_buffer.bodies
-        self.bodies = {n: have[n] if n in have else wire.subscription(f"objects/{n}", PoseStamped) for n in self.rule.objects}
+        self.bodies = {
+            n: have[n] if n in have else wire.subscription(f"objects/{n}", PoseStamped)
+            for n in self.rule.objects
+        }
         if self.writer is not None:
             bridge.on_action = lambda *row: self.rows.append(row)
         if self.video and self.robot.name == "sim":
@@ -101,11 +137,14 @@ class DeployRecorder:
         """Keep what the film shows of this step: nothing is drawn while the arm moves."""
         from controllers.bridge import picture
         from controllers.robot import by_name
+
         if self.front is not None and (got := self.front.latest()) is not None:
             self.film.append((self.steps, picture(got.message)))
         elif self.joints is not None and (got := self.joints.latest()) is not None:
             angles = by_name(self.robot.joints, got.message.names, got.message.position)
-            self.film.append((self.steps, (angles, self.opening(), {n: (p.pos, p.quat) for n, p in self.poses.items()})))
+            self.film.append(
+                (self.steps, (angles, self.opening(), {n: (p.pos, p.quat) for n, p in self.poses.items()}))
+            )
 
     def tool(self):
         """Position of the tool [3] [m] (of `sims.arm.Body`, as the two below)."""
@@ -118,11 +157,14 @@ class DeployRecorder:
         return self.poses[name].pos
 
     def sized(self, image):
-        """A picture uint8 [h, w, 3] in the size of the data set: some policies take them as the cameras give them."""
+        """A picture uint8 [h, w, 3] in the size of the data set: some policies take them as the cameras give
+        them."""
         import numpy as np
+
         if image.shape[:2] == (self.expects.image_size,) * 2:
             return np.array(image)
         from PIL import Image
+
         return np.asarray(Image.fromarray(image).resize((self.expects.image_size,) * 2))
 
     def words(self) -> str:
@@ -134,13 +176,28 @@ class DeployRecorder:
         import numpy as np
 
         from robo_rl.data.episode import Episode
+
         states, pictures, actions = zip(*self.rows, strict=True)
-        images = {k.removeprefix("image/"): np.stack([self.sized(p[k]) for p in pictures]) for k in pictures[0]}
+        images = {
+            k.removeprefix("image/"): np.stack([self.sized(p[k]) for p in pictures]) for k in pictures[0]
+        }
         done = None if self.go_on else self.last
-        state, final = done if done is not None else (self.bridge.observation(), self.bridge.observation_buffer.pictures())
-        return Episode(np.stack(states), np.stack(actions), images, self.words(),
-                       self.success_at is not None, source="policy", terminated=self.success_at is not None, final=state,
-                       final_images={k.removeprefix("image/"): self.sized(x) for k, x in final.items()})
+        state, final = (
+            done
+            if done is not None
+            else (self.bridge.observation(), self.bridge.observation_buffer.pictures())
+        )
+        return Episode(
+            np.stack(states),
+            np.stack(actions),
+            images,
+            self.words(),
+            self.success_at is not None,
+            source="policy",
+            terminated=self.success_at is not None,
+            final=state,
+            final_images={k.removeprefix("image/"): self.sized(x) for k, x in final.items()},
+        )
 
     def close(self) -> None:
         """Write the files."""
@@ -150,26 +207,38 @@ class DeployRecorder:
                     self.writer.add(self.episode())
             if self.rows and not self.name:
                 from robo_rl.data.labels import state_units
+
                 state_units(Path(self.record), ",".join(f"{c.unit} {c.kind}" for c in self.expects.action))
             self.log(f"recorded {len(self.rows)} frames in {self.record}")
         if self.bag is not None:
             self.bag.close()
-            self.log(f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in {self.bag_path}")
+            self.log(
+                f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in "
+                f"{self.bag_path}"
+            )
         if self.film:
             self.write_film()
         elif self.video:
-            self.warn("no film: nothing came on the arm's topics" if self.robot.name == "sim" else
-                      "no picture came on front/image_raw/compressed; start the arm's front camera")
+            self.warn(
+                "no film: nothing came on the arm's topics"
+                if self.robot.name == "sim"
+                else "no picture came on front/image_raw/compressed; start the arm's front camera"
+            )
 
     def write_film(self) -> None:
         """Draw what was kept, and write the film."""
         from robo_rl.film import Take, write_film
-        take = Take(f"{'dry run, commands nothing' if self.dry_run else self.robot.name}   {self.words()}", succeeded=[self.success_step],
-                    judged=bool(self.name) and not self.dry_run and len(self.poses) == len(self.rule.objects) > 0)
+
+        take = Take(
+            f"{'dry run, commands nothing' if self.dry_run else self.robot.name}   {self.words()}",
+            succeeded=[self.success_step],
+            judged=bool(self.name) and not self.dry_run and len(self.poses) == len(self.rule.objects) > 0,
+        )
         scene = None
         for step, shown in self.film:
             if isinstance(shown, tuple):
                 from sims.mujoco.scene_view import SceneView
+
                 scene = scene or SceneView(self.rule)
                 scene.show(0, *shown)
                 shown = scene.pictures()["studio"][0]

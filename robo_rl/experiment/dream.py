@@ -1,10 +1,12 @@
-"""`robo_rl train --dream RATIO`: a share of every batch is played in a world model that is learnt along the way.
+"""`robo_rl train --dream RATIO`: a share of every batch is played in a world model that is learnt along the
+way.
 
-    collect in the simulator  ->  refit the model on all episodes so far  ->  play in the model  ->  learn from both
+    collect in the simulator  ->  refit the model on all episodes so far  ->  play in the model  ->  learn
+                              from both
 
-Of `--envs` lanes, round(RATIO * envs) live in the model and the rest in the simulator; every lane gives as many decisions,
-so RATIO of each batch is dreamt, no more and no less, once a model is good enough to be used. Control steps and episodes
-of a run are those of the simulator alone. Ratio 0 is the run without any of this.
+Of `--envs` lanes, round(RATIO * envs) live in the model and the rest in the simulator; every lane gives as
+many decisions, so RATIO of each batch is dreamt, no more and no less, once a model is good enough to be used.
+Control steps and episodes of a run are those of the simulator alone. Ratio 0 is the run without any of this.
 """
 
 import copy
@@ -45,26 +47,38 @@ def check(config: TrainConfig) -> None:
     """Raise UserError for a ratio that the envs cannot keep."""
     if config.algo == "bc" or not isinstance(config.rl, RolloutOptions):
         named = [name for name, options in RL_OPTIONS.items() if issubclass(options, RolloutOptions)]
-        raise UserError(f"--dream goes with the on-policy methods ({', '.join(named)}), got --algo {config.algo}")
+        raise UserError(
+            f"--dream goes with the on-policy methods ({', '.join(named)}), got --algo {config.algo}"
+        )
     n, group = lanes(config), group_size(config) or 1
     if group > 1:
         raise UserError("--dream mixes lanes of running episodes: it goes with rl.advantage gae")
     if config.sim.startswith("wm:"):
-        raise UserError("--dream learns a model of a simulator; with --sim wm:PATH all of it is in a model already")
+        raise UserError(
+            "--dream learns a model of a simulator; with --sim wm:PATH all of it is in a model already"
+        )
     if config.obs != "state":
         raise UserError("--dream learns a model of states: it goes with --obs state")
     if not 1 <= n <= config.envs - max(1, workers(config)):
-        raise UserError(f"--dream {config.dream:g} of --envs {config.envs} leaves {config.envs - n} for the simulator and {n} for the "
-                        "model; each needs one, the simulator one per worker")
+        raise UserError(
+            f"--dream {config.dream:g} of --envs {config.envs} leaves {config.envs - n} for the simulator "
+            f"and {n} for the model; each needs one, the simulator one per worker"
+        )
 
 
-# ---- episodes from where they are played to where the model is learnt --------------------------------------------
+# ---- episodes from where they are played to where the model is learnt --------------------------------------
+
 
 def spool(folder: Path, episode: Episode) -> None:
     """Hand an episode over through a file, whole or not at all; any process may."""
     data = io.BytesIO()
-    arrays: dict[str, Any] = {"state": episode.state, "action": episode.action, "reward": episode.reward,
-                              "task": np.array(episode.task), "flags": np.array([episode.success, episode.terminated])}
+    arrays: dict[str, Any] = {
+        "state": episode.state,
+        "action": episode.action,
+        "reward": episode.reward,
+        "task": np.array(episode.task),
+        "flags": np.array([episode.success, episode.terminated]),
+    }
     if episode.final is not None:
         arrays["final"] = episode.final
     np.savez(data, **arrays)
@@ -80,8 +94,18 @@ def spooled(folder: Path) -> list[Episode]:
     out = []
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as f:
-            out.append(Episode(f["state"], f["action"], task=str(f["task"]), success=bool(f["flags"][0]), reward=f["reward"],
-                               source="policy", terminated=bool(f["flags"][1]), final=f.get("final")))
+            out.append(
+                Episode(
+                    f["state"],
+                    f["action"],
+                    task=str(f["task"]),
+                    success=bool(f["flags"][0]),
+                    reward=f["reward"],
+                    source="policy",
+                    terminated=bool(f["flags"][1]),
+                    final=f.get("final"),
+                )
+            )
         path.unlink()
     return out
 
@@ -92,39 +116,71 @@ def make_recorded(config: TrainConfig, folder: Path, num_envs: int):
     return Recorder(make_env(config, num_envs), functools.partial(spool, folder))
 
 
-# ---- one rollout of two ------------------------------------------------------------------------------------------
+# ---- one rollout of two ------------------------------------------------------------------------------------
+
 
 def joined(a: Rollout, b: Rollout) -> Rollout:
     """Two rollouts of as many decisions, lanes side by side; statistics are those of `a`."""
+
     def rows(x: dict, y: dict, dim: int) -> dict:
         return {k: torch.cat([x[k], y[k]], dim) for k in x}
+
     n = a.done.shape[1]
     (ta, la), (tb, lb) = a.done.nonzero().unbind(1), b.done.nonzero().unbind(1)
     order = torch.argsort(torch.cat([ta * (n + b.done.shape[1]) + la, tb * (n + b.done.shape[1]) + n + lb]))
     final = {k: torch.cat([v, b.final_obs[k]])[order] for k, v in a.final_obs.items()}
-    plain = {k: torch.cat([getattr(a, k), getattr(b, k)], 1) for k in (
-        "x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains")}
-    return replace(a, obs=rows(a.obs, b.obs, 1), trace=rows(a.trace, b.trace, 1), last_obs=rows(a.last_obs, b.last_obs, 0),
-                   final_obs=final, outcome=torch.cat([a.outcome, b.outcome]), stats=dict(a.stats), start=None, **plain)
+    plain = {
+        k: torch.cat([getattr(a, k), getattr(b, k)], 1)
+        for k in ("x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains")
+    }
+    return replace(
+        a,
+        obs=rows(a.obs, b.obs, 1),
+        trace=rows(a.trace, b.trace, 1),
+        last_obs=rows(a.last_obs, b.last_obs, 0),
+        final_obs=final,
+        outcome=torch.cat([a.outcome, b.outcome]),
+        stats=dict(a.stats),
+        start=None,
+        **plain,
+    )
 
 
 def mean_error(model, data, horizon: int) -> float:
     """Mean open-loop error on held-out episodes."""
     from world_models.calibrate import open_loop
+
     return float(np.nanmean(open_loop(model, data, horizon, most=100).error))
 
 
-# ---- the feed ----------------------------------------------------------------------------------------------------
+# ---- the feed ----------------------------------------------------------------------------------------------
+
 
 class DreamFeed:
-    """A feed of the simulator with the dreamt share added; owns the model, its data set and the lanes inside it."""
+    """A feed of the simulator with the dreamt share added; owns the model, its data set and the lanes inside
+    it."""
 
-    def __init__(self, config: TrainConfig, folder: Path, inner, learner, spec, saved: dict | None,
-                 say: Callable[[str], None]):
-        self.config, self.folder, self.inner, self.learner, self.say = config, folder / "dream", inner, learner, say
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        inner,
+        learner,
+        spec,
+        saved: dict | None,
+        say: Callable[[str], None],
+    ):
+        self.config, self.folder, self.inner, self.learner, self.say = (
+            config,
+            folder / "dream",
+            inner,
+            learner,
+            say,
+        )
         self.collector: Collector | None = None
         self.difficulty = None
-        self.since, self.played, self.kept = 0, 0, 0  # control steps since the last fit; dreamt batches; fits thrown away
+        # control steps since the last fit; dreamt batches; fits thrown away
+        self.since, self.played, self.kept = 0, 0, 0
         self.stats_: dict[str, float] = {}
         private_folder(self.folder / "spool")
         if saved is None:
@@ -138,6 +194,7 @@ class DreamFeed:
                     self.difficulty.wins, self.difficulty.tries = (np.array(x) for x in saved["hard"])
         elif config.dream_model:
             from world_models import model as worlds
+
             self.model = worlds.load(config.dream_model)
             self._fits(spec)
             self._enter(None, None)
@@ -156,17 +213,21 @@ class DreamFeed:
             self.writer.add(episode)
         self.since += int(real.stats["env_steps"])
         self.stats_ = {"dream/episodes": float(len(self.writer))}
-        if len(self.writer) >= LEAST and (self.collector is None and not self.played or self.since >= self.config.dream_refit):
+        if len(self.writer) >= LEAST and (
+            self.collector is None and not self.played or self.since >= self.config.dream_refit
+        ):
             self._refit()
         if self.collector is None:
             return real
-        dream = self.collector.collect(self.learner.sampler, real.done.shape[0], self.version,
-                                       self.config.algo != "nft")
+        dream = self.collector.collect(
+            self.learner.sampler, real.done.shape[0], self.version, self.config.algo != "nft"
+        )
         self.played += 1
         out = joined(real, dream)
         made = [int(r.mask.sum()) for r in (real, dream)]
         self.stats_ |= {"dream/share": made[1] / max(sum(made), 1)} | {
-            f"dream/{k}": v for k, v in dream.stats.items() if k in ("success", "return", "length")}
+            f"dream/{k}": v for k, v in dream.stats.items() if k in ("success", "return", "length")
+        }
         if "success" in real.stats and "success" in dream.stats:
             self.stats_["dream/gap"] = dream.stats["success"] - real.stats["success"]
         return out
@@ -195,9 +256,14 @@ class DreamFeed:
             model = Latent(world_spec(data, "latent", "the run"), options, self.config.seed)
         else:
             model = copy.deepcopy(before)
-            model.spec, model.gate = world_spec(data, "latent", "the run"), None  # a gate would be of the dynamics before
-        fit = FitOptions(updates=self.config.dream_updates * (3 if before is None else 1), batch=128, unroll=6,
-                         lr=1e-3 if before is None else 3e-4)
+            # a gate would be of the dynamics before
+            model.spec, model.gate = world_spec(data, "latent", "the run"), None
+        fit = FitOptions(
+            updates=self.config.dream_updates * (3 if before is None else 1),
+            batch=128,
+            unroll=6,
+            lr=1e-3 if before is None else 3e-4,
+        )
         fitter = Fitter(model, data, fit, self.config.seed + self.since, fresh=before is None)
         fitter.fit()
         model = fitter.result()
@@ -206,19 +272,26 @@ class DreamFeed:
             model.spec, model.gate = fitter.model.spec, None
         model, report = calibrated(model, data, held, TOLERANCE)
         model.frames = data.frames()
-        steps = data.control.max_steps  # an episode may be longer than what was measured: the threshold cuts it
+        # an episode may be longer than what was measured: the threshold cuts it
+        steps = data.control.max_steps
         self.since = 0
         self.stats_["dream/within"] = report["within"]
         if not model.spec.horizon or report["within"] < WITHIN:
-            self.say(f"the world model is not good enough yet ({100 * report['within']:.0f} % of its held-out predictions lie "
-                     "within its threshold): batches have no dreamt share until the next refit")
+            self.say(
+                f"the world model is not good enough yet ({100 * report['within']:.0f} % of its held-out "
+                "predictions lie within its threshold): batches have no dreamt share until the next refit"
+            )
             self.collector, self.model = None, model
             return
         model.spec = model.spec.calibrated(max(model.spec.horizon, steps), model.spec.threshold)
         self.model = model
-        self.stats_ |= {"dream/error_1": report["error"][0], "dream/error_8": report["error"][min(7, len(report["error"]) - 1)],
-                        "dream/threshold": model.spec.threshold, "dream/kept": float(self.kept),
-                        "dream/horizon": float(report["horizon"])}
+        self.stats_ |= {
+            "dream/error_1": report["error"][0],
+            "dream/error_8": report["error"][min(7, len(report["error"]) - 1)],
+            "dream/threshold": model.spec.threshold,
+            "dream/kept": float(self.kept),
+            "dream/horizon": float(report["horizon"]),
+        }
         if first or before is None or before.spec.tasks != model.spec.tasks:
             self._enter(None, None)
         else:
@@ -232,21 +305,29 @@ class DreamFeed:
         from world_models import model as worlds
         from world_models.env import WorldEnv
         from world_models.tasks import Difficulty
+
         if saved is not None:
             self.model = worlds.load(self.folder / "model")
         frames = len(self.model.frames)
         self.difficulty = Difficulty(frames, self.config.dream_hard) if self.config.dream_hard else None
         env = WorldEnv(self.model, lanes(self.config), difficulty=self.difficulty)
-        self.collector = Collector(env, self.learner.sampler, rollout_options(self.config).gamma, self.config.seed + 1, 1_000_000)
+        self.collector = Collector(
+            env, self.learner.sampler, rollout_options(self.config).gamma, self.config.seed + 1, 1_000_000
+        )
         if lanes_:
             self.collector.set_state(lanes_)
 
     def _fits(self, spec) -> None:
         c = self.model.spec.control
-        if c.action_names != spec.action_names or abs(c.period - spec.period) > 1e-6 or (
-                c.state_names and spec.state_names and c.state_names != spec.state_names):
-            raise UserError(f"--dream-model {self.config.dream_model} is of {c.id} with other axes, rate or state than this "
-                            f"simulator ({spec.id}); give a model of the same task and control")
+        if (
+            c.action_names != spec.action_names
+            or abs(c.period - spec.period) > 1e-6
+            or (c.state_names and spec.state_names and c.state_names != spec.state_names)
+        ):
+            raise UserError(
+                f"--dream-model {self.config.dream_model} is of {c.id} with other axes, rate or state than "
+                f"this simulator ({spec.id}); give a model of the same task and control"
+            )
 
     # ---- the rest of a feed
 
@@ -272,23 +353,43 @@ class DreamFeed:
     def state(self) -> dict:
         """What a checkpoint needs: the feed's, the lanes; model and episodes are made durable beside it."""
         from world_models import model as worlds
+
         self.writer.flush()
         if self.collector is not None:
             worlds.save(self.model, self.folder / "model")
-        return {"inner": self.inner.state(), "since": self.since, "played": self.played, "model": {},
-                "lanes": None if self.collector is None else self.collector.state(),
-                "hard": None if self.difficulty is None else [self.difficulty.wins.copy(), self.difficulty.tries.copy()]}
+        return {
+            "inner": self.inner.state(),
+            "since": self.since,
+            "played": self.played,
+            "model": {},
+            "lanes": None if self.collector is None else self.collector.state(),
+            "hard": None
+            if self.difficulty is None
+            else [self.difficulty.wins.copy(), self.difficulty.tries.copy()],
+        }
 
     def close(self) -> None:
         self.writer.close()
         self.inner.close()
 
 
-def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, say: Callable[[str], None], control=None):
-    """As `feeds.make_feed`, with the dreamt share; `control` decides where the simulator's episodes begin, the model's own are its own."""
+def make_feed(
+    config: TrainConfig,
+    folder: Path,
+    env,
+    learner,
+    saved: dict | None,
+    say: Callable[[str], None],
+    control=None,
+):
+    """As `feeds.make_feed`, with the dreamt share; `control` decides where the simulator's episodes begin,
+    the model's own are its own."""
     real = replace(config, envs=config.envs - lanes(config))
-    build = functools.partial(make_recorded, replace(real, threads=config.threads or max(1, cores() // max(
-        1, workers(config)))), folder / "dream" / "spool")
+    build = functools.partial(
+        make_recorded,
+        replace(real, threads=config.threads or max(1, cores() // max(1, workers(config)))),
+        folder / "dream" / "spool",
+    )
     spec = env.spec
     if workers(config) == 0:
         env.close()

@@ -19,9 +19,10 @@ NONE = "none"  # no simulator: a data set alone
 
 
 def check_names(name: str, task: str = "", **options) -> None:
-    """Raise UserError for a simulator, task, observation, reward, control or randomisation that does not exist; before torch is
-    loaded, which takes seconds."""
+    """Raise UserError for a simulator, task, observation, reward, control or randomisation that does not
+    exist; before torch is loaded, which takes seconds."""
     import sims
+
     if name == NONE:
         return
     sims.check_several(name, task)  # an arm and a world model, too, play one
@@ -30,30 +31,46 @@ def check_names(name: str, task: str = "", **options) -> None:
 
 
 def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **options) -> "ControlEnv":
-    """`sims.make`, or the world model in the folder after `wm:`; `judge` (of a world model alone) says who decides on
-    success, see `world_models.judge.make`."""
+    """`sims.make`, or the world model in the folder after `wm:`; `judge` (of a world model alone) says who
+    decides on success, see `world_models.judge.make`."""
     if name.startswith("wm:"):
         from world_models.env import make_world
+
         return make_world(name[3:], task, num_envs, judge=judge, **options)
     if name == NONE:
-        raise UserError("--sim none has no env: this needs a simulator, for example --sim mujoco. Of a run that learnt without one "
-                        "heldout.json has the errors, and robo_rl deploy and serve take it")
+        raise UserError(
+            "--sim none has no env: this needs a simulator, for example --sim mujoco. Of a run that learnt "
+            "without one heldout.json has the errors, and robo_rl deploy and serve take it"
+        )
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")
     if name.split(":")[0] in ROBOTS:
         from robo_rl.experiment.arm import make_robot
+
         return make_robot(name, task, num_envs, **options)
     import sims
+
     return sims.make(name, task, num_envs, **options)
 
 
 def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "ControlEnv":
     """The env of these options."""
-    return make(config.sim, config.task, num_envs, obs=config.obs, reward=config.reward, control=config.control,
-                image_size=config.image_size, threads=config.threads, max_steps=config.max_steps,
-                randomise=config.randomise, render=render, judge=config.judge,
-                **({"device": config.device} if config.sim in ON_DEVICE else {}),
-                **({"hard": config.dream_hard} if config.sim.startswith("wm:") and config.dream_hard else {}))
+    return make(
+        config.sim,
+        config.task,
+        num_envs,
+        obs=config.obs,
+        reward=config.reward,
+        control=config.control,
+        image_size=config.image_size,
+        threads=config.threads,
+        max_steps=config.max_steps,
+        randomise=config.randomise,
+        render=render,
+        judge=config.judge,
+        **({"device": config.device} if config.sim in ON_DEVICE else {}),
+        **({"hard": config.dream_hard} if config.sim.startswith("wm:") and config.dream_hard else {}),
+    )
 
 
 def task_count(config: TrainConfig) -> int:
@@ -62,22 +79,31 @@ def task_count(config: TrainConfig) -> int:
 
 
 def obs_spec(env, language: bool, text: int = 0):
-    """What a policy for this env sees and commands; where it plays several tasks the instruction too. `text`: bytes of the instruction
-    where it is read as text (`ObsSpec`)."""
+    """What a policy for this env sees and commands; where it plays several tasks the instruction too. `text`:
+    bytes of the instruction where it is read as text (`ObsSpec`)."""
     from robo_rl.policies import ObsSpec
+
     views = tuple(env.spec.views)
     size = env.single_observation_space[f"image/{views[0]}"].shape[0] if views else 0
-    return ObsSpec(state=env.single_observation_space["state"].shape[0], action=env.single_action_space.shape[0],
-                   views=views, image_size=size, language=language or bool(views or text) or len(task_names(env)) > 1, text=text,
-                   action_names=env.spec.action_names)
+    return ObsSpec(
+        state=env.single_observation_space["state"].shape[0],
+        action=env.single_action_space.shape[0],
+        views=views,
+        image_size=size,
+        language=language or bool(views or text) or len(task_names(env)) > 1,
+        text=text,
+        action_names=env.spec.action_names,
+    )
 
 
 def probe_env(config: TrainConfig):
     """The env this process collects in, or, beside workers, a small one that says what they will see."""
     import sims
+
     few = workers(config) > 0 and config.algo != "bc"
     if few:
         from robo_rl.runtime.process_pool import warm
+
         warm(sims.preload(twin(config.sim), config.task))
         if twin(config.sim) != config.sim:
             make_env(config, config.envs).close()  # whether there is one

@@ -1,4 +1,5 @@
-"""The honest number: fixed starts, paired noise, Wilson intervals; of the policy that a run is making, and of its checkpoints."""
+"""The honest number: fixed starts, paired noise, Wilson intervals; of the policy that a run is making, and of
+its checkpoints."""
 
 import time
 from collections.abc import Callable
@@ -27,12 +28,23 @@ class EvalConfig:
     """How a checkpoint of a run is evaluated."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is evaluated": ("checkpoint", "task", "policy", "lerobot_python", "lerobot_cameras", "execute", "episodes",
-                               "seed", "against", "max_steps"),
+        "What is evaluated": (
+            "checkpoint",
+            "task",
+            "policy",
+            "lerobot_python",
+            "lerobot_cameras",
+            "execute",
+            "episodes",
+            "seed",
+            "against",
+            "max_steps",
+        ),
         "Where": ("sim", "envs", "threads", "on"),
         "Simulated real time (--on sim, arm)": ("chunking", "latency", "latency_jitter"),
         "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
-        "What is written": ("video", "save", "json")}
+        "What is written": ("video", "save", "json"),
+    }
 
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
@@ -41,40 +53,46 @@ class EvalConfig:
     episodes: int = 200
     """Starts of each task, each of which is one episode."""
     seed: int = REPORT
-    """Which list of starts: 0 is the one that the best checkpoint was chosen on, 1 the one that training reports on; every list is
-    disjoint from training and from the others."""
+    """Which list of starts: 0 is the one that the best checkpoint was chosen on, 1 the one that training
+    reports on; every list is disjoint from training and from the others."""
     envs: int = 0
     """Envs in parallel; 0: as the run evaluated. Results are byte-identical for the same number."""
     threads: int = 0
     """Simulation threads; 0: the run's own."""
     policy: str = ""
-    """Who acts in place of the checkpoint, on the same starts: ws://HOST:PORT of a policy server on openpi's wire (ROBO_RL_TOKEN has its
-    token, if it asks for one), or lerobot:FOLDER, a policy that LeRobot saved."""
+    """Who acts in place of the checkpoint, on the same starts: ws://HOST:PORT of a policy server on openpi's
+    wire (ROBO_RL_TOKEN has its token, if it asks for one), or lerobot:FOLDER, a policy that LeRobot saved."""
     execute: int = 0
     """With --policy: rows of its chunks that are executed; 0: as many as the run's policy."""
     lerobot_python: str = ""
-    """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; empty: ROBO_RL_LEROBOT_PYTHON."""
+    """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; empty:
+    ROBO_RL_LEROBOT_PYTHON."""
     lerobot_cameras: str = ""
-    """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between, where names differ."""
+    """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between,
+    where names differ."""
     sim: str = ""
-    """Another simulator than the run's own, for example mujoco for a policy that was trained in a world model."""
+    """Another simulator than the run's own, for example mujoco for a policy that was trained in a world
+    model."""
     on: str = "sim"
-    """sim: the run's own simulator; arm: the governed arm over the in-process wire, at 1 kHz in lockstep; dds: the arm of
-    `robo_rl sim-arm --speed 1.5` over DDS, in real time."""
+    """sim: the run's own simulator; arm: the governed arm over the in-process wire, at 1 kHz in lockstep;
+    dds: the arm of `robo_rl sim-arm --speed 1.5` over DDS, in real time."""
     controller: str = "joint"
-    """With --on arm and dds: joint targets to joints as stiff as the simulator's; or cartesian: tool poses to Cartesian
-    impedance (`robo_rl sim-arm --controller` must be the same)."""
+    """With --on arm and dds: joint targets to joints as stiff as the simulator's; or cartesian: tool poses to
+    Cartesian impedance (`robo_rl sim-arm --controller` must be the same)."""
     speed: float = 1.5
-    """With --on arm and dds: of the tool [m/s], as in `robo_rl sim-arm`; 1.5 is what a policy of sims/mujoco learnt with,
-    below 1.0 it runs in slow motion."""
+    """With --on arm and dds: of the tool [m/s], as in `robo_rl sim-arm`; 1.5 is what a policy of sims/mujoco
+    learnt with, below 1.0 it runs in slow motion."""
     chunking: str = ""
-    """The robot goes on while inference takes its time, and where chunks meet: naive takes the new one as it is, blend spreads the step,
-    rtc draws the new one to agree with what of the old one will have run (flow policies), trained likewise by a policy taught with
-    --policy.commit; "": as in training, trained where that was with --latency, else the robot waits."""
+    """The robot goes on while inference takes its time, and where chunks meet: naive takes the new one as it
+    is, blend spreads the step, rtc draws the new one to agree with what of the old one will have run (flow
+    policies), trained likewise by a policy taught with --policy.commit; "": as in training, trained where
+    that was with --latency, else the robot waits."""
     latency: float | None = None
-    """With --chunking: seconds that each inference takes, 0 to 10; None: as the run was trained. 0 without --chunking: the robot waits."""
+    """With --chunking: seconds that each inference takes, 0 to 10; None: as the run was trained. 0 without
+    --chunking: the robot waits."""
     latency_jitter: float | None = None
-    """With --chunking: up to so many seconds more, at random; None: as the run was trained, unless --latency is given."""
+    """With --chunking: up to so many seconds more, at random; None: as the run was trained, unless --latency
+    is given."""
     max_steps: int = 0
     """Actions of an episode; 0: as the run was trained."""
     domain: int = -1
@@ -89,9 +107,13 @@ class EvalConfig:
         in_range("--latency", self.latency or 0.0, 0, 10)
         in_range("--latency-jitter", self.latency_jitter or 0.0, 0, 10)
         if not self.chunking and (self.latency or self.latency_jitter):
-            raise UserError("--latency needs --chunking naive, blend, rtc or trained: else the robot waits for the policy")
+            raise UserError(
+                "--latency needs --chunking naive, blend, rtc or trained: else the robot waits for the policy"
+            )
         if self.chunking and self.on == "dds":
-            raise UserError("--chunking is for simulated time; on an arm in real time: robo_rl deploy --chunking")
+            raise UserError(
+                "--chunking is for simulated time; on an arm in real time: robo_rl deploy --chunking"
+            )
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--domain", self.domain, -1, 232)
         in_range("--episodes", self.episodes, 1, 10**6)
@@ -101,7 +123,9 @@ class EvalConfig:
         in_range("--threads", self.threads, 0, 4096)
         in_range("--execute", self.execute, 0, 1024)
         if self.policy and not self.policy.startswith(FOREIGN):
-            raise UserError(f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {self.policy!r}")
+            raise UserError(
+                f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {self.policy!r}"
+            )
         for name in ("lerobot_python", "lerobot_cameras"):
             if getattr(self, name) and not self.policy.startswith("lerobot:"):
                 raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
@@ -120,8 +144,9 @@ class Evaluator:
         self.env, self.told = None, False
 
     def evaluate(self, label: str, policy, which: int, now: int, step: int) -> dict:
-        """Evaluate `policy`, which is of `step`, on the starts of list `which`, at step `now` of the run; the labels sft and final
-        are filmed too. -> what `robo_rl.evaluation.evaluate` gives, with n and the interval."""
+        """Evaluate `policy`, which is of `step`, on the starts of list `which`, at step `now` of the run; the
+        labels sft and final are filmed too. -> what `robo_rl.evaluation.evaluate` gives, with n and the
+        interval."""
         from robo_rl import files
         from robo_rl.evaluation import eval_starts, evaluate
         from robo_rl.stats import wilson
@@ -132,33 +157,61 @@ class Evaluator:
         if config.latency:
             from robo_rl.experiment.latency import evaluate_late
             from robo_rl.experiment.policy_server import actor_of
+
             act = actor_of(policy, which, config).choose("trained")
-            result = evaluate_late(env, act, act.execute, starts, latency=config.latency, jitter=config.latency_jitter,
-                                   chunking="trained", seed=which)
+            result = evaluate_late(
+                env,
+                act,
+                act.execute,
+                starts,
+                latency=config.latency,
+                jitter=config.latency_jitter,
+                chunking="trained",
+                seed=which,
+            )
         else:
             result = evaluate(env, policy, starts, which)
         rate, low, high = wilson(sum(result["success"]), len(starts))
         gain = sum(result["return"]) / len(starts)
         if count > 1:
             result["tasks"] = by_task(result["success"], starts, task_names(self.env))
-        result |= {"label": label, "step": step, "time": self.report.elapsed, "n": len(starts), "list": which,
-                   "starts": starts.tolist(), "wilson": [low, high]}
+        result |= {
+            "label": label,
+            "step": step,
+            "time": self.report.elapsed,
+            "n": len(starts),
+            "list": which,
+            "starts": starts.tolist(),
+            "wilson": [low, high],
+        }
         (self.folder / "evals").mkdir(exist_ok=True)
         files.write_json(self.folder / "evals" / f"{label}.json", result)
         group = "eval" if which == CHOOSE else "best" if label == "best" else "report"
         row = {f"{group}/success": rate, f"{group}/low": low, f"{group}/high": high, f"{group}/return": gain}
         row |= {f"{group}/success/{task}": one["success"] for task, one in result.get("tasks", {}).items()}
         self.report.log(now, row | {"time/eval": time.perf_counter() - began}, stage="rl" if now else "sft")
-        self.report.say(f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  "
-                        f"return {gain:.2f}  at {self.report.elapsed:.0f} s  (starts of list {which}, "
-                        f"{'reported' if which == REPORT else 'which choose'})")
+        self.report.say(
+            f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  "
+            f"return {gain:.2f}  at {self.report.elapsed:.0f} s  (starts of list {which}, "
+            f"{'reported' if which == REPORT else 'which choose'})"
+        )
         if count > 1:
-            self.report.say("                " + "   ".join(f"{task} {one['success']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
-                                                          for task, one in result["tasks"].items()))
+            self.report.say(
+                "                "
+                + "   ".join(
+                    f"{task} {one['success']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
+                    for task, one in result["tasks"].items()
+                )
+            )
         if no_success(env) and not self.told:
             self.told = True
             self.report.say(NO_SUCCESS.format(env.spec.id), "warning")
-        self.report.tell("evaluation", step, {"success": rate, "low": low, "high": high, "return": gain, "n": len(starts)}, label)
+        self.report.tell(
+            "evaluation",
+            step,
+            {"success": rate, "low": low, "high": high, "return": gain, "n": len(starts)},
+            label,
+        )
         if config.video and label in ("sft", "final"):
             self.film(label, policy)
         return result
@@ -166,21 +219,33 @@ class Evaluator:
     def make_env(self) -> Any:
         """The env of all evaluations of a run, made at the first of them."""
         if self.env is None:
-            config = replace(self.config, sim=twin(self.config.sim))  # a robot has no time for it: robo_rl eval RUN asks it
-            self.env = make_env(config, env_count(config, config.eval_episodes * task_count(config), config.eval_envs))
+            # a robot has no time for it: robo_rl eval RUN asks it
+            config = replace(self.config, sim=twin(self.config.sim))
+            self.env = make_env(
+                config, env_count(config, config.eval_episodes * task_count(config), config.eval_envs)
+            )
         return self.env
 
     def success_under_noise(self, policy, which: int, tick: Callable[[int], None]) -> float:
-        """Success of `policy` with its exploration noise, on the starts of list `which`; tick(n) is told how many episodes ended."""
+        """Success of `policy` with its exploration noise, on the starts of list `which`; tick(n) is told how
+        many episodes ended."""
         from robo_rl.evaluation import eval_starts, evaluate
+
         policy.eval()
         starts = eval_starts(self.config.eval_episodes * task_count(self.config), which)
-        return sum(evaluate(self.make_env(), policy, starts, which, tick, explore=True)["success"]) / len(starts)
+        return sum(evaluate(self.make_env(), policy, starts, which, tick, explore=True)["success"]) / len(
+            starts
+        )
 
     def film(self, label: str, policy) -> None:
         """Video of four evaluation episodes; says why when it cannot."""
         try:
-            film(replace(self.config, sim=twin(self.config.sim)), policy, self.folder / "videos" / f"{label}.mp4", REPORT)
+            film(
+                replace(self.config, sim=twin(self.config.sim)),
+                policy,
+                self.folder / "videos" / f"{label}.mp4",
+                REPORT,
+            )
         except UserError as e:
             self.report.say(f"no video: {e}")
 
@@ -189,18 +254,23 @@ def by_task(success: list, starts: "np.ndarray", tasks: tuple[str, ...]) -> dict
     """Success, its 95 % Wilson interval and n of each of several tasks, from episodes of `starts` [n]."""
     from robo_rl.starts import task_of
     from robo_rl.stats import wilson
+
     out, which = {}, task_of(starts, len(tasks))
     for k, task in enumerate(tasks):
         mine = [s for s, t in zip(success, which, strict=True) if t == k]
         if mine:
-            out[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=True)) | {"n": len(mine)}
+            out[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=True)) | {
+                "n": len(mine)
+            }
     return out
 
 
 def chosen_starts(options: EvalConfig, tasks: tuple[str, ...]) -> "np.ndarray":
-    """The starts of an evaluation: --episodes of each task, or of --task alone. UserError: the run has no such task."""
+    """The starts of an evaluation: --episodes of each task, or of --task alone. UserError: the run has no
+    such task."""
     from robo_rl.evaluation import eval_starts
     from robo_rl.starts import task_of
+
     starts = eval_starts(options.episodes * len(tasks), options.seed)
     if not options.task:
         return starts
@@ -208,20 +278,26 @@ def chosen_starts(options: EvalConfig, tasks: tuple[str, ...]) -> "np.ndarray":
 
 
 def episode_count(config: TrainConfig, options: EvalConfig) -> int:
-    """Episodes of an evaluation of a run: of each of its tasks, or of --task alone. UserError: where it cannot be evaluated so."""
+    """Episodes of an evaluation of a run: of each of its tasks, or of --task alone. UserError: where it
+    cannot be evaluated so."""
     count = task_count(config)
     if count > 1 and options.on != "sim":
-        raise UserError(f"--on {options.on} plays runs of one task, this one has {config.task}: robo_rl deploy RUN --task NAME plays one "
-                        "of them on an arm")
+        raise UserError(
+            f"--on {options.on} plays runs of one task, this one has {config.task}: robo_rl deploy RUN "
+            "--task NAME plays one of them on an arm"
+        )
     if options.task:
         choose("task of this run", options.task, config.task.split(","))
     return options.episodes * (1 if options.task else count)
 
 
 def env_count(config: TrainConfig, episodes: int, asked: int) -> int:
-    """Envs of an evaluation: as many as asked for, or one per episode where they are cheap, else as many as trained; at most one
-    per episode."""
-    return min(asked or (episodes if config.sim.startswith(("mujoco", "wm:")) else min(episodes, config.envs)), episodes)
+    """Envs of an evaluation: as many as asked for, or one per episode where they are cheap, else as many as
+    trained; at most one per episode."""
+    return min(
+        asked or (episodes if config.sim.startswith(("mujoco", "wm:")) else min(episodes, config.envs)),
+        episodes,
+    )
 
 
 def film(config: TrainConfig, policy, path: Path, which: int) -> None:
@@ -237,22 +313,35 @@ def film(config: TrainConfig, policy, path: Path, which: int) -> None:
 
 
 def film_checkpoint(run: "str | Path", options: EvalConfig, path: Path) -> None:
-    """Write the first episodes of an evaluation of these options as a video. UserError: an arm over DDS, or nothing draws it."""
+    """Write the first episodes of an evaluation of these options as a video. UserError: an arm over DDS, or
+    nothing draws it."""
     from robo_rl import checkpoint
+
     if options.on == "dds":
-        raise UserError("--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video")
+        raise UserError(
+            "--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
+        )
     folder, at = pick_checkpoint(Path(run), options.checkpoint)
     config = changed(load_config(folder), options)
     if options.on == "arm":
-        config = replace(config, sim=f"arm:speed={options.speed:g},controller={options.controller}", reward="", randomise="")
+        config = replace(
+            config,
+            sim=f"arm:speed={options.speed:g},controller={options.controller}",
+            reward="",
+            randomise="",
+        )
     film(config, checkpoint.load_policy(at)[0], path, options.seed)
 
 
-# ---- checkpoints of a run folder ---------------------------------------------------------------------------------
+# ---- checkpoints of a run folder ---------------------------------------------------------------------------
 
-def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[[int, int], None] = lambda done, total: None) -> dict:
-    """Evaluate a checkpoint of the run (or checkpoint folder) `path` -> the result document: rates with Wilson intervals, by task
-    too, and a list entry per start (no times, so equal runs give equal bytes). `tick(done, total)` hears of episodes."""
+
+def evaluate_checkpoint(
+    path: "str | Path", options: EvalConfig, tick: Callable[[int, int], None] = lambda done, total: None
+) -> dict:
+    """Evaluate a checkpoint of the run (or checkpoint folder) `path` -> the result document: rates with
+    Wilson intervals, by task too, and a list entry per start (no times, so equal runs give equal bytes).
+    `tick(done, total)` hears of episodes."""
     import torch
 
     from robo_rl import checkpoint
@@ -274,10 +363,19 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
         if options.chunking:
             from robo_rl.experiment.latency import evaluate_late
             from robo_rl.experiment.policy_server import load_actor
+
             act, _, _ = load_actor(str(path), options.checkpoint, options.seed, policy=policy)
-            result = evaluate_late(env, act.choose(options.chunking), act.execute, starts, latency=options.latency,
-                                   jitter=options.latency_jitter, chunking=options.chunking, seed=options.seed,
-                                   tick=lambda done: tick(done, len(starts)))
+            result = evaluate_late(
+                env,
+                act.choose(options.chunking),
+                act.execute,
+                starts,
+                latency=options.latency,
+                jitter=options.latency_jitter,
+                chunking=options.chunking,
+                seed=options.seed,
+                tick=lambda done: tick(done, len(starts)),
+            )
         else:
             with acting(policy, options) as who:
                 result = evaluate(env, who, starts, options.seed, tick=lambda done: tick(done, len(starts)))
@@ -286,15 +384,34 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
     tasks = by_task(result["success"], starts, names) if len(names) > 1 else {}
     for task in () if tasks else sorted(set(result["task"])):
         mine = [s for s, t in zip(result["success"], result["task"], strict=False) if t == task]
-        tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=False)) | {"n": len(mine)}
+        tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=False)) | {
+            "n": len(mine)
+        }
     chosen = checkpoint.checkpoints(run) and folder == checkpoint.best(run) and meta["best"]["step"] >= 0
     result |= {"no_success": True} if no_success(env) else {}
-    return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "sim": env.spec.id, "seed": options.seed,
-            "chosen_on": CHOOSE if chosen else None, "n": len(starts), "envs": count, "success_rate": rate, "low": low,
-            "high": high, "return_mean": sum(result["return"]) / len(starts), "tasks": tasks, "starts": starts.tolist(), **result}
+    return {
+        "run": run.name,
+        "checkpoint": folder.name,
+        "step": meta["step"],
+        "sim": env.spec.id,
+        "seed": options.seed,
+        "chosen_on": CHOOSE if chosen else None,
+        "n": len(starts),
+        "envs": count,
+        "success_rate": rate,
+        "low": low,
+        "high": high,
+        "return_mean": sum(result["return"]) / len(starts),
+        "tasks": tasks,
+        "starts": starts.tolist(),
+        **result,
+    }
 
 
-NO_SUCCESS = "{} gives no success (is_success or success in the info of a step), so its rate is 0 whatever the policy does: read the return"
+NO_SUCCESS = (
+    "{} gives no success (is_success or success in the info of a step), so its rate is 0 whatever "
+    "the policy does: read the return"
+)
 
 
 def no_success(env) -> bool:
@@ -305,20 +422,33 @@ def no_success(env) -> bool:
 def acting(policy, options: EvalConfig):
     """The context that gives who acts: the run's policy, or the one of --policy in its place."""
     from contextlib import closing, nullcontext
+
     if not options.policy:
         return nullcontext(policy)
-    return closing(foreign_policy(options.policy, policy.spec, options.execute or policy.options.execute, options.seed,
-                                  options.lerobot_python, options.lerobot_cameras))
+    return closing(
+        foreign_policy(
+            options.policy,
+            policy.spec,
+            options.execute or policy.options.execute,
+            options.seed,
+            options.lerobot_python,
+            options.lerobot_cameras,
+        )
+    )
 
 
 def foreign_policy(name: str, spec, execute: int, seed: int = 0, python: str = "", cameras: str = ""):
-    """The policy of FOREIGN, with a method `close`: of a server at ws://HOST:PORT, or lerobot:FOLDER. spec: what it is shown and commands;
+    """The policy of FOREIGN, with a method `close`: of a server at ws://HOST:PORT, or lerobot:FOLDER. spec:
+    what it is shown and commands;
     execute: rows of its chunks that are executed."""
     import os
+
     if name.startswith("lerobot:"):
         from robo_rl.experiment.lerobot_policy import start_policy
+
         return start_policy(name, python, cameras, spec, execute, seed)
     from robo_rl.experiment.openpi import OpenpiPolicy
+
     return OpenpiPolicy(name, spec, execute, os.environ.get("ROBO_RL_TOKEN", ""))
 
 
@@ -334,11 +464,16 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
 
 
 def as_trained(options: AnyEvalConfig, config: TrainConfig) -> AnyEvalConfig:
-    """The options with the run's own latency where they say none; over DDS, and with the policy of a server, time is what it is."""
+    """The options with the run's own latency where they say none; over DDS, and with the policy of a server,
+    time is what it is."""
     latency, jitter = options.latency, options.latency_jitter
     if config.latency and latency is None and options.on != "dds" and not options.policy:
-        return replace(options, chunking=options.chunking or "trained", latency=config.latency,
-                       latency_jitter=config.latency_jitter if jitter is None else jitter)
+        return replace(
+            options,
+            chunking=options.chunking or "trained",
+            latency=config.latency,
+            latency_jitter=config.latency_jitter if jitter is None else jitter,
+        )
     return replace(options, latency=latency or 0.0, latency_jitter=jitter or 0.0)
 
 
@@ -347,17 +482,30 @@ def evaluation_env(config: TrainConfig, spec, options: EvalConfig):
     wanted = episode_count(config, options)
     if options.sim.startswith("wm:") and spec.units:  # of a run that has no env: as the model was learnt
         if options.chunking:
-            raise UserError("--chunking plays policies of commands; this one learnt in units of its own data: leave it out")
-        env = make(options.sim, "", env_count(config, wanted, options.envs or config.eval_envs), obs="", image_size=0,
-                   max_steps=options.max_steps)
+            raise UserError(
+                "--chunking plays policies of commands; this one learnt in units of its own data: leave it "
+                "out"
+            )
+        env = make(
+            options.sim,
+            "",
+            env_count(config, wanted, options.envs or config.eval_envs),
+            obs="",
+            image_size=0,
+            max_steps=options.max_steps,
+        )
     elif options.on == "sim":
         env = make_env(config, env_count(config, wanted, options.envs or config.eval_envs))
     elif options.on == "arm":
         from robo_rl.experiment.arm import make_arm_env
-        env = make_arm_env(config, spec, min(options.envs or ARMS, options.episodes), options.speed, options.controller)
+
+        env = make_arm_env(
+            config, spec, min(options.envs or ARMS, options.episodes), options.speed, options.controller
+        )
     else:
         from robo_rl.experiment.arm import make_live_env
         from robo_rl.experiment.wire import connect
+
         wire = connect("robo_rl_eval", options.domain, namespace=options.namespace)
         env, body = make_live_env(config, spec, wire, options.speed, options.controller)
 
@@ -368,15 +516,24 @@ def evaluation_env(config: TrainConfig, spec, options: EvalConfig):
         body.end()
         wire.close()
         late = sorted(body.lateness)
-        return {"live": {"late": body.late, "steps": body.steps, "stops": body.stops,
-                         "act_after_s": {"median": late[len(late) // 2], "p99": late[int(0.99 * len(late))]}}}
+        return {
+            "live": {
+                "late": body.late,
+                "steps": body.steps,
+                "stops": body.stops,
+                "act_after_s": {"median": late[len(late) // 2], "p99": late[int(0.99 * len(late))]},
+            }
+        }
+
     return env, close
 
 
 def real_time_if(live: bool):
     """Real-time priority and no garbage collection, for an arm that does not wait."""
     from contextlib import nullcontext
+
     if not live:
         return nullcontext()
     from controllers.loop import undisturbed
+
     return undisturbed()

@@ -9,11 +9,12 @@ LEVELS = (0.5, 0.35, 0.25, 0.15)  # std [normalised action units]
 
 
 def choose_noise(run: Run) -> None:
-    """Give the policy that RL begins with the most noise of `LEVELS` under which it keeps the share --rl.explore of its odds of success,
-    else the least; said in a line. The starts are those that choose. Where there is no success the noise stays as it is, and where
-    the looks end the run before it explores.
+    """Give the policy that RL begins with the most noise of `LEVELS` under which it keeps the share
+    --rl.explore of its odds of success, else the least; said in a line. The starts are those that choose.
+    Where there is no success the noise stays as it is, and where the looks end the run before it explores.
 
-    Odds, not success: a policy that fails in two of a hundred episodes has nothing to learn from failures that noise alone makes."""
+    Odds, not success: a policy that fails in two of a hundred episodes has nothing to learn from failures
+    that noise alone makes."""
     config, rl, options = run.config, run.config.rl, run.policy.options
     if not isinstance(rl, OnPolicyOptions) or not rl.explore or config.algo == "bc" or not config.steps:
         return
@@ -32,8 +33,10 @@ def choose_noise(run: Run) -> None:
         if odds(success, n) >= rl.explore * odds(before, n):
             break
     run.policy = policy
-    run.report.say(f"exploration noise {level:g} [normalised action units]: success {before:.3f} without, {', '.join(tried)} "
-                   "(--rl.explore)")
+    run.report.say(
+        f"exploration noise {level:g} [normalised action units]: success {before:.3f} without, "
+        f"{', '.join(tried)} (--rl.explore)"
+    )
 
 
 def odds(success: float, episodes: int) -> float:

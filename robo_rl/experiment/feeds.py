@@ -16,11 +16,20 @@ if TYPE_CHECKING:
     from robo_rl.runtime.planned import PlannedGroups
 
 
-def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, build=None, control: "StartControl | None" = None,
-              planned: "PlannedGroups | None" = None):
+def make_feed(
+    config: TrainConfig,
+    folder: Path,
+    env,
+    learner,
+    saved: dict | None,
+    build=None,
+    control: "StartControl | None" = None,
+    planned: "PlannedGroups | None" = None,
+):
     """(feed, whether it goes on exactly) for a run; `saved` is `feed.state()` of its checkpoint.
 
-    `build(number of envs)` makes a worker's env, if not `make_env`; `control` decides where episodes begin, `planned` how many.
+    `build(number of envs)` makes a worker's env, if not `make_env`; `control` decides where episodes begin,
+    `planned` how many.
     """
     from robo_rl.rollout import Collector
     from robo_rl.runtime.branches import make_control, tree_layout
@@ -33,45 +42,110 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
 
     if on_device(env):
         return device_feed(config, env, learner, saved, control)
-    n, group, o, eta, free = workers(config), group_size(config), rollout_options(config), staleness(config), episode_slots(config)
+    n, group, o, eta, free = (
+        workers(config),
+        group_size(config),
+        rollout_options(config),
+        staleness(config),
+        episode_slots(config),
+    )
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
     tree = o if group and o.advantage == "tree" else None
     shape, choosing = planned.shape if planned else None, o if group and o.candidates else None
     width = shape.most if shape else group  # members that fit a slot
     if n == 0:
+
         def make(i, refresh):
             collector = Collector(env, policy, o.gamma, seed, i, control)
-            return EpisodeSlots(i, collector, policy, refresh, width, explore, make_control(tree, collector), shape,
-                                *make_cheap(choosing, policy)) if free else \
-                Worker(i, collector, policy, refresh, eta, explore, group)
+            return (
+                EpisodeSlots(
+                    i,
+                    collector,
+                    policy,
+                    refresh,
+                    width,
+                    explore,
+                    make_control(tree, collector),
+                    shape,
+                    *make_cheap(choosing, policy),
+                )
+                if free
+                else Worker(i, collector, policy, refresh, eta, explore, group)
+            )
+
         feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed, planned)
         return feed, feed.load_state(saved) if saved else True
     from robo_rl.runtime.worker_pool import WorkerPoolFeed
+
     probe = Collector(env, policy, o.gamma, seed, starts=control)
     rows = probe.layout(policy, explore)
     sizes = shares(config.envs, n, group)
     leased = [group] * n if free else sizes  # envs of a fragment
-    layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} | (
-        tree_layout(m) if tree else group_layout(m) if shape else candidate_layout(m, o.candidates) if choosing else {})
-        for m in ([width] * n if free else sizes)]
+    layouts = [
+        {k: ((m, *row[1:]), d) for k, (row, d) in rows.items()}
+        | (
+            tree_layout(m)
+            if tree
+            else group_layout(m)
+            if shape
+            else candidate_layout(m, o.candidates)
+            if choosing
+            else {}
+        )
+        for m in ([width] * n if free else sizes)
+    ]
     decisions = probe.longest() if group else o.decisions
     env.close()
     flight = folder / "flight"
     if control is not None:
         publish_control(control, flight)
-    build = build or functools.partial(make_env, replace(config, threads=config.threads or max(1, cores() // n)))
-    jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, width, flight,
-                flight / "weights.bin", served=config.server, episode_slots=free, starts=control is not None, tree=tree, shape=shape,
-                choose=choosing)
-            for i, m in enumerate(sizes)]
+    build = build or functools.partial(
+        make_env, replace(config, threads=config.threads or max(1, cores() // n))
+    )
+    jobs = [
+        Job(
+            i,
+            build,
+            m,
+            policy.options,
+            policy.spec,
+            o.gamma,
+            seed,
+            eta,
+            explore,
+            width,
+            flight,
+            flight / "weights.bin",
+            served=config.server,
+            episode_slots=free,
+            starts=control is not None,
+            tree=tree,
+            shape=shape,
+            choose=choosing,
+        )
+        for i, m in enumerate(sizes)
+    ]
     if config.backend == "ray":
         from robo_rl.runtime.ray_pool import RayPool
+
         pool = RayPool(jobs, policy, config.ray_address, config.hang)
     else:
         from robo_rl.runtime.process_pool import ProcessPool
+
         pool = ProcessPool(jobs, policy, config.hang)
-    return WorkerPoolFeed(flight, pool, leased, layouts, batch(config), decisions, eta, saved, group, bool(config.periodic),
-                          planned), True
+    return WorkerPoolFeed(
+        flight,
+        pool,
+        leased,
+        layouts,
+        batch(config),
+        decisions,
+        eta,
+        saved,
+        group,
+        bool(config.periodic),
+        planned,
+    ), True
 
 
 def device_feed(config: TrainConfig, env, learner, saved: dict | None, control: "StartControl | None"):
@@ -79,12 +153,26 @@ def device_feed(config: TrainConfig, env, learner, saved: dict | None, control: 
     from robo_rl.runtime.device import DeviceCollector, DeviceFeed
 
     o, group = rollout_options(config), group_size(config)
-    if workers(config) or staleness(config) or config.periodic or control is not None or group and (o.advantage == "tree" or o.candidates):
-        raise UserError(f"--sim {config.sim} computes on {env.device}, in this process alone: it goes with --workers 0 and without "
-                        "--max-staleness, --periodic, --rl.advantage tree, --rl.allocate, --rl.candidates and samplers of starts "
-                        "(--starts uniform)")
-    feed = DeviceFeed(DeviceCollector(env, learner.sampler, o.gamma, config.seed + 1), learner.sampler, o.decisions, group,
-                      config.algo != "nft")
+    if (
+        workers(config)
+        or staleness(config)
+        or config.periodic
+        or control is not None
+        or group
+        and (o.advantage == "tree" or o.candidates)
+    ):
+        raise UserError(
+            f"--sim {config.sim} computes on {env.device}, in this process alone: it goes with --workers 0 "
+            "and without --max-staleness, --periodic, --rl.advantage tree, --rl.allocate, --rl.candidates "
+            "and samplers of starts (--starts uniform)"
+        )
+    feed = DeviceFeed(
+        DeviceCollector(env, learner.sampler, o.gamma, config.seed + 1),
+        learner.sampler,
+        o.decisions,
+        group,
+        config.algo != "nft",
+    )
     return feed, feed.load_state(saved) if saved else True
 
 
@@ -92,6 +180,7 @@ def publish_control(control: "StartControl", flight: Path) -> None:
     """From now on every table of `control` is published in the folder `flight`, for worker processes."""
     from robo_rl.files import private_folder
     from robo_rl.runtime.start_file import publish_states, publish_table
+
     private_folder(flight)
     publish_states(flight, control.stored)
     control.publish = functools.partial(publish_table, flight)

@@ -21,6 +21,7 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
         return path.parent.parent, path
     run = open_run(path)
     from robo_rl import checkpoint  # torch comes with it: a name that is wrong is told before
+
     root = run / "checkpoints"
     found = checkpoint.checkpoints(run)
     if not found:
@@ -32,6 +33,7 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     if name == "best":
         return run, checkpoint.best(run)
     if not (root / name / "meta.json").exists():
-        raise UserError(f"{run} has no checkpoint {name!r}. Allowed: best, last, sft, "
-                        f"{', '.join(p.name for p in found)}")
+        raise UserError(
+            f"{run} has no checkpoint {name!r}. Allowed: best, last, sft, {', '.join(p.name for p in found)}"
+        )
     return run, root / name

@@ -1,8 +1,8 @@
 """A chunk policy in simulated real time: the robot goes on while inference takes its time.
 
-Every env steps once per control period. A chunk that is asked for in a period comes `latency` (and up to `jitter` more) seconds later;
-until then the rows of the old chunk run, and where none is left the target stands still. What happens where chunks meet is
-`controllers.chunking`'s, the same that drives an arm.
+Every env steps once per control period. A chunk that is asked for in a period comes `latency` (and up to
+`jitter` more) seconds later; until then the rows of the old chunk run, and where none is left the target
+stands still. What happens where chunks meet is `controllers.chunking`'s, the same that drives an arm.
 """
 
 import math
@@ -26,20 +26,26 @@ def periods(seconds: float, period: float) -> int:
 
 
 def with_latency(config: TrainConfig, env) -> TrainConfig:
-    """The configuration of a run with its --latency as rows of a chunk in the options of its policy. env: the run's, None without one.
+    """The configuration of a run with its --latency as rows of a chunk in the options of its policy. env: the
+    run's, None without one.
 
     UserError: what does not go with a latency, or chunks that are too short for it."""
     from robo_rl.runtime.device import on_device
+
     policy = config.policy
     if not config.latency:
         if config.latency_jitter:
             raise UserError("--latency-jitter goes with --latency above 0")
         return config if not policy.commit_least else replace(config, policy=replace(policy, commit_least=0))
     if config.algo not in TRAINED:
-        raise UserError(f"--latency goes with --algo {', '.join(TRAINED[:-1])} or {TRAINED[-1]}, got {config.algo}")
+        raise UserError(
+            f"--latency goes with --algo {', '.join(TRAINED[:-1])} or {TRAINED[-1]}, got {config.algo}"
+        )
     if env is None or config.sim.split(":")[0] in ROBOTS or on_device(env):
-        raise UserError(f"--latency is simulated between the steps of a simulator on the CPU, got --sim {config.sim} --device "
-                        f"{config.device}")
+        raise UserError(
+            f"--latency is simulated between the steps of a simulator on the CPU, got --sim {config.sim} "
+            f"--device {config.device}"
+        )
     if task_count(config) > 1:
         raise UserError(f"--latency goes with one task, got --task {config.task}")
     for name in ("dream", "share"):
@@ -48,14 +54,21 @@ def with_latency(config: TrainConfig, env) -> TrainConfig:
     if config.learners > 1:
         raise UserError("--latency goes with --learners 1")
     if getattr(config.rl, "w2_coef", 0):
-        raise UserError("--latency goes with --rl.w2-coef 0: that loss compares chunks of which no row is given")
+        raise UserError(
+            "--latency goes with --rl.w2-coef 0: that loss compares chunks of which no row is given"
+        )
     increments_of(env.spec)
-    least, most = (periods(x, env.spec.period) for x in (config.latency, config.latency + config.latency_jitter))
+    least, most = (
+        periods(x, env.spec.period) for x in (config.latency, config.latency + config.latency_jitter)
+    )
     if most > min(policy.execute, policy.horizon - policy.execute):
         both = f"{least} to {most}" if least < most else str(most)
-        raise UserError(f"--latency {config.latency:g} --latency-jitter {config.latency_jitter:g} is {both} control periods of "
-                        f"{1e3 * env.spec.period:g} ms: it needs --policy.execute of at least {most} and --policy.horizon of at least "
-                        f"--policy.execute + {most}, got {policy.execute} and {policy.horizon}")
+        raise UserError(
+            f"--latency {config.latency:g} --latency-jitter {config.latency_jitter:g} is {both} control "
+            f"periods of {1e3 * env.spec.period:g} ms: it needs --policy.execute of at least {most} and "
+            f"--policy.horizon of at least --policy.execute + {most}, got {policy.execute} and "
+            f"{policy.horizon}"
+        )
     return replace(config, policy=replace(policy, commit=most, commit_least=least))
 
 
@@ -72,13 +85,16 @@ class LateRobot:
     def __init__(self, spec, chunking: str, every: int):
         made = increments_of(spec)
         self.runner = ChunkRunner(spec.period, made, np.ones(len(made)), chunking, every)
-        self.coming: tuple[np.ndarray, float, float] | None = None  # rows, time of the observation, time of arrival
+        # rows, time of the observation, time of arrival
+        self.coming: tuple[np.ndarray, float, float] | None = None
         self.last = np.zeros(len(made), np.float32)
         self.before: np.ndarray | None = None  # the row before
         self.number = -1  # of the chunk that it was of
         self.seam = 0.0  # largest change of an increment where one chunk follows another
 
-    def act(self, decide: Callable[..., np.ndarray], obs: dict, now: float, delay: Callable[[], float]) -> np.ndarray:
+    def act(
+        self, decide: Callable[..., np.ndarray], obs: dict, now: float, delay: Callable[[], float]
+    ) -> np.ndarray:
         """The action [A] for the period that begins now [s]."""
         r = self.runner
         self.arrive(now)
@@ -104,18 +120,33 @@ class LateRobot:
             self.runner.take(rows, t0, now, now)
 
 
-def evaluate_late(env, decide: Callable[..., np.ndarray], execute: int, starts: np.ndarray, *, latency: float, jitter: float = 0.0,
-                  chunking: str = "blend", seed: int = 0, tick: Callable[[int], None] = lambda done: None) -> dict:
-    """One episode per start. decide(obs) or decide(obs, prefix) -> rows [H, A] of one env; execute: rows after which it would decide
-    again. -> lists as of `evaluation.evaluate`, and per episode: seam (largest change of an increment between two chunks, in actions),
-    starved (periods without a row)."""
+def evaluate_late(
+    env,
+    decide: Callable[..., np.ndarray],
+    execute: int,
+    starts: np.ndarray,
+    *,
+    latency: float,
+    jitter: float = 0.0,
+    chunking: str = "blend",
+    seed: int = 0,
+    tick: Callable[[int], None] = lambda done: None,
+) -> dict:
+    """One episode per start. decide(obs) or decide(obs, prefix) -> rows [H, A] of one env; execute: rows
+    after which it would decide again. -> lists as of `evaluation.evaluate`, and per episode: seam (largest
+    change of an increment between two chunks, in actions), starved (periods without a row)."""
     choose("--chunking", chunking, CHUNKING)
     in_range("--latency", latency, 0, 10)
     in_range("--latency-jitter", jitter, 0, 10)
     n, out = env.num_envs, {k: [] for k in ("success", "return", "length", "task", "seam", "starved")}
     for batch, first in enumerate(range(0, len(starts), n)):
-        ids = starts[first:first + n]
-        obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])})
+        ids = starts[first : first + n]
+        obs, _ = env.reset(
+            options={
+                "reset_mask": np.ones(n, bool),
+                "starts": np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))]),
+            }
+        )
         rng = np.random.default_rng((seed, batch))
         robots = [LateRobot(env.spec, chunking, execute) for _ in range(n)]
         over, success = np.zeros(n, bool), np.zeros(n, bool)

@@ -1,7 +1,9 @@
-"""A policy of LeRobot's as one of ours: it acts in a process of another Python, where LeRobot is installed (`lerobot_worker`).
+"""A policy of LeRobot's as one of ours: it acts in a process of another Python, where LeRobot is installed
+(`lerobot_worker`).
 
-LeRobot's releases and torch's do not go together in one environment. The worker reads of this package what has no dependencies, through
-links in a folder of its own, so nothing has to be installed there but LeRobot. It downloads nothing (HF_HUB_OFFLINE) unless told to.
+LeRobot's releases and torch's do not go together in one environment. The worker reads of this package what
+has no dependencies, through links in a folder of its own, so nothing has to be installed there but LeRobot.
+It downloads nothing (HF_HUB_OFFLINE) unless told to.
 """
 
 import contextlib
@@ -35,11 +37,14 @@ MODULE = "robo_rl.experiment.lerobot_worker"
 
 
 def find_python(named: str) -> str:
-    """The Python of LeRobot's environment: `named`, else of the variable. UserError: nobody named one, or it is not there."""
+    """The Python of LeRobot's environment: `named`, else of the variable. UserError: nobody named one, or it
+    is not there."""
     python = named or os.environ.get(VARIABLE, "")
     if not python:
-        raise UserError("--policy lerobot:FOLDER acts in an environment of its own: name its Python by --lerobot-python PATH, or "
-                        f"{VARIABLE}")
+        raise UserError(
+            "--policy lerobot:FOLDER acts in an environment of its own: name its Python by --lerobot-python "
+            f"PATH, or {VARIABLE}"
+        )
     if (found := shutil.which(python)) is None:
         raise UserError(f"--lerobot-python {python}: there is no such program")
     return found
@@ -49,7 +54,9 @@ def parse_cameras(text: str) -> dict[str, str]:
     """{the policy's camera: ours} of NAME=CAMERA,…"""
     pairs = [part.partition("=") for part in text.split(",") if part]
     if wrong := [name for name, sign, camera in pairs if not (name and sign and camera)]:
-        raise UserError(f"--lerobot-cameras names the policy's cameras and ours, NAME=CAMERA,…, got {wrong[0]!r}")
+        raise UserError(
+            f"--lerobot-cameras names the policy's cameras and ours, NAME=CAMERA,…, got {wrong[0]!r}"
+        )
     return {name: camera for name, _, camera in pairs}
 
 
@@ -61,13 +68,23 @@ class ActOptions:
 
 
 class LeRobotPolicy:
-    """Actions [N, E, A] of a policy folder of LeRobot's for the observations of N envs, made by a worker that this owns.
+    """Actions [N, E, A] of a policy folder of LeRobot's for the observations of N envs, made by a worker that
+    this owns.
 
-    execute: rows of a chunk that are executed; cameras: {its camera: ours}, where the names differ; `answer` [s]: how long it may think.
+    execute: rows of a chunk that are executed; cameras: {its camera: ours}, where the names differ; `answer`
+    [s]: how long it may think.
     UserError: the worker does not start, the policy has other sizes or cameras, or what it answers is none.
     """
 
-    def __init__(self, folder: str, python: str, spec, execute: int, seed: int = 0, cameras: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        folder: str,
+        python: str,
+        spec,
+        execute: int,
+        seed: int = 0,
+        cameras: Mapping[str, str] | None = None,
+    ):
         if not (Path(folder) / "config.json").is_file():
             raise UserError(f"--policy {PREFIX}{folder}: no policy folder of LeRobot (it has no config.json)")
         self.folder, self.python, self.spec, self.execute, self.asked = folder, python, spec, execute, 0
@@ -83,7 +100,8 @@ class LeRobotPolicy:
             raise
 
     def _start(self) -> FrameSocket:
-        """Start the worker, which sees this package and `controllers` and nothing else of this environment."""
+        """Start the worker, which sees this package and `controllers` and nothing else of this
+        environment."""
         root = Path(__file__).resolve().parents[2]
         for name in ("robo_rl", "controllers"):
             (self.place / name).symlink_to(root / name, target_is_directory=True)
@@ -91,8 +109,14 @@ class LeRobotPolicy:
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV")}
         env = {"HF_HUB_OFFLINE": "1", **env, "PYTHONPATH": str(self.place), "PYTHONDONTWRITEBYTECODE": "1"}
         with (self.place / "stderr").open("wb") as log, theirs:
-            self.process = subprocess.Popen([self.python, "-m", MODULE, str(Path(self.folder).resolve()), str(theirs.fileno())],
-                                            env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(theirs.fileno(),))
+            self.process = subprocess.Popen(
+                [self.python, "-m", MODULE, str(Path(self.folder).resolve()), str(theirs.fileno())],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs.fileno(),),
+            )
         return FrameSocket(ours)
 
     def _said(self, patience: float) -> tuple[dict, dict[str, np.ndarray]]:
@@ -121,22 +145,39 @@ class LeRobotPolicy:
     def refused(self, message: tuple[dict, dict[str, np.ndarray]]) -> tuple[dict, dict[str, np.ndarray]]:
         """The message; UserError: it says what went wrong."""
         if "error" in message[0]:
-            raise UserError(f"the LeRobot policy {self.folder} in {self.python}: {plain_text(message[0]['error'])}")
+            raise UserError(
+                f"the LeRobot policy {self.folder} in {self.python}: {plain_text(message[0]['error'])}"
+            )
         return message
 
     def _fitting(self, cameras: Mapping[str, str]) -> dict[str, str]:
         """{its camera: ours}; UserError naming what does not fit."""
         about, spec = self.about, self.spec
         if (about["state"], about["action"]) != (spec.state, spec.action):
-            raise UserError(f"the LeRobot policy {self.folder} takes a state of {about['state']} numbers and gives {about['action']}, the "
-                            f"env has {spec.state} and {spec.action}")
+            raise UserError(
+                f"the LeRobot policy {self.folder} takes a state of {about['state']} numbers and gives "
+                f"{about['action']}, the env has {spec.state} and {spec.action}"
+            )
         found = {name: cameras.get(name, name) for name in about["views"]}
-        if missing := [f"{name} (our {ours})" if name != ours else name for name, ours in found.items() if ours not in spec.views]:
-            raise UserError(f"the LeRobot policy {self.folder} looks through {', '.join(missing)}, the env has "
-                            f"{', '.join(spec.views) or 'no camera'}; say which is which: --lerobot-cameras NAME=CAMERA,…")
+        if missing := [
+            f"{name} (our {ours})" if name != ours else name
+            for name, ours in found.items()
+            if ours not in spec.views
+        ]:
+            raise UserError(
+                f"the LeRobot policy {self.folder} looks through {', '.join(missing)}, the env has "
+                f"{', '.join(spec.views) or 'no camera'}; say which is which: --lerobot-cameras NAME=CAMERA,…"
+            )
         if self.execute > about["horizon"]:
-            why = "looks back, so it decides every step" if about["history"] else f"gives chunks of {about['horizon']} steps"
-            raise UserError(f"the LeRobot policy {self.folder} {why}, the run executes {self.execute}: --execute {about['horizon']}")
+            why = (
+                "looks back, so it decides every step"
+                if about["history"]
+                else f"gives chunks of {about['horizon']} steps"
+            )
+            raise UserError(
+                f"the LeRobot policy {self.folder} {why}, the run executes {self.execute}: --execute "
+                f"{about['horizon']}"
+            )
         return found
 
     def reset(self) -> None:
@@ -144,26 +185,43 @@ class LeRobotPolicy:
         self.wire.send({}, reset=True)
 
     def question(self, obs: Mapping, noise: np.ndarray | None = None) -> bytes:
-        """The message that asks for chunks of N observations; noise [N,H,W]: what they grow from, for policies that can be given it."""
+        """The message that asks for chunks of N observations; noise [N,H,W]: what they grow from, for
+        policies that can be given it."""
         tasks = [str(t) for t in obs["task"]]
         texts = sorted(set(tasks))
         arrays = {"state": np.asarray(obs["state"], np.float32)}
-        arrays |= {f"image/{name}": np.asarray(obs[f"image/{ours}"], np.uint8) for name, ours in self.cameras.items()}
+        arrays |= {
+            f"image/{name}": np.asarray(obs[f"image/{ours}"], np.uint8) for name, ours in self.cameras.items()
+        }
         arrays |= {} if noise is None else {"noise": np.asarray(noise, np.float32)}
         self.asked += 1
-        return pack(arrays, texts=texts, tasks=[texts.index(t) for t in tasks], seed=(self.seed * 1_000_003 + self.asked) % 2**31)
+        return pack(
+            arrays,
+            texts=texts,
+            tasks=[texts.index(t) for t in tasks],
+            seed=(self.seed * 1_000_003 + self.asked) % 2**31,
+        )
 
     def answered(self, message: tuple[dict, dict[str, np.ndarray]], count: int) -> np.ndarray:
-        """Whole chunks float32 [N,H,A], finite, of the answer to a question of `count` observations. UserError: it is none."""
+        """Whole chunks float32 [N,H,A], finite, of the answer to a question of `count` observations.
+        UserError: it is none."""
         actions = self.refused(message)[1].get("actions")
-        if actions is None or actions.ndim != 3 or (len(actions), actions.shape[2]) != (count, self.spec.action):
-            raise UserError(f"the LeRobot policy {self.folder} gives no actions [{count}, H, {self.spec.action}], got "
-                            f"{'none' if actions is None else actions.shape}")
+        if (
+            actions is None
+            or actions.ndim != 3
+            or (len(actions), actions.shape[2]) != (count, self.spec.action)
+        ):
+            raise UserError(
+                f"the LeRobot policy {self.folder} gives no actions [{count}, H, {self.spec.action}], got "
+                f"{'none' if actions is None else actions.shape}"
+            )
         if not np.isfinite(actions).all():
             raise UserError(f"the LeRobot policy {self.folder} gives actions that are not finite")
         if actions.shape[1] < self.execute:
-            raise UserError(f"the LeRobot policy {self.folder} gives chunks of {actions.shape[1]} steps, the run executes {self.execute}: "
-                            f"--execute {actions.shape[1]}")
+            raise UserError(
+                f"the LeRobot policy {self.folder} gives chunks of {actions.shape[1]} steps, the run "
+                f"executes {self.execute}: --execute {actions.shape[1]}"
+            )
         return actions
 
     def chunks(self, obs: Mapping, noise: np.ndarray | None = None) -> np.ndarray:
@@ -175,12 +233,14 @@ class LeRobotPolicy:
     def warm_up(self, instruction: str) -> None:
         """Let it act once, on nothing: the first time takes the longest."""
         side = self.spec.image_size
-        self.chunks({"state": np.zeros((1, self.spec.state), np.float32), "task": [instruction]} | {
-            f"image/{v}": np.zeros((1, side, side, 3), np.uint8) for v in self.spec.views})
+        self.chunks(
+            {"state": np.zeros((1, self.spec.state), np.float32), "task": [instruction]}
+            | {f"image/{v}": np.zeros((1, side, side, 3), np.uint8) for v in self.spec.views}
+        )
         self.reset()
 
     def __call__(self, obs: Mapping) -> np.ndarray:
-        return self.chunks(obs)[:, :self.execute]
+        return self.chunks(obs)[:, : self.execute]
 
     def close(self) -> None:
         """End the worker and remove its folder."""
@@ -196,15 +256,27 @@ class LeRobotPolicy:
 
 
 class LeRobotClient:
-    """A `PolicyClient` of a LeRobot policy, which it owns: ask() waits up to `patience` [s] for an answer that comes at
-    once, and nothing that the worker does or leaves undone holds the caller longer. It is lost when an answer takes more than `deadline`
-    [s] by `clock`."""
+    """A `PolicyClient` of a LeRobot policy, which it owns: ask() waits up to `patience` [s] for an answer
+    that comes at once, and nothing that the worker does or leaves undone holds the caller longer. It is lost
+    when an answer takes more than `deadline` [s] by `clock`."""
 
     blocks = False
 
-    def __init__(self, policy: LeRobotPolicy, instruction: str, patience: float, deadline: float = DEADLINE,
-                 clock: Callable[[], float] = time.monotonic):
-        self.policy, self.instruction, self.patience, self.deadline, self.clock = policy, instruction, patience, deadline, clock
+    def __init__(
+        self,
+        policy: LeRobotPolicy,
+        instruction: str,
+        patience: float,
+        deadline: float = DEADLINE,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.policy, self.instruction, self.patience, self.deadline, self.clock = (
+            policy,
+            instruction,
+            patience,
+            deadline,
+            clock,
+        )
         self.out, self.since = bytearray(), 0.0
         self.asked: float | None = None  # t0 of the question that is open
         self.answer: tuple[np.ndarray, float] | None = None
@@ -218,7 +290,9 @@ class LeRobotClient:
     def ask(self, obs: Mapping[str, np.ndarray], t0: float, prefix=None) -> None:
         if prefix is not None:
             raise UserError("a LeRobot policy takes no rows to agree with: use --chunking blend or naive")
-        self.out += self.policy.question({k: np.asarray(v)[None] for k, v in obs.items()} | {"task": [self.instruction]})
+        self.out += self.policy.question(
+            {k: np.asarray(v)[None] for k, v in obs.items()} | {"task": [self.instruction]}
+        )
         self.asked, self.since = t0, self.clock()
         end = self.since + self.patience
         while self.answer is None and (left := end - self.clock()) > 0:
@@ -239,7 +313,7 @@ class LeRobotClient:
         try:
             with contextlib.suppress(BlockingIOError):
                 while self.out:
-                    del self.out[:wire.wire.send(self.out[:PIECE])]
+                    del self.out[: wire.wire.send(self.out[:PIECE])]
             with contextlib.suppress(BlockingIOError):
                 got = wire.wire.recv(PIECE)
         except OSError:
@@ -260,7 +334,8 @@ class LeRobotClient:
 
 @dataclass(frozen=True)
 class LeRobotActor:
-    """What `policy_server.Actor` says of a policy that acts elsewhere; spec: what it is given, instruction: in these words."""
+    """What `policy_server.Actor` says of a policy that acts elsewhere; spec: what it is given, instruction:
+    in these words."""
 
     execute: int
     spec: "ObsSpec"
@@ -272,27 +347,38 @@ class LeRobotActor:
 
 
 def lerobot_actor(run: str, checkpoint: str, task: str, instruction: str, execute: int):
-    """(LeRobotActor, the run's config, ObsSpec) of a deployment in the place of a run's policy; arguments as `policy_server.load_actor`,
-    which it raises UserError like. execute: rows, 0: as many as the run's policy."""
+    """(LeRobotActor, the run's config, ObsSpec) of a deployment in the place of a run's policy; arguments as
+    `policy_server.load_actor`, which it raises UserError like. execute: rows, 0: as many as the run's
+    policy."""
     from robo_rl.experiment.policy_server import default_instruction, run_interface
+
     where, _, made, config, spec, _ = run_interface(run, checkpoint, task)
     if not instruction:
-        with contextlib.nullcontext() if spec.language else contextlib.suppress(UserError):  # it may read none
+        # it may read none
+        with contextlib.nullcontext() if spec.language else contextlib.suppress(UserError):
             instruction = default_instruction(config, where)
     return LeRobotActor(execute or made["execute"], spec, instruction), config, spec
 
 
-def start_policy(name: str, python: str, cameras: str, spec: "ObsSpec", execute: int, seed: int) -> LeRobotPolicy:
-    """The policy of --policy `name`, --lerobot-python and --lerobot-cameras. UserError: it does not start, or does not fit."""
-    return LeRobotPolicy(name.removeprefix(PREFIX), find_python(python), spec, execute, seed, parse_cameras(cameras))
+def start_policy(
+    name: str, python: str, cameras: str, spec: "ObsSpec", execute: int, seed: int
+) -> LeRobotPolicy:
+    """The policy of --policy `name`, --lerobot-python and --lerobot-cameras. UserError: it does not start, or
+    does not fit."""
+    return LeRobotPolicy(
+        name.removeprefix(PREFIX), find_python(python), spec, execute, seed, parse_cameras(cameras)
+    )
 
 
 def for_console(policy: LeRobotPolicy) -> LeRobotPolicy:
-    """The policy, warmed up, for robots that people watch, whose episodes begin at different times. UserError, and it is closed: it looks
-    back, so it would mix them."""
+    """The policy, warmed up, for robots that people watch, whose episodes begin at different times.
+    UserError, and it is closed: it looks back, so it would mix them."""
     try:
         if policy.about["history"]:
-            raise UserError(f"the LeRobot policy {policy.folder} looks back, and the console's robots begin their episodes apart")
+            raise UserError(
+                f"the LeRobot policy {policy.folder} looks back, and the console's robots begin their "
+                "episodes apart"
+            )
         policy.warm_up("")
     except BaseException:
         policy.close()

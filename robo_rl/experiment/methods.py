@@ -18,12 +18,14 @@ def find_method(algo: str) -> Callable:
 
 
 def check_method(config: TrainConfig, policy) -> None:
-    """UserError for a method that does not take the policy; one of the user's own is put through `robo_rl.algos.check`."""
+    """UserError for a method that does not take the policy; one of the user's own is put through
+    `robo_rl.algos.check`."""
     make = find_method(config.algo)
     if not is_object(config.algo):
         make(policy, config.rl, 0)
         return
     from robo_rl.algos.check import check_method as check
+
     try:
         check(make, config.rl, policy)
     except AssertionError as e:

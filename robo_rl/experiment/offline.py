@@ -1,4 +1,5 @@
-"""Behaviour cloning from a data set in its own units, without an env: episodes that are held out say how well it predicts.
+"""Behaviour cloning from a data set in its own units, without an env: episodes that are held out say how well
+it predicts.
 
 What it cannot say is whether the policy succeeds: that takes a simulator or a robot.
 """
@@ -18,18 +19,22 @@ if TYPE_CHECKING:
     from robo_rl.experiment.run import Run
 
 LOOKS = 10  # at the held-out episodes over a run
-ROWS, FEW = 256, 32  # frames of them that a look takes; of a vision-language-action model, which keeps pictures as recorded
+# frames of them that a look takes; of a vision-language-action model, which keeps pictures as recorded
+ROWS, FEW = 256, 32
 
 
 def has_own_units(folder: Path) -> bool:
     """Whether there is a data set that no env of ours recorded."""
     from robo_rl import files
+
     path = folder / "meta" / "info.json"
     if not path.is_file():
         return False
     try:
         action = files.read_json(path)["features"]["action"]
-        return not (folder / "meta" / "robo_rl.json").exists() and not (action.get("robo_rl") or {}).get("spec")
+        return not (folder / "meta" / "robo_rl.json").exists() and not (action.get("robo_rl") or {}).get(
+            "spec"
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return False  # the reader says what is wrong with it
 
@@ -37,23 +42,30 @@ def has_own_units(folder: Path) -> bool:
 def check(config: TrainConfig) -> None:
     """Raise UserError for options that need an env, and for a data set that does not say enough."""
     if config.algo != "bc":
-        raise UserError(f"--sim none has nobody to play: --algo bc learns from a data set alone, --algo {config.algo} needs a simulator")
+        raise UserError(
+            f"--sim none has nobody to play: --algo bc learns from a data set alone, --algo {config.algo} "
+            "needs a simulator"
+        )
     if config.demos.isdigit() or not (Path(config.demos) / "meta").is_dir():
         raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")
     if config.init:
         raise UserError("--init goes on with a policy in an env; with --sim none a policy begins anew")
     if config.bc.pear:
-        raise UserError("--bc.pear weighs demonstrations for the RL that follows them; with --sim none none does")
+        raise UserError(
+            "--bc.pear weighs demonstrations for the RL that follows them; with --sim none none does"
+        )
     data = open_data(config)
     if config.policy.kind in VLAS:  # a folder that does not fit is refused before there is one of the run
         from robo_rl.policies import make_policy
         from robo_rl.shapes import only_shapes
+
         with only_shapes():
             make_policy(config.policy, spec_of(config, data), config.seed)
 
 
 def open_data(config: TrainConfig) -> "Dataset":
-    """The data set of --demos with its labels; UserError if it does not say what its actions are, or lacks what is asked for."""
+    """The data set of --demos with its labels; UserError if it does not say what its actions are, or lacks
+    what is asked for."""
     from robo_rl.data.frames import choose_views
     from robo_rl.data.labels import need_units
     from robo_rl.data.reader import load
@@ -62,7 +74,9 @@ def open_data(config: TrainConfig) -> "Dataset":
     need_units(data.meta)
     choose_views(config.data.cameras, data.views)
     if not data.features.state:
-        raise UserError(f"data set {data.meta.root} has no observation.state, which every policy here reads; add one")
+        raise UserError(
+            f"data set {data.meta.root} has no observation.state, which every policy here reads; add one"
+        )
     return data
 
 
@@ -74,15 +88,22 @@ def spec_of(config: TrainConfig, data: "Dataset"):
 
     views = tuple(choose_views(config.data.cameras, data.views))
     own = need_units(data.meta).unit if data.spec is None else ()
-    return ObsSpec(state=len(data.features.state), action=len(data.features.action), views=views,
-                   image_size=config.image_size if views else 0, text=config.policy.text,
-                   language=bool(views or config.policy.text) or len(data.tasks) > 1,
-                   action_names=data.features.action, fit=(config.data.fit or "pad") if views else "", units=own)
+    return ObsSpec(
+        state=len(data.features.state),
+        action=len(data.features.action),
+        views=views,
+        image_size=config.image_size if views else 0,
+        text=config.policy.text,
+        language=bool(views or config.policy.text) or len(data.tasks) > 1,
+        action_names=data.features.action,
+        fit=(config.data.fit or "pad") if views else "",
+        units=own,
+    )
 
 
 def split(data: "Dataset", share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows to learn from, rows held out): whole episodes, drawn by the seed; at least one is held out unless `share` is 0 or there is
-    no other."""
+    """(rows to learn from, rows held out): whole episodes, drawn by the seed; at least one is held out unless
+    `share` is 0 or there is no other."""
     count = 0 if share == 0 or len(data) == 1 else min(len(data) - 1, max(1, round(share * len(data))))
     held = np.zeros(len(data), bool)
     held[np.random.default_rng([seed, 11]).permutation(len(data))[:count]] = True
@@ -91,7 +112,8 @@ def split(data: "Dataset", share: float, seed: int) -> tuple[np.ndarray, np.ndar
 
 
 def learn(run: "Run") -> None:
-    """Make `run.policy` from the data set; heldout.json says how far its actions are from those of held-out episodes.
+    """Make `run.policy` from the data set; heldout.json says how far its actions are from those of held-out
+    episodes.
 
     Raises Stopped when a signal comes.
     """
@@ -111,7 +133,13 @@ def learn(run: "Run") -> None:
         if judge is None or update % every or update == config.bc.updates:
             return {}
         return {"heldout/loss": judge.loss(run.policy)}
-    imitate(run, demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows), config.bc.updates, look=look)
+
+    imitate(
+        run,
+        demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows),
+        config.bc.updates,
+        look=look,
+    )
     if judge is not None:
         judge.report(run)
 
@@ -124,31 +152,40 @@ class HeldOut:
 
         from robo_rl.demos import demo_sampler
         from robo_rl.devices import sampled_on
+
         self.seed, self.data, self.rows, self.execute = config.seed, data, rows, config.policy.execute
-        few = np.random.default_rng([config.seed, 13]).permutation(rows)[:FEW if spec.text else ROWS]
-        sample = demo_sampler(data, spec, config.policy.horizon, replace(config.data, cache_mb=1, threads=0), rows=np.sort(few))
+        few = np.random.default_rng([config.seed, 13]).permutation(rows)[: FEW if spec.text else ROWS]
+        sample = demo_sampler(
+            data, spec, config.policy.horizon, replace(config.data, cache_mb=1, threads=0), rows=np.sort(few)
+        )
         sample = sampled_on(torch.device(config.device), sample)
         self.obs, self.chunk, self.mask = sample(len(few), torch.Generator().manual_seed(config.seed))
 
     def loss(self, policy) -> float:
         """The supervised loss, with the same noise at every look."""
         import torch
+
         policy.eval()
         with torch.no_grad():
-            loss = float(policy.bc_loss(self.obs, self.chunk, self.mask, torch.Generator().manual_seed(self.seed)))
+            loss = float(
+                policy.bc_loss(self.obs, self.chunk, self.mask, torch.Generator().manual_seed(self.seed))
+            )
         policy.train()
         return loss
 
     def errors(self, policy) -> tuple[np.ndarray, np.ndarray]:
-        """[A] both, in the units of the data: mean absolute error of the executed actions, and that of always giving the mean action."""
+        """[A] both, in the units of the data: mean absolute error of the executed actions, and that of always
+        giving the mean action."""
         import torch
+
         with torch.no_grad():
             made = policy.act(self.obs, torch.Generator().manual_seed(self.seed), explore=False).actions
-        e, mask = self.execute, self.mask[:, :self.execute, None]
+        e, mask = self.execute, self.mask[:, : self.execute, None]
         true = self.chunk[:, :e]
 
         def far(x: torch.Tensor) -> np.ndarray:
             return (((x - true).abs() * mask).sum((0, 1)) / mask.sum()).cpu().numpy()
+
         return far(made), far(torch.from_numpy(self.data.action.mean(0)).to(true.device))
 
     def report(self, run: "Run") -> None:
@@ -156,19 +193,36 @@ class HeldOut:
         from robo_rl import files
         from robo_rl.data.labels import need_units
         from robo_rl.demos import STILL
-        loss, (error, still), names = self.loss(run.policy), self.errors(run.policy), self.data.features.action
+
+        loss, (error, still), names = (
+            self.loss(run.policy),
+            self.errors(run.policy),
+            self.data.features.action,
+        )
         run.policy.eval()
         units = need_units(self.data.meta).unit
         episodes = sorted({int(e) for e in self.data.episode_index[self.rows]})
-        files.write_json(run.folder / "heldout.json", {
-            "episodes": episodes, "frames": len(self.chunk), "loss": loss,
-            "axes": [{"name": n, "unit": u, "error": float(a), "error_of_mean": float(b)}
-                     for n, u, a, b in zip(names, units, error, still, strict=True)]})
-        moves = still > STILL * np.maximum(np.abs(self.data.action.mean(0)), 1e-3)  # the others have no error to compare with
+        files.write_json(
+            run.folder / "heldout.json",
+            {
+                "episodes": episodes,
+                "frames": len(self.chunk),
+                "loss": loss,
+                "axes": [
+                    {"name": n, "unit": u, "error": float(a), "error_of_mean": float(b)}
+                    for n, u, a, b in zip(names, units, error, still, strict=True)
+                ],
+            },
+        )
+        # the others have no error to compare with
+        moves = still > STILL * np.maximum(np.abs(self.data.action.mean(0)), 1e-3)
         relative = error[moves] / still[moves] if moves.any() else np.zeros(1)
         ratio = float(relative.mean())
         run.report.log(run.config.bc.updates, {"heldout/loss": loss, "heldout/error": ratio}, stage="sft")
         worst = int(np.flatnonzero(moves)[relative.argmax()]) if moves.any() else 0
         unit = "" if units[worst] == "1" else f" {units[worst]}"
-        run.report.say(f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an action "
-                       f"{ratio:.2f} of that of the mean action; largest at {names[worst]}: {error[worst]:.3g}{unit}")
+        run.report.say(
+            f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an "
+            f"action {ratio:.2f} of that of the mean action; largest at {names[worst]}: "
+            f"{error[worst]:.3g}{unit}"
+        )

@@ -1,4 +1,5 @@
-"""The loop of the on-policy methods: take a batch, learn from it, publish the weights; evaluate and save on the way."""
+"""The loop of the on-policy methods: take a batch, learn from it, publish the weights; evaluate and save on
+the way."""
 
 import copy
 import time
@@ -34,14 +35,15 @@ SMALLER = 0.5  # factor on the size of its steps from then on: a quarter of thei
 
 
 def make_learner(run: Run, beside: float = 0.0):
-    """The learner of the chosen method, with the demonstrations where it keeps supervision beside RL: with the weight `beside`, unless
-    --rl.bc-coef says another."""
+    """The learner of the chosen method, with the demonstrations where it keeps supervision beside RL: with
+    the weight `beside`, unless --rl.bc-coef says another."""
     config, demos = run.config, None
     rl = rollout_options(config)
     if isinstance(rl, OnPolicyOptions) and (config.dream or config.sim.startswith("wm:")):
         rl = replace(rl, timeout="bootstrap")
     if config.learners > 1:
         from robo_rl.runtime.sharded import ShardedLearner
+
         assert isinstance(rl, OnPolicyOptions)
         return ShardedLearner(config.algo, run.policy, rl, config.seed, config.learners, run.folder / "ranks")
     rl = rl if rl.bc_coef else replace(rl, bc_coef=beside)
@@ -49,10 +51,13 @@ def make_learner(run: Run, beside: float = 0.0):
         from robo_rl.data.reader import load
         from robo_rl.demos import demo_sampler
         from robo_rl.devices import device_of, sampled_on
+
         folder = demo_folder(run)
         assert folder is not None  # `train.check_method` has seen to it
         dataset = load(folder, label=config.data.label)
-        demos = sampled_on(device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data))
+        demos = sampled_on(
+            device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data)
+        )
     return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 
@@ -62,8 +67,10 @@ def split(config: TrainConfig) -> tuple[str, ...]:
 
 
 def supervise(learner, control: StartControl | None) -> None:
-    """Keep the share of the supervised loss beside RL that the starts' control asks for; shards have no such loss."""
+    """Keep the share of the supervised loss beside RL that the starts' control asks for; shards have no such
+    loss."""
     from robo_rl.algos.onpolicy import OnPolicyLearner
+
     if (share := supervision(control)) is not None and isinstance(learner, OnPolicyLearner):
         learner.supervision = share
 
@@ -71,6 +78,7 @@ def supervise(learner, control: StartControl | None) -> None:
 def give(learner, rehearsal: "Rehearsal | None", lessons: "Recycler | None") -> None:
     """What a learner has beside rollouts; shards and methods of the user's own have none of it."""
     from robo_rl.algos.onpolicy import OnPolicyLearner
+
     if isinstance(learner, OnPolicyLearner):
         learner.rehearsal, learner.lessons = rehearsal, lessons
 
@@ -81,7 +89,9 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
 
     config = run.config
     run.policy.train()
-    state = checkpoint.load_train(checkpoint_folder, split(config))[0] if checkpoint_folder is not None else {}
+    state = (
+        checkpoint.load_train(checkpoint_folder, split(config))[0] if checkpoint_folder is not None else {}
+    )
     if "learner" not in state and own_successes.begins(config, run):
         try:
             own_successes.learn_from_successes(run, state)
@@ -107,22 +117,30 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     sharing = None
     if config.share:
         from robo_rl.experiment.share import make_sharing
+
         sharing = make_sharing(run, run.env.spec, state.get("share"))
     close = getattr(learner, "close", lambda: None)
     if config.dream:
         from robo_rl.experiment import dream
+
         feed, exact = dream.make_feed(config, run.folder, run.env, learner, saved, run.report.say, control)
     else:
-        feed, exact = feeds.make_feed(config, run.folder, run.env, learner, saved, control=control, planned=planned)
+        feed, exact = feeds.make_feed(
+            config, run.folder, run.env, learner, saved, control=control, planned=planned
+        )
     n = workers(config)
     if n > cores():
-        run.report.say(f"{n} workers on {cores()} cores: sims that compute will share them and gain nothing; "
-                       f"--workers {cores()} is enough unless they mostly wait")
+        run.report.say(
+            f"{n} workers on {cores()} cores: sims that compute will share them and gain nothing; "
+            f"--workers {cores()} is enough unless they mostly wait"
+        )
     if not exact:
         run.report.say("this sim has no snapshots: episodes in flight start anew")
     try:
         guard.begin(feed)
-        return improve(run, learner, feed, guard, make_outcomes(run, state.get("outcomes")), control, planned, sharing)
+        return improve(
+            run, learner, feed, guard, make_outcomes(run, state.get("outcomes")), control, planned, sharing
+        )
     finally:
         feed.close()
         close()
@@ -131,23 +149,27 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
 
 
 def average_weights(run: Run, learns: "list | None") -> None:
-    """With --rl.average: keep the average of the weights that RL moves. `learns`: of a checkpoint, whose policy is the average, the weights
-    that went on learning."""
+    """With --rl.average: keep the average of the weights that RL moves. `learns`: of a checkpoint, whose
+    policy is the average, the weights that went on learning."""
     from robo_rl.algos.averaged_weights import AveragedWeights
+
     rl = run.config.rl
     if not getattr(rl, "average", 0.0):
         return
     fixed = {id(p) for p in run.policy.trunk.parameters()} if getattr(rl, "freeze_trunk", False) else set()
-    run.average = AveragedWeights([p for p in run.policy.parameters() if p.requires_grad and id(p) not in fixed])
+    run.average = AveragedWeights(
+        [p for p in run.policy.parameters() if p.requires_grad and id(p) not in fixed]
+    )
     if learns is not None:
         run.average.load_state_dict(learns)
         run.average.swap()
 
 
 def newest_weight(least: float, stats: dict[str, float]) -> float:
-    """Weight of an update in the average: 1 while half or more of the episodes of its rollout fail, for much is still to be learnt;
-    `near_success(p)^2` beyond, as the update's own size, and no less than `least`."""
+    """Weight of an update in the average: 1 while half or more of the episodes of its rollout fail, for much
+    is still to be learnt; `near_success(p)^2` beyond, as the update's own size, and no less than `least`."""
     from robo_rl.algos.onpolicy import undecided
+
     return max(least, undecided(stats) ** 2)
 
 
@@ -160,10 +182,13 @@ def make_outcomes(run: Run, saved: "dict | None") -> Outcomes:
     return outcomes
 
 
-def learn(run: Run, learner, feed, outcomes: Outcomes,
-          sharing: "ExperienceSharing | None" = None) -> tuple[dict[str, float], dict[str, float], float, list]:
-    """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it, its episodes that ended)."""
+def learn(
+    run: Run, learner, feed, outcomes: Outcomes, sharing: "ExperienceSharing | None" = None
+) -> tuple[dict[str, float], dict[str, float], float, list]:
+    """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it, its
+    episodes that ended)."""
     from robo_rl.runtime.feed import merge_batch_stats
+
     config, rollouts, waited, recycler = run.config, [], 0.0, getattr(learner, "lessons", None)
 
     def arriving(take: Callable):
@@ -178,6 +203,7 @@ def learn(run: Run, learner, feed, outcomes: Outcomes,
             run.step += int(piece.stats["env_steps"])
             piece.stats["undecided"] = outcomes.observe(piece.stats)
             yield piece
+
     if config.periodic:
         pieces = feed.stream()
         metrics = learner.accumulate(arriving(lambda: next(pieces, None)), min(1.0, run.step / config.steps))
@@ -193,8 +219,8 @@ def learn(run: Run, learner, feed, outcomes: Outcomes,
 
 
 def go_back(run: Run, learner) -> bool:
-    """After a look: where success fell below that of the supervised policy, put policy and learner back to the best checkpoint, with
-    smaller steps -> whether it did."""
+    """After a look: where success fell below that of the supervised policy, put policy and learner back to
+    the best checkpoint, with smaller steps -> whether it did."""
     from robo_rl import checkpoint
 
     why = run.fallen()
@@ -203,36 +229,60 @@ def go_back(run: Run, learner) -> bool:
         return False
     best = run.take_best(why, "goes on, with steps of half the size, from")
     saved, _ = checkpoint.load_train(run.folder / "checkpoints" / checkpoint.name(best), split(run.config))
-    at_best = saved["learner"] if "learner" in saved else \
-        find_method(run.config.algo)(copy.deepcopy(run.policy), run.config.rl, run.config.seed).state_dict()
+    at_best = (
+        saved["learner"]
+        if "learner" in saved
+        else find_method(run.config.algo)(
+            copy.deepcopy(run.policy), run.config.rl, run.config.seed
+        ).state_dict()
+    )
     learner.load_state_dict(at_best | {"step_scale": state["step_scale"] * SMALLER})
     return True
 
 
-def improve(run: Run, learner, feed, guard: StalenessGuard, outcomes: Outcomes, control: StartControl | None = None,
-            planned: "PlannedGroups | None" = None, sharing: "ExperienceSharing | None" = None) -> int:
+def improve(
+    run: Run,
+    learner,
+    feed,
+    guard: StalenessGuard,
+    outcomes: Outcomes,
+    control: StartControl | None = None,
+    planned: "PlannedGroups | None" = None,
+    sharing: "ExperienceSharing | None" = None,
+) -> int:
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
 
     config, beside = run.config, workers(run.config) > 0
     rehearsal, recycler = (getattr(learner, name, None) for name in ("rehearsal", "lessons"))
-    watch = health.Watch(health.ranges(config.rl, run.policy.options, run.policy.spec.action, config.reward != "dense"), run.folder)
+    watch = health.Watch(
+        health.ranges(config.rl, run.policy.options, run.policy.spec.action, config.reward != "dense"),
+        run.folder,
+    )
     watch.begin(run.step)
     run.report.start("rl", config.steps, "steps", done=run.step)
 
     def save(finished: bool = False) -> None:
-        run.save({"learner": learner.state_dict(), "feed": feed.state(), "guard": guard.state_dict(),
-                  "outcomes": outcomes.state_dict()} |
-                 ({} if control is None else {"starts": control.state_dict()}) |
-                 ({} if recycler is None else {"recycler": recycler.state_dict()}) |
-                 ({} if rehearsal is None else {"rehearsal": {"crc": rehearsal.crc}}) |
-                 ({} if planned is None else {"groups": planned.state_dict()}) |
-                 ({} if sharing is None else {"share": sharing.state_dict()}), finished)
+        run.save(
+            {
+                "learner": learner.state_dict(),
+                "feed": feed.state(),
+                "guard": guard.state_dict(),
+                "outcomes": outcomes.state_dict(),
+            }
+            | ({} if control is None else {"starts": control.state_dict()})
+            | ({} if recycler is None else {"recycler": recycler.state_dict()})
+            | ({} if rehearsal is None else {"rehearsal": {"crc": rehearsal.crc}})
+            | ({} if planned is None else {"groups": planned.state_dict()})
+            | ({} if sharing is None else {"share": sharing.state_dict()}),
+            finished,
+        )
         feed.commit()
 
     def looked() -> None:
         if go_back(run, learner):
             feed.publish()
+
     cadence = Cadence(run, save, SAVE_EVERY, looked)
     while run.goes_on():
         begin, clock = time.perf_counter(), time.monotonic_ns()
@@ -254,14 +304,21 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, outcomes: Outcomes, 
         run.timeline([*feed.spans(), ("learner", clock, time.monotonic_ns())] if beside else [])
         seconds = time.perf_counter() - begin
         row = {(k if "/" in k else f"train/{k}"): v for k, v in (metrics | stats).items() if k != "env_steps"}
-        row |= {"train/noise": run.policy.noise_scale, "time/update": update,
-                "rate/steps_per_s": stats["env_steps"] / seconds} | feed.stats()
+        row |= {
+            "train/noise": run.policy.noise_scale,
+            "time/update": update,
+            "rate/steps_per_s": stats["env_steps"] / seconds,
+        } | feed.stats()
         if control is not None:
-            row |= {f"starts/{k}": v for k, v in control.metrics().items()} | task_metrics(task_names(run.env), ended)
+            row |= {f"starts/{k}": v for k, v in control.metrics().items()} | task_metrics(
+                task_names(run.env), ended
+            )
             row["time/starts"] = control.take_seconds()
         if planned is not None:
             row |= {f"groups/{k}": v for k, v in planned.metrics().items()}
-        row |= ({} if sharing is None else sharing.metrics()) | ({} if recycler is None else recycler.metrics())
+        row |= ({} if sharing is None else sharing.metrics()) | (
+            {} if recycler is None else recycler.metrics()
+        )
         if run.returns:
             row["train/returns"] = len(run.returns)
         if beside:

@@ -1,7 +1,9 @@
-"""openpi's websocket wire: a run's policy served on it, and a foreign server on it as a policy (`controllers.openpi` has the messages).
+"""openpi's websocket wire: a run's policy served on it, and a foreign server on it as a policy
+(`controllers.openpi` has the messages).
 
-Names of an observation: "state" or "observation/state"; "image/<view>", "observation/<view>" or "observation/image/<view>", the first
-view also "observation/image" and the second "observation/wrist_image"; "prompt". What a server of ours expects is in its first message.
+Names of an observation: "state" or "observation/state"; "image/<view>", "observation/<view>" or
+"observation/image/<view>", the first view also "observation/image" and the second "observation/wrist_image";
+"prompt". What a server of ours expects is in its first message.
 """
 
 import contextlib
@@ -38,7 +40,13 @@ def names_of(spec) -> dict[str, tuple[str, ...]]:
     """{our name: names that it may have on the wire}."""
     out: dict[str, tuple[str, ...]] = {"state": ("state", "observation/state", "observation.state")}
     for i, v in enumerate(spec.views):
-        out[f"image/{v}"] = (f"image/{v}", f"observation/image/{v}", f"observation/{v}", f"observation.images.{v}", *FIRST_VIEWS[i:i + 1])
+        out[f"image/{v}"] = (
+            f"image/{v}",
+            f"observation/image/{v}",
+            f"observation/{v}",
+            f"observation.images.{v}",
+            *FIRST_VIEWS[i : i + 1],
+        )
     return out
 
 
@@ -51,13 +59,17 @@ def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
         x = next((message[k] for k in others if k in message), None)
         if not isinstance(x, np.ndarray):
             raise UserError(f"the observation lacks {name} (or {', '.join(others[1:])})")
-        out[name] = read_state(x, spec.state) if name == "state" else read_picture(x, spec.image_size, name, spec.fit)
+        out[name] = (
+            read_state(x, spec.state) if name == "state" else read_picture(x, spec.image_size, name, spec.fit)
+        )
     text = message.get("prompt", "")
     if not isinstance(text, str) or len(text) > 4096:
         raise UserError("the prompt is text of at most 4096 letters")
     if spec.language and not (text or instruction):
-        raise UserError("the observation lacks prompt: the policy takes an instruction, and the server was given none (robo_rl serve "
-                        "--instruction)")
+        raise UserError(
+            "the observation lacks prompt: the policy takes an instruction, and the server was given none "
+            "(robo_rl serve --instruction)"
+        )
     return out | {"task": text or instruction}
 
 
@@ -73,25 +85,36 @@ def read_state(x: np.ndarray, size: int) -> np.ndarray:
 
 
 def read_picture(x: np.ndarray, size: int, name: str, how: str = "") -> np.ndarray:
-    """uint8 [size,size,3], of a square picture of any size; of one that is not square too where the policy learnt `how` it becomes so."""
-    if x.dtype != np.uint8 or x.ndim != 3 or x.shape[2] != 3 or (not how and x.shape[0] != x.shape[1]) or \
-            not 0 < min(x.shape[:2]) <= max(x.shape[:2]) <= PICTURE:
+    """uint8 [size,size,3], of a square picture of any size; of one that is not square too where the policy
+    learnt `how` it becomes so."""
+    if (
+        x.dtype != np.uint8
+        or x.ndim != 3
+        or x.shape[2] != 3
+        or (not how and x.shape[0] != x.shape[1])
+        or not 0 < min(x.shape[:2]) <= max(x.shape[:2]) <= PICTURE
+    ):
         kind = "picture uint8 [h, w, 3]" if how else "square picture uint8 [h, h, 3]"
         raise UserError(f"{name} is a {kind}, got {x.dtype} of shape {x.shape}")
     if x.shape[:2] == (size, size):
         return x
     import torch
+
     if how:
         from robo_rl.policies.images import fit_bytes
+
         return fit_bytes(torch.from_numpy(np.ascontiguousarray(x))[None], size, cast(Any, how))[0].numpy()
     pixels = torch.from_numpy(x).permute(2, 0, 1)[None].float()
-    small = torch.nn.functional.interpolate(pixels, (size, size), mode="bilinear", antialias=True, align_corners=False)
+    small = torch.nn.functional.interpolate(
+        pixels, (size, size), mode="bilinear", antialias=True, align_corners=False
+    )
     return small[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).numpy()
 
 
 def batch_actor(folder: Path, seed: int) -> "tuple[Callable[[Sequence[dict]], list[np.ndarray]], Any]":
     """(act: observations -> rows float32[E, A] of each, ObsSpec) of a checkpoint, warmed up."""
     from robo_rl import checkpoint
+
     policy, _ = checkpoint.load_policy(folder)
     return policy_actor(policy, seed), policy.spec
 
@@ -101,11 +124,15 @@ def policy_actor(policy, seed: int) -> Callable[[Sequence[dict]], list[np.ndarra
     import torch
 
     from robo_rl.policies import blank_obs, obs_tensors
+
     generator, spec = torch.Generator().manual_seed(seed), policy.spec
 
     def act(batch: Sequence[dict]) -> list[np.ndarray]:
-        obs = {k: np.stack([o[k] for o in batch]) for k in batch[0] if k != "task"} | {"task": np.array([o["task"] for o in batch])}
+        obs = {k: np.stack([o[k] for o in batch]) for k in batch[0] if k != "task"} | {
+            "task": np.array([o["task"] for o in batch])
+        }
         return list(policy.act(obs_tensors(obs, spec), generator, explore=False).actions.numpy())
+
     blank = blank_obs(spec) | {"task": "go"}
     act([blank])
     act([blank, blank])
@@ -113,23 +140,30 @@ def policy_actor(policy, seed: int) -> Callable[[Sequence[dict]], list[np.ndarra
     return act
 
 
-def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], None]",
-                 log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
-    """Answer clients of openpi's wire for ever; arguments as `robo_rl.experiment.policy_server.serve_policy`."""
+def serve_openpi(
+    options: "ServeOptions",
+    on_ready: "Callable[[ServedPolicy], None]",
+    log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> None:
+    """Answer clients of openpi's wire for ever; arguments as
+    `robo_rl.experiment.policy_server.serve_policy`."""
     from controllers.remote import read_token
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.folder import pick_checkpoint
     from robo_rl.experiment.parallel import cores
     from robo_rl.experiment.policy_server import TOKEN_FILE, ServedPolicy, default_instruction
+
     where, folder = pick_checkpoint(Path(options.run), options.checkpoint)
     config = load_config(where)
     if options.task:
         raise UserError("--wire openpi takes the state of all of a run's tasks: it goes without --task")
     import torch
+
     torch.set_num_threads(options.threads or cores())
     sessions = None
     if options.share:
         from robo_rl.experiment.policy_server import make_sessions
+
         act, sessions, config, spec = make_sessions(options, log)
     else:
         act, spec = batch_actor(folder, options.seed)
@@ -153,7 +187,8 @@ def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], No
 
 
 class PatientListener(BoundedListener):
-    """For a server with a thread per connection: strangers who are turned away, or descriptors that run out, do not end its loop."""
+    """For a server with a thread per connection: strangers who are turned away, or descriptors that run out,
+    do not end its loop."""
 
     def __init__(self, address: tuple[str, int]):
         super().__init__(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
@@ -169,7 +204,10 @@ class PatientListener(BoundedListener):
                 with self.lock:
                     return super().accept()
             except OSError as e:  # too many connections, too many files, or nobody after all
-                if not isinstance(e, (ConnectionAbortedError, TimeoutError)) and e.errno not in (errno.EMFILE, errno.ENFILE):
+                if not isinstance(e, (ConnectionAbortedError, TimeoutError)) and e.errno not in (
+                    errno.EMFILE,
+                    errno.ENFILE,
+                ):
                     raise
                 time.sleep(0.01)
 
@@ -178,7 +216,15 @@ class PatientListener(BoundedListener):
             super().vouch(descriptor)
 
 
-def answer(message: "bytes | str", batcher: Batcher, spec, instruction: str, deadline: float, sessions=None, who: int = 0) -> "bytes | str":
+def answer(
+    message: "bytes | str",
+    batcher: Batcher,
+    spec,
+    instruction: str,
+    deadline: float,
+    sessions=None,
+    who: int = 0,
+) -> "bytes | str":
     """What a client gets for what it sent: the bytes of a chunk, or a line that says why not.
 
     sessions: keeps what client `who` does (`controllers.serving.Sessions`).
@@ -190,7 +236,9 @@ def answer(message: "bytes | str", batcher: Batcher, spec, instruction: str, dea
         known = None if sessions is None else sessions.before(who, fields)
         if isinstance(known, dict):
             return packb(known)
-        rows = known if known is not None else batcher.ask(read_observation(told, spec, instruction), deadline)
+        rows = (
+            known if known is not None else batcher.ask(read_observation(told, spec, instruction), deadline)
+        )
         if sessions is not None and known is None:
             rows = sessions.given(who, fields, rows)
         return packb({"actions": rows, "server_timing": {"infer_ms": 1e3 * (time.perf_counter() - began)}})
@@ -198,16 +246,30 @@ def answer(message: "bytes | str", batcher: Batcher, spec, instruction: str, dea
         return plain_text(e)
 
 
-def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, instruction: str, log: Callable[[str], None],
-                sessions=None):
+def open_server(
+    options: "ServeOptions",
+    token: bytes,
+    batcher: Batcher,
+    spec,
+    instruction: str,
+    log: Callable[[str], None],
+    sessions=None,
+):
     """A websocket server that listens; `serve_forever` answers. UserError: the address is taken."""
     try:
         from websockets.exceptions import ConnectionClosed
         from websockets.sync.server import serve
     except ImportError:
         raise MissingDependency("--wire openpi needs websockets: pip install 'robo_rl[console]'") from None
-    about = {"state": spec.state, "views": list(spec.views), "image_size": spec.image_size, "action": spec.action,
-             "action_names": list(spec.action_names), "prompt": spec.language, "instruction": instruction}
+    about = {
+        "state": spec.state,
+        "views": list(spec.views),
+        "image_size": spec.image_size,
+        "action": spec.action,
+        "action_names": list(spec.action_names),
+        "prompt": spec.language,
+        "instruction": instruction,
+    }
     here: set = set()
     numbers = itertools.count()
 
@@ -215,9 +277,13 @@ def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, i
         """None, or the response that refuses."""
         said = request.headers.get("Authorization", "")
         if not hmac.compare_digest(said.encode(errors="replace"), b"Api-Key " + token):
-            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "give the server's token as the API key\n")
+            return connection.respond(
+                http.HTTPStatus.UNAUTHORIZED, "give the server's token as the API key\n"
+            )
         if len(here) >= options.clients:
-            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"all {options.clients} seats are taken\n")
+            return connection.respond(
+                http.HTTPStatus.SERVICE_UNAVAILABLE, f"all {options.clients} seats are taken\n"
+            )
         listener.vouch(connection.socket.fileno())
         return None
 
@@ -227,7 +293,15 @@ def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, i
         try:
             connection.send(packb(about))
             while True:
-                said = answer(connection.recv(timeout=options.idle), batcher, spec, instruction, options.deadline, sessions, who)
+                said = answer(
+                    connection.recv(timeout=options.idle),
+                    batcher,
+                    spec,
+                    instruction,
+                    options.deadline,
+                    sessions,
+                    who,
+                )
                 connection.send(said)
                 count += isinstance(said, bytes)
         except TimeoutError:
@@ -238,28 +312,42 @@ def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, i
             here.discard(connection)
             if sessions is not None:
                 sessions.left(who)
+
     need = 4 * spec.state + len(spec.views) * 3 * max(spec.image_size, 512) ** 2
     try:
         listener = PatientListener((options.host, options.port))
-        return serve(talk, sock=listener, process_request=admit, compression=None, max_size=max(1 << 20, 2 * need), logger=quiet())
+        return serve(
+            talk,
+            sock=listener,
+            process_request=admit,
+            compression=None,
+            max_size=max(1 << 20, 2 * need),
+            logger=quiet(),
+        )
     except OSError as e:
-        raise UserError(f"cannot listen on {options.host}:{options.port} ({e.strerror}); choose another --host or --port") from None
+        raise UserError(
+            f"cannot listen on {options.host}:{options.port} ({e.strerror}); choose another --host or --port"
+        ) from None
 
 
 def quiet():
     """A logger that writes nothing: whatever strangers send is no reason for a traceback."""
     import logging
+
     logger = logging.getLogger("robo_rl.openpi")
     logger.propagate, logger.disabled = False, True
     return logger
 
 
-# ---- a foreign server as a policy --------------------------------------------------------------------------------
+# ---- a foreign server as a policy --------------------------------------------------------------------------
+
 
 class OpenpiPolicy:
-    """Actions [N, E, A] of a server at `url` for the observations of N envs, asked over several connections at once.
+    """Actions [N, E, A] of a server at `url` for the observations of N envs, asked over several connections
+    at once.
 
-    A server of ours says which names it takes; another is asked with openpi's own. `execute`: rows of a chunk that are executed.
+    A server of ours says which names it takes; another is asked with openpi's own. `execute`: rows of a chunk
+    that are executed.
     """
 
     def __init__(self, url: str, spec, execute: int, key: str = "", timeout: float = 60.0):
@@ -270,22 +358,31 @@ class OpenpiPolicy:
         self.most = CONNECTIONS
         if self.ours and (self.about["state"], self.about["action"]) != (spec.state, spec.action):
             self.close()
-            raise UserError(f"{url} takes a state of {self.about['state']} numbers and gives {self.about['action']}, the env has "
-                            f"{spec.state} and {spec.action}")
+            raise UserError(
+                f"{url} takes a state of {self.about['state']} numbers and gives {self.about['action']}, the "
+                f"env has {spec.state} and {spec.action}"
+            )
 
     def _connect(self) -> Any:
         try:
             from websockets.exceptions import InvalidHandshake, InvalidURI
             from websockets.sync.client import connect
         except ImportError:
-            raise MissingDependency("--policy ws://… needs websockets: pip install 'robo_rl[console]'") from None
+            raise MissingDependency(
+                "--policy ws://… needs websockets: pip install 'robo_rl[console]'"
+            ) from None
         headers = {"Authorization": f"Api-Key {self.key}"} if self.key else None
         try:
-            wire = connect(self.url, compression=None, max_size=1 << 26, additional_headers=headers, open_timeout=10)
+            wire = connect(
+                self.url, compression=None, max_size=1 << 26, additional_headers=headers, open_timeout=10
+            )
             said = wire.recv(timeout=self.timeout)
             about = unpackb(said if isinstance(said, bytes) else b"")
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as e:
-            raise UserError(f"no policy answers at {self.url} ({e}); start its server, and give its token as ROBO_RL_TOKEN") from None
+            raise UserError(
+                f"no policy answers at {self.url} ({e}); start its server, and give its token as "
+                "ROBO_RL_TOKEN"
+            ) from None
         self.wires.append(wire)
         return about
 
@@ -293,8 +390,17 @@ class OpenpiPolicy:
         """What env i is asked with."""
         spec = self.spec
         views = [f"image/{v}" for v in spec.views]
-        names = dict(zip(views, views if self.ours else [*FIRST_VIEWS, *(f"observation/{v}" for v in spec.views[2:])], strict=False))
-        out = {"state" if self.ours else "observation/state": np.asarray(obs["state"][i], np.float32), "prompt": str(obs["task"][i])}
+        names = dict(
+            zip(
+                views,
+                views if self.ours else [*FIRST_VIEWS, *(f"observation/{v}" for v in spec.views[2:])],
+                strict=False,
+            )
+        )
+        out = {
+            "state" if self.ours else "observation/state": np.asarray(obs["state"][i], np.float32),
+            "prompt": str(obs["task"][i]),
+        }
         return packb(out | {names[v]: np.asarray(obs[v][i]) for v in views})
 
     def __call__(self, obs: dict) -> np.ndarray:
@@ -305,13 +411,16 @@ class OpenpiPolicy:
             except UserError:  # it has no more seats: those that are had serve all
                 self.most = len(self.wires)
         with ThreadPoolExecutor(len(self.wires)) as pool:
-            parts = pool.map(lambda k: [(i, self._ask(self.wires[k], obs, i)) for i in range(k, n, len(self.wires))],
-                             range(len(self.wires)))
+            parts = pool.map(
+                lambda k: [(i, self._ask(self.wires[k], obs, i)) for i in range(k, n, len(self.wires))],
+                range(len(self.wires)),
+            )
             rows = dict(pair for part in parts for pair in part)
         return np.stack([rows[i] for i in range(n)])
 
     def _ask(self, wire, obs: dict, i: int) -> np.ndarray:
         from websockets.exceptions import ConnectionClosed
+
         try:
             wire.send(self.message(obs, i))
             said = wire.recv(timeout=self.timeout)
@@ -321,12 +430,19 @@ class OpenpiPolicy:
             raise UserError(f"the policy at {self.url} refuses: {said[-300:]}")
         answer = unpackb(said)
         actions = answer.get("actions") if isinstance(answer, dict) else None
-        if not isinstance(actions, np.ndarray) or actions.ndim != 2 or actions.shape[1] < self.spec.action or not len(actions):
+        if (
+            not isinstance(actions, np.ndarray)
+            or actions.ndim != 2
+            or actions.shape[1] < self.spec.action
+            or not len(actions)
+        ):
             raise UserError(f"the policy at {self.url} gives no actions [H, {self.spec.action}]")
-        rows = actions[:self.execute, :self.spec.action].astype(np.float32)
+        rows = actions[: self.execute, : self.spec.action].astype(np.float32)
         if len(rows) < self.execute:
-            raise UserError(f"the policy at {self.url} gives chunks of {len(rows)} steps, the run executes {self.execute}: "
-                            f"--execute {len(rows)}")
+            raise UserError(
+                f"the policy at {self.url} gives chunks of {len(rows)} steps, the run executes "
+                f"{self.execute}: --execute {len(rows)}"
+            )
         if not np.isfinite(rows).all():
             raise UserError(f"the policy at {self.url} gives actions that are not finite")
         return rows

@@ -1,12 +1,14 @@
-"""`--bc.own`: before RL a policy learns from its own successes, which it had with exploration noise, beside the demonstrations.
+"""`--bc.own`: before RL a policy learns from its own successes, which it had with exploration noise, beside
+the demonstrations.
 
     until success on the starts that choose is enough, or no longer rises:
         play --bc.own episodes with exploration noise;  keep those that succeeded
         teach a fresh policy on the demonstrations and on all that was kept
 
-Imitation of what was rewarded (reward-weighted regression: Peters and Schaal 2007, with the weight 0 or 1; expert iteration: Anthony et
-al. 2017, arXiv 1705.08439; ReST: Gulcehre et al. 2023, arXiv 2308.08998). It needs no likelihood and no critic, and a success under noise
-shows how to act in states around those of the demonstrations. It cannot go beyond what noise finds, so RL follows.
+Imitation of what was rewarded (reward-weighted regression: Peters and Schaal 2007, with the weight 0 or 1;
+expert iteration: Anthony et al. 2017, arXiv 1705.08439; ReST: Gulcehre et al. 2023, arXiv 2308.08998). It
+needs no likelihood and no critic, and a success under noise shows how to act in states around those of the
+demonstrations. It cannot go beyond what noise finds, so RL follows.
 """
 
 import shutil
@@ -25,7 +27,8 @@ from robo_rl.experiment.sft import Stopped, demo_folder, fresh_policy, imitate
 from robo_rl.lora import attach
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
 
-WEAK = 0.6  # success from which RL alone gains as much from the same steps: a flow that imitates noise samples it too
+# success from which RL alone gains as much from the same steps: a flow that imitates noise samples it too
+WEAK = 0.6
 ROUNDS = 4
 SHARE = 0.25  # of --steps that rounds may take
 RISE = 0.03  # of success, from which another round is worth its steps
@@ -36,17 +39,30 @@ FOLDER = "own"
 
 
 def begins(config: TrainConfig, run: Run) -> bool:
-    """Whether a run learns from its own successes first: asked for, with demonstrations of its own, and success in between."""
-    return bool(config.bc.own and run.looks and run.looks[0].successes and run.looks[-1].worst < WEAK
-                and not (config.init or config.demos == "0" or config.dream or config.latency or config.sim.split(":")[0] in ROBOTS))
+    """Whether a run learns from its own successes first: asked for, with demonstrations of its own, and
+    success in between."""
+    return bool(
+        config.bc.own
+        and run.looks
+        and run.looks[0].successes
+        and run.looks[-1].worst < WEAK
+        and not (
+            config.init
+            or config.demos == "0"
+            or config.dream
+            or config.latency
+            or config.sim.split(":")[0] in ROBOTS
+        )
+    )
 
 
 def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
-    """Rounds of `run.policy` on its own successes, as steps of RL; each ends with a look and a checkpoint. `state`: {"own": [rounds made,
-    whether they are over]} of the checkpoint that the run goes on from, {} at its beginning.
+    """Rounds of `run.policy` on its own successes, as steps of RL; each ends with a look and a checkpoint.
+    `state`: {"own": [rounds made, whether they are over]} of the checkpoint that the run goes on from, {} at
+    its beginning.
 
-    The last policy is the best of the starts that choose. Raises `sft.Stopped` when a signal comes; the run then goes on from the round
-    before.
+    The last policy is the best of the starts that choose. Raises `sft.Stopped` when a signal comes; the run
+    then goes on from the round before.
     """
     config = run.config
     made, over = state.get("own", (0, False))
@@ -55,7 +71,9 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
         before, kept = run.looks[-1].worst, run.policy
         won, steps = play_round(run, made)
         if won < LEAST:
-            run.report.say(f"{won} successes of its own among {config.bc.own} episodes: too few to learn from")
+            run.report.say(
+                f"{won} successes of its own among {config.bc.own} episodes: too few to learn from"
+            )
             run.step, over = run.step + steps, True
         else:
             teach_round(run, made)
@@ -63,8 +81,11 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
             run.policy.eval()
             after = run.look()
             made, over = made + 1, after >= WEAK or after < before + RISE
-            run.report.say(f"learnt from {won} successes of its own among {config.bc.own} episodes ({steps:,} control steps): "
-                           f"success {before:.3f} -> {after:.3f}" + ("" if after >= before else ", so the policy of before goes on"))
+            run.report.say(
+                f"learnt from {won} successes of its own among {config.bc.own} episodes ({steps:,} control "
+                f"steps): success {before:.3f} -> {after:.3f}"
+                + ("" if after >= before else ", so the policy of before goes on")
+            )
             if after < before:
                 run.policy = kept
                 run.looks.pop()
@@ -73,8 +94,8 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
 
 
 def play_round(run: Run, k: int) -> tuple[int, int]:
-    """Play --bc.own episodes of round k with exploration noise; the successes lie in RUN/own/round_k as a data set -> (successes,
-    control steps). Raises `sft.Stopped` when a signal comes."""
+    """Play --bc.own episodes of round k with exploration noise; the successes lie in RUN/own/round_k as a
+    data set -> (successes, control steps). Raises `sft.Stopped` when a signal comes."""
     from robo_rl.data.writer import Writer
     from robo_rl.recording import Recorder, play, policy_actor
 
@@ -86,18 +107,31 @@ def play_round(run: Run, k: int) -> tuple[int, int]:
         if run.stop.asked:
             raise Stopped
         run.report.advance(done)
-    with closing(make_env(config, min(config.envs, config.bc.own))) as env, Writer(folder, spec=env.spec) as writer:
+
+    with (
+        closing(make_env(config, min(config.envs, config.bc.own))) as env,
+        Writer(folder, spec=env.spec) as writer,
+    ):
+
         def add(episode) -> None:
             nonlocal steps
             steps += len(episode.action)
             if episode.success:
                 writer.add(episode)
-        won = play(Recorder(env, add), policy_actor(run.policy, config.seed + k), config.bc.own, config.seed + SEED + k, tick)
+
+        won = play(
+            Recorder(env, add),
+            policy_actor(run.policy, config.seed + k),
+            config.bc.own,
+            config.seed + SEED + k,
+            tick,
+        )
     return won, steps
 
 
 def teach_round(run: Run, k: int) -> None:
-    """Teach a fresh policy on the demonstrations and the successes of rounds 0 to k, with the exploration noise of the one before."""
+    """Teach a fresh policy on the demonstrations and the successes of rounds 0 to k, with the exploration
+    noise of the one before."""
     from robo_rl.data.reader import load
     from robo_rl.demos import demo_sampler
     from robo_rl.options import DataOptions
@@ -108,8 +142,13 @@ def teach_round(run: Run, k: int) -> None:
     own = [load(run.folder / FOLDER / f"round_{i}") for i in range(k + 1)]
     spec = obs_spec(run.env, len(demos.tasks) > 1, config.policy.text)
     run.policy = fresh_policy(config, spec, demos)
-    parts = [(demo_sampler(data, spec, config.policy.horizon, config.data if data is demos else DataOptions()), len(data.action))
-             for data in (demos, *own)]
+    parts = [
+        (
+            demo_sampler(data, spec, config.policy.horizon, config.data if data is demos else DataOptions()),
+            len(data.action),
+        )
+        for data in (demos, *own)
+    ]
     updates = max(run.taught, MORE * config.bc.updates)
     imitate(run, mixed(parts), updates, run.updates)
     run.updates += updates
@@ -123,8 +162,15 @@ def mixed(parts: Sequence[tuple[Demos, int]]) -> Demos:
     ends = torch.tensor([n for _, n in parts]).cumsum(0)
 
     def sample(size: int, generator: torch.Generator):
-        which = torch.searchsorted(ends, torch.randint(int(ends[-1]), (size,), generator=generator), right=True)
-        drawn = [part(n, generator) for (part, _), n in zip(parts, which.bincount(minlength=len(parts)).tolist(), strict=True) if n]
+        which = torch.searchsorted(
+            ends, torch.randint(int(ends[-1]), (size,), generator=generator), right=True
+        )
+        drawn = [
+            part(n, generator)
+            for (part, _), n in zip(parts, which.bincount(minlength=len(parts)).tolist(), strict=True)
+            if n
+        ]
         obs = {k: torch.cat([batch[0][k] for batch in drawn]) for k in drawn[0][0]}
         return obs, torch.cat([batch[1] for batch in drawn]), torch.cat([batch[2] for batch in drawn])
+
     return sample

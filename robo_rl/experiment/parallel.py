@@ -1,4 +1,5 @@
-"""How the work of a run is shared out: worker processes, their envs, the bound on staleness, the samples of an update."""
+"""How the work of a run is shared out: worker processes, their envs, the bound on staleness, the samples of
+an update."""
 
 import os
 
@@ -33,7 +34,8 @@ def workers(config: TrainConfig) -> int:
     if config.workers is not None:
         return config.workers
     if not isinstance(config.rl, RolloutOptions):
-        return 0  # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must
+        # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must
+        return 0
     units = config.envs // (group_size(config) or 1)
     on_gpu = config.sim in ("isaacgym", "isaaclab") or config.sim == "maniskill" and config.device != "cpu"
     return 0 if cores() < 2 or on_gpu else min(cores(), units)
@@ -45,10 +47,12 @@ def staleness(config: TrainConfig) -> int:
 
 
 def episode_slots(config: TrainConfig) -> bool:
-    """Whether episodes of groups wait for no other: trees, groups whose sizes are decided or that are chosen among candidates, and with
-    staleness, on this machine, each worker deciding for itself."""
+    """Whether episodes of groups wait for no other: trees, groups whose sizes are decided or that are chosen
+    among candidates, and with staleness, on this machine, each worker deciding for itself."""
     free = staleness(config) > 0 and not config.server and config.backend == "processes"
-    return bool(group_size(config)) and (free or rollout_options(config).advantage == "tree" or allocates(config) or chooses(config))
+    return bool(group_size(config)) and (
+        free or rollout_options(config).advantage == "tree" or allocates(config) or chooses(config)
+    )
 
 
 def batch(config: TrainConfig) -> int:
@@ -65,44 +69,72 @@ def check(config: TrainConfig) -> None:
     n, group = workers(config), group_size(config) or 1
     if group > 1 and rollout_options(config).advantage == "tree":
         if config.server or config.backend == "ray" or config.periodic or config.dream or config.learners > 1:
-            raise UserError("--rl.advantage tree goes without --server, --backend ray, --periodic, --dream and --learners")
+            raise UserError(
+                "--rl.advantage tree goes without --server, --backend ray, --periodic, --dream and --learners"
+            )
         if config.algo == "nft":
-            raise UserError("--rl.advantage tree weighs decisions, which the loss of nft does not; use pi_rl, ppo, dppo or reinflow")
-    if config.periodic and (staleness(config) or not group_size(config) or not isinstance(config.rl, OnPolicyOptions)
-                            or config.rl.epochs != 1 or config.algo == "nft"):
-        raise UserError("--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group advantage "
-                        "(--rl.advantage grpo), --rl.epochs 1, and pi_rl, ppo, dppo or reinflow")
+            raise UserError(
+                "--rl.advantage tree weighs decisions, which the loss of nft does not; use pi_rl, ppo, dppo "
+                "or reinflow"
+            )
+    if config.periodic and (
+        staleness(config)
+        or not group_size(config)
+        or not isinstance(config.rl, OnPolicyOptions)
+        or config.rl.epochs != 1
+        or config.algo == "nft"
+    ):
+        raise UserError(
+            "--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group "
+            "advantage (--rl.advantage grpo), --rl.epochs 1, and pi_rl, ppo, dppo or reinflow"
+        )
     rl = rollout_options(config)
     if rl.advantage == "gdpo" and config.periodic or (rl.advantage == "gdpo" or rl.flawed) and config.share:
-        raise UserError("--rl.advantage gdpo goes without --periodic, for it compares all groups of an update; neither it nor --rl.flawed "
-                        "goes with --share, for nothing but the return is known of other runs' episodes")
+        raise UserError(
+            "--rl.advantage gdpo goes without --periodic, for it compares all groups of an update; neither "
+            "it nor --rl.flawed goes with --share, for nothing but the return is known of other runs' "
+            "episodes"
+        )
     if rl.advantage == "istar" and (config.periodic or config.learners > 1 or config.share):
-        raise UserError("--rl.advantage istar learns a second policy from the episodes of an update: it goes without --periodic, "
-                        "--learners and --share")
+        raise UserError(
+            "--rl.advantage istar learns a second policy from the episodes of an update: it goes without "
+            "--periodic, --learners and --share"
+        )
     replays = isinstance(config.rl, OnPolicyOptions) and config.rl.replay
     if replays and (config.periodic or config.dream or config.learners > 1 or config.share):
         raise UserError("--rl.replay goes without --periodic, --dream, --learners and --share")
     if config.over_provision > 1 and not episode_slots(config):
-        raise UserError("--over-provision above 1 needs a group advantage (--rl.advantage grpo), --max-staleness of at "
-                        "least 1, and neither --server nor --backend ray")
+        raise UserError(
+            "--over-provision above 1 needs a group advantage (--rl.advantage grpo), --max-staleness of at "
+            "least 1, and neither --server nor --backend ray"
+        )
     if config.over_provision > staleness(config) + 1:
-        raise UserError(f"--over-provision must be at most --max-staleness + 1 = {staleness(config) + 1}, got "
-                        f"{config.over_provision:g}: more would never be admitted")
+        raise UserError(
+            f"--over-provision must be at most --max-staleness + 1 = {staleness(config) + 1}, got "
+            f"{config.over_provision:g}: more would never be admitted"
+        )
     if config.learners > 1:
         from robo_rl.runtime.sharded import check
+
         if config.periodic:
             raise UserError("--periodic adds up gradients in one process: it goes without --learners")
         if config.device != "cpu" or config.policy.dtype != "fp32":
-            raise UserError("--learners above 1 spreads the learner over processes of the CPU, in fp32: it goes without --device and "
-                            "--policy.dtype bf16")
+            raise UserError(
+                "--learners above 1 spreads the learner over processes of the CPU, in fp32: it goes without "
+                "--device and --policy.dtype bf16"
+            )
         check(config.algo, config.rl, config.learners)
     if config.backend == "ray" and (n == 0 or config.server):
         raise UserError("--backend ray needs --workers of at least 1 and no --server")
     if n * group > config.envs:
-        raise UserError(f"--workers {n} need at least {n * group} --envs" +
-                        (f" (groups of {group} stay together)" if group > 1 else "") + f", got {config.envs}")
+        raise UserError(
+            f"--workers {n} need at least {n * group} --envs"
+            + (f" (groups of {group} stay together)" if group > 1 else "")
+            + f", got {config.envs}"
+        )
     if config.backend == "ray":
         from robo_rl.runtime import ray_pool
+
         ray_pool.check(config.ray_address)  # now, not after the supervised stage
 
 

@@ -1,4 +1,5 @@
-"""`--bc.pear`: supervised learning weighs demonstrated chunks by how the policy that learns would go on (`robo_rl.algos.pear`)."""
+"""`--bc.pear`: supervised learning weighs demonstrated chunks by how the policy that learns would go on
+(`robo_rl.algos.pear`)."""
 
 import numpy as np
 import torch
@@ -17,8 +18,8 @@ SIZE = 256  # frames of a batch
 
 @torch.no_grad()
 def errors(policy, data: Dataset, steps: int, scale: np.ndarray) -> np.ndarray:
-    """Mean squared error [n] of what the policy does without exploring, over all axes and the first `steps` that the episode of frame n
-    has, in units of `scale` [A]."""
+    """Mean squared error [n] of what the policy does without exploring, over all axes and the first `steps`
+    that the episode of frame n has, in units of `scale` [A]."""
     _, chunk, pad = chunks(data, steps)
     out, device = [], device_of(policy)
     for e in range(len(data)):
@@ -27,10 +28,17 @@ def errors(policy, data: Dataset, steps: int, scale: np.ndarray) -> np.ndarray:
         for i in range(rows.start, rows.stop, SIZE):
             n = min(SIZE, rows.stop - i)
             at = i - rows.start
-            raw = {"state": data.state[i:i + n], "task": [data.task(e)] * n} | {k: v[at:at + n] for k, v in views.items()}
+            raw = {"state": data.state[i : i + n], "task": [data.task(e)] * n} | {
+                k: v[at : at + n] for k, v in views.items()
+            }
             obs = {k: v.to(device) for k, v in obs_tensors(raw, policy.spec).items()}
-            acted = policy.act(obs, torch.Generator().manual_seed(0), explore=False).actions[:, :steps].cpu().numpy()
-            out.append((((acted - chunk[i:i + n]) / scale) ** 2).mean(-1))
+            acted = (
+                policy.act(obs, torch.Generator().manual_seed(0), explore=False)
+                .actions[:, :steps]
+                .cpu()
+                .numpy()
+            )
+            out.append((((acted - chunk[i : i + n]) / scale) ** 2).mean(-1))
     return (np.concatenate(out) * ~pad).sum(1) / (~pad).sum(1)
 
 
@@ -57,5 +65,9 @@ class PearWeights:
         log_ratio = self.shown - errors(self.run.policy.eval(), self.data, self.steps, self.scale)
         self.run.policy.train()
         self.weights = torch.from_numpy(suffix_weights(log_ratio, self.last, self.block)).float()
-        return {"sft/pear_log_ratio": float(log_ratio.mean()), "sft/pear_least": float(self.weights.min()),
-                "sft/pear_most": float(self.weights.max()), "sft/pear_mean": float(self.weights.mean())}
+        return {
+            "sft/pear_log_ratio": float(log_ratio.mean()),
+            "sft/pear_least": float(self.weights.min()),
+            "sft/pear_most": float(self.weights.max()),
+            "sft/pear_mean": float(self.weights.mean()),
+        }

@@ -1,9 +1,11 @@
-"""What a training run will need, before anything starts: memory and time of each part, and whether it fits (`robo_rl train --plan`).
+"""What a training run will need, before anything starts: memory and time of each part, and whether it fits
+(`robo_rl train --plan`).
 
-Weights, gradients, moments and rollouts are counted from the shapes that the run will have. Activations and times are measured on
-two small batches of the same policy and extrapolated, for they are linear in the rows. A vision-language-action model of more than
-LARGE bytes is made of shapes alone (`robo_rl.shapes`): its activations are counted, its times estimated from its operations. Phases of
-a run follow one another: the peak is that of the largest. What is counted is one process, the learner's; workers are told beside it.
+Weights, gradients, moments and rollouts are counted from the shapes that the run will have. Activations and
+times are measured on two small batches of the same policy and extrapolated, for they are linear in the rows.
+A vision-language-action model of more than LARGE bytes is made of shapes alone (`robo_rl.shapes`): its
+activations are counted, its times estimated from its operations. Phases of a run follow one another: the peak
+is that of the largest. What is counted is one process, the learner's; workers are told beside it.
 """
 
 import contextlib
@@ -25,7 +27,9 @@ from robo_rl.options import OnPolicyOptions
 from robo_rl.shapes import BOTH_PASSES, only_shapes, operations, operations_per_second
 
 ROWS = (4, 12)  # rows of the two batches that are tried
-BACKWARD = 1.2  # of what is kept: the backward pass has gradients of activations beside them (1.19 measured on a trunk of pictures)
+# of what is kept: the backward pass has gradients of activations beside them (1.19 measured on a trunk of
+# pictures)
+BACKWARD = 1.2
 FREED = "freed, kept by the allocator"
 LARGE = 1e9  # bytes of weights
 CLONES = 2  # a checkpoint holds its tensors twice: copied, and as the bytes of a file
@@ -69,17 +73,26 @@ class Plan:
         rows += [f"  {what:<34}{s:>12.3f} s" for what, s in self.seconds]
         rows += [f"  {'all':<34}{sum(s for _, s in self.seconds):>12.3f} s", ""]
         if self.speed:
-            rows += [f"no weights were made: activations are counted from shapes, the times of policy and learner are estimates from their "
-                     f"operations, at {self.speed / 1e9:.0f} GFLOP/s that a product of matrices has here", ""]
+            rows += [
+                "no weights were made: activations are counted from shapes, the times of policy and learner "
+                f"are estimates from their operations, at {self.speed / 1e9:.0f} GFLOP/s that a product of "
+                "matrices has here",
+                "",
+            ]
         largest = max(self.parts[1:], key=lambda p: p.size)
-        verdict = f"fits: {self.free / 1e9:.1f} GB are free" if self.missing <= 0 else \
-            f"does not fit: {self.missing / 1e9:.1f} GB too many; the largest part is {largest.what}"
+        verdict = (
+            f"fits: {self.free / 1e9:.1f} GB are free"
+            if self.missing <= 0
+            else f"does not fit: {self.missing / 1e9:.1f} GB too many; the largest part is {largest.what}"
+        )
         return "\n".join([f"memory on {self.device}", *rows, verdict])
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now, without what glibc keeps of that which was freed: it is given out again."""
+    """Bytes of memory that this process has now, without what glibc keeps of that which was freed: it is
+    given out again."""
     import resource
+
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
@@ -87,7 +100,8 @@ def resident() -> int:
 
 
 def make_plan(config: TrainConfig, env=None) -> Plan:
-    """The plan of a run that learns from fresh rollouts. UserError: options that do not fit, as `train` would say."""
+    """The plan of a run that learns from fresh rollouts. UserError: options that do not fit, as `train` would
+    say."""
     from robo_rl.errors import UserError
     from robo_rl.experiment.envs import obs_spec, probe_env
     from robo_rl.experiment.latency import with_latency
@@ -97,7 +111,9 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     from robo_rl.policies import make_policy
 
     if config.algo != "bc" and not isinstance(config.rl, OnPolicyOptions):
-        raise UserError(f"--plan counts methods that learn from fresh rollouts, and bc, got --algo {config.algo}")
+        raise UserError(
+            f"--plan counts methods that learn from fresh rollouts, and bc, got --algo {config.algo}"
+        )
     torch.set_num_threads(config.torch_threads)
     env = probe_env(config) if env is None else env
     config = with_latency(config, env)
@@ -106,7 +122,8 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     load_what_a_run_needs(env)
     if counted := large_policy(config, spec):
         return counted_plan(config, env, counted)
-    settle(make_policy(config.policy, spec, config.seed), ROWS[0])  # kernels, threads and buffers that any run has
+    # kernels, threads and buffers that any run has
+    settle(make_policy(config.policy, spec, config.seed), ROWS[0])
     parts = [PlanPart("process: interpreter, torch, sim", resident())]
     free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
     more, seconds = parts_of(config, env, policy)
@@ -120,12 +137,15 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
 def is_whole(config: TrainConfig) -> bool:
     """Whether the policy is a vision-language-action model that may be large."""
     from robo_rl.options import VLAS
+
     return config.policy.kind in VLAS and (config.policy.size == "full" or bool(config.policy.folder))
 
 
 def large_policy(config: TrainConfig, spec):
-    """The policy of a run, made of shapes, where it is a whole vision-language-action model of more than LARGE bytes; else None."""
+    """The policy of a run, made of shapes, where it is a whole vision-language-action model of more than
+    LARGE bytes; else None."""
     from robo_rl.policies import make_policy
+
     if not is_whole(config):
         return None
     with only_shapes():
@@ -136,6 +156,7 @@ def large_policy(config: TrainConfig, spec):
 def counted_plan(config: TrainConfig, env, policy) -> Plan:
     """The plan of a run whose policy is made of shapes."""
     from robo_rl.files import free_memory
+
     speed = operations_per_second(config.device)
     process, free = resident(), free_memory()
     if config.device != "cpu":
@@ -148,23 +169,32 @@ def counted_plan(config: TrainConfig, env, policy) -> Plan:
     return Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed)
 
 
-def parts_of(config: TrainConfig, env, policy, speed: float = 0.0) -> tuple[list[PlanPart], list[tuple[str, float]]]:
-    """(what the run has beside its process, seconds of each part of an update). speed: operations a second, of a policy of shapes."""
+def parts_of(
+    config: TrainConfig, env, policy, speed: float = 0.0
+) -> tuple[list[PlanPart], list[tuple[str, float]]]:
+    """(what the run has beside its process, seconds of each part of an update). speed: operations a second,
+    of a policy of shapes."""
     from robo_rl.experiment.methods import find_method
+
     counting = only_shapes if speed else contextlib.nullcontext
     parts: list[PlanPart] = []
-    weights, learns = size_of(policy.state_dict().values()), [p for p in policy.parameters() if p.requires_grad]
+    weights, learns = (
+        size_of(policy.state_dict().values()),
+        [p for p in policy.parameters() if p.requires_grad],
+    )
     parts.append(PlanPart("weights", weights))
     if config.demos != "0" and config.bc.updates or config.algo == "bc":
         with counting():
             parts += supervised_parts(config, policy, learns, speed)
     seconds: list[tuple[str, float]] = []
     if config.algo != "bc":
-        learner = find_method(config.algo)(policy, config.rl, config.seed)  # a critic is small; what it leaves frozen is so from now on
+        # a critic is small; what it leaves frozen is so from now on
+        learner = find_method(config.algo)(policy, config.rl, config.seed)
         with counting():
             more, seconds = rl_parts(config, env, policy, learner, weights, speed)
         parts += more
-        if config.device == "cpu":  # glibc keeps what was freed in pieces of less than 32 MB, and other batches need other pieces
+        # glibc keeps what was freed in pieces of less than 32 MB, and other batches need other pieces
+        if config.device == "cpu":
             freed = sum(p.size for p in parts if (p.what, p.phase) == ("activations", "supervised"))
             parts.append(PlanPart(FREED, freed, "update"))
     return parts, seconds
@@ -177,15 +207,21 @@ def size_of(tensors) -> int:
 
 def moments(params: list) -> int:
     """Bytes that AdamW keeps of parameters: two in float32, and a master of those in bf16."""
-    return sum(p.numel() * (12 if p.dtype in (torch.bfloat16, torch.float16) else 2 * p.element_size()) for p in params)
+    return sum(
+        p.numel() * (12 if p.dtype in (torch.bfloat16, torch.float16) else 2 * p.element_size())
+        for p in params
+    )
 
 
 def supervised_parts(config: TrainConfig, policy, learns: list, speed: float = 0.0) -> list[PlanPart]:
     """Memory of the supervised stage."""
     saved, _ = extrapolated(policy, supervised_loss(config, policy, config.bc.noises), config.bc.batch, speed)
-    return [PlanPart("average of the weights", size_of(policy.state_dict().values()), "supervised"),
-            PlanPart("gradients", size_of(learns), "supervised"), PlanPart("moments of AdamW", moments(learns), "supervised"),
-            PlanPart("activations", saved, "supervised")]
+    return [
+        PlanPart("average of the weights", size_of(policy.state_dict().values()), "supervised"),
+        PlanPart("gradients", size_of(learns), "supervised"),
+        PlanPart("moments of AdamW", moments(learns), "supervised"),
+        PlanPart("activations", saved, "supervised"),
+    ]
 
 
 def supervised_loss(config: TrainConfig, policy, noises: int = 1) -> Callable[[int], Tensor]:
@@ -195,11 +231,20 @@ def supervised_loss(config: TrainConfig, policy, noises: int = 1) -> Callable[[i
     def loss(rows: int) -> Tensor:
         mask = torch.ones(rows, config.policy.horizon, device=config.device)
         obs = {k: v.to(config.device) for k, v in observations(policy.spec, rows).items()}
-        return policy.bc_loss(obs, mask[..., None].expand(-1, -1, policy.spec.action), mask, torch.Generator().manual_seed(0), noises)
+        return policy.bc_loss(
+            obs,
+            mask[..., None].expand(-1, -1, policy.spec.action),
+            mask,
+            torch.Generator().manual_seed(0),
+            noises,
+        )
+
     return loss
 
 
-def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: float = 0.0) -> tuple[list[PlanPart], list[tuple[str, float]]]:
+def rl_parts(
+    config: TrainConfig, env, policy, learner, weights: int, speed: float = 0.0
+) -> tuple[list[PlanPart], list[tuple[str, float]]]:
     """Memory of RL, and seconds of each part of an update."""
     from robo_rl.policies.check import observations
     from robo_rl.rollout import OBS, TRACE, layout
@@ -211,33 +256,48 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: flo
     group = group_size(config)
     decisions = -(-env.spec.max_steps // policy.options.execute) if group else o.decisions
     rows = (batch(config) if group else config.envs) * decisions
-    one, few = ({k: v.to(config.device) for k, v in (observations(policy.spec, n) | rows_given(policy, n)).items()} for n in ROWS)
+    one, few = (
+        {k: v.to(config.device) for k, v in (observations(policy.spec, n) | rows_given(policy, n)).items()}
+        for n in ROWS
+    )
     made: list[Any] = []
 
     def act(obs: dict = one) -> None:
         made.append(policy.act(obs, torch.Generator().manual_seed(0), True))
+
     acting = timed(act, speed) / ROWS[0] if speed else timed(lambda: act(few)) / ROWS[1]
     if not speed:
         act()
     chunk = made[-1]
     columns = layout(policy, one, chunk=chunk)
-    each = {k: dtype.itemsize * int(torch.Size(shape).numel()) / ROWS[0] for k, (shape, dtype) in columns.items()}
+    each = {
+        k: dtype.itemsize * int(torch.Size(shape).numel()) / ROWS[0] for k, (shape, dtype) in columns.items()
+    }
     rollout = sum(v * (1 + k.startswith(OBS) / decisions) for k, v in each.items()) * rows
     seen = sum(v for k, v in each.items() if k.startswith(OBS))
-    learnt = sum(v for k, v in each.items() if k.startswith(TRACE)) + each["logp"] + 12  # 12: advantage, return and value
+    # 12: advantage, return and value
+    learnt = sum(v for k, v in each.items() if k.startswith(TRACE)) + each["logp"] + 12
     trace = {k: v[:1] for k, v in chunk.trace.items()}
 
     def loss(n: int) -> Tensor:
         obs = {k: v[:1].expand(n, *v.shape[1:]) for k, v in one.items()}
-        return policy.score(policy.encode(obs), {k: v.expand(n, *v.shape[1:]) for k, v in trace.items()})[0].sum()
+        return policy.score(policy.encode(obs), {k: v.expand(n, *v.shape[1:]) for k, v in trace.items()})[
+            0
+        ].sum()
+
     size = min(rl.minibatch, rows)
     saved, learning = extrapolated(policy, loss, size, speed)
     frozen = not any(p.requires_grad for p in policy.trunk.parameters())
     replayed = int(rollout * rl.replay_age) if rl.replay else 0
     rows = int(rows / (1 - rl.replay))
-    parts = [PlanPart("critic", size_of(critic)), PlanPart("gradients", size_of(learns)), PlanPart("moments of AdamW", moments(learns)),
-             PlanPart("rollouts", int(rollout)), PlanPart("rows in the order of learning", int((learnt + seen * frozen) * rows), "update"),
-             PlanPart("activations", saved + int(seen * size), "update")]
+    parts = [
+        PlanPart("critic", size_of(critic)),
+        PlanPart("gradients", size_of(learns)),
+        PlanPart("moments of AdamW", moments(learns)),
+        PlanPart("rollouts", int(rollout)),
+        PlanPart("rows in the order of learning", int((learnt + seen * frozen) * rows), "update"),
+        PlanPart("activations", saved + int(seen * size), "update"),
+    ]
     if rl.advantage == "istar":
         parts.append(PlanPart("second policy, of istar", weights + size_of(learns) + moments(learns)))
     average = (size_of(learns) - size_of(critic)) if rl.average else 0
@@ -248,32 +308,58 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: flo
     if frozen and policy.spec.views:
         context = policy.encode(one)
         kept = context.columns().values() if hasattr(context, "columns") else [context]
-        parts.append(PlanPart("contexts of a frozen trunk", int(size_of(kept) / ROWS[0] * rows * (2 + 1 / decisions)), "update"))
+        parts.append(
+            PlanPart(
+                "contexts of a frozen trunk",
+                int(size_of(kept) / ROWS[0] * rows * (2 + 1 / decisions)),
+                "update",
+            )
+        )
     if rl.bc_coef or rl.recycle or config.starts in ("auto", "reverse"):
         more, _ = extrapolated(policy, supervised_loss(config, policy), size, speed)
-        beside = "update" if rl.bc_coef or rl.recycle or config.starts == "reverse" else "update, only where supervision leaves no success"
+        beside = (
+            "update"
+            if rl.bc_coef or rl.recycle or config.starts == "reverse"
+            else "update, only where supervision leaves no success"
+        )
         parts.append(PlanPart("supervision beside RL", more, beside))
     state = 2 * size_of(critic) + moments(learns) + size_of(critic)
-    parts.append(PlanPart("copies for a checkpoint", weights + CLONES * (state + replayed + average) + int(rollout), "checkpoint"))
+    parts.append(
+        PlanPart(
+            "copies for a checkpoint",
+            weights + CLONES * (state + replayed + average) + int(rollout),
+            "checkpoint",
+        )
+    )
     if n := workers(config):
         parts.append(PlanPart(f"weights in {n} workers", 2 * n * weights))
     actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
     env.reset(seed=0)
     stepping = timed(lambda: env.step(actions)) / env.num_envs * config.envs * policy.options.execute
     share = max(1, n)
-    return parts, [("simulator", stepping * decisions / share), ("policy", acting * min(config.envs, rows) * decisions / share),
-                   ("learner", learning * -(-rows // size) * rl.epochs)]
+    return parts, [
+        ("simulator", stepping * decisions / share),
+        ("policy", acting * min(config.envs, rows) * decisions / share),
+        ("learner", learning * -(-rows // size) * rl.epochs),
+    ]
 
 
 def rows_given(policy, n: int) -> dict[str, Tensor]:
-    """What n observations have beside what the env gives, where the policy decides while its last chunk runs."""
+    """What n observations have beside what the env gives, where the policy decides while its last chunk
+    runs."""
     from robo_rl.policies.committed import first_rows
-    given = first_rows(policy.options, policy.spec.action, torch.ones(n, dtype=torch.int64).numpy()) if policy.options.commit_least else {}
+
+    given = (
+        first_rows(policy.options, policy.spec.action, torch.ones(n, dtype=torch.int64).numpy())
+        if policy.options.commit_least
+        else {}
+    )
     return {k: torch.from_numpy(v) for k, v in given.items()}
 
 
 def load_what_a_run_needs(env) -> None:
-    """Draw once, and import what reads and writes demonstrations: libraries are a fifth of a small run's memory."""
+    """Draw once, and import what reads and writes demonstrations: libraries are a fifth of a small run's
+    memory."""
     env.reset(seed=0)
     for name in ("pyarrow.parquet", "av") if env.spec.views else ("pyarrow.parquet",):
         importlib.import_module(name)
@@ -282,20 +368,24 @@ def load_what_a_run_needs(env) -> None:
 def settle(policy, rows: int) -> None:
     """Act, and learn once, so that what torch allocates for itself is there."""
     from robo_rl.policies.check import observations
+
     chunk = policy.act(observations(policy.spec, rows), torch.Generator().manual_seed(0), True)
     policy.score(policy.encode(observations(policy.spec, rows)), chunk.trace)[0].sum().backward()
 
 
 def extrapolated(policy, loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
-    """(bytes kept for the backward pass, seconds of both passes) of a batch of so many rows, from two of few. speed: operations a second,
-    of a policy of shapes, of which one batch is enough: nothing of weight is the same for all rows; 0: it is measured."""
+    """(bytes kept for the backward pass, seconds of both passes) of a batch of so many rows, from two of few.
+    speed: operations a second, of a policy of shapes, of which one batch is enough: nothing of weight is the
+    same for all rows; 0: it is measured."""
     own = {identity(x) for x in policy.state_dict().values()}
     if speed:
         size, seconds = kept(own, loss, ROWS[1], speed)
         return int(BACKWARD * size / ROWS[1] * rows), seconds / ROWS[1] * rows
     (small, first), (large, second) = (kept(own, loss, n) for n in ROWS)
     step = (rows - ROWS[0]) / (ROWS[1] - ROWS[0])
-    return int(BACKWARD * (small + max(0, large - small) * step)), max(first + (second - first) * step, second)
+    return int(BACKWARD * (small + max(0, large - small) * step)), max(
+        first + (second - first) * step, second
+    )
 
 
 def identity(x: Tensor) -> int:
@@ -304,13 +394,15 @@ def identity(x: Tensor) -> int:
 
 
 def kept(own: set[int], loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
-    """(bytes of activations, seconds): each storage that the backward pass keeps counts once, those of the policy not at all."""
+    """(bytes of activations, seconds): each storage that the backward pass keeps counts once, those of the
+    policy not at all."""
     seen: dict[int, int] = {}
 
     def pack(x: Any) -> Any:
         if identity(x) not in own:
             seen[identity(x)] = x.untyped_storage().nbytes()
         return x
+
     if speed:
         alive: list[Tensor] = []  # what is kept, while it is counted
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):

@@ -1,5 +1,6 @@
-"""The plan of a run that learns from a data set without a simulator (`robo_rl train --sim none --plan`): beside what the policy takes, the
-pictures that are kept, those of the batches that are decoded ahead, and those of the held-out frames."""
+"""The plan of a run that learns from a data set without a simulator (`robo_rl train --sim none --plan`):
+beside what the policy takes, the pictures that are kept, those of the batches that are decoded ahead, and
+those of the held-out frames."""
 
 import contextlib
 import time
@@ -25,7 +26,8 @@ from robo_rl.policies.vla.processor import PIECE
 from robo_rl.shapes import only_shapes, operations_per_second
 
 TRIED = 4  # frames that are decoded to see what an open video takes
-FLOATS = 2 * 4  # bytes of a number of the pictures of one camera while they are made smaller: as they are, and divided by 255
+# bytes of a number of the pictures of one camera while they are made smaller: as they are, and divided by 255
+FLOATS = 2 * 4
 
 
 def plan_of_data(config: TrainConfig) -> Plan:
@@ -61,8 +63,10 @@ def plan_of_data(config: TrainConfig) -> Plan:
 
 
 def opened(config: TrainConfig, data, spec, rows: np.ndarray):
-    """(the store of pictures with its videos open, seconds that a batch takes to decode where nothing of it is kept)."""
+    """(the store of pictures with its videos open, seconds that a batch takes to decode where nothing of it
+    is kept)."""
     from robo_rl.demos import frame_store
+
     store = frame_store(data, spec, config.data)
     if not store.views:
         return store, 0.0
@@ -85,9 +89,11 @@ def pictures(config: TrainConfig, store, rows: np.ndarray, held: np.ndarray, spe
         out.append(("pictures of all frames", every * store.row_bytes))
         out.append(("pictures of the frames learnt from", len(rows) * store.row_bytes))
     else:
-        asked = len(rows) * -np.expm1(-batch * config.bc.updates / len(rows))  # distinct rows of so many draws, expected
+        # distinct rows of so many draws, expected
+        asked = len(rows) * -np.expm1(-batch * config.bc.updates / len(rows))
         out.append(("pictures kept (--data.cache-mb)", int(min(store.slots, asked)) * store.row_bytes))
-        out.append(("batches decoded ahead", (config.data.threads + 3) * batch * store.row_bytes))  # one is learnt from, one put together
+        # one is learnt from, one put together
+        out.append(("batches decoded ahead", (config.data.threads + 3) * batch * store.row_bytes))
     if spec.text:
         out.append(("pictures made smaller", min(max(batch, judging), PIECE) * largest * FLOATS))
     return out

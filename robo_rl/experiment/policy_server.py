@@ -1,4 +1,5 @@
-"""A run's policy as a function of observations, and as a server of them over TCP (`controllers.serving` has the protocol)."""
+"""A run's policy as a function of observations, and as a server of them over TCP (`controllers.serving` has
+the protocol)."""
 
 import ipaddress
 import socket
@@ -24,31 +25,45 @@ TOKEN_FILE = "serve.token"  # in a run folder
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Serve the policy of a run, for robo_rl deploy --policy HOST:PORT. Clients prove that they know its token; nothing is
-    encrypted: between machines go through ssh -L 7447:127.0.0.1:7447 MACHINE."""
+    """Serve the policy of a run, for robo_rl deploy --policy HOST:PORT. Clients prove that they know its
+    token; nothing is encrypted: between machines go through ssh -L 7447:127.0.0.1:7447 MACHINE."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "The policy": ("checkpoint", "task", "instruction", "seed"),
         "Episodes of clients to learn from": ("share", "share_keep", "follow"),
-        "The connection": ("wire", "host", "port", "token", "clients", "idle", "batch", "deadline", "threads")}
+        "The connection": (
+            "wire",
+            "host",
+            "port",
+            "token",
+            "clients",
+            "idle",
+            "batch",
+            "deadline",
+            "threads",
+        ),
+    }
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
     wire: Literal["native", "openpi", "lerobot"] = "native"
-    """native: for robo_rl deploy; openpi: websocket and msgpack, for PyPI's openpi-client, which gives the token as its API key. Questions
-    that wait are answered in batches. lerobot is refused: its messages are pickles."""
+    """native: for robo_rl deploy; openpi: websocket and msgpack, for PyPI's openpi-client, which gives the
+    token as its API key. Questions that wait are answered in batches. lerobot is refused: its messages are
+    pickles."""
     host: str = "127.0.0.1"
     """Address to listen on; the default is reached from this machine alone."""
     port: int = 7447
     """TCP port, 0 to 65535; 0: any free one."""
     task: str = ""
-    """Of a run over several tasks this one: clients send the state of that task alone; "": that of all (give --instruction)."""
+    """Of a run over several tasks this one: clients send the state of that task alone; "": that of all (give
+    --instruction)."""
     instruction: str = ""
     """Language instruction, for a policy that takes one; "": the task's own, where it has one."""
     token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """File with the token, made if it is not there (0600); "": RUN/serve.token. ROBO_RL_TOKEN goes before it."""
+    """File with the token, made if it is not there (0600); "": RUN/serve.token. ROBO_RL_TOKEN goes before
+    it."""
     clients: int = 16
     """Connections at once, 1 to 256; further clients are refused."""
     idle: float = 600.0
@@ -62,17 +77,20 @@ class ServeOptions:
     threads: int = 0
     """CPU threads of the policy; 0: as many as cores."""
     share: str = ""
-    """Folder in which the episodes of clients become groups for robo_rl train --share: chunks are then drawn with exploration and kept with
-    their log-probs, and clients tell outcomes."""
+    """Folder in which the episodes of clients become groups for robo_rl train --share: chunks are then drawn
+    with exploration and kept with their log-probs, and clients tell outcomes."""
     share_keep: int = 256
     """With --share: groups that stay; older ones go."""
     follow: float = 0.0
-    """With --share: seconds between looks for a newer checkpoint of the run, which is served from then on; 0: never."""
+    """With --share: seconds between looks for a newer checkpoint of the run, which is served from then on; 0:
+    never."""
 
     def __post_init__(self) -> None:
         if self.wire == "lerobot":
-            raise UserError("--wire lerobot: every message of lerobot.async_inference is a pickle, and to unpickle what a client sends is "
-                            "to run what it says; use --wire openpi or native")
+            raise UserError(
+                "--wire lerobot: every message of lerobot.async_inference is a pickle, and to unpickle what "
+                "a client sends is to run what it says; use --wire openpi or native"
+            )
         in_range("--port", self.port, 0, 65535)
         in_range("--clients", self.clients, 1, 256)
         in_range("--idle", self.idle, 1, 1e6)
@@ -83,31 +101,46 @@ class ServeOptions:
         in_range("--share-keep", self.share_keep, 8, 4096)
         in_range("--follow", self.follow, 0, 1e6)
         if self.follow and not self.share:
-            raise UserError("--follow serves newer checkpoints to clients whose episodes are learnt from: it goes with --share FOLDER")
+            raise UserError(
+                "--follow serves newer checkpoints to clients whose episodes are learnt from: it goes with "
+                "--share FOLDER"
+            )
         if self.share and self.task:
             raise UserError("--share keeps the observations of all of a run's tasks: it goes without --task")
         if self.share and Path(self.share).exists() and not Path(self.share).is_dir():
-            raise UserError(f"--share {self.share} is a file; name a folder, which is made if it is not there")
+            raise UserError(
+                f"--share {self.share} is a file; name a folder, which is made if it is not there"
+            )
 
 
 class Actor:
-    """A run's policy in this process: called with an observation it gives the rows float32[H, A] of a chunk, of which it means `execute`
-    to run before the next; called with a `controllers.chunking.Prefix` too, rows that agree with it.
+    """A run's policy in this process: called with an observation it gives the rows float32[H, A] of a chunk,
+    of which it means `execute` to run before the next; called with a `controllers.chunking.Prefix` too, rows
+    that agree with it.
 
-    many(list of obs): the rows of each; guided(obs, prefix); following(obs, rows, count): rows whose first `count`, up to `commit`, are
-    the given ones.
+    many(list of obs): the rows of each; guided(obs, prefix); following(obs, rows, count): rows whose first
+    `count`, up to `commit`, are the given ones.
     """
 
     def __init__(self, execute: int, commit: int, many, guided, following):
-        self.execute, self.commit, self.many, self.guided, self.following = execute, commit, many, guided, following
+        self.execute, self.commit, self.many, self.guided, self.following = (
+            execute,
+            commit,
+            many,
+            guided,
+            following,
+        )
         self.trained = commit > 0
         self.said = False
 
     def choose(self, chunking: str) -> "Actor":
-        """Itself, agreeing with a prefix as `--chunking` says. UserError: the policy was not taught to go on from given rows."""
+        """Itself, agreeing with a prefix as `--chunking` says. UserError: the policy was not taught to go on
+        from given rows."""
         if chunking == "trained" and not self.commit:
-            raise UserError("--chunking trained needs a policy that was taught to go on from the rows that run while it thinks: train with "
-                            "--policy.commit N, or use --chunking rtc or blend")
+            raise UserError(
+                "--chunking trained needs a policy that was taught to go on from the rows that run while it "
+                "thinks: train with --policy.commit N, or use --chunking rtc or blend"
+            )
         self.trained = chunking == "trained"
         return self
 
@@ -118,17 +151,23 @@ class Actor:
             return self.guided(obs, prefix)
         if prefix.delay > self.commit and not self.said:
             self.said = True
-            print(f"warning: {prefix.delay} rows run while the policy thinks, and it was taught with at most {self.commit} of them given "
-                  "(--policy.commit): chunks will not meet", file=sys.stderr)
+            print(
+                f"warning: {prefix.delay} rows run while the policy thinks, and it was taught with at most "
+                f"{self.commit} of them given (--policy.commit): chunks will not meet",
+                file=sys.stderr,
+            )
         return self.following(obs, prefix.rows, min(prefix.delay, self.commit))
 
 
-def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task: str = "", policy=None, threads: int = 1):
-    """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy, else torch on `threads` of the CPU.
+def load_actor(
+    run: str, checkpoint: str, seed: int, instruction: str = "", task: str = "", policy=None, threads: int = 1
+):
+    """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy, else torch on
+    `threads` of the CPU.
 
-    instruction: language instruction, for a policy that takes one; task: of a run over several this one, whose state and config they
-    are then; policy: that of the checkpoint, where it is loaded already. UserError: the policy needs an instruction and the task has
-    several; the run has no such task.
+    instruction: language instruction, for a policy that takes one; task: of a run over several this one,
+    whose state and config they are then; policy: that of the checkpoint, where it is loaded already.
+    UserError: the policy needs an instruction and the task has several; the run has no such task.
     """
     from robo_rl import checkpoint as checkpoints
     from robo_rl.policies.numpy_actor import NumpyActor
@@ -139,14 +178,16 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task
     if in_numpy(made, spec):
         return numpy_actor(NumpyActor.load(folder), seed), config, spec
     import torch
+
     torch.set_num_threads(threads)
     policy = checkpoints.load_policy(folder)[0] if policy is None else policy
     return torch_actor(policy, seed, instruction, spec, columns), config, spec
 
 
 def run_interface(run: str, checkpoint: str, task: str):
-    """(run folder, checkpoint's folder, PolicyOptions as a dict, the run's config, ObsSpec, columns in the state of all tasks) of a run, or
-    of one `task` of it; no weight is read. UserError: the run has no such task."""
+    """(run folder, checkpoint's folder, PolicyOptions as a dict, the run's config, ObsSpec, columns in the
+    state of all tasks) of a run, or of one `task` of it; no weight is read. UserError: the run has no such
+    task."""
     from robo_rl import checkpoint as checkpoints
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.folder import pick_checkpoint
@@ -154,7 +195,9 @@ def run_interface(run: str, checkpoint: str, task: str):
 
     where, folder = pick_checkpoint(Path(run), checkpoint)
     meta = checkpoints.read_meta(folder)
-    seen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
+    seen: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()
+    }
     config, spec, columns = load_config(where), ObsSpec(**seen), None
     if task:
         config, spec, columns = one_task(config, spec, task)
@@ -162,10 +205,12 @@ def run_interface(run: str, checkpoint: str, task: str):
 
 
 def actor_of(policy, seed: int, config: "TrainConfig") -> Actor:
-    """The Actor that `load_actor` makes of a checkpoint of `policy`, of a run over one task. UserError: as there."""
+    """The Actor that `load_actor` makes of a checkpoint of `policy`, of a run over one task. UserError: as
+    there."""
     from dataclasses import asdict
 
     from robo_rl.policies.numpy_actor import NumpyActor
+
     if in_numpy(asdict(policy.options), policy.spec):
         weights = {k: v.detach().cpu().numpy() for k, v in policy.state_dict().items()}
         return numpy_actor(NumpyActor(weights, asdict(policy.options), asdict(policy.spec)), seed)
@@ -175,34 +220,49 @@ def actor_of(policy, seed: int, config: "TrainConfig") -> Actor:
 def in_numpy(options: dict, spec) -> bool:
     """Whether NumPy can run the policy of these PolicyOptions, as a dict, and ObsSpec."""
     one_pass = not options.get("advantage") or options["guidance"] == 1
-    return options["kind"] == "flow" and not spec.views and not spec.language and one_pass and not options.get("window")
+    return (
+        options["kind"] == "flow"
+        and not spec.views
+        and not spec.language
+        and one_pass
+        and not options.get("window")
+    )
 
 
 def guidance_gains(steps: int) -> list[float]:
     """Gain of guidance at each of the denoise steps."""
     from controllers.schedule import guidance_gain
+
     return [guidance_gain(1 - k / steps) for k in range(steps)]
 
 
 def numpy_actor(net: "NumpyActor", seed: int) -> Actor:
     """The policy on NumPy."""
     import numpy as np
+
     rng, gains = np.random.default_rng(seed), guidance_gains(net.steps)
 
     def ask(obs, **agree):
         return net.act(obs["state"], rng=rng, rows=net.horizon, **agree)
-    return Actor(net.execute, net.commit, lambda batch: [ask(obs) for obs in batch],
-                 lambda obs, prefix: ask(obs, prefix=(prefix.rows, prefix.weights, gains)),
-                 lambda obs, rows, count: ask(obs, committed=(rows, count)))
+
+    return Actor(
+        net.execute,
+        net.commit,
+        lambda batch: [ask(obs) for obs in batch],
+        lambda obs, prefix: ask(obs, prefix=(prefix.rows, prefix.weights, gains)),
+        lambda obs, rows, count: ask(obs, committed=(rows, count)),
+    )
 
 
 def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] | None" = None) -> Actor:
-    """The policy on torch, warmed up. spec: what it is given; columns: where that belongs in the state of all tasks."""
+    """The policy on torch, warmed up. spec: what it is given; columns: where that belongs in the state of all
+    tasks."""
     import numpy as np
     import torch
 
     from robo_rl.policies import blank_obs, obs_tensors
     from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
+
     generator, gains = torch.Generator().manual_seed(seed), guidance_gains(policy.options.denoise_steps)
 
     def tensors(*observations):
@@ -213,18 +273,25 @@ def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] |
             state[:, columns] = batch["state"]
             batch["state"] = state
         return obs_tensors(batch, policy.spec)
+
     blank = blank_obs(spec)
     for _ in range(2):  # the first calls take ten times as long as all others
         plain_chunks(policy, tensors(blank), generator)
     generator.manual_seed(seed)
-    return Actor(policy.options.execute, policy.options.commit,
-                 lambda batch: list(plain_chunks(policy, tensors(*batch), generator).numpy()),
-                 lambda obs, prefix: guided_chunk(policy, tensors(obs), generator, prefix.rows, prefix.weights, gains).numpy(),
-                 lambda obs, rows, count: committed_chunk(policy, tensors(obs), generator, rows, count).numpy())
+    return Actor(
+        policy.options.execute,
+        policy.options.commit,
+        lambda batch: list(plain_chunks(policy, tensors(*batch), generator).numpy()),
+        lambda obs, prefix: guided_chunk(
+            policy, tensors(obs), generator, prefix.rows, prefix.weights, gains
+        ).numpy(),
+        lambda obs, rows, count: committed_chunk(policy, tensors(obs), generator, rows, count).numpy(),
+    )
 
 
 def one_task(config: "TrainConfig", spec, task: str):
-    """(config, ObsSpec and columns in the state of all tasks) of one `task` of a run. UserError: the run has no such task."""
+    """(config, ObsSpec and columns in the state of all tasks) of one `task` of a run. UserError: the run has
+    no such task."""
     names = config.task.split(",")
     choose("task of this run", task, names)
     config = replace(config, task=task)
@@ -232,42 +299,62 @@ def one_task(config: "TrainConfig", spec, task: str):
         return config, spec, None
     from robo_rl.experiment.arm import observed_names
     from sims.mujoco.several import union_of
+
     layouts = [observed_names(name, spec.views) for name in names]
     union, mine = union_of(layouts), layouts[names.index(task)]
     return config, replace(spec, state=len(mine)), [union.index(name) for name in mine]
 
 
 def default_instruction(config, folder: Path | None = None) -> str:
-    """The instruction of a run's task, or the only one of the data set that the run in `folder` learnt from. UserError: the task has
-    none or several."""
+    """The instruction of a run's task, or the only one of the data set that the run in `folder` learnt from.
+    UserError: the task has none or several."""
     from robo_rl.experiment.envs import task_count
+
     if config.sim == "none" and folder is not None:
         from robo_rl.experiment.data_facts import read_facts
+
         tasks = [t for t in read_facts(folder, config.demos).tasks if t]
         if len(tasks) == 1:
             return tasks[0]
-        raise UserError("the run's policy takes an instruction: give it with --instruction"
-                        + (f", for example {tasks[0]!r}" if tasks else ""))
+        raise UserError(
+            "the run's policy takes an instruction: give it with --instruction"
+            + (f", for example {tasks[0]!r}" if tasks else "")
+        )
     from sims.mujoco.own import find_task
+
     if task_count(config) > 1:
-        raise UserError(f"the run has several tasks: choose one with --task, of {config.task}, or give an --instruction")
+        raise UserError(
+            f"the run has several tasks: choose one with --task, of {config.task}, or give an --instruction"
+        )
     known = find_task(config.task or "pick_cube").instructions if config.sim == "mujoco" else ()
     if len(known) != 1:
-        raise UserError("the run's policy takes an instruction: give it with --instruction"
-                        + (f", for example {known[0]!r}" if known else ""))
+        raise UserError(
+            "the run's policy takes an instruction: give it with --instruction"
+            + (f", for example {known[0]!r}" if known else "")
+        )
     return known[0]
 
 
 class NewestCheckpoint:
     """A newer checkpoint of a run each time that there is one, looked for every `seconds`, by a clock [s]."""
 
-    def __init__(self, run: Path, name: str, at: Path, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self.run, self.name, self.at, self.seconds, self.clock, self.looked = run, name, at, seconds, clock, clock()
+    def __init__(
+        self, run: Path, name: str, at: Path, seconds: float, clock: Callable[[], float] = time.monotonic
+    ):
+        self.run, self.name, self.at, self.seconds, self.clock, self.looked = (
+            run,
+            name,
+            at,
+            seconds,
+            clock,
+            clock(),
+        )
 
     def __call__(self) -> "tuple[Any, int] | None":
         """(policy, version); None: there is none, or it is not time."""
         from robo_rl import checkpoint
         from robo_rl.experiment.folder import pick_checkpoint
+
         if not self.seconds or self.clock() - self.looked < self.seconds:
             return None
         self.looked = self.clock()
@@ -282,8 +369,11 @@ class NewestCheckpoint:
         return policy, meta["step"]
 
 
-def make_sessions(options: ServeOptions, log: Callable[[str], None]) -> "tuple[ExploringActor, SessionRecorder, TrainConfig, ObsSpec]":
-    """(who decides, who records, the run's config, ObsSpec). UserError: a policy whose chunks no other run could learn from."""
+def make_sessions(
+    options: ServeOptions, log: Callable[[str], None]
+) -> "tuple[ExploringActor, SessionRecorder, TrainConfig, ObsSpec]":
+    """(who decides, who records, the run's config, ObsSpec). UserError: a policy whose chunks no other run
+    could learn from."""
     import numpy as np
     import torch
 
@@ -305,11 +395,20 @@ def make_sessions(options: ServeOptions, log: Callable[[str], None]) -> "tuple[E
     policy = check_policy(loaded)
     spec, env = policy.spec, make_env(replace(config, sim=twin(config.sim)), 1)
     instruction = options.instruction or (default_instruction(config) if spec.language else "")
-    seen = {k: v[None] for k, v in obs_tensors(blank_obs(spec, 1) | {"task": np.array([instruction])}, spec).items()}
+    seen = {
+        k: v[None]
+        for k, v in obs_tensors(blank_obs(spec, 1) | {"task": np.array([instruction])}, spec).items()
+    }
     space = space_of(env.spec, policy, config.task, getattr(config.rl, "group", 8), seen)
     longest = -(-env.spec.max_steps // policy.options.execute)
     env.close()
-    act = ExploringActor(policy, options.seed, meta["step"], instruction, NewestCheckpoint(where, options.checkpoint, at, options.follow))
+    act = ExploringActor(
+        policy,
+        options.seed,
+        meta["step"],
+        instruction,
+        NewestCheckpoint(where, options.checkpoint, at, options.follow),
+    )
     folder = ShareFolder(options.share, part_of(where, "serve-"), options.share_keep)
     return act, SessionRecorder(folder, space, actor_of(policy), longest, log), config, spec
 
@@ -322,14 +421,17 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as e:
         listener.close()
-        raise UserError(f"cannot listen on {host}:{port} ({e.strerror}); choose another --host or --port") from None
+        raise UserError(
+            f"cannot listen on {host}:{port} ({e.strerror}); choose another --host or --port"
+        ) from None
     listener.listen(128)
     return listener
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """Where a policy is served. address: HOST:PORT; loopback: only this machine reaches it; config: the run's."""
+    """Where a policy is served. address: HOST:PORT; loopback: only this machine reaches it; config: the
+    run's."""
 
     address: str
     loopback: bool
@@ -337,30 +439,59 @@ class ServedPolicy:
     config: "TrainConfig"
 
 
-def serve_policy(options: ServeOptions, on_ready: Callable[[ServedPolicy], None],
-                 log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
-    """Answer requests for ever; on_ready is called once clients can connect, log(line) when a client leaves."""
+def serve_policy(
+    options: ServeOptions,
+    on_ready: Callable[[ServedPolicy], None],
+    log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> None:
+    """Answer requests for ever; on_ready is called once clients can connect, log(line) when a client
+    leaves."""
     from robo_rl.experiment.folder import pick_checkpoint
-    source, _ = pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
+
+    # reports a wrong name before torch is loaded
+    source, _ = pick_checkpoint(Path(options.run), options.checkpoint)
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
     from robo_rl.experiment.parallel import cores
+
     sessions = None
     if options.share:
         many, sessions, config, spec = make_sessions(options, log)
         act: Callable = many
     else:
-        act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task,
-                                       threads=options.threads or cores())
+        act, config, spec = load_actor(
+            options.run,
+            options.checkpoint,
+            options.seed,
+            options.instruction,
+            options.task,
+            threads=options.threads or cores(),
+        )
         many = act.many
     token_file = Path(options.token) if options.token else source / TOKEN_FILE
     token = read_token(token_file, make=True)
     with open_listener(options.host, options.port) as listener:
         ip, port = listener.getsockname()[:2]
-        on_ready(ServedPolicy(f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}",
-                          ipaddress.ip_address(ip).is_loopback, token_file, config))
-        server = PolicyServer(listener, act, spec, token, options.clients, options.idle, log, many=many, most=options.batch,
-                              sessions=sessions)
+        on_ready(
+            ServedPolicy(
+                f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}",
+                ipaddress.ip_address(ip).is_loopback,
+                token_file,
+                config,
+            )
+        )
+        server = PolicyServer(
+            listener,
+            act,
+            spec,
+            token,
+            options.clients,
+            options.idle,
+            log,
+            many=many,
+            most=options.batch,
+            sessions=sessions,
+        )
         try:
             while True:
                 server.turn()

@@ -40,7 +40,8 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process. after: names that must be ready before; ready: text in its output that says it is ("": at once);
+    """One process. after: names that must be ready before; ready: text in its output that says it is ("": at
+    once);
     ends: its end is the end of all, with its status. Any other that ends is a failure."""
 
     name: str
@@ -75,8 +76,11 @@ def read_spec(path: Path, settings: tuple[str, ...] = ()) -> list[ProcessSpec]:
             needs = [f for _, f, _, _ in string.Formatter().parse(str(word)) if f is not None]
             for name in needs:
                 if values.get(name) in (None, ""):
-                    raise UserError(f"{where} needs {name}: add --set {name}=VALUE" if name in values else
-                                    f"{where}: {{{name}}} is no argument of the spec. Allowed: {', '.join(values)}")
+                    raise UserError(
+                        f"{where} needs {name}: add --set {name}=VALUE"
+                        if name in values
+                        else f"{where}: {{{name}}} is no argument of the spec. Allowed: {', '.join(values)}"
+                    )
             words.append(str(word).format(**values))
         if not words:
             raise UserError(f"{where} has an empty command")
@@ -84,7 +88,11 @@ def read_spec(path: Path, settings: tuple[str, ...] = ()) -> list[ProcessSpec]:
         if late or p["name"] in [q.name for q in parts]:
             why = f"after names {', '.join(map(str, late))}, which is not above it" if late else "named twice"
             raise UserError(f"{where}: {why}")
-        parts.append(ProcessSpec(p["name"], tuple(words), tuple(p.get("after", ())), p.get("ready", ""), p.get("ends", False)))
+        parts.append(
+            ProcessSpec(
+                p["name"], tuple(words), tuple(p.get("after", ())), p.get("ready", ""), p.get("ends", False)
+            )
+        )
     if not parts:
         raise UserError(f"{path}: it has no processes")
     return parts
@@ -106,10 +114,15 @@ class ProcessGroup:
 
     def start(self, part: ProcessSpec) -> None:
         """Start a process. UserError: its program cannot be run."""
-        command = [sys.executable, "-m", "robo_rl", *part.command[1:]] if part.command[0] == "robo_rl" else list(part.command)
+        command = (
+            [sys.executable, "-m", "robo_rl", *part.command[1:]]
+            if part.command[0] == "robo_rl"
+            else list(part.command)
+        )
         try:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                       start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
         except OSError as e:
             raise UserError(f"{part.name}: cannot start {part.command[0]} ({e.strerror})") from None
         self.running[part.name] = process
@@ -144,8 +157,8 @@ class ProcessGroup:
 
 
 def run_processes(parts: list[ProcessSpec], wait: float = 30.0) -> int:
-    """Run the processes until one of them ends or the user asks for the end -> exit status: of the process that `ends`; 1 where
-    another one ended well or was not ready within `wait` [s]; 130 at Ctrl-C."""
+    """Run the processes until one of them ends or the user asks for the end -> exit status: of the process
+    that `ends`; 1 where another one ended well or was not ready within `wait` [s]; 130 at Ctrl-C."""
     waiting, began = list(parts), time.monotonic()
     with asked_to_stop() as stop, ProcessGroup() as group:
         while not stop:
@@ -158,12 +171,18 @@ def run_processes(parts: list[ProcessSpec], wait: float = 30.0) -> int:
                 if process and process.poll() is not None:
                     if part.ends:
                         return process.returncode
-                    print(f"robo_rl: {part.name} ended with status {process.returncode}; the rest is taken down",
-                          file=sys.stderr)
+                    print(
+                        f"robo_rl: {part.name} ended with status {process.returncode}; the rest is taken "
+                        "down",
+                        file=sys.stderr,
+                    )
                     return process.returncode or 1
             if waiting and time.monotonic() - began > wait:
                 slow = ", ".join(set(waiting[0].after) - group.ready)
-                print(f"robo_rl: {slow} was not ready within {wait:g} s; the rest is taken down", file=sys.stderr)
+                print(
+                    f"robo_rl: {slow} was not ready within {wait:g} s; the rest is taken down",
+                    file=sys.stderr,
+                )
                 return 1
             time.sleep(0.02)
         return 130

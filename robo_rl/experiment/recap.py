@@ -1,4 +1,5 @@
-"""The stage of RECAP (`robo_rl/algos/recap.py`): label recorded episodes, learn from them, and in rounds record more.
+"""The stage of RECAP (`robo_rl/algos/recap.py`): label recorded episodes, learn from them, and in rounds
+record more.
 
     rollouts/round_K/   LeRobot v3 data sets of the episodes that round K recorded, of all outcomes
     recap.json          what the labels of every round were made of
@@ -43,33 +44,53 @@ def data_folders(config: TrainConfig) -> list[Path]:
 
 
 def check(config: TrainConfig, env) -> None:
-    """Raise UserError for data that is absent, of another env, or without outcomes, and for options that recap does not take."""
+    """Raise UserError for data that is absent, of another env, or without outcomes, and for options that
+    recap does not take."""
     from robo_rl.demos import check_fits
 
     o = recap_options(config)
     if (config.workers or 0) > 0 or config.server or config.backend != "processes" or config.learners > 1:
-        raise UserError("--algo recap records and learns in one process: leave --workers, --server, --backend and --learners out")
+        raise UserError(
+            "--algo recap records and learns in one process: leave --workers, --server, --backend and "
+            "--learners out"
+        )
     if config.demos == "0" and not o.data and not o.rounds:
-        raise UserError("--algo recap learns from episodes: --demos N or PATH, --rl.data FOLDER, or --rl.rounds N to record its own")
+        raise UserError(
+            "--algo recap learns from episodes: --demos N or PATH, --rl.data FOLDER, or --rl.rounds N to "
+            "record its own"
+        )
     for folder in data_folders(config):
         if not (folder / "meta").is_dir():
-            raise UserError(f"--rl.data: {folder} is no data set; record one with robo_rl collect --policy expert,RUN --out {folder}")
+            raise UserError(
+                f"--rl.data: {folder} is no data set; record one with robo_rl collect --policy expert,RUN "
+                f"--out {folder}"
+            )
         data = load(folder)
         check_fits(data.meta, obs_spec(env, language=False), config.data)
         if not data.is_judged:
-            raise UserError(f"--rl.data: {folder} says of no episode whether it succeeded; say it: robo_rl data label {folder} "
-                            "--success FILE")
+            raise UserError(
+                f"--rl.data: {folder} says of no episode whether it succeeded; say it: robo_rl data label "
+                f"{folder} --success FILE"
+            )
 
 
 def episodes_of(parts: list[Dataset], force: tuple[str, ...]) -> recap.Episodes:
-    """What the labels of all episodes of several data sets depend on; tasks are told apart by their instructions."""
+    """What the labels of all episodes of several data sets depend on; tasks are told apart by their
+    instructions."""
     lengths = np.concatenate([d.to - d.from_ for d in parts])
     to = np.cumsum(lengths)
     names = [d.task(e) for d in parts for e in range(len(d))]
     known = {name: i for i, name in enumerate(sorted(set(names)))}
-    forced = np.concatenate([np.isin(d.source, [i for i, name in enumerate(d.sources) if name in force]) for d in parts])
-    return recap.Episodes(from_=to - lengths, to=to, success=np.concatenate([d.success for d in parts]),
-                          task=np.array([known[name] for name in names]), forced=forced)
+    forced = np.concatenate(
+        [np.isin(d.source, [i for i, name in enumerate(d.sources) if name in force]) for d in parts]
+    )
+    return recap.Episodes(
+        from_=to - lengths,
+        to=to,
+        success=np.concatenate([d.success for d in parts]),
+        task=np.array([known[name] for name in names]),
+        forced=forced,
+    )
 
 
 @torch.no_grad()
@@ -77,13 +98,17 @@ def pooled(policy, data: Dataset, size: int = 256) -> torch.Tensor:
     """What the policy's trunk pools of every frame [F,C], told no advantage."""
     from robo_rl.devices import device_of
     from robo_rl.policies import obs_tensors
+
     out, device = [], device_of(policy)
     for e in range(len(data)):
         rows = slice(data.from_[e], data.to[e])
         state, views = data.state[rows], {v: data.frames(v, e) for v in policy.spec.views}
         for i in range(0, len(state), size):
-            part = {f"image/{v}": x[i:i + size] for v, x in views.items()}
-            obs = obs_tensors({"state": state[i:i + size], "task": [data.task(e)] * len(state[i:i + size])} | part, policy.spec)
+            part = {f"image/{v}": x[i : i + size] for v, x in views.items()}
+            obs = obs_tensors(
+                {"state": state[i : i + size], "task": [data.task(e)] * len(state[i : i + size])} | part,
+                policy.spec,
+            )
             obs[ADVANTAGE] = torch.zeros(len(obs["state"]))
             out.append(policy.encode({k: x.to(device) for k, x in obs.items()}).pooled.float().cpu())
     return torch.cat(out)
@@ -98,6 +123,7 @@ class RecapStage:
     def start(self, checkpoint_folder: Path | None) -> int:
         """Label and learn, then record, label and learn as often as asked -> the exit status."""
         from robo_rl import checkpoint
+
         run, done = self.run, 0
         if checkpoint_folder is not None:
             done = int(checkpoint.load_train(checkpoint_folder)[0].get("rounds", 0))
@@ -119,9 +145,12 @@ class RecapStage:
         return run.end()
 
     def data(self, r: int) -> list[Dataset]:
-        """The data sets that round r learns from: demonstrations, --rl.data and the episodes of rounds 1 .. r, the last of which are
-        recorded now. [] in round 0 without any, or where a signal came."""
-        demos, rounds = demo_folder(self.run), [self.run.folder / "rollouts" / f"round_{k}" for k in range(1, r + 1)]
+        """The data sets that round r learns from: demonstrations, --rl.data and the episodes of rounds 1 ..
+        r, the last of which are recorded now. [] in round 0 without any, or where a signal came."""
+        demos, rounds = (
+            demo_folder(self.run),
+            [self.run.folder / "rollouts" / f"round_{k}" for k in range(1, r + 1)],
+        )
         if rounds and not self.record(rounds[-1], r):
             return []
         found = [load(demos, label=self.config.data.label)] if demos else []
@@ -145,6 +174,7 @@ class RecapStage:
         def act(obs, decision: int) -> np.ndarray:
             seed_noise(generator, mix(seed, 17, decision))
             return decide(policy, obs, generator)
+
         run.report.start("rollouts", count, "episodes")
         folder.parent.mkdir(exist_ok=True)
         with Writer(folder, spec=env.spec) as writer:
@@ -163,11 +193,19 @@ class RecapStage:
         run.step = len(told)
         run.report.log(run.step, {f"recap/{k}": v for k, v in metrics.items()})
         count, m = sum(len(d) for d in parts), metrics
-        run.report.say(f"round {r}: {count} episodes, {run.step} steps; values explain {m['value_explained']:.2f} of the returns; "
-                       f"positive: {m['positive']:.2f}, of successes {m['positive_of_successes']:.2f}, of failures "
-                       f"{m['positive_of_failures']:.2f}")
+        run.report.say(
+            f"round {r}: {count} episodes, {run.step} steps; values explain {m['value_explained']:.2f} of "
+            f"the returns; positive: {m['positive']:.2f}, of successes {m['positive_of_successes']:.2f}, of "
+            f"failures {m['positive_of_failures']:.2f}"
+        )
         path = run.folder / LABELS
-        files.write_json(path, [*(files.read_json(path, list)[:r] if path.exists() else []), {"round": r, "steps": run.step} | metrics])
+        files.write_json(
+            path,
+            [
+                *(files.read_json(path, list)[:r] if path.exists() else []),
+                {"round": r, "steps": run.step} | metrics,
+            ],
+        )
         policy = copy.deepcopy(self.base).train()
         sample = sampled_on(device_of(policy), recap.untold(labelled(parts, policy, told), o.drop))
         run.report.start("sft", o.updates, "updates")
@@ -176,6 +214,7 @@ class RecapStage:
             if run.stop.asked:
                 raise Stopped
             run.report.advance(update, note=f"loss {loss:.3f}")
+
         try:
             bc.train(policy, sample, replace(config.bc, updates=o.updates), config.seed + 20 + r, tick)
         except Stopped:
@@ -185,9 +224,15 @@ class RecapStage:
 
 
 def labelled(parts: list[Dataset], policy, told: np.ndarray) -> Demos:
-    """Sampler of all frames, each with its advantage: 1 where `told` bool[F] says that its action is good, else -1."""
+    """Sampler of all frames, each with its advantage: 1 where `told` bool[F] says that its action is good,
+    else -1."""
     from robo_rl.human.training_segments import frame_tensors
-    found = [frame_tensors(d, policy.spec, policy.options.horizon, np.ones(len(d.action), bool)) for d in parts]
+
+    found = [
+        frame_tensors(d, policy.spec, policy.options.horizon, np.ones(len(d.action), bool)) for d in parts
+    ]
     obs = {k: torch.cat([f[0][k] for f in found]) for k in found[0][0]}
     number = torch.from_numpy(np.where(told, np.float32(1), np.float32(-1)))
-    return bc.demos_sampler(obs | {ADVANTAGE: number}, torch.cat([f[1] for f in found]), torch.cat([f[2] for f in found]))
+    return bc.demos_sampler(
+        obs | {ADVANTAGE: number}, torch.cat([f[1] for f in found]), torch.cat([f[2] for f in found])
+    )

@@ -1,18 +1,22 @@
-"""Defaults of a run for its simulator, method, observation and preset: rows of settings, each with its reason.
+"""Defaults of a run for its simulator, method, observation and preset: rows of settings, each with its
+reason.
 
-A run has words: the kind of its simulator, the family and the name of its method, its observation, its preset. A row holds for the
-runs that have all of its words; of several rows that set an option the last one counts. All of them make one TrainConfig, over which
-`--config` and the command line go. `robo_rl train --print-config` names the row of each value, and the reasons.
+A run has words: the kind of its simulator, the family and the name of its method, its observation, its
+preset. A row holds for the runs that have all of its words; of several rows that set an option the last one
+counts. All of them make one TrainConfig, over which `--config` and the command line go. `robo_rl train
+--print-config` names the row of each value, and the reasons.
 
 manipulation  starts from demonstrations: maniskill, or fast (all others, whose steps cost little)
-scratch       policies learn from nothing: locomotion, gym:, envpool:, and simulators of one's own (own_sim too)
-taken         gym:, envpool: or a simulator of one's own, and --demos is a data set in which success is paid; manipulation as well, with
-              episodes no longer than `demo_limit` of that data set
+scratch       policies learn from nothing: locomotion, gym:, envpool:, and simulators of one's own (own_sim
+              too)
+taken         gym:, envpool: or a simulator of one's own, and --demos is a data set in which success is paid;
+              manipulation as well, with episodes no longer than `demo_limit` of that data set
 several       a run over several tasks
 data          no simulator: a data set of any robot, in its own units
 robot         the arm as an env, lockstep (arm) or in real time (dds); manipulation as well
 dense         the reward is dense, so returns lie in no known range
-on_policy     methods that learn from fresh rollouts, and bc; replay: from replay; offline: from data sets of whole episodes
+on_policy     methods that learn from fresh rollouts, and bc; replay: from replay; offline: from data sets of
+              whole episodes
 sac, teacher, guided: what methods share (SHARED)
 ours          a method of ours; own_method: of the user's (own options; the rest as pi_rl or iql has it)
 vla           the policy is a vision-language-action model that is a flow; fresh: of weights that know nothing
@@ -33,16 +37,41 @@ from robo_rl.plugins import is_object
 
 PRESETS = ("quick", "full", "paper")
 ADVANTAGE = ("advantage", "guidance")  # of a policy that a method tells the advantage
-ACTING = ("actor", "critics", "critic_hidden", "critic_layers", "candidates", "spread", "softness", "edit_scale", "keep", "local_steps",
-          "local_rate", "hidden", "layers", "init_std", "teacher", "gripper")  # of what acts on the trunk of a vision-language-action model
-SHARED = {"rlpd": "sac", "demo_sac": "sac teacher", "hil_serl": "sac teacher", "calql": "sac", "wsrl": "sac", "expo": "guided",
-          "pa_rl": "guided"}
+ACTING = (
+    "actor",
+    "critics",
+    "critic_hidden",
+    "critic_layers",
+    "candidates",
+    "spread",
+    "softness",
+    "edit_scale",
+    "keep",
+    "local_steps",
+    # of what acts on the trunk of a vision-language-action model
+    "local_rate",
+    "hidden",
+    "layers",
+    "init_std",
+    "teacher",
+    "gripper",
+)
+SHARED = {
+    "rlpd": "sac",
+    "demo_sac": "sac teacher",
+    "hil_serl": "sac teacher",
+    "calql": "sac",
+    "wsrl": "sac",
+    "expo": "guided",
+    "pa_rl": "guided",
+}
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeRow:
-    """Settings, in the form of TrainConfig as a dict, of the runs that have all words of `where`; why: the reason for them."""
+    """Settings, in the form of TrainConfig as a dict, of the runs that have all words of `where`; why: the
+    reason for them."""
 
     where: str
     why: str
@@ -56,212 +85,673 @@ class RecipeRow:
         return words.issuperset(self.where.split())
 
 
-LIMIT = {"timeout": "anneal", "anneal_gamma": True}  # success within the time limit is the task, not the speed of each success
-WITHOUT_REPLAY = {"rl.advantage", "rl.allocate", "rl.proximal", "rl.correction", "periodic", "dream", "learners", "share"}
+# success within the time limit is the task, not the speed of each success
+LIMIT = {"timeout": "anneal", "anneal_gamma": True}
+WITHOUT_REPLAY = {
+    "rl.advantage",
+    "rl.allocate",
+    "rl.proximal",
+    "rl.correction",
+    "periodic",
+    "dream",
+    "learners",
+    "share",
+}
 DECISIONS = 16  # of an episode, at least, where demonstrations say how long one is
 TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, settings
     # ---- methods, wherever they learn
-    ("reinflow", "the paper's noise; it explores with learned noise at every flow step",
-        {"policy": {"noise": "learned", "noise_steps": "all", "noise_min": 0.10, "noise_max": 0.24}}),
-    ("dppo", "half of the paper's 20 denoise steps, for speed; its mean log-prob",
-        {"policy": {"kind": "diffusion", "denoise_steps": 10, "logp_reduction": "mean"}}),
-
+    (
+        "reinflow",
+        "the paper's noise; it explores with learned noise at every flow step",
+        {"policy": {"noise": "learned", "noise_steps": "all", "noise_min": 0.10, "noise_max": 0.24}},
+    ),
+    (
+        "dppo",
+        "half of the paper's 20 denoise steps, for speed; its mean log-prob",
+        {"policy": {"kind": "diffusion", "denoise_steps": 10, "logp_reduction": "mean"}},
+    ),
     # ---- on-policy from a weak supervised policy, sparse reward, chunks of 8
-    ("manipulation on_policy", "a rollout of 16 decisions holds one or two episodes",
-        {"demos": "20", "eval_every": 100_000, "rl": {"decisions": 16, "minibatch": 1024, "lr": 3e-4, "anneal_lr": True}}),
+    (
+        "manipulation on_policy",
+        "a rollout of 16 decisions holds one or two episodes",
+        {
+            "demos": "20",
+            "eval_every": 100_000,
+            "rl": {"decisions": 16, "minibatch": 1024, "lr": 3e-4, "anneal_lr": True},
+        },
+    ),
     ("manipulation on_policy full", "to the numbers of the README", {"steps": 2_000_000}),
     ("manipulation on_policy quick", "minutes", {"steps": 400_000, "eval_episodes": 100}),
-    ("fast on_policy state", "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs; of a data "
-        "set as many updates; while that is not enough, the policy's own successes", {"demos_most": 540, "bc": {"most": 5400, "own": 256}}),
-    ("fast bc state", "a network that predicts the chunk need not first learn to copy noise; half of a chunk is executed, then the policy "
-        "looks again", {"policy": {"execute": 4, "predict": "action"}}),
-    ("data", "a picture costs as much as many updates of the head; long chunks, as a person's demonstrations pause", {
-        "bc": {"updates": 4000, "batch": 32, "noises": 8}, "policy": {"horizon": 16, "execute": 8, "predict": "action"}, "image_size": 96}),
-    ("manipulation ppo", "narrow exploration: the supervised policy must still succeed at times", {
-        "policy": {"kind": "gaussian", "init_std": 0.3}}),
-    ("manipulation dppo", "ten times the paper's clips: fewer, larger steps",
-        {"rl": {"clip_base": 0.01, "clip_coef": 0.1}}),
-    ("maniskill on_policy", "20 control steps a second: shorter chunks", {
-        "envs": 64, "eval_envs": 50, "max_staleness": 0, "policy": {"horizon": 4, "execute": 4}}),
-    ("maniskill on_policy full", "a step costs twenty of the embedded simulator's", {
-        "demos": "160", "steps": 700_000, "eval_every": 100_000, "eval_episodes": 200, "bc": {"updates": 5000}}),
-    ("maniskill on_policy quick", "a step costs twenty of the embedded simulator's", {
-        "demos": "100", "steps": 160_000, "eval_every": 40_000, "eval_episodes": 100, "bc": {"updates": 2000}}),
-    ("maniskill on_policy state", "an update costs little beside the steps: many small ones, after the critic alone", {
-        "rl": {"decisions": 13, "minibatch": 208, "epochs": 10, "lr": 4e-5, "critic_warmup": 5, "gamma": 0.98}}),
-    ("maniskill dppo state", "the larger clips of the row above carry a larger rate; not tuned for ManiSkill", {
-        "rl": {"decisions": 16, "minibatch": 1024, "epochs": 5, "lr": 1e-3, "critic_warmup": 2, "gamma": 0.99, "anneal_lr": False}}),
-    ("manipulation nft state", "no ratio says how far a step went: fewer passes at a lower, constant rate; the same on ManiSkill", {
-        "rl": {"decisions": 16, "minibatch": 1024, "epochs": 2, "lr": 2e-4, "critic_warmup": 2, "gamma": 0.99, "anneal_lr": False}}),
-    ("manipulation on_policy rgb", "an image costs as much as twenty control steps; RL moves the action head alone (pi_RL)", {
-        "envs": 64, "eval_envs": 64, "bc": {"batch": 16, "noises": 16}, "rl": {
-            "decisions": 16, "minibatch": 256, "epochs": 4, "lr": 4e-5, "critic_warmup": 3, "gamma": 0.99, "freeze_trunk": True}}),
-    ("manipulation on_policy rgb full", "an image costs as much as twenty control steps", {
-        "demos": "300", "steps": 400_000, "eval_every": 100_000, "bc": {"updates": 8000}}),
-    ("manipulation on_policy rgb quick", "an image costs as much as twenty control steps", {
-        "demos": "100", "steps": 80_000, "eval_every": 40_000, "bc": {"updates": 2500}}),
-
-    ("fast on_policy rgb fresh", "weights that know nothing and are few bear larger steps; draws of noise cost as much as the trunk here", {
-        "bc": {"lr": 3e-3, "noises": 8}}),
+    (
+        "fast on_policy state",
+        "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs; "
+        "of a data set as many updates; while that is not enough, the policy's own successes",
+        {"demos_most": 540, "bc": {"most": 5400, "own": 256}},
+    ),
+    (
+        "fast bc state",
+        "a network that predicts the chunk need not first learn to copy noise; half of a chunk is executed, "
+        "then the policy looks again",
+        {"policy": {"execute": 4, "predict": "action"}},
+    ),
+    (
+        "data",
+        "a picture costs as much as many updates of the head; long chunks, as a person's demonstrations "
+        "pause",
+        {
+            "bc": {"updates": 4000, "batch": 32, "noises": 8},
+            "policy": {"horizon": 16, "execute": 8, "predict": "action"},
+            "image_size": 96,
+        },
+    ),
+    (
+        "manipulation ppo",
+        "narrow exploration: the supervised policy must still succeed at times",
+        {"policy": {"kind": "gaussian", "init_std": 0.3}},
+    ),
+    (
+        "manipulation dppo",
+        "ten times the paper's clips: fewer, larger steps",
+        {"rl": {"clip_base": 0.01, "clip_coef": 0.1}},
+    ),
+    (
+        "maniskill on_policy",
+        "20 control steps a second: shorter chunks",
+        {"envs": 64, "eval_envs": 50, "max_staleness": 0, "policy": {"horizon": 4, "execute": 4}},
+    ),
+    (
+        "maniskill on_policy full",
+        "a step costs twenty of the embedded simulator's",
+        {
+            "demos": "160",
+            "steps": 700_000,
+            "eval_every": 100_000,
+            "eval_episodes": 200,
+            "bc": {"updates": 5000},
+        },
+    ),
+    (
+        "maniskill on_policy quick",
+        "a step costs twenty of the embedded simulator's",
+        {
+            "demos": "100",
+            "steps": 160_000,
+            "eval_every": 40_000,
+            "eval_episodes": 100,
+            "bc": {"updates": 2000},
+        },
+    ),
+    (
+        "maniskill on_policy state",
+        "an update costs little beside the steps: many small ones, after the critic alone",
+        {
+            "rl": {
+                "decisions": 13,
+                "minibatch": 208,
+                "epochs": 10,
+                "lr": 4e-5,
+                "critic_warmup": 5,
+                "gamma": 0.98,
+            }
+        },
+    ),
+    (
+        "maniskill dppo state",
+        "the larger clips of the row above carry a larger rate; not tuned for ManiSkill",
+        {
+            "rl": {
+                "decisions": 16,
+                "minibatch": 1024,
+                "epochs": 5,
+                "lr": 1e-3,
+                "critic_warmup": 2,
+                "gamma": 0.99,
+                "anneal_lr": False,
+            }
+        },
+    ),
+    (
+        "manipulation nft state",
+        "no ratio says how far a step went: fewer passes at a lower, constant rate; the same on ManiSkill",
+        {
+            "rl": {
+                "decisions": 16,
+                "minibatch": 1024,
+                "epochs": 2,
+                "lr": 2e-4,
+                "critic_warmup": 2,
+                "gamma": 0.99,
+                "anneal_lr": False,
+            }
+        },
+    ),
+    (
+        "manipulation on_policy rgb",
+        "an image costs as much as twenty control steps; RL moves the action head alone (pi_RL)",
+        {
+            "envs": 64,
+            "eval_envs": 64,
+            "bc": {"batch": 16, "noises": 16},
+            "rl": {
+                "decisions": 16,
+                "minibatch": 256,
+                "epochs": 4,
+                "lr": 4e-5,
+                "critic_warmup": 3,
+                "gamma": 0.99,
+                "freeze_trunk": True,
+            },
+        },
+    ),
+    (
+        "manipulation on_policy rgb full",
+        "an image costs as much as twenty control steps",
+        {"demos": "300", "steps": 400_000, "eval_every": 100_000, "bc": {"updates": 8000}},
+    ),
+    (
+        "manipulation on_policy rgb quick",
+        "an image costs as much as twenty control steps",
+        {"demos": "100", "steps": 80_000, "eval_every": 40_000, "bc": {"updates": 2500}},
+    ),
+    (
+        "fast on_policy rgb fresh",
+        "weights that know nothing and are few bear larger steps; draws of noise cost as much as the trunk "
+        "here",
+        {"bc": {"lr": 3e-3, "noises": 8}},
+    ),
     ("fast on_policy rgb fresh full", "a third of the time is supervision's", {"bc": {"updates": 3000}}),
-    ("fast pi_rl rgb vla", "as from the state: as much noise as the policy bears, of which no later denoise step takes any away; updates "
-        "that follow their KL; the critic first; a prefix is encoded once, when it is acted on", {
-            "policy": {"noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3, "keep_prefix": True},
-            "rl": {"explore": 0.3, "average": 0.05, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
-
-    # One learning rate fits one task: on push_cube 3e-4 left KL 3 and half of the success after an update, on pick_cube it learnt.
-    # Eight steps without a look push the cube past its mark: 0.82 to 0.87 after a million steps, with four 0.93 after a third of one.
-    # What an early denoise step adds the later ones take away: pick_cube has 0.93 after 94 k steps with one of four drawn, 0.97 so.
-    ("fast pi_rl state", "a network that predicts the chunk need not first learn to copy noise, and denoises away what is added "
-        "before its last step; as much noise as the policy bears; the update follows the KL that it makes, not a learning rate that "
-        "fits one task; the critic first; half of a chunk is executed, then the policy looks again; small rollouts, for what an update "
-        "may move is bounded", {
+    (
+        "fast pi_rl rgb vla",
+        "as from the state: as much noise as the policy bears, of which no later denoise step takes any "
+        "away; updates that follow their KL; the critic first; a prefix is encoded once, when it is acted on",
+        {
+            "policy": {
+                "noise": "learned",
+                "noise_steps": "last",
+                "noise_min": 0.2,
+                "noise_max": 0.3,
+                "keep_prefix": True,
+            },
+            "rl": {
+                "explore": 0.3,
+                "average": 0.05,
+                **LIMIT,
+                "trust_kl": 0.004,
+                "critic_ready": 0.3,
+                "critic_warmup": 6,
+                "lr": 1e-4,
+            },
+        },
+    ),
+    # arning rate fits one task: on push_cube 3e-4 left KL 3 and half of the success after an update, on
+    # pick_cube it learnt. Eight steps without a look push the cube past its mark: 0.82 to 0.87 after a
+    # million steps, with four 0.93 after a third of one. What an early denoise step adds the later ones take
+    # away: pick_cube has 0.93 after 94 k steps with one of four drawn, 0.97 so.
+    (
+        "fast pi_rl state",
+        "a network that predicts the chunk need not first learn to copy noise, and denoises away what is "
+        "added before its last step; as much noise as the policy bears; the update follows the KL that it "
+        "makes, not a learning rate that fits one task; the critic first; half of a chunk is executed, then "
+        "the policy looks again; small rollouts, for what an update may move is bounded",
+        {
             "envs": 128,
-            "policy": {"execute": 4, "predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
-            "rl": {"explore": 0.3, "average": 0.05, "replay": 0.5, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6,
-                   "lr": 1e-4}}),
-    ("maniskill pi_rl state", "as in the embedded simulator: a network that predicts the chunk, as much noise as it bears, updates that "
-        "follow their KL; more demonstrations, and its own successes, while supervision is weak", {
-            "demos_most": 480, "bc": {"own": 256},
-            "policy": {"predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
-            "rl": {"decisions": 16, "minibatch": 1024, "epochs": 5, "explore": 0.3, "average": 0.05, **LIMIT, "trust_kl": 0.004,
-                   "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
-    ("several fast on_policy state", "one network learns what several did: as many demonstrations of each as tell their starts apart, and "
-        "the updates that they take", {"demos": "100", "demos_most": 300, "bc": {"updates": 6000}}),
-    ("fast ppo state", "as pi_rl: noise that the policy bears, steps that follow their KL, the critic first, half of a chunk", {
-        "envs": 128, "policy": {"execute": 4},
-        "rl": {"explore": 0.3, "average": 0.05, "replay": 0.5, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6,
-               "lr": 1e-4}}),
-    ("manipulation on_policy dense", "what a dense reward pays goes on beyond the time limit", {
-        "rl": {"timeout": "bootstrap", "anneal_gamma": False}}),
-    ("taken", "an env that is taken as it is pays success alone, as its data set does, and ends with it", {"reward": "sparse"}),
-    ("taken on_policy", "each env holds a model of its own, which takes a tenth of a second and up to 20 MB: few, in evaluations too", {
-        "envs": 64, "eval_envs": 50, "eval_episodes": 100}),
-    ("taken on_policy ours", "the return of a sparse reward lies in [0, 1]: a critic that is asked beyond what it learnt, where short "
-        "episodes are cut, must not promise more than success", {"rl": {"max_return": 1.0}}),
+            "policy": {
+                "execute": 4,
+                "predict": "action",
+                "noise": "learned",
+                "noise_steps": "last",
+                "noise_min": 0.2,
+                "noise_max": 0.3,
+            },
+            "rl": {
+                "explore": 0.3,
+                "average": 0.05,
+                "replay": 0.5,
+                **LIMIT,
+                "trust_kl": 0.004,
+                "critic_ready": 0.3,
+                "critic_warmup": 6,
+                "lr": 1e-4,
+            },
+        },
+    ),
+    (
+        "maniskill pi_rl state",
+        "as in the embedded simulator: a network that predicts the chunk, as much noise as it bears, updates "
+        "that follow their KL; more demonstrations, and its own successes, while supervision is weak",
+        {
+            "demos_most": 480,
+            "bc": {"own": 256},
+            "policy": {
+                "predict": "action",
+                "noise": "learned",
+                "noise_steps": "last",
+                "noise_min": 0.2,
+                "noise_max": 0.3,
+            },
+            "rl": {
+                "decisions": 16,
+                "minibatch": 1024,
+                "epochs": 5,
+                "explore": 0.3,
+                "average": 0.05,
+                **LIMIT,
+                "trust_kl": 0.004,
+                "critic_ready": 0.3,
+                "critic_warmup": 6,
+                "lr": 1e-4,
+            },
+        },
+    ),
+    (
+        "several fast on_policy state",
+        "one network learns what several did: as many demonstrations of each as tell their starts apart, and "
+        "the updates that they take",
+        {"demos": "100", "demos_most": 300, "bc": {"updates": 6000}},
+    ),
+    (
+        "fast ppo state",
+        "as pi_rl: noise that the policy bears, steps that follow their KL, the critic first, half of a "
+        "chunk",
+        {
+            "envs": 128,
+            "policy": {"execute": 4},
+            "rl": {
+                "explore": 0.3,
+                "average": 0.05,
+                "replay": 0.5,
+                **LIMIT,
+                "trust_kl": 0.004,
+                "critic_ready": 0.3,
+                "critic_warmup": 6,
+                "lr": 1e-4,
+            },
+        },
+    ),
+    (
+        "manipulation on_policy dense",
+        "what a dense reward pays goes on beyond the time limit",
+        {"rl": {"timeout": "bootstrap", "anneal_gamma": False}},
+    ),
+    (
+        "taken",
+        "an env that is taken as it is pays success alone, as its data set does, and ends with it",
+        {"reward": "sparse"},
+    ),
+    (
+        "taken on_policy",
+        "each env holds a model of its own, which takes a tenth of a second and up to 20 MB: few, in "
+        "evaluations too",
+        {"envs": 64, "eval_envs": 50, "eval_episodes": 100},
+    ),
+    (
+        "taken on_policy ours",
+        "the return of a sparse reward lies in [0, 1]: a critic that is asked beyond what it learnt, where "
+        "short episodes are cut, must not promise more than success",
+        {"rl": {"max_return": 1.0}},
+    ),
     ("taken on_policy ours dense", "returns lie in no known range", {"rl": {"max_return": 0.0}}),
     ("taken own_sim", "what the simulator itself pays", {"reward": ""}),
-
-    # The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along the gradient of a
-    # whole rollout (dppo: of half of one), grown into, and stopped by KL. As many steps on a quarter move as far in noise.
-    ("fast reinflow state", "the ratio of a whole chain sums all its steps: few steps, on a whole rollout, stopped by KL", {
-        "envs": 128, "max_staleness": 0, "eval_every": 50_000,
-        "rl": {"minibatch": 2048, "lr": 2e-4, "epochs": 4, "target_kl": 0.3, "ramp": 6}}),
+    # tio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along
+    # the gradient of a whole rollout (dppo: of half of one), grown into, and stopped by KL. As many steps on
+    # a quarter move as far in noise.
+    (
+        "fast reinflow state",
+        "the ratio of a whole chain sums all its steps: few steps, on a whole rollout, stopped by KL",
+        {
+            "envs": 128,
+            "max_staleness": 0,
+            "eval_every": 50_000,
+            "rl": {"minibatch": 2048, "lr": 2e-4, "epochs": 4, "target_kl": 0.3, "ramp": 6},
+        },
+    ),
     ("fast reinflow state full", "an upper bound: --target ends a run earlier", {"steps": 600_000}),
     ("fast reinflow state quick", "minutes", {"steps": 200_000}),
-    # With DDPM's own noise the frozen early steps decide most of what a chunk becomes, which the last steps cannot mend: one
-    # supervised policy has 0.48 success so, 0.81 by the means.
-    ("fast dppo state", "the ratio of a whole chain sums all its steps: few steps, on half a rollout, stopped by KL (of a mean); "
-        "noise around the evaluated chain of means, for the frozen early steps cannot be mended", {
-            "envs": 128, "max_staleness": 0, "eval_every": 50_000, "policy": {"std_scale": 0.0, "std_floor": 0.2},
-            "rl": {"lr": 5e-4, "epochs": 5, "target_kl": 3e-4, "ramp": 12}}),
+    # DPM's own noise the frozen early steps decide most of what a chunk becomes, which the last steps cannot
+    # mend: one supervised policy has 0.48 success so, 0.81 by the means.
+    (
+        "fast dppo state",
+        "the ratio of a whole chain sums all its steps: few steps, on half a rollout, stopped by KL (of a "
+        "mean); noise around the evaluated chain of means, for the frozen early steps cannot be mended",
+        {
+            "envs": 128,
+            "max_staleness": 0,
+            "eval_every": 50_000,
+            "policy": {"std_scale": 0.0, "std_floor": 0.2},
+            "rl": {"lr": 5e-4, "epochs": 5, "target_kl": 3e-4, "ramp": 12},
+        },
+    ),
     ("fast dppo state full", "an upper bound: --target ends a run earlier", {"steps": 500_000}),
     ("fast dppo state quick", "minutes", {"steps": 200_000}),
-
     # ---- on-policy from scratch
-    ("scratch on_policy", "dense reward, running statistics of observations and rewards; no critic to warm up", {
-        "demos": "0", "envs": 40, "steps": 1_000_000, "reward": "dense", "eval_episodes": 20, "eval_every": 200_000,
-        "policy": {"horizon": 4, "execute": 4},
-        "rl": {"decisions": 32, "minibatch": 1280, "normalise_obs": True, "scale_reward": True, "critic_warmup": 0}}),
-    ("scratch ppo", "advantages and gradients scaled as CleanRL and Stable-Baselines3 do, in one process as they are; "
-        "larger batches, a larger rate", {
-        "envs": 64, "torch_threads": 2, "workers": 0,
-        "policy": {"kind": "gaussian", "activation": "tanh", "layers": 2, "horizon": 1, "execute": 1},
-        "rl": {"minibatch": 512, "lr": 1e-3, "dual_clip": 0.0, "whiten": "minibatch", "anneal_lr": True, "max_grad_norm": 0.5}}),
-
+    (
+        "scratch on_policy",
+        "dense reward, running statistics of observations and rewards; no critic to warm up",
+        {
+            "demos": "0",
+            "envs": 40,
+            "steps": 1_000_000,
+            "reward": "dense",
+            "eval_episodes": 20,
+            "eval_every": 200_000,
+            "policy": {"horizon": 4, "execute": 4},
+            "rl": {
+                "decisions": 32,
+                "minibatch": 1280,
+                "normalise_obs": True,
+                "scale_reward": True,
+                "critic_warmup": 0,
+            },
+        },
+    ),
+    (
+        "scratch ppo",
+        "advantages and gradients scaled as CleanRL and Stable-Baselines3 do, in one process as they are; "
+        "larger batches, a larger rate",
+        {
+            "envs": 64,
+            "torch_threads": 2,
+            "workers": 0,
+            "policy": {"kind": "gaussian", "activation": "tanh", "layers": 2, "horizon": 1, "execute": 1},
+            "rl": {
+                "minibatch": 512,
+                "lr": 1e-3,
+                "dual_clip": 0.0,
+                "whiten": "minibatch",
+                "anneal_lr": True,
+                "max_grad_norm": 0.5,
+            },
+        },
+    ),
     # ---- replay: policies
-    ("replay", "small networks and many updates on every step learn most in a minute of one core; chunks of 4", {
-        "policy": {"horizon": 4, "execute": 4, "hidden": 128, "layers": 2}}),
-    ("sac", "SAC's actor, narrow at first", {"policy": {"kind": "squashed", "actor": "squashed", "init_std": 0.1}}),
-    ("teacher", "the supervised actor stays beside the learning one, and two small critics choose (IBRL)",
-        {"policy": {"teacher": True, "critics": 2, "critic_hidden": 128}}),
-    ("guided", "a flow in two steps, judged by two small critics: cheap decisions",
-        {"policy": {"kind": "guided", "actor": "guided", "denoise_steps": 2, "critics": 2, "critic_hidden": 128}}),
-    ("expo", "two candidates, not eight: cheap decisions; edits reach far",
-        {"policy": {"candidates": 2, "edit_scale": 0.3, "init_std": 0.3}}),
-    ("pa_rl", "four candidates, all of which climb three steps: cheap decisions", {"policy": {"candidates": 4, "local_steps": 3}}),
-    ("wsrl", "the paper: no offline data after the offline stage, and a warm-up of 5,000 steps",
-        {"rl": {"demo_share": 0.0, "warmup": 5000}}),
+    (
+        "replay",
+        "small networks and many updates on every step learn most in a minute of one core; chunks of 4",
+        {"policy": {"horizon": 4, "execute": 4, "hidden": 128, "layers": 2}},
+    ),
+    (
+        "sac",
+        "SAC's actor, narrow at first",
+        {"policy": {"kind": "squashed", "actor": "squashed", "init_std": 0.1}},
+    ),
+    (
+        "teacher",
+        "the supervised actor stays beside the learning one, and two small critics choose (IBRL)",
+        {"policy": {"teacher": True, "critics": 2, "critic_hidden": 128}},
+    ),
+    (
+        "guided",
+        "a flow in two steps, judged by two small critics: cheap decisions",
+        {
+            "policy": {
+                "kind": "guided",
+                "actor": "guided",
+                "denoise_steps": 2,
+                "critics": 2,
+                "critic_hidden": 128,
+            }
+        },
+    ),
+    (
+        "expo",
+        "two candidates, not eight: cheap decisions; edits reach far",
+        {"policy": {"candidates": 2, "edit_scale": 0.3, "init_std": 0.3}},
+    ),
+    (
+        "pa_rl",
+        "four candidates, all of which climb three steps: cheap decisions",
+        {"policy": {"candidates": 4, "local_steps": 3}},
+    ),
+    (
+        "wsrl",
+        "the paper: no offline data after the offline stage, and a warm-up of 5,000 steps",
+        {"rl": {"demo_share": 0.0, "warmup": 5000}},
+    ),
     ("iql dense", "the paper's range, for returns that are not in [0, 1]", {"rl": {"beta": 3.0}}),
-
     # ---- replay from demonstrations, sparse reward
-    ("manipulation replay", "few envs, many updates per step; two small critics; targets clamped to the returns of a sparse reward, "
-        "and no lower than what did follow", {
-            "envs": 16, "rl": {"critics": 2, "critic_hidden": 128, "utd": 4.0, "gamma": 0.98, "warmup": 5000, "max_target": 1.0,
-                               "floor": True}}),
-    ("manipulation replay full", "to the numbers of the README", {"steps": 80_000, "eval_episodes": 200, "eval_every": 10_000}),
+    (
+        "manipulation replay",
+        "few envs, many updates per step; two small critics; targets clamped to the returns of a sparse "
+        "reward, and no lower than what did follow",
+        {
+            "envs": 16,
+            "rl": {
+                "critics": 2,
+                "critic_hidden": 128,
+                "utd": 4.0,
+                "gamma": 0.98,
+                "warmup": 5000,
+                "max_target": 1.0,
+                "floor": True,
+            },
+        },
+    ),
+    (
+        "manipulation replay full",
+        "to the numbers of the README",
+        {"steps": 80_000, "eval_episodes": 200, "eval_every": 10_000},
+    ),
     ("manipulation replay quick", "minutes", {"steps": 30_000, "eval_episodes": 100, "eval_every": 5_000}),
     ("manipulation replay dense", "returns lie in no known range", {"rl": {"max_target": 0.0}}),
-    ("manipulation aloe", "its critic evaluates the present policy: what did follow is no floor of that", {"rl": {"floor": False}}),
-    # The critics of teacher and guided learn before the actor moves; the others have an offline stage of their own.
-    ("manipulation teacher", "critics first, then the actor, slowly; freer than its demonstrations, and all that succeeded holds it",
-        {"rl": {"pretrain": 1000, "bc_coef": 20.0, "imitate": "success", "ramp": 1000, "tau": 0.02}}),
-    ("manipulation guided", "critics first; a flow that imitates its successes quickly; one update per chunk, for steps are cheaper",
-        {"rl": {"pretrain": 1000, "utd": 1.0, "batch": 128, "tau": 0.02, "actor_every": 4, "warmup": 4000, "lr": 1e-3}}),
-    ("manipulation expo", "from few demonstrations young critics mislead what goes far: samples near the demonstrated mean, small edits",
-        {"policy": {"spread": 0.5, "edit_scale": 0.05}, "rl": {"alpha": 0.001, "slow": 0.01}}),
-    ("manipulation pa_rl", "from few demonstrations young critics mislead what goes far: samples near the demonstrated mean, one step; "
-        "sharp choices, for values lie in [0, 1]", {"policy": {"spread": 0.5, "keep": 2, "local_steps": 1, "softness": 0.02}}),
-    ("manipulation replay rgb", "the trunk is supervised alone", {"demos": "50", "eval_envs": 64, "bc": {"batch": 16, "noises": 16}}),
+    (
+        "manipulation aloe",
+        "its critic evaluates the present policy: what did follow is no floor of that",
+        {"rl": {"floor": False}},
+    ),
+    # itics of teacher and guided learn before the actor moves; the others have an offline stage of their own.
+    (
+        "manipulation teacher",
+        "critics first, then the actor, slowly; freer than its demonstrations, and all that succeeded holds "
+        "it",
+        {"rl": {"pretrain": 1000, "bc_coef": 20.0, "imitate": "success", "ramp": 1000, "tau": 0.02}},
+    ),
+    (
+        "manipulation guided",
+        "critics first; a flow that imitates its successes quickly; one update per chunk, for steps are "
+        "cheaper",
+        {
+            "rl": {
+                "pretrain": 1000,
+                "utd": 1.0,
+                "batch": 128,
+                "tau": 0.02,
+                "actor_every": 4,
+                "warmup": 4000,
+                "lr": 1e-3,
+            }
+        },
+    ),
+    (
+        "manipulation expo",
+        "from few demonstrations young critics mislead what goes far: samples near the demonstrated mean, "
+        "small edits",
+        {"policy": {"spread": 0.5, "edit_scale": 0.05}, "rl": {"alpha": 0.001, "slow": 0.01}},
+    ),
+    (
+        "manipulation pa_rl",
+        "from few demonstrations young critics mislead what goes far: samples near the demonstrated mean, "
+        "one step; sharp choices, for values lie in [0, 1]",
+        {"policy": {"spread": 0.5, "keep": 2, "local_steps": 1, "softness": 0.02}},
+    ),
+    (
+        "manipulation replay rgb",
+        "the trunk is supervised alone",
+        {"demos": "50", "eval_envs": 64, "bc": {"batch": 16, "noises": 16}},
+    ),
     ("manipulation replay rgb full", "the trunk is supervised alone", {"bc": {"updates": 4000}}),
     ("manipulation replay rgb quick", "the trunk is supervised alone", {"bc": {"updates": 1500}}),
     ("maniskill replay", "one process per env: as many as the evaluation on-policy has", {"eval_envs": 50}),
-
     # ---- replay from scratch
-    ("scratch replay", "dense reward, one action per decision, wider networks, no teacher", {
-        "demos": "0", "envs": 8, "steps": 300_000, "reward": "dense", "eval_episodes": 20, "eval_every": 50_000,
-        "policy": {"horizon": 1, "execute": 1, "hidden": 256, "teacher": False, "critics": 2, "critic_hidden": 256},
-        "rl": {"pretrain": 0, "critics": 2, "critic_hidden": 256}}),
+    (
+        "scratch replay",
+        "dense reward, one action per decision, wider networks, no teacher",
+        {
+            "demos": "0",
+            "envs": 8,
+            "steps": 300_000,
+            "reward": "dense",
+            "eval_episodes": 20,
+            "eval_every": 50_000,
+            "policy": {
+                "horizon": 1,
+                "execute": 1,
+                "hidden": 256,
+                "teacher": False,
+                "critics": 2,
+                "critic_hidden": 256,
+            },
+            "rl": {"pretrain": 0, "critics": 2, "critic_hidden": 256},
+        },
+    ),
     ("scratch iql", "the paper's range, for returns that are not in [0, 1]", {"rl": {"beta": 3.0}}),
-
     # ---- from data sets of whole episodes
-    ("recap", "the policy is told the advantage, and acts beyond it; few updates, or values know the returns of what "
-        "they learnt from", {"policy": {"advantage": True, "guidance": 2.0}, "rl": {"value_updates": 300}}),
-    ("manipulation recap", "as many demonstrations as leave a policy something to learn from its failures", {
-        "demos": "20", "steps": 1_000_000, "policy": {"predict": "action"}}),
+    (
+        "recap",
+        "the policy is told the advantage, and acts beyond it; few updates, or values know the returns of "
+        "what they learnt from",
+        {"policy": {"advantage": True, "guidance": 2.0}, "rl": {"value_updates": 300}},
+    ),
+    (
+        "manipulation recap",
+        "as many demonstrations as leave a policy something to learn from its failures",
+        {"demos": "20", "steps": 1_000_000, "policy": {"predict": "action"}},
+    ),
     ("manipulation recap full", "to numbers that tell policies apart", {"eval_episodes": 200}),
     ("manipulation recap quick", "minutes", {"eval_episodes": 100}),
-    ("manipulation recap rgb", "an image costs as much as twenty control steps", {
-        "demos": "50", "envs": 32, "eval_envs": 64, "bc": {"batch": 16, "noises": 16, "updates": 2500}, "policy": {"predict": "velocity"}}),
-
+    (
+        "manipulation recap rgb",
+        "an image costs as much as twenty control steps",
+        {
+            "demos": "50",
+            "envs": 32,
+            "eval_envs": 64,
+            "bc": {"batch": 16, "noises": 16, "updates": 2500},
+            "policy": {"predict": "velocity"},
+        },
+    ),
     # ---- RLPD as it is in its paper, but for chunks
-    ("rlpd", "ten critics, of which two make a target, twenty updates of them per decision and one of the actor; a fresh actor, which "
-        "every start teaches alike; nothing is imitated, no return is assumed", {
-            "starts": "uniform", "bc": {"updates": 0}, "policy": {"init_std": 1.0, "hidden": 256},
-            "rl": {"critics": 10, "subset": 2, "critic_hidden": 256, "utd": 20.0, "actor_every": 20, "warmup": 5000, "pretrain": 0,
-                   "gamma": 0.99, "max_target": 0.0, "floor": False}}),
+    (
+        "rlpd",
+        "ten critics, of which two make a target, twenty updates of them per decision and one of the actor; "
+        "a fresh actor, which every start teaches alike; nothing is imitated, no return is assumed",
+        {
+            "starts": "uniform",
+            "bc": {"updates": 0},
+            "policy": {"init_std": 1.0, "hidden": 256},
+            "rl": {
+                "critics": 10,
+                "subset": 2,
+                "critic_hidden": 256,
+                "utd": 20.0,
+                "actor_every": 20,
+                "warmup": 5000,
+                "pretrain": 0,
+                "gamma": 0.99,
+                "max_target": 0.0,
+                "floor": False,
+            },
+        },
+    ),
     ("manipulation rlpd", "as in the paper's sparse tasks", {"rl": {"entropy_backup": False}}),
     ("manipulation rlpd dense", "as in the paper's dense tasks", {"rl": {"entropy_backup": True}}),
-
     # ---- the user's own
     ("scratch own_sim", "what the simulator itself pays", {"reward": ""}),
     ("own_method on_policy", "a method need not correct for older weights", {"max_staleness": 0}),
-
     # ---- papers and their public code, on our tasks
-    ("paper reinflow", "ReinFlow (arXiv 2505.22094): learning rates without their cosine, clips for a log-prob that is a mean", {
-        "envs": 40, "steps": 2_000_000,
-        "policy": {"noise": "learned", "noise_steps": "all", "noise_min": 0.10, "noise_max": 0.24, "denoise_steps": 4, "horizon": 4,
-                   "execute": 4, "logp_reduction": "mean"},
-        "rl": {"entropy_coef": 0.03, "clip_low": 0.01, "clip_high": 0.01, "lr": 4.5e-5, "critic_lr": 6.5e-4, "gamma": 0.99, "lam": 0.95,
-               "decisions": 500, "minibatch": 50_000, "epochs": 5, "target_kl": 1.0, "dual_clip": 0.0, "noise_hold": 0.35,
-               "noise_end": 0.7}}),
-    ("paper dppo", "DPPO (arXiv 2409.00588), robomimic; its minibatch counts pairs of a decision and one of 10 denoise steps", {
-        "envs": 50, "steps": 2_000_000,
-        "policy": {"kind": "diffusion", "train_steps": 20, "denoise_steps": 20, "finetune_steps": 10, "std_floor": 0.1, "horizon": 4,
-                   "execute": 4, "logp_reduction": "mean"},
-        "rl": {"gamma_denoise": 0.99, "clip_base": 0.001, "clip_coef": 0.01, "lr": 1e-4, "critic_lr": 1e-3, "gamma": 0.999, "lam": 0.95,
-               "decisions": 300, "minibatch": 750, "epochs": 10, "target_kl": 1.0, "dual_clip": 0.0, "scale_reward": True,
-               "critic_warmup": 2}}),
-    ("paper rlpd", "RLPD (arXiv 2302.02948), the authors' command for sparse Adroit: one env, one action per decision", {
-        "envs": 1, "steps": 1_000_000, "eval_every": 20_000,
-        "policy": {"horizon": 1, "execute": 1, "hidden": 256, "layers": 3},
-        "rl": {"critic_layers": 3, "entropy_backup": False}}),
-
+    (
+        "paper reinflow",
+        "ReinFlow (arXiv 2505.22094): learning rates without their cosine, clips for a log-prob that is a "
+        "mean",
+        {
+            "envs": 40,
+            "steps": 2_000_000,
+            "policy": {
+                "noise": "learned",
+                "noise_steps": "all",
+                "noise_min": 0.10,
+                "noise_max": 0.24,
+                "denoise_steps": 4,
+                "horizon": 4,
+                "execute": 4,
+                "logp_reduction": "mean",
+            },
+            "rl": {
+                "entropy_coef": 0.03,
+                "clip_low": 0.01,
+                "clip_high": 0.01,
+                "lr": 4.5e-5,
+                "critic_lr": 6.5e-4,
+                "gamma": 0.99,
+                "lam": 0.95,
+                "decisions": 500,
+                "minibatch": 50_000,
+                "epochs": 5,
+                "target_kl": 1.0,
+                "dual_clip": 0.0,
+                "noise_hold": 0.35,
+                "noise_end": 0.7,
+            },
+        },
+    ),
+    (
+        "paper dppo",
+        "DPPO (arXiv 2409.00588), robomimic; its minibatch counts pairs of a decision and one of 10 denoise "
+        "steps",
+        {
+            "envs": 50,
+            "steps": 2_000_000,
+            "policy": {
+                "kind": "diffusion",
+                "train_steps": 20,
+                "denoise_steps": 20,
+                "finetune_steps": 10,
+                "std_floor": 0.1,
+                "horizon": 4,
+                "execute": 4,
+                "logp_reduction": "mean",
+            },
+            "rl": {
+                "gamma_denoise": 0.99,
+                "clip_base": 0.001,
+                "clip_coef": 0.01,
+                "lr": 1e-4,
+                "critic_lr": 1e-3,
+                "gamma": 0.999,
+                "lam": 0.95,
+                "decisions": 300,
+                "minibatch": 750,
+                "epochs": 10,
+                "target_kl": 1.0,
+                "dual_clip": 0.0,
+                "scale_reward": True,
+                "critic_warmup": 2,
+            },
+        },
+    ),
+    (
+        "paper rlpd",
+        "RLPD (arXiv 2302.02948), the authors' command for sparse Adroit: one env, one action per decision",
+        {
+            "envs": 1,
+            "steps": 1_000_000,
+            "eval_every": 20_000,
+            "policy": {"horizon": 1, "execute": 1, "hidden": 256, "layers": 3},
+            "rl": {"critic_layers": 3, "entropy_backup": False},
+        },
+    ),
     # ---- the arm, whose time is a robot's
-    ("robot", "an arm's time is dear", {"envs": 8, "eval_episodes": 100, "steps": 10_000, "eval_every": 5000}),
+    (
+        "robot",
+        "an arm's time is dear",
+        {"envs": 8, "eval_episodes": 100, "steps": 10_000, "eval_every": 5000},
+    ),
     ("robot replay", "an arm does not wait for updates", {"workers": 1, "rl": {"warmup": 2000}}),
-    ("robot on_policy", "on-policy the arm waits for updates: rollouts of several episodes; its expert's time is that of an arm",
-        {"workers": 0, "demos_most": 0, "rl": {"decisions": 64}}),
+    (
+        "robot on_policy",
+        "on-policy the arm waits for updates: rollouts of several episodes; its expert's time is that of an "
+        "arm",
+        {"workers": 0, "demos_most": 0, "rl": {"decisions": 64}},
+    ),
     ("robot on_policy ours", "small rollouts", {"rl": {"minibatch": 64}}),
     ("dds", "one arm in real time", {"envs": 1}),
 )
@@ -269,22 +759,41 @@ ROWS = tuple(RecipeRow(*row) for row in TABLE)
 PAPERS = tuple(sorted(row.where.removeprefix("paper ") for row in ROWS if row.where.startswith("paper ")))
 
 
-def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = "", demos: str = "", model: str = "") -> list[RecipeRow]:
-    """The rows of a run, in the order in which they count. demos: the folder of a data set, where it says that success is paid; model:
-    as `model_words` has it."""
+def rows(
+    sim: str, task: str, algo: str, obs: str, preset: str, reward: str = "", demos: str = "", model: str = ""
+) -> list[RecipeRow]:
+    """The rows of a run, in the order in which they count. demos: the folder of a data set, where it says
+    that success is paid; model: as `model_words` has it."""
     choose("preset", preset, PRESETS)
     if preset == "paper" and algo not in PAPERS:
-        raise UserError(f"--preset paper is there for {', '.join(PAPERS)}, got --algo {algo}; use quick or full")
+        raise UserError(
+            f"--preset paper is there for {', '.join(PAPERS)}, got --algo {algo}; use quick or full"
+        )
     options = method_options(algo)
-    family = "replay" if issubclass(options, OffPolicyOptions) else "on_policy" if issubclass(options, RolloutOptions) else "offline"
+    family = (
+        "replay"
+        if issubclass(options, OffPolicyOptions)
+        else "on_policy"
+        if issubclass(options, RolloutOptions)
+        else "offline"
+    )
     own, kind = is_object(algo), sim.split(":")[0]
     like, named = kin(options) if own else (algo, ())
-    words = {preset, family, *SHARED.get(like, "").split(),
-             *(("own_method", like or ("iql" if family == "replay" else "pi_rl")) if own else ("ours", algo))}
+    words = {
+        preset,
+        family,
+        *SHARED.get(like, "").split(),
+        *(("own_method", like or ("iql" if family == "replay" else "pi_rl")) if own else ("ours", algo)),
+    }
     if preset != "paper":
         taken = demo_limit(sim, task, demos) is not None
-        words |= {"scratch"} if scratch(sim, task) and not taken else {"data"} if sim == "none" else {
-            "manipulation", "maniskill" if sim == "maniskill" else "fast"}
+        words |= (
+            {"scratch"}
+            if scratch(sim, task) and not taken
+            else {"data"}
+            if sim == "none"
+            else {"manipulation", "maniskill" if sim == "maniskill" else "fast"}
+        )
         words |= {"taken"} if taken else set()
         words |= {obs, *(["own_sim"] if is_object(sim) else [])}
         words |= {"dense"} if reward == "dense" or sim == "maniskill" and task.startswith("MS-") else set()
@@ -294,41 +803,75 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
     found = [row for row in ROWS if row.holds(words)]
     if not own:
         return found
-    return [row if "robot" in row.where else replace(row, settings=dict(row.settings) | {"rl": {
-        k: v for k, v in row.settings.get("rl", {}).items() if like and k not in named}}) for row in found]
+    return [
+        row
+        if "robot" in row.where
+        else replace(
+            row,
+            settings=dict(row.settings)
+            | {"rl": {k: v for k, v in row.settings.get("rl", {}).items() if like and k not in named}},
+        )
+        for row in found
+    ]
 
 
 def kin(options: type) -> tuple[str, set[str]]:
-    """(our method whose options the class of the user's own derives from, "" where it is of none; the options that it names itself:
-    their defaults are its own, the recipe sets the others)."""
+    """(our method whose options the class of the user's own derives from, "" where it is of none; the options
+    that it names itself: their defaults are its own, the recipe sets the others)."""
     ours = [(name, cls) for name, cls in RL_OPTIONS.items() if issubclass(options, cls)]
     if not ours:
         return "", set()
     like, base = max(ours, key=lambda pair: len(pair[1].__mro__))
-    return like, {name for cls in options.__mro__[:options.__mro__.index(base)] for name in vars(cls).get("__annotations__", {})}
+    return like, {
+        name
+        for cls in options.__mro__[: options.__mro__.index(base)]
+        for name in vars(cls).get("__annotations__", {})
+    }
 
 
 def model_words(kind: str, folder: str = "") -> str:
-    """The words of a policy of this kind, with the weights of a public layout in `folder` or with fresh ones."""
+    """The words of a policy of this kind, with the weights of a public layout in `folder` or with fresh
+    ones."""
     return "" if kind not in FLOWS else "vla" if folder else "vla fresh"
 
 
-def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", model: str = "") -> TrainConfig:
-    """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or dense; `model`: as
-    `model_words` has it."""
+def preset(
+    sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", model: str = ""
+) -> TrainConfig:
+    """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or
+    dense; `model`: as `model_words` has it."""
     return steps(sim, task, algo, obs, name, reward, model=model)[-1][1]
 
 
-def recipe(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "", demos: str = "",
-           model: str = "") -> TrainConfig:
-    """`preset`, or with `init`, a run or checkpoint folder, the one for a run that begins with its policy; `demos`: --demos, where it
-    may be the folder of a data set."""
+def recipe(
+    sim: str,
+    task: str,
+    algo: str,
+    obs: str,
+    name: str,
+    reward: str = "",
+    init: str = "",
+    demos: str = "",
+    model: str = "",
+) -> TrainConfig:
+    """`preset`, or with `init`, a run or checkpoint folder, the one for a run that begins with its policy;
+    `demos`: --demos, where it may be the folder of a data set."""
     return steps(sim, task, algo, obs, name, reward, init, demos, model)[-1][1]
 
 
-def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "",
-          demos: str = "", model: str = "") -> list[tuple[str | dict[str, str], TrainConfig]]:
-    """The configurations that lead to `recipe`, each with its origin, or {option: origin}: chosen, "recipe ROW", --init (else default)."""
+def steps(
+    sim: str,
+    task: str,
+    algo: str,
+    obs: str,
+    name: str,
+    reward: str = "",
+    init: str = "",
+    demos: str = "",
+    model: str = "",
+) -> list[tuple[str | dict[str, str], TrainConfig]]:
+    """The configurations that lead to `recipe`, each with its origin, or {option: origin}: chosen, "recipe
+    ROW", --init (else default)."""
     if init and not model and model_words(policy_of(Path(init))["kind"]):
         model = "vla"
     base = TrainConfig(algo=algo, rl=method_options(algo)())
@@ -346,14 +889,19 @@ def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "",
 
 
 def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
-    """`base` for a user who names these options, dotted: all of --steps are made, no more than --demos are recorded and --bc.updates taken,
-    exploration noise is what it is said to be, nothing is played again where rollouts are made in another way, unless what else would end,
-    extend or choose them is named too (it is laid over this)."""
+    """`base` for a user who names these options, dotted: all of --steps are made, no more than --demos are
+    recorded and --bc.updates taken, exploration noise is what it is said to be, nothing is played again where
+    rollouts are made in another way, unless what else would end, extend or choose them is named too (it is
+    laid over this)."""
     named = {name.replace("-", "_") for name in named}
     base = replace(base, target=0.0) if "steps" in named else base
     if isinstance(base.rl, OnPolicyOptions) and named & WITHOUT_REPLAY:
         base = replace(base, rl=replace(base.rl, replay=0.0))
-    if isinstance(base.rl, OnPolicyOptions) and named & {"policy.noise_min", "policy.noise_max", "policy.init_std"}:
+    if isinstance(base.rl, OnPolicyOptions) and named & {
+        "policy.noise_min",
+        "policy.noise_max",
+        "policy.init_std",
+    }:
         base = replace(base, rl=replace(base.rl, explore=0.0))
     base = replace(base, bc=replace(base.bc, most=0)) if "bc.updates" in named else base
     return replace(base, demos_most=0) if "demos" in named else base
@@ -374,17 +922,19 @@ def scratch(sim: str, task: str) -> bool:
 
 
 def demo_limit(sim: str, task: str, demos: str) -> int | None:
-    """Episode limit [control steps] where policies learn from nothing unless `demos` is the folder of a data set in which some episodes
-    succeed and every one was paid 1 for success and nothing else; else None.
+    """Episode limit [control steps] where policies learn from nothing unless `demos` is the folder of a data
+    set in which some episodes succeed and every one was paid 1 for success and nothing else; else None.
 
-    It is three times the median length of its successes, enough for nine in ten of them and for DECISIONS chunks of 4, and at most the
-    limit that they were recorded under (0: not known): what takes longer has failed, and a long limit fills rollouts with failures.
+    It is three times the median length of its successes, enough for nine in ten of them and for DECISIONS
+    chunks of 4, and at most the limit that they were recorded under (0: not known): what takes longer has
+    failed, and a long limit fills rollouts with failures.
     """
     if not demos or not scratch(sim, task) or not (Path(demos) / "meta" / "info.json").is_file():
         return None
     import numpy as np
 
     from robo_rl.data.reader import load
+
     data = load(demos)
     paid, length = np.add.reduceat(data.reward, data.from_), data.to - data.from_
     if not data.is_judged or not data.success.any() or (paid != data.success).any():
@@ -397,16 +947,24 @@ def demo_limit(sim: str, task: str, demos: str) -> int | None:
 def policy_of(init: Path) -> dict[str, Any]:
     """The options of the policy that a run which begins with `init` takes over."""
     from robo_rl.experiment.folder import pick_checkpoint
+
     folder = pick_checkpoint(init, "best")[1]
     from robo_rl import checkpoint
+
     return checkpoint.read_meta(folder)["policy"]["options"]
 
 
 def begun(base: TrainConfig, init: Path) -> TrainConfig:
-    """The preset for a run that begins with the policy of `init`: its networks, the method's exploration, nothing supervised."""
+    """The preset for a run that begins with the policy of `init`: its networks, the method's exploration,
+    nothing supervised."""
     had = policy_of(init)
-    had |= {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION or base.policy.advantage and k in ADVANTAGE}
-    if had["kind"] in FLOWS and had.get("actor", "own") != base.policy.actor:  # what acts on the trunk is the method's
+    had |= {
+        k: v
+        for k, v in asdict(base.policy).items()
+        if k in EXPLORATION or base.policy.advantage and k in ADVANTAGE
+    }
+    # what acts on the trunk is the method's
+    if had["kind"] in FLOWS and had.get("actor", "own") != base.policy.actor:
         had |= {k: getattr(base.policy, k) for k in ACTING}
     if had["kind"] == "flow" and had.get("window") and had["noise"] == "learned":
         had["noise"] = "sde"  # whose level needs no network of an MLP's context
@@ -415,4 +973,8 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
     base = replace(base, policy=PolicyOptions(**had))
     if base.algo == "bc":
         return base
-    return replace(base, bc=replace(base.bc, updates=0), demos=base.demos if isinstance(base.rl, OffPolicyOptions) else "0")
+    return replace(
+        base,
+        bc=replace(base.bc, updates=0),
+        demos=base.demos if isinstance(base.rl, OffPolicyOptions) else "0",
+    )

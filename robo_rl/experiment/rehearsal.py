@@ -30,11 +30,15 @@ def check(config: TrainConfig, env) -> None:
     if config.algo == "bc" or is_object(config.algo):
         raise UserError(f"--rl.rehearse goes with pi_rl, ppo, dppo and reinflow, got --algo {config.algo}")
     if config.learners > 1 or on_device(env) or hasattr(env, "sources"):
-        raise UserError("--rl.rehearse goes without --learners, a person in training and simulators that compute on a device")
+        raise UserError(
+            "--rl.rehearse goes without --learners, a person in training and simulators that compute on a "
+            "device"
+        )
 
 
 def make_rehearsal(run: Run, saved: "dict[str, Any] | None") -> "Rehearsal | None":
-    """What is rehearsed in a run: played now, or read again where `saved`, its state in a checkpoint, is given; None: nothing."""
+    """What is rehearsed in a run: played now, or read again where `saved`, its state in a checkpoint, is
+    given; None: nothing."""
     if not isinstance(run.config.rl, OnPolicyOptions) or not run.config.rl.rehearse:
         return None
     o, path = on_policy_options(run.config), run.folder / FILE
@@ -44,7 +48,10 @@ def make_rehearsal(run: Run, saved: "dict[str, Any] | None") -> "Rehearsal | Non
     else:
         data = files.read_bytes(path)
         if zlib.crc32(data) != saved["crc"]:
-            raise UserError(f"{path} is damaged (its checksum differs from the checkpoint's); restore it from a copy or start a new run")
+            raise UserError(
+                f"{path} is damaged (its checksum differs from the checkpoint's); restore it from a copy or "
+                "start a new run"
+            )
     try:
         columns = load(data)
     except SafetensorError as e:
@@ -54,8 +61,8 @@ def make_rehearsal(run: Run, saved: "dict[str, Any] | None") -> "Rehearsal | Non
 
 @torch.no_grad()
 def play(run: Run, o: OnPolicyOptions) -> dict[str, torch.Tensor]:
-    """Episodes of the present policy -> the rows of its successes; its control steps count as the run's. Raises `sft.Stopped` when a
-    signal comes."""
+    """Episodes of the present policy -> the rows of its successes; its control steps count as the run's.
+    Raises `sft.Stopped` when a signal comes."""
     collector = Collector(run.env, run.policy, o.gamma, run.config.seed + 3)
     n, parts, won, steps, left = collector.n, list[dict[str, torch.Tensor]](), 0, 0, o.rehearse_episodes
     while left > 0:

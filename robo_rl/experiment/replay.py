@@ -1,13 +1,15 @@
-"""The loop of the methods that learn from replay: collect, learn from both stores; evaluate and save on the way.
+"""The loop of the methods that learn from replay: collect, learn from both stores; evaluate and save on the
+way.
 
     replay/online        every control step of the run, journaled before it is learnt from
     replay/corrections   human steps with what followed; demonstrations join them in memory
     corrections/         episodes with help as a LeRobot v3 data set, with source and phase of every step
 
-Acting is a process beside the learner (`robo_rl/runtime/actor.py`) where there is a second core. With --workers 0 both take turns in
-one process: then a run that was stopped or killed goes on from its last checkpoint bit for bit, where the env has snapshots (control
-steps that were journaled after that are made again). One whose env has none, or that has an actor beside it, keeps every step it had
-journaled and starts new episodes.
+Acting is a process beside the learner (`robo_rl/runtime/actor.py`) where there is a second core. With
+--workers 0 both take turns in one process: then a run that was stopped or killed goes on from its last
+checkpoint bit for bit, where the env has snapshots (control steps that were journaled after that are made
+again). One whose env has none, or that has an actor beside it, keeps every step it had journaled and starts
+new episodes.
 """
 
 import functools
@@ -38,43 +40,65 @@ def check(config: TrainConfig, env) -> None:
     """Raise UserError for options that methods of replay do not take."""
     o = replay_options(config)
     if (config.obs != "state" or config.policy.text) and o.synthetic:
-        raise UserError("--rl.synthetic makes transitions of --obs state for small policies; with pictures or instructions in text "
-                        "leave it out")
+        raise UserError(
+            "--rl.synthetic makes transitions of --obs state for small policies; with pictures or "
+            "instructions in text leave it out"
+        )
     if config.device != "cpu":
         raise UserError(f"--algo {config.algo} learns on the CPU: leave --device {config.device} out")
     if o.judge != "env" and config.obs != "state" and config.policy.text and not config.policy.keep_prefix:
-        raise UserError(f"--rl.judge {o.judge} looks at what the trunk makes of pictures, which replay keeps of a {config.policy.kind} "
-                        "with --policy.keep-prefix alone")
+        raise UserError(
+            f"--rl.judge {o.judge} looks at what the trunk makes of pictures, which replay keeps of a "
+            f"{config.policy.kind} with --policy.keep-prefix alone"
+        )
     if (config.workers or 0) > 1 or config.server or config.backend != "processes":
-        raise UserError(f"--algo {config.algo} learns beside one actor with all --envs (--workers 1) or takes turns with it "
-                        "(--workers 0): leave --server and --backend out")
+        raise UserError(
+            f"--algo {config.algo} learns beside one actor with all --envs (--workers 1) or takes turns with "
+            "it (--workers 0): leave --server and --backend out"
+        )
     if config.policy.horizon != config.policy.execute:
-        raise UserError(f"--algo {config.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
-                        f"{config.policy.horizon} and {config.policy.execute}")
+        raise UserError(
+            f"--algo {config.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, "
+            f"got {config.policy.horizon} and {config.policy.execute}"
+        )
     check_operator(config, env)
     least = 2 * config.envs * (config.policy.execute + 2)
     if o.capacity < least:
-        raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {config.envs} and "
-                        f"chunks of {config.policy.execute}, got {o.capacity}")
+        raise UserError(
+            f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {config.envs} "
+            f"and chunks of {config.policy.execute}, got {o.capacity}"
+        )
 
 
 def room(config: TrainConfig) -> int:
-    """Rows of a store: --rl.capacity, or as many as the run can write, a step and the end of an episode after each."""
+    """Rows of a store: --rl.capacity, or as many as the run can write, a step and the end of an episode after
+    each."""
     e, n = config.policy.execute, config.envs
     return min(replay_options(config).capacity, 2 * (config.steps + n * (e * 2 * ROUND + e + 2)))
 
 
 def check_memory(config: TrainConfig, policy) -> None:
-    """Raise UserError where the online store of a run with this policy will not fit into the memory that is free now."""
+    """Raise UserError where the online store of a run with this policy will not fit into the memory that is
+    free now."""
     from robo_rl.files import free_memory
     from robo_rl.replay_collector import keeps_context, replay_rows
-    each = sum(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in replay_rows(policy).values())
+
+    each = sum(
+        int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in replay_rows(policy).values()
+    )
     count = min(config.steps, room(config))
     if (need := each * count) > (free := free_memory()):
-        less = "leave --policy.keep-prefix out, " if policy.spec.text and keeps_context(policy) else \
-            "a smaller --image-size, " if policy.spec.views else ""
-        raise UserError(f"replay of {count:,} control steps takes {need / 1e9:.1f} GB ({each / 1e3:,.0f} kB each), {free / 1e9:.1f} GB are "
-                        f"free: {less}a smaller --rl.capacity, or fewer --steps")
+        less = (
+            "leave --policy.keep-prefix out, "
+            if policy.spec.text and keeps_context(policy)
+            else "a smaller --image-size, "
+            if policy.spec.views
+            else ""
+        )
+        raise UserError(
+            f"replay of {count:,} control steps takes {need / 1e9:.1f} GB ({each / 1e3:,.0f} kB each), "
+            f"{free / 1e9:.1f} GB are free: {less}a smaller --rl.capacity, or fewer --steps"
+        )
 
 
 class ReplayStage:
@@ -84,8 +108,8 @@ class ReplayStage:
         self.run, self.config, self.report = run, run.config, run.report
 
     def stores(self, state: dict) -> None:
-        """Demonstrations and corrections in one store, everything in the other; what a journal holds comes back: all of it,
-        or, where the run repeats, what the checkpoint's `state` had."""
+        """Demonstrations and corrections in one store, everything in the other; what a journal holds comes
+        back: all of it, or, where the run repeats, what the checkpoint's `state` had."""
         from robo_rl.data.reader import load
         from robo_rl.journal import Journal
         from robo_rl.replay import EXPERT, HUMAN, POLICY, Replay, add_episodes
@@ -100,27 +124,48 @@ class ReplayStage:
         most = room(config)
         self.demos = Replay(rows, spec.action, e, o.gamma, most + size, n)
         if data is not None:
-            # without phases nobody intervened: a person's episode is a demonstration, as is one of which nothing is said
+            #  nobody intervened: a person's episode is a demonstration, as is one of which nothing is said
             codes = {"policy": POLICY} | ({"human": HUMAN} if data.features.phases else {})
             source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
-            add_episodes(self.demos, seen_frames(self.run.policy, data), data.action, data.reward, data.from_, data.to, data.success,
-                         source, data.phase, *seen_last(self.run.policy, data))
+            add_episodes(
+                self.demos,
+                seen_frames(self.run.policy, data),
+                data.action,
+                data.reward,
+                data.from_,
+                data.to,
+                data.success,
+                source,
+                data.phase,
+                *seen_last(self.run.policy, data),
+            )
         self.online = Replay(rows, spec.action, e, o.gamma, most, n)
         self.journals: list[Journal] = []  # of corrections, and of what was collected
         self.kept, again = [], False
-        marks = state.get("marks", [([0, 0], 0)] * 2)  # of a run that was not saved since it began to collect: nothing
-        for store, name, (mark, steps) in zip((self.demos, self.online), ("corrections", "online"), marks, strict=True):
-            journal = store.journal = Journal(self.run.folder / "replay" / name, o.capacity, hold=self.repeats)
+        # of a run that was not saved since it began to collect: nothing
+        marks = state.get("marks", [([0, 0], 0)] * 2)
+        for store, name, (mark, steps) in zip(
+            (self.demos, self.online), ("corrections", "online"), marks, strict=True
+        ):
+            journal = store.journal = Journal(
+                self.run.folder / "replay" / name, o.capacity, hold=self.repeats
+            )
             self.journals.append(journal)
             again |= self.repeats and journal.rewind(mark)
             self.kept.append(store.restore())
             missing = max(0, steps - journal.steps) if self.repeats else 0
             if journal.breaks or missing:
                 self.repeats = False
-                self.report.say(f"{journal.folder} is damaged: {journal.lost + missing} control steps of "
-                                  f"{journal.steps + missing} are lost; the run goes on with the others and starts new episodes")
+                self.report.say(
+                    f"{journal.folder} is damaged: {journal.lost + missing} control steps of "
+                    f"{journal.steps + missing} are lost; the run goes on with the others and starts new "
+                    "episodes"
+                )
         if again and self.repeats:
-            self.report.say(f"goes on from step {self.run.step} exactly: steps that were journaled after that checkpoint are made again")
+            self.report.say(
+                f"goes on from step {self.run.step} exactly: steps that were journaled after that checkpoint "
+                "are made again"
+            )
 
     def start(self, resume: Path | None) -> int:
         """Go on from the checkpoint folder `resume`, or begin -> the exit status."""
@@ -142,17 +187,24 @@ class ReplayStage:
             self.owed, self.online_now = state["owed"], state["online"]
             self.due, self.pretrained = state["due"], state["pretrained"]
         if any(self.kept) and not self.repeats:
-            self.report.say(f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
-                              "episodes in flight start anew")
+            self.report.say(
+                f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
+                "episodes in flight start anew"
+            )
         self.control = make_control(self.run, state.get("starts"))
         self.actor = self.act(state)
         rest = 1 - o.synthetic
-        sources: dict[str, tuple[Any, float]] = {"demonstrations": (self.demos, rest * o.demo_share),
-                                                 "online": (self.online, rest * (1 - o.demo_share))}
+        sources: dict[str, tuple[Any, float]] = {
+            "demonstrations": (self.demos, rest * o.demo_share),
+            "online": (self.online, rest * (1 - o.demo_share)),
+        }
         self.real, self.synthetic = Mixture(sources), None
         if o.synthetic:
             from robo_rl.experiment.synthetic import Synthetic
-            self.synthetic = Synthetic(o, config.policy.execute, self.run.policy.spec.action, config.seed, self.report.say)
+
+            self.synthetic = Synthetic(
+                o, config.policy.execute, self.run.policy.spec.action, config.seed, self.report.say
+            )
             sources = sources | {"synthetic": (self.synthetic, o.synthetic)}
             if state.get("synthetic"):
                 self.synthetic.set_state(state["synthetic"])
@@ -167,24 +219,46 @@ class ReplayStage:
                 journal.close()
 
     def act(self, state: dict):
-        """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's was."""
+        """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's
+        was."""
         from robo_rl.replay_collector import ReplayCollector
         from robo_rl.runtime.actor import ActorJob, InProcessActor, SeparateProcessActor
 
         config, policy, e = self.config, self.learner.policy, self.config.policy.execute
         helped = int(state.get("helped", 0))
         if workers(config):
-            job = ActorJob(functools.partial(stage, config, self.run.folder), policy.options, policy.spec,
-                           self.online.rows, config.seed + 1,
-                           replay_options(config).capacity, self.run.folder / "replay", self.run.folder / "flight", self.run.step, helped,
-                           int(time.time()) if any(self.kept) else 0, config.sim.split(":")[0] == "dds" or by_person(config),
-                           self.control is not None)
+            job = ActorJob(
+                functools.partial(stage, config, self.run.folder),
+                policy.options,
+                policy.spec,
+                self.online.rows,
+                config.seed + 1,
+                replay_options(config).capacity,
+                self.run.folder / "replay",
+                self.run.folder / "flight",
+                self.run.step,
+                helped,
+                int(time.time()) if any(self.kept) else 0,
+                config.sim.split(":")[0] == "dds" or by_person(config),
+                self.control is not None,
+            )
             if self.control is not None:
                 publish_control(self.control, job.flight)
-            return SeparateProcessActor(job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang)
+            return SeparateProcessActor(
+                job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang
+            )
         here = stage(config, self.run.folder, self.run.env)
-        collector = ReplayCollector(here.env, policy, self.online, self.demos, config.seed + 1, here.judge, here.record,
-                            here.recorded if self.repeats else 0, self.control)
+        collector = ReplayCollector(
+            here.env,
+            policy,
+            self.online,
+            self.demos,
+            config.seed + 1,
+            here.judge,
+            here.record,
+            here.recorded if self.repeats else 0,
+            self.control,
+        )
         if self.repeats and state:
             collector.set_state(state["gatherer"])
         elif any(self.kept):
@@ -194,29 +268,38 @@ class ReplayStage:
         return InProcessActor(collector, ROUND * e, here.close)
 
     def train_judge(self, first: bool) -> None:
-        """The classifier of `--rl.judge classifier`, trained and guarded once per run; `first`: nothing was logged since."""
+        """The classifier of `--rl.judge classifier`, trained and guarded once per run; `first`: nothing was
+        logged since."""
         from safetensors.torch import save
 
         from robo_rl import files
         from robo_rl.rewards import train
 
-        o, path, words = replay_options(self.config), self.run.folder / "judge.safetensors", self.run.folder / "judge.json"
+        o, path, words = (
+            replay_options(self.config),
+            self.run.folder / "judge.safetensors",
+            self.run.folder / "judge.json",
+        )
         if o.judge == "env":
             return
         if not path.exists():
-            marks = marked_states(self.config, self.run.env, self.run.policy, self.run.folder, self.report.say)
+            marks = marked_states(
+                self.config, self.run.env, self.run.policy, self.run.folder, self.report.say
+            )
             model, said = train(marks, o.judge_rate, o.judge_hold, self.config.seed)
             files.write_json(words, said)
             files.write_bytes(path, save(model.state_dict()))
         if first:
             said = files.read_json(words)
             self.report.log(self.config.bc.updates, {f"judge/{k}": v for k, v in said.items()}, stage="sft")
-            self.report.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
-                              f"recall {said['recall']:.2f} of {said['successes']} held-out successes")
+            self.report.say(
+                f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out "
+                f"failures, recall {said['recall']:.2f} of {said['successes']} held-out successes"
+            )
 
     def pretrain(self, sample) -> bool:
-        """The critic's first updates, while the actor waits; for a method with an offline stage, all of that stage. False: it was
-        stopped before its end."""
+        """The critic's first updates, while the actor waits; for a method with an offline stage, all of that
+        stage. False: it was stopped before its end."""
         count, chunk = replay_options(self.config).pretrain, 50
         if self.pretrained >= count or not len(self.demos) and self.learner.offline_actor:
             return True
@@ -230,7 +313,8 @@ class ReplayStage:
         return self.pretrained >= count
 
     def go_online(self) -> bool:
-        """After the warm-up: the critic learns what the frozen policy is worth, then the method may begin. False: stopped."""
+        """After the warm-up: the critic learns what the frozen policy is worth, then the method may begin.
+        False: stopped."""
         if not self.learner.offline_actor:
             if not self.pretrain(lambda n: self.mixture.sample(n, self.rng)):
                 return False
@@ -243,11 +327,22 @@ class ReplayStage:
         """Checkpoint with everything but the steps themselves, which the journals hold."""
         for journal in self.journals:
             journal.sync()
-        self.run.save({"learner": self.learner.state_dict(), "gatherer": self.actor.state(), "helped": self.actor.help_steps,
-                   "owed": self.owed, "due": self.due, "pretrained": self.pretrained, "online": self.online_now,
-                   "rng": self.rng.bit_generator.state, "marks": [[j.mark(), j.steps] for j in self.journals],
-                   "synthetic": {} if self.synthetic is None else self.synthetic.state()} |
-                      ({} if self.control is None else {"starts": self.control.state_dict()}), finished)
+        self.run.save(
+            {
+                "learner": self.learner.state_dict(),
+                "gatherer": self.actor.state(),
+                "helped": self.actor.help_steps,
+                "owed": self.owed,
+                "due": self.due,
+                "pretrained": self.pretrained,
+                "online": self.online_now,
+                "rng": self.rng.bit_generator.state,
+                "marks": [[j.mark(), j.steps] for j in self.journals],
+                "synthetic": {} if self.synthetic is None else self.synthetic.state(),
+            }
+            | ({} if self.control is None else {"starts": self.control.state_dict()}),
+            finished,
+        )
         for journal in self.journals:
             journal.release()
 
@@ -256,7 +351,10 @@ class ReplayStage:
         from robo_rl.replay_collector import episode_means
 
         config, o = self.config, replay_options(self.config)
-        cadence, e = Cadence(self.run, lambda: self.save_all(finished=False), SAVE_EVERY), config.policy.execute
+        cadence, e = (
+            Cadence(self.run, lambda: self.save_all(finished=False), SAVE_EVERY),
+            config.policy.execute,
+        )
         self.report.start("rl", config.steps, "steps", done=self.run.step)
         while self.run.goes_on():
             begin, before = time.perf_counter(), self.run.step
@@ -273,7 +371,9 @@ class ReplayStage:
                 self.owed -= count
                 if self.synthetic is not None:
                     self.synthetic.renew(self.run.step, self.real, self.learner.policy)
-                metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
+                metrics = (
+                    self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
+                )
             ended = None
             if self.control is not None:
                 ended = self.actor.take_ended()
@@ -282,13 +382,21 @@ class ReplayStage:
             end = time.perf_counter()
             episodes = episode_means(self.actor.take(), o.judge != "env", o.operator != "none")
             row = {f"train/{k}" if "/" not in k else k: v for k, v in (metrics | episodes).items()}
-            row |= {"train/updates": self.learner.updates, "replay/online": len(self.online),
-                    "replay/demonstrations": len(self.demos), "time/update": end - mid, "time/collect": mid - begin,
-                    "util/learner_wait": (mid - begin) / (end - begin), "health/restarts": self.actor.restarts,
-                    "rate/steps_per_s": self.due / (end - begin)}
+            row |= {
+                "train/updates": self.learner.updates,
+                "replay/online": len(self.online),
+                "replay/demonstrations": len(self.demos),
+                "time/update": end - mid,
+                "time/collect": mid - begin,
+                "util/learner_wait": (mid - begin) / (end - begin),
+                "health/restarts": self.actor.restarts,
+                "rate/steps_per_s": self.due / (end - begin),
+            }
             self.due = 0
             if self.control is not None:
-                row |= {f"starts/{k}": v for k, v in self.control.metrics().items()} | task_metrics(task_names(self.run.env), [ended])
+                row |= {f"starts/{k}": v for k, v in self.control.metrics().items()} | task_metrics(
+                    task_names(self.run.env), [ended]
+                )
                 row["time/starts"] = self.control.take_seconds()
             if o.operator != "none":
                 row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60

@@ -1,4 +1,5 @@
-"""What a run tells while it works: one stream of events, for the terminal, the run's log and the user's own callback."""
+"""What a run tells while it works: one stream of events, for the terminal, the run's log and the user's own
+callback."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ KINDS = ("stage", "progress", "metrics", "evaluation", "warning", "message", "ch
 class Event:
     """One event of a run.
 
-    kind: stage (a part of the work begins), progress (`step` of `total` units are done), metrics (a row of metrics.jsonl),
-    evaluation (success and its interval), warning (a metric left its healthy range), message, checkpoint (saved), finished.
+    kind: stage (a part of the work begins), progress (`step` of `total` units are done), metrics (a row of
+    metrics.jsonl), evaluation (success and its interval), warning (a metric left its healthy range), message,
+    checkpoint (saved), finished.
     """
 
     kind: str
@@ -30,14 +32,16 @@ class Event:
 
 
 class Reporter:
-    """Passes on what a run does: to the progress line on stderr, to RUN/metrics.jsonl and its views, to `callback`.
+    """Passes on what a run does: to the progress line on stderr, to RUN/metrics.jsonl and its views, to
+    `callback`.
 
-    `callback(event)` is called in the process and thread that train, after the event was written; what it raises ends the run
-    as Ctrl-C does, with the last checkpoint kept. `quiet`: no progress line.
+    `callback(event)` is called in the process and thread that train, after the event was written; what it
+    raises ends the run as Ctrl-C does, with the last checkpoint kept. `quiet`: no progress line.
     """
 
     def __init__(self, callback: Callable[[Event], None] | None = None, quiet: bool = False):
         from robo_rl.log import Progress, RunLog
+
         self._callback = callback or (lambda event: None)
         self._progress = None if quiet else Progress()
         self._log: RunLog | None = None
@@ -46,6 +50,7 @@ class Reporter:
     def open_log(self, folder: Path, **options) -> None:
         """Write metrics from now on; options of `robo_rl.log.RunLog`."""
         from robo_rl.log import RunLog
+
         self._log = RunLog(folder, **options)
 
     def say(self, text: str, kind: str = "message") -> None:
@@ -65,7 +70,16 @@ class Reporter:
         """`done` units of the stage are done; `success`: rate of the newest episodes; `note`: a few words."""
         if self._progress:
             self._progress.update(done, success, note)
-        self._callback(Event("progress", self._stage, done, self._total, {} if success is None else {"success": success}, note))
+        self._callback(
+            Event(
+                "progress",
+                self._stage,
+                done,
+                self._total,
+                {} if success is None else {"success": success},
+                note,
+            )
+        )
 
     def log(self, step: int, metrics: Mapping[str, float], stage: str = "rl") -> None:
         """A row of metrics: numbers by group/name."""

@@ -1,4 +1,5 @@
-"""An arm of serial servos as a node: joint states out, joint positions in, as with a vendor's forward_position_controller."""
+"""An arm of serial servos as a node: joint states out, joint positions in, as with a vendor's
+forward_position_controller."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +14,14 @@ from robo_rl.signals import asked_to_stop
 
 @dataclass(frozen=True, kw_only=True)
 class DriveOptions:
-    """Put an arm of serial servos (an SO-101) on the network: its file has a `driver`. Torque goes on with the first command and stays on
-    when this ends; --release takes it off."""
+    """Put an arm of serial servos (an SO-101) on the network: its file has a `driver`. Torque goes on with
+    the first command and stays on when this ends; --release takes it off."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The robot": ("file", "port", "release"), "Time": ("seconds", "rate"), "ROS 2": ("namespace", "domain", "interface", "security")}
+        "The robot": ("file", "port", "release"),
+        "Time": ("seconds", "rate"),
+        "ROS 2": ("namespace", "domain", "interface", "security"),
+    }
 
     file: tyro.conf.Positional[str]
     """Preset or JSON file."""
@@ -34,9 +38,11 @@ class DriveOptions:
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
+    addresses: wg0,10.0.0.2."""
     security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
+    none."""
 
     def __post_init__(self) -> None:
         in_range("--seconds", self.seconds, 0, math.inf, open_low=True)
@@ -47,14 +53,18 @@ class DriveOptions:
 def open_servos(robot, port: str = ""):
     """The bus of a robot's servos. UserError: its file has no driver, or the port cannot be opened."""
     from controllers.feetech import SerialPort, ServoBus
+
     if robot.driver is None:
-        raise UserError(f"robot {robot.name} has no `driver` in its file: it is not driven from here "
-                        "(controllers/presets/so101.json has one)")
+        raise UserError(
+            f"robot {robot.name} has no `driver` in its file: it is not driven from here "
+            "(controllers/presets/so101.json has one)"
+        )
     return ServoBus(SerialPort(port or robot.driver.port, robot.driver.baud))
 
 
 def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callable[[str], None]) -> None:
-    """Run the driver until its time is over or the user asks for the end. UserError: a servo is not there, or the port is gone."""
+    """Run the driver until its time is over or the user asks for the end. UserError: a servo is not there, or
+    the port is gone."""
     from controllers.loop import real_time
     from controllers.model import arm_model
     from controllers.robot import load_robot
@@ -69,14 +79,19 @@ def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callabl
             ServoArm(robot, bus, LoopbackTransport(Bus(lambda: 0.0), "release")).release()
             log(f"{robot.name}: torque is off")
             return
-        wire = connect("robo_rl_servos", options.domain, options.interface, options.namespace, security=options.security)
+        wire = connect(
+            "robo_rl_servos", options.domain, options.interface, options.namespace, security=options.security
+        )
         arm = ServoArm(robot, bus, wire, 1 / options.rate, arm_model(robot) if robot.model else None)
         try:
             with asked_to_stop() as stop:
                 faults = [f"{text}: {fault}" for _, text, fault in arm.check() if fault]
                 if faults:
                     raise UserError("; ".join(faults))
-                log(f"{robot.name} is on the network at {options.rate:g} Hz; torque goes on with the first command")
+                log(
+                    f"{robot.name} is on the network at {options.rate:g} Hz; torque goes on with the first "
+                    "command"
+                )
                 timing = real_time(arm.step, 1 / options.rate, options.seconds, going=lambda: not stop)
                 log(timing.text())
         finally:
@@ -84,7 +99,10 @@ def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callabl
                 if count:
                     warn(f"{count} times: {what}")
             if arm.has_torque:
-                warn(f"{robot.name} holds where it is, with torque on; robo_rl robot drive {options.file} --release takes it off")
+                warn(
+                    f"{robot.name} holds where it is, with torque on; robo_rl robot drive {options.file} "
+                    "--release takes it off"
+                )
             wire.close()
     finally:
         bus.port.close()

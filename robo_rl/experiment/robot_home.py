@@ -1,4 +1,5 @@
-"""Bring an arm to a home pose of its file: by its own joint_trajectory_controller, watched, or by positions through a governor here."""
+"""Bring an arm to a home pose of its file: by its own joint_trajectory_controller, watched, or by positions
+through a governor here."""
 
 import os
 import socket
@@ -27,16 +28,19 @@ class HomeOptions:
     """Bring an arm to a home pose of its file, slowly, within its box, speeds and forces. Ctrl-C stops it."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The robot": ("file", "model"), "The motion": ("pose", "by", "speed", "joint_speed", "dry_run", "reset"),
-        "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease")}
+        "The robot": ("file", "model"),
+        "The motion": ("pose", "by", "speed", "joint_speed", "dry_run", "reset"),
+        "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
+    }
 
     file: tyro.conf.Positional[str]
     """Preset or JSON file."""
     pose: str = "home"
     """home, or a name of the file's `cell.homes`."""
     by: Literal["", "goal", "positions"] = ""
-    """goal: a trajectory for the robot's joint_trajectory_controller, watched from here; positions: joint positions, one a period, through
-    a governor here; "": positions where the file's command is joint, forward_position or joint_trajectory, else goal."""
+    """goal: a trajectory for the robot's joint_trajectory_controller, watched from here; positions: joint
+    positions, one a period, through a governor here; "": positions where the file's command is joint,
+    forward_position or joint_trajectory, else goal."""
     speed: float = 0.1
     """Speed limit of the tool [m/s], up to 1.5 and to the file's own."""
     joint_speed: float = 0.2
@@ -52,9 +56,11 @@ class HomeOptions:
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
+    addresses: wg0,10.0.0.2."""
     security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
+    none."""
     name: str = ""
     """Name of the lease on the arm; "": one of this process."""
     lease: float = 2.0
@@ -74,26 +80,38 @@ def home_pose(robot, name: str) -> np.ndarray:
 
 
 def plan(robot, model, limits, start: np.ndarray, goal: np.ndarray, speed: float, share: float):
-    """The straight way in joints from start to goal [n] [rad], no joint faster than `share` of its limit, the tool no faster than `speed`
-    [m/s]. model: a spare one. UserError: the tool would leave the workspace on the way."""
+    """The straight way in joints from start to goal [n] [rad], no joint faster than `share` of its limit, the
+    tool no faster than `speed` [m/s]. model: a spare one. UserError: the tool would leave the workspace on
+    the way."""
     from controllers.trajectory import check_joints, check_tool, straight
     from controllers.trajectory_controller import REACHED
+
     made = straight(start, goal, share * np.array(robot.velocity))
     places = []
     for t in np.linspace(0.0, made.duration, STEPS):
         model.place(made.at(float(t)))
         places.append(np.array(model.pos))
     fastest = float(np.linalg.norm(np.diff(places, axis=0), axis=1).max()) * (STEPS - 1) / made.duration
-    made = replace(made, times=made.times * max(1.0, fastest / speed),
-                   tolerance={"path": np.full(len(goal), np.inf), "goal": np.full(len(goal), REACHED)})
+    made = replace(
+        made,
+        times=made.times * max(1.0, fastest / speed),
+        tolerance={"path": np.full(len(goal), np.inf), "goal": np.full(len(goal), REACHED)},
+    )
     check_joints(made, robot)
     check_tool(made, model, limits)
     return made
 
 
-def home_robot(options: HomeOptions, log: Callable[[str], None], warn: Callable[[str], None], stop: list[int], wire=None,
-               sleep: Callable[[float], None] = time.sleep) -> None:
-    """Do it. stop: not empty once the user asked for the end; wire, sleep: for an arm that is not on DDS in real time.
+def home_robot(
+    options: HomeOptions,
+    log: Callable[[str], None],
+    warn: Callable[[str], None],
+    stop: list[int],
+    wire=None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Do it. stop: not empty once the user asked for the end; wire, sleep: for an arm that is not on DDS in
+    real time.
 
     UserError: what is missing, why it was refused, or why it ended before the arm was there."""
     from controllers.model import arm_model
@@ -108,7 +126,9 @@ def home_robot(options: HomeOptions, log: Callable[[str], None], warn: Callable[
         robot.need_limits()
     model = arm_model(robot, options.model)
     made_here = wire is None
-    wire = wire or connect("robo_rl_home", options.domain, options.interface, options.namespace, security=options.security)
+    wire = wire or connect(
+        "robo_rl_home", options.domain, options.interface, options.namespace, security=options.security
+    )
     try:
         homing = Homing(options, robot, model, limits_of(robot, options.speed), wire, sleep, stop, log, warn)
         homing.run(goal)
@@ -127,12 +147,17 @@ class Homing:
         from controllers.node import SAFETY_STATE
         from controllers.transport import Text
         from robo_rl.experiment.deploy import SafetyClient
+
         self.options, self.robot, self.model, self.limits, self.wire = options, robot, model, limits, wire
         self.sleep, self.stop, self.log, self.warn = sleep, stop, log, warn
         self.spare = ArmModel(model.spec, robot.joints, robot.site)
         self.buffer = ObservationBuffer(robot, wire, ("ee_x",))
-        self.lease = LeaseClient(wire, options.name or f"home-{socket.gethostname()}-{os.getpid()}", options.lease)
-        self.safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8), self.lease, stop, sleep)
+        self.lease = LeaseClient(
+            wire, options.name or f"home-{socket.gethostname()}-{os.getpid()}", options.lease
+        )
+        self.safety = SafetyClient(
+            wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8), self.lease, stop, sleep
+        )
         self.governed = False
         streamed = robot.cell.command in ("joint", "forward_position", "joint_trajectory")
         self.by = options.by or ("positions" if streamed else "goal")
@@ -142,15 +167,27 @@ class Homing:
         buffer, safety = self.buffer, self.safety
         safety.wait_until(lambda: not buffer.missing(), WAIT)
         if missing := buffer.missing():
-            raise UserError(f"nothing came on {', '.join(missing)}: is the arm there, in this domain?"
-                            + "".join(f" {c}" for c in self.wire.complaints()))
+            raise UserError(
+                f"nothing came on {', '.join(missing)}: is the arm there, in this domain?"
+                + "".join(f" {c}" for c in self.wire.complaints())
+            )
         safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
         self.governed = safety.state.latest() is not None
         buffer.update(self.model)
-        made = plan(self.robot, self.spare, self.limits, self.model.q.copy(), goal, self.options.speed, self.options.joint_speed)
+        made = plan(
+            self.robot,
+            self.spare,
+            self.limits,
+            self.model.q.copy(),
+            goal,
+            self.options.speed,
+            self.options.joint_speed,
+        )
         far = float(np.abs(goal - self.model.q).max())
-        self.log(f"{self.robot.name}: {far:.3f} rad from {self.options.pose}, {made.duration:.1f} s by {self.by}"
-                 + (", dry run: nothing is commanded" if self.options.dry_run else ""))
+        self.log(
+            f"{self.robot.name}: {far:.3f} rad from {self.options.pose}, {made.duration:.1f} s by {self.by}"
+            + (", dry run: nothing is commanded" if self.options.dry_run else "")
+        )
         if self.options.dry_run:
             return
         if self.governed:
@@ -163,19 +200,25 @@ class Homing:
         finally:
             if self.governed:
                 from controllers.transport import Text
+
                 self.lease.orders.publish(Text("disarm"))
                 self.lease.release()
                 self.sleep(0.1)
-        self.log(f"{self.robot.name} is at {self.options.pose}, {float(np.abs(goal - self.model.q).max()):.4f} rad off")
+        self.log(
+            f"{self.robot.name} is at {self.options.pose}, {float(np.abs(goal - self.model.q).max()):.4f} "
+            "rad off"
+        )
 
-    # ---- by the robot's own controller ------------------------------------------------------------------------------
+    # ---- by the robot's own controller ---------------------------------------------------------------------
 
     def by_goal(self, made) -> None:
-        """Send a goal and watch the arm; a fault here cancels it. UserError: it ended before the arm was there."""
+        """Send a goal and watch the arm; a fault here cancels it. UserError: it ended before the arm was
+        there."""
         from controllers.action_client import ActionClient
         from controllers.action_messages import time_fields
         from controllers.action_types import TRAJECTORY
         from controllers.actions import SUCCEEDED
+
         before = self.activate()
         client = ActionClient(self.wire, f"{CONTROLLER}/follow_joint_trajectory", TRAJECTORY)
         point = {"positions": made.points[-1].tolist(), "time_from_start": time_fields(made.duration)}
@@ -206,14 +249,21 @@ class Homing:
     def watch(self, end: float) -> str:
         """Why the motion must end; "" where it may go on."""
         from controllers.contracts import State, measured_fault, state_fault
+
         now, m = self.wire.now(), self.model
         if self.governed:
             self.lease.renew(now)
             if not self.lease.ours():
                 return "the lease on the arm is another's now, or ended"
         self.buffer.update(m)
-        state = State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat), tuple((m.jac @ m.dq).tolist()),
-                      self.buffer.felt())
+        state = State(
+            tuple(m.q.tolist()),
+            tuple(m.dq.tolist()),
+            tuple(m.pos),
+            tuple(m.quat),
+            tuple((m.jac @ m.dq).tolist()),
+            self.buffer.felt(),
+        )
         if self.stop:
             return "you asked for the end"
         if now - self.buffer.seen > LOST:
@@ -224,35 +274,67 @@ class Homing:
         return fault[1] if fault else ""
 
     def activate(self) -> list[str]:
-        """See that the trajectory controller holds the arm -> the controllers that held it before. UserError: it cannot."""
+        """See that the trajectory controller holds the arm -> the controllers that held it before. UserError:
+        it cannot."""
         ask = "controller_manager/{}_controller", "controller_manager_msgs/srv/{}Controller"
-        rows = self.wire.call("controller_manager/list_controllers", "controller_manager_msgs/srv/ListControllers", {}, WAIT)["controller"]
+        rows = self.wire.call(
+            "controller_manager/list_controllers", "controller_manager_msgs/srv/ListControllers", {}, WAIT
+        )["controller"]
         states = {r["name"]: r["state"] for r in rows}
         if states.get(CONTROLLER) == "active":
             return []
-        for verb, unless in (("load", CONTROLLER in states), ("configure", states.get(CONTROLLER) == "inactive")):
-            if not unless and not self.wire.call(ask[0].format(verb), ask[1].format(verb.title()), {"name": CONTROLLER}, WAIT)["ok"]:
-                raise UserError(f"the robot cannot {verb} {CONTROLLER}: see that its launch file has it, or home it --by positions")
+        for verb, unless in (
+            ("load", CONTROLLER in states),
+            ("configure", states.get(CONTROLLER) == "inactive"),
+        ):
+            if (
+                not unless
+                and not self.wire.call(
+                    ask[0].format(verb), ask[1].format(verb.title()), {"name": CONTROLLER}, WAIT
+                )["ok"]
+            ):
+                raise UserError(
+                    f"the robot cannot {verb} {CONTROLLER}: see that its launch file has it, or home it --by "
+                    "positions"
+                )
         wanted = {f"{j}/" for j in self.robot.joints}
-        holding = [r["name"] for r in rows if r["state"] == "active" and any(c.startswith(tuple(wanted)) for c in r["claimed_interfaces"])]
+        holding = [
+            r["name"]
+            for r in rows
+            if r["state"] == "active" and any(c.startswith(tuple(wanted)) for c in r["claimed_interfaces"])
+        ]
         self.switch([CONTROLLER], holding)
         return holding
 
     def switch(self, on: list[str], off: list[str]) -> None:
         from controllers.services import STRICT
-        request: dict[str, Any] = {"activate_controllers": on, "deactivate_controllers": off, "strictness": STRICT}
-        got = self.wire.call("controller_manager/switch_controller", "controller_manager_msgs/srv/SwitchController", request, WAIT)
-        if not got["ok"]:
-            raise UserError(f"the robot does not switch to {', '.join(on)}: {got['message'] or 'it says not why'}")
 
-    # ---- by positions -------------------------------------------------------------------------------------------------
+        request: dict[str, Any] = {
+            "activate_controllers": on,
+            "deactivate_controllers": off,
+            "strictness": STRICT,
+        }
+        got = self.wire.call(
+            "controller_manager/switch_controller",
+            "controller_manager_msgs/srv/SwitchController",
+            request,
+            WAIT,
+        )
+        if not got["ok"]:
+            raise UserError(
+                f"the robot does not switch to {', '.join(on)}: {got['message'] or 'it says not why'}"
+            )
+
+    # ---- by positions --------------------------------------------------------------------------------------
 
     def by_positions(self, made) -> None:
-        """Joint positions through a governor of this side. UserError: the governor held the arm, or it was not there in time."""
+        """Joint positions through a governor of this side. UserError: the governor held the arm, or it was
+        not there in time."""
         from controllers.contracts import State
         from controllers.governor import ACTIVE, ARMED, Governor
         from controllers.output import Output
         from controllers.trajectory_follower import TrajectoryFollower
+
         m, governor = self.model, Governor(self.limits, self.robot)
         command = self.robot.cell.command if self.robot.cell.command not in ("", "pose") else "joint"
         output = Output(command, self.robot, self.wire, m, PERIOD)
@@ -260,8 +342,18 @@ class Homing:
 
         def measure() -> None:
             if self.buffer.update(m):
-                governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
-                                       tuple((m.jac @ m.dq).tolist()), self.buffer.felt()), self.wire.now())
+                governor.measure(
+                    State(
+                        tuple(m.q.tolist()),
+                        tuple(m.dq.tolist()),
+                        tuple(m.pos),
+                        tuple(m.quat),
+                        tuple((m.jac @ m.dq).tolist()),
+                        self.buffer.felt(),
+                    ),
+                    self.wire.now(),
+                )
+
         self.safety.wait_until(lambda: measure() or governor.measured is not None, 1.0)
         governor.arm(self.wire.now())
         end, fault, braking = self.wire.now() + LATE[0] * made.duration + LATE[1], "", 0

@@ -1,4 +1,5 @@
-"""Keys for DDS Security: a keystore as ROS 2 lays it out, with a folder of keys for each node of an arm's network."""
+"""Keys for DDS Security: a keystore as ROS 2 lays it out, with a folder of keys for each node of an arm's
+network."""
 
 import shutil
 from dataclasses import dataclass
@@ -11,9 +12,13 @@ import tyro
 from robo_rl.errors import MissingDependency, UserError, in_range, utf8
 
 DOMAINS = "<domains><id_range><min>0</min><max>230</max></id_range></domains>"  # as far as Cyclone takes them
-HEAD = ('<?xml version="1.0" encoding="UTF-8"?>\n<dds xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:noNamespaceSchemaLocation='
-        '"http://www.omg.org/spec/DDS-SECURITY/20170901/omg_shared_ca_{}.xsd">')
-GOVERNANCE = HEAD.format("governance") + f"""
+HEAD = (
+    '<?xml version="1.0" encoding="UTF-8"?>\n<dds xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" '
+    'xsi:noNamespaceSchemaLocation="http://www.omg.org/spec/DDS-SECURITY/20170901/omg_shared_ca_{}.xsd">'
+)
+GOVERNANCE = (
+    HEAD.format("governance")
+    + f"""
 <domain_access_rules><domain_rule>{DOMAINS}
 <allow_unauthenticated_participants>false</allow_unauthenticated_participants>
 <enable_join_access_control>true</enable_join_access_control>
@@ -29,21 +34,28 @@ GOVERNANCE = HEAD.format("governance") + f"""
 <data_protection_kind>ENCRYPT</data_protection_kind>
 </topic_rule></topic_access_rules></domain_rule></domain_access_rules></dds>
 """
-"""What SROS2 gives its keystores: whoever has no keys sees nothing and is heard by nobody; every topic is encrypted."""
+)
+"""What SROS2 gives its keystores: whoever has no keys sees nothing and is heard by nobody; every topic is
+encrypted."""
 ANNOUNCED = "ros_discovery_info"  # the one topic that every ROS node writes
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeysOptions:
-    """Make keys for the nodes of an arm's network (DDS Security, as ROS 2's keystores have them). In a keystore that is there, names are
-    added and nothing is changed. Its folder `private` signs new nodes: keep it off the robot."""
+    """Make keys for the nodes of an arm's network (DDS Security, as ROS 2's keystores have them). In a
+    keystore that is there, names are added and nothing is changed. Its folder `private` signs new nodes: keep
+    it off the robot."""
 
-    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {"The keystore": ("folder", "days"), "Its nodes": ("names", "watch")}
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "The keystore": ("folder", "days"),
+        "Its nodes": ("names", "watch"),
+    }
 
     folder: tyro.conf.Positional[str]
     """Folder of the keystore; it is made where it is not there."""
     names: tuple[str, ...] = ("arm", "commander")
-    """Nodes that may read and write every topic: one for the arm, one for each computer or person that commands it."""
+    """Nodes that may read and write every topic: one for the arm, one for each computer or person that
+    commands it."""
     watch: tuple[str, ...] = ()
     """Nodes that may read every topic and move nothing."""
     days: int = 3650
@@ -60,22 +72,30 @@ class KeysOptions:
 
 def permissions(name: str, publish: str, begin: datetime, end: datetime) -> str:
     """The permissions of a node: it may read every topic, and write those that `publish` matches."""
+
     def topics(tag: str, expression: str) -> str:
         return f"<{tag}><topics><topic>{expression}</topic></topics></{tag}>"
-    return HEAD.format("permissions") + f"""
+
+    return (
+        HEAD.format("permissions")
+        + f"""
 <permissions><grant name="/{name}"><subject_name>CN=/{name}</subject_name>
 <validity><not_before>{begin:%Y-%m-%dT%H:%M:%S}</not_before><not_after>{end:%Y-%m-%dT%H:%M:%S}</not_after></validity>
 <allow_rule>{DOMAINS}{topics("publish", publish)}{topics("subscribe", "*")}</allow_rule>
 <default>DENY</default></grant></permissions></dds>
 """
+    )
 
 
 def make_keys(options: KeysOptions, now: datetime | None = None) -> list[Path]:
-    """Make or extend the keystore -> the folders of the nodes that were added. MissingDependency: the package cryptography is absent."""
+    """Make or extend the keystore -> the folders of the nodes that were added. MissingDependency: the package
+    cryptography is absent."""
     try:
         from cryptography.hazmat.primitives import serialization
     except ImportError:
-        raise MissingDependency("robo_rl robot keys needs cryptography: pip install 'robo_rl[security]'") from None
+        raise MissingDependency(
+            "robo_rl robot keys needs cryptography: pip install 'robo_rl[security]'"
+        ) from None
     store, pem = Path(options.folder), serialization.Encoding.PEM
     begin = (now or datetime.now(UTC)) - timedelta(days=1)  # the robot's clock may be behind
     end = begin + timedelta(days=options.days + 1)
@@ -103,11 +123,14 @@ def make_keys(options: KeysOptions, now: datetime | None = None) -> list[Path]:
 
 
 def _authority(store: Path, begin: datetime, end: datetime) -> tuple[tuple[Any, Any], Path, Path]:
-    """((certificate, key), their files) of the one that signs; made with the governance where it is not there. UserError: the keystore is
-    no whole one."""
+    """((certificate, key), their files) of the one that signs; made with the governance where it is not
+    there. UserError: the keystore is no whole one."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
-    public, private, governance = (store / path for path in ("public/ca.cert.pem", "private/ca.key.pem", "enclaves/governance.p7s"))
+
+    public, private, governance = (
+        store / path for path in ("public/ca.cert.pem", "private/ca.key.pem", "enclaves/governance.p7s")
+    )
     there = [path for path in (public, private, governance) if path.exists()]
     if not there:
         if store.exists() and any(store.iterdir()):
@@ -115,20 +138,29 @@ def _authority(store: Path, begin: datetime, end: datetime) -> tuple[tuple[Any, 
         _make_store(store, begin, end)
     elif len(there) < 3:
         lost = ", ".join(str(path) for path in (public, private, governance) if path not in there)
-        raise UserError(f"{store} has lost {lost}: no node can be added. Bring it back, or make a new keystore")
+        raise UserError(
+            f"{store} has lost {lost}: no node can be added. Bring it back, or make a new keystore"
+        )
     try:
         key = serialization.load_pem_private_key(private.read_bytes(), None)
         return (x509.load_pem_x509_certificate(public.read_bytes()), key), public, private
     except (ValueError, TypeError):
-        raise UserError(f"{public} or {private} is damaged: no node can be added. Bring it back, or make a new keystore") from None
+        raise UserError(
+            f"{public} or {private} is damaged: no node can be added. Bring it back, or make a new keystore"
+        ) from None
 
 
 def _make_store(store: Path, begin: datetime, end: datetime) -> None:
     """A keystore without nodes; it takes its place whole, or is not there."""
     from cryptography.hazmat.primitives import serialization
+
     made = store.absolute().parent / f".{store.absolute().name}.new"
     shutil.rmtree(made, ignore_errors=True)  # of a run that was ended
-    public, private, enclaves = made / "public" / "ca.cert.pem", made / "private" / "ca.key.pem", made / "enclaves"
+    public, private, enclaves = (
+        made / "public" / "ca.cert.pem",
+        made / "private" / "ca.key.pem",
+        made / "enclaves",
+    )
     key = _new_key()
     certificate = _certificate("robo_rl", key, begin, end, None)
     for folder in (public.parent, private.parent, enclaves):
@@ -145,17 +177,30 @@ def _make_store(store: Path, begin: datetime, end: datetime) -> None:
 
 def _new_key() -> Any:
     from cryptography.hazmat.primitives.asymmetric import ec
+
     return ec.generate_private_key(ec.SECP256R1())  # DDS Security knows this and RSA
 
 
-def _certificate(name: str, key: Any, begin: datetime, end: datetime, authority: "tuple[Any, Any] | None") -> Any:
+def _certificate(
+    name: str, key: Any, begin: datetime, end: datetime, authority: "tuple[Any, Any] | None"
+) -> Any:
     """A certificate of `key`, signed by the authority; None: by itself, as an authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
+
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    made = (x509.CertificateBuilder().subject_name(subject).issuer_name(authority[0].subject if authority else subject)
-            .public_key(key.public_key()).serial_number(x509.random_serial_number()).not_valid_before(begin).not_valid_after(end)
-            .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None if authority else 1), critical=True))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority[0].subject if authority else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(end)
+        .add_extension(
+            x509.BasicConstraints(ca=authority is None, path_length=None if authority else 1), critical=True
+        )
+    )
     return made.sign(authority[1] if authority else key, hashes.SHA256())
 
 
@@ -163,12 +208,22 @@ def _signed(text: str, authority: tuple[Any, Any]) -> bytes:
     """The text with its signature, as S/MIME."""
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.serialization import pkcs7
-    return pkcs7.PKCS7SignatureBuilder().set_data(text.encode()).add_signer(*authority, hashes.SHA256()).sign(
-        serialization.Encoding.SMIME, [pkcs7.PKCS7Options.Text, pkcs7.PKCS7Options.DetachedSignature])
+
+    return (
+        pkcs7.PKCS7SignatureBuilder()
+        .set_data(text.encode())
+        .add_signer(*authority, hashes.SHA256())
+        .sign(serialization.Encoding.SMIME, [pkcs7.PKCS7Options.Text, pkcs7.PKCS7Options.DetachedSignature])
+    )
 
 
 def _write_key(path: Path, key: Any) -> None:
     """A private key that its owner alone may read."""
     from cryptography.hazmat.primitives import serialization
+
     path.touch(mode=0o600, exist_ok=False)
-    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )

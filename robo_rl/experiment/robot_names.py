@@ -4,5 +4,6 @@ ROBOTS = ("arm", "dds")  # the governed arm as an env: in lockstep in this proce
 
 
 def twin(name: str) -> str:
-    """The simulator of a robot, where its checkpoints are judged and nothing waits; any other env is its own."""
+    """The simulator of a robot, where its checkpoints are judged and nothing waits; any other env is its
+    own."""
     return "mujoco" if name.split(":")[0] in ROBOTS else name

@@ -1,6 +1,7 @@
-"""A run folder being written: what its stages share, its checkpoints, and the looks that choose the best of them.
+"""A run folder being written: what its stages share, its checkpoints, and the looks that choose the best of
+them.
 
-    run.json  metrics.jsonl  timeline.jsonl  demos/  evals/<label>.json  videos/  checkpoints/step_…
+run.json  metrics.jsonl  timeline.jsonl  demos/  evals/<label>.json  videos/  checkpoints/step_…
 """
 
 import json
@@ -29,18 +30,24 @@ def looks_of(meta: dict, episodes: int) -> list[Look]:
     if "looks" in meta:
         return [Look(*x) for x in meta["looks"]]
     best = meta["best"]
-    return [Look(best["step"], round(best["success"] * episodes), episodes, best["return"])] if best["step"] >= 0 else []
+    return (
+        [Look(best["step"], round(best["success"] * episodes), episodes, best["return"])]
+        if best["step"] >= 0
+        else []
+    )
 
 
 def taught_of(meta: dict) -> tuple[int, int]:
-    """(supervised updates of a checkpoint's policy, all that were made before it too); of an older one they are equal."""
+    """(supervised updates of a checkpoint's policy, all that were made before it too); of an older one they
+    are equal."""
     taught = meta.get("taught", 0)
     return tuple(taught) if isinstance(taught, list) else (taught, taught)
 
 
 class Run:
-    """One run folder being written. `policy`, `step` [control steps of RL] and `looks` are those of the newest state; where there is an
-    `average` of its weights, that is what is evaluated and kept, and `policy` goes on learning."""
+    """One run folder being written. `policy`, `step` [control steps of RL] and `looks` are those of the
+    newest state; where there is an `average` of its weights, that is what is evaluated and kept, and `policy`
+    goes on learning."""
 
     def __init__(self, config: TrainConfig, folder: Path, env, report: Reporter):
         self.config, self.folder, self.env, self.report = config, folder, env, report
@@ -50,17 +57,21 @@ class Run:
         self.average: AveragedWeights | None = None
         self.step, self.looks = 0, []
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
-        self.taught, self.updates = 0, 0  # supervised updates: of the policy, and of all that were made before it too
+        # supervised updates: of the policy, and of all that were made before it too
+        self.taught, self.updates = 0, 0
         self.started, self.told_too_few = time.monotonic(), False
 
     # ---- evaluation
 
     def evaluate(self, label: str, which: int = REPORT, policy=None, step: "int | None" = None) -> dict:
-        """Evaluate the policy, or `policy` of an earlier `step`, on the starts of list `which`; see `Evaluator`."""
+        """Evaluate the policy, or `policy` of an earlier `step`, on the starts of list `which`; see
+        `Evaluator`."""
         clock = time.monotonic_ns()
         self.policy.eval()
         with self.averaged():
-            result = self.evaluator.evaluate(label, policy or self.policy, which, self.step, self.step if step is None else step)
+            result = self.evaluator.evaluate(
+                label, policy or self.policy, which, self.step, self.step if step is None else step
+            )
         if self.step:
             self.timeline([("eval", clock, time.monotonic_ns())])
         self.policy.train()
@@ -74,7 +85,9 @@ class Run:
         """Evaluate on the starts that pick the best checkpoint and say when to stop -> success."""
         result = self.evaluate(f"step_{self.step:09d}", CHOOSE)
         tasks = [[round(row["success"] * row["n"]), row["n"]] for row in result.get("tasks", {}).values()]
-        self.looks.append(Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"], tasks))
+        self.looks.append(
+            Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"], tasks)
+        )
         if not self.told_too_few and (why := too_few(self.looks, self.config.target)):
             self.told_too_few = True
             self.report.say(why)
@@ -100,15 +113,28 @@ class Run:
         self.evaluate("final")
         best = best_look(self.looks).step
         if best != self.step:
-            self.evaluate("best", REPORT, checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0], best)
+            self.evaluate(
+                "best",
+                REPORT,
+                checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0],
+                best,
+            )
 
     def fallen(self) -> Interval | None:
-        """Success at the newest look minus that of the supervised policy, start by start, where the whole interval is below 0
-        and nothing was done about it yet."""
+        """Success at the newest look minus that of the supervised policy, start by start, where the whole
+        interval is below 0 and nothing was done about it yet."""
         from robo_rl import files
-        if not self.looks or self.looks[0].step or not self.looks[-1].step or self.looks[-1].step in {at for at, _ in self.returns}:
+
+        if (
+            not self.looks
+            or self.looks[0].step
+            or not self.looks[-1].step
+            or self.looks[-1].step in {at for at, _ in self.returns}
+        ):
             return None
-        paths = [self.folder / "evals" / f"step_{look.step:09d}.json" for look in (self.looks[0], self.looks[-1])]
+        paths = [
+            self.folder / "evals" / f"step_{look.step:09d}.json" for look in (self.looks[0], self.looks[-1])
+        ]
         if not all(path.exists() for path in paths):
             return None  # somebody has cleaned up
         first, last = (files.read_json(path)["success"] for path in paths)
@@ -120,12 +146,18 @@ class Run:
         from robo_rl import checkpoint
 
         best = best_look(self.looks).step
-        self.policy.load_state_dict(checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0].state_dict())
+        self.policy.load_state_dict(
+            checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0].state_dict()
+        )
         if self.average:
             self.average.add(1.0)
         self.returns.append((self.step, best))
-        self.report.say(f"success fell below that of the supervised policy: {why.value:+.3f}, 95 % interval [{why.low:+.3f}, "
-                        f"{why.high:+.3f}], on the same starts; {then} the best checkpoint, of step {best}", "warning")
+        self.report.say(
+            f"success fell below that of the supervised policy: {why.value:+.3f}, 95 % interval "
+            f"[{why.low:+.3f}, {why.high:+.3f}], on the same starts; {then} the best checkpoint, of step "
+            f"{best}",
+            "warning",
+        )
         return best
 
     # ---- what is kept
@@ -140,10 +172,20 @@ class Run:
         path = root / checkpoint.name(self.step)
         with self.averaged():
             learns = {"learns": self.average.state_dict()} if self.average else {}
-            checkpoint.save_checkpoint(path, self.policy, train | learns, {
-                "step": self.step, "best": {"success": best.rate, "return": best.gain, "step": best.step},
-                "looks": [list(x) for x in self.looks], "returns": [list(x) for x in self.returns], "finished": finished,
-                "taught": [self.taught, self.updates], "lines": self.report.lines})
+            checkpoint.save_checkpoint(
+                path,
+                self.policy,
+                train | learns,
+                {
+                    "step": self.step,
+                    "best": {"success": best.rate, "return": best.gain, "step": best.step},
+                    "looks": [list(x) for x in self.looks],
+                    "returns": [list(x) for x in self.returns],
+                    "finished": finished,
+                    "taught": [self.taught, self.updates],
+                    "lines": self.report.lines,
+                },
+            )
         for old in checkpoint.checkpoints(self.folder)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):
                 shutil.rmtree(old)
@@ -152,6 +194,7 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Drop evaluations that a killed process made after its last checkpoint: they are made again."""
         from robo_rl import files
+
         for path in (self.folder / "evals").glob("*.json"):
             if path.stem in ("final", "best") or (files.read_json(path).get("step") or 0) > step:
                 path.unlink()
@@ -161,7 +204,9 @@ class Run:
         now, at = time.monotonic_ns(), self.report.elapsed
         path = self.folder / "timeline.jsonl"
         if spans and not (path.exists() and path.stat().st_size > TIMELINE):
-            rows = [[who, round(at - (now - a) / 1e9, 3), round(at - (now - b) / 1e9, 3)] for who, a, b in spans]
+            rows = [
+                [who, round(at - (now - a) / 1e9, 3), round(at - (now - b) / 1e9, 3)] for who, a, b in spans
+            ]
             with open(path, "a", encoding="utf-8") as f:
                 f.write(json.dumps(rows) + "\n")
 
@@ -170,21 +215,28 @@ class Run:
     def end(self, words: str = "", code: int = 0) -> int:
         """Say what to do next, below the last progress line -> the exit status."""
         self.report.end_stage()
-        self.report.say(words or f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}")
+        self.report.say(
+            words
+            or f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}"
+        )
         if not code:
             self.report.tell("finished", self.step, text=str(self.folder))
         return code
 
     def end_stopped(self) -> int:
         """The last words of a run that a signal stopped, after its checkpoint."""
-        return self.end(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}", self.stop.code)
+        return self.end(
+            f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}", self.stop.code
+        )
 
 
 class Cadence:
-    """When RL looks and when it saves: every --eval-every steps both, with `looked` between them, and `seconds` after the last
-    save, or where the caller says that it cannot wait, a save alone."""
+    """When RL looks and when it saves: every --eval-every steps both, with `looked` between them, and
+    `seconds` after the last save, or where the caller says that it cannot wait, a save alone."""
 
-    def __init__(self, run: Run, save: Callable[[], None], seconds: float, looked: Callable[[], None] = lambda: None):
+    def __init__(
+        self, run: Run, save: Callable[[], None], seconds: float, looked: Callable[[], None] = lambda: None
+    ):
         self.run, self.save, self.seconds, self.looked = run, save, seconds, looked
         self.every = run.config.eval_every or max(1, run.config.steps // 10)
         self.next = (run.step // self.every + 1) * self.every

@@ -48,10 +48,12 @@ def first_policy(config: TrainConfig, env):
         own = {k.split(".")[0] for k in policy.state_dict()}
         had = {k: v for k, v in had.items() if k.split(".")[0] in own}
     entry = "head.from_context.weight"
-    if policy.options.advantage and not old.options.advantage and entry in had:  # it is told one number more, of which it knows nothing
+    # it is told one number more, of which it knows nothing
+    if policy.options.advantage and not old.options.advantage and entry in had:
         had[entry] = torch.nn.functional.pad(had[entry], (0, 1))
     given = "head.from_committed.weight"
-    if given in policy.state_dict() and given not in had and "head.from_x.weight" in had:  # nobody taught it what given rows mean
+    # nobody taught it what given rows mean
+    if given in policy.state_dict() and given not in had and "head.from_x.weight" in had:
         had[given] = torch.zeros_like(policy.state_dict()[given])
     parts = {k.split(".")[0] for k in had}
     try:
@@ -59,8 +61,10 @@ def first_policy(config: TrainConfig, env):
     except RuntimeError as e:
         missing, unknown = [], [str(e).splitlines()[-1].strip()]
     if unknown := unknown + [k for k in missing if k.split(".")[0] in parts]:
-        raise UserError(f"--init {config.init}: its weights do not fit these --policy options ({unknown[0]}); leave out what "
-                        "changes the networks")
+        raise UserError(
+            f"--init {config.init}: its weights do not fit these --policy options ({unknown[0]}); leave out "
+            "what changes the networks"
+        )
     for word in ("taught", "steered"):  # critics begin anew, so nothing is chosen by them yet
         if hasattr(policy, word):
             getattr(policy, word).fill_(False)
@@ -70,8 +74,8 @@ def first_policy(config: TrainConfig, env):
 
 
 def demo_folder(run: Run, begin: bool = False) -> Path | None:
-    """Folder of the demonstrations, recorded first if --demos is a number; None without any. `begin`: those of --demos alone, without
-    what a supervised stage that was stopped asked for besides."""
+    """Folder of the demonstrations, recorded first if --demos is a number; None without any. `begin`: those
+    of --demos alone, without what a supervised stage that was stopped asked for besides."""
     from robo_rl.data.writer import Writer
 
     config = run.config
@@ -92,8 +96,8 @@ def demo_folder(run: Run, begin: bool = False) -> Path | None:
 
 
 def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
-    """Add `count` demonstrations of each task to the `known` ones of each in `folder`; where there are some they begin in states that
-    `run.policy` comes to."""
+    """Add `count` demonstrations of each task to the `known` ones of each in `folder`; where there are some
+    they begin in states that `run.policy` comes to."""
     from robo_rl.data.reader import load
     from robo_rl.data.writer import Writer
     from robo_rl.demos import Lead, record
@@ -108,18 +112,27 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
     tasks = len(task_names(run.env))
     run.report.start("demo", count * tasks, "episodes")
     with Writer(folder, spec=run.env.spec) as w:
-        record(env, count, config.seed, w.add, tick=lambda kept, tried: run.report.advance(kept, kept / tried),
-               first=TRIES * known * tasks, lead=lead)
+        record(
+            env,
+            count,
+            config.seed,
+            w.add,
+            tick=lambda kept, tried: run.report.advance(kept, kept / tried),
+            first=TRIES * known * tasks,
+            lead=lead,
+        )
     env.close()
 
 
 def torch_generator(seed: int):
     import torch
+
     return torch.Generator().manual_seed(seed)
 
 
 def sft_stage(run: Run) -> None:
-    """Make `run.policy`: from demonstrations, from --init, or fresh (--demos 0); evaluate what RL begins with.
+    """Make `run.policy`: from demonstrations, from --init, or fresh (--demos 0); evaluate what RL begins
+    with.
 
     Raises Stopped when a signal comes.
     """
@@ -146,8 +159,8 @@ def sft_stage(run: Run) -> None:
 
 
 def fresh_policy(config: TrainConfig, spec, dataset, rows: np.ndarray | None = None):
-    """A policy that knows the scales of a data set's rows (None: all) and nothing else. Adapters are for RL: of weights that know nothing
-    all must learn."""
+    """A policy that knows the scales of a data set's rows (None: all) and nothing else. Adapters are for RL:
+    of weights that know nothing all must learn."""
     from robo_rl.data.reader import chunks
     from robo_rl.demos import fit_normalisers
     from robo_rl.policies import make_policy
@@ -163,20 +176,29 @@ def fresh_policy(config: TrainConfig, spec, dataset, rows: np.ndarray | None = N
 
 
 def check_relative(policy, dataset) -> None:
-    """Raise UserError where a model's actions are relative to the state and those of the data set are no positions."""
+    """Raise UserError where a model's actions are relative to the state and those of the data set are no
+    positions."""
     from robo_rl.data.labels import need_units
+
     delta = getattr(getattr(policy, "processor", None), "options", None)
     if delta is None or not any(delta.delta):
         return
     kinds, names = need_units(dataset.meta).kind, dataset.features.action
-    if wrong := [f"{name} ({kind})" for name, kind, moves in zip(names, kinds, delta.delta, strict=False) if moves and kind != "absolute"]:
-        raise UserError(f"{policy.options.folder}: its actions are positions relative to the state; of the data set {dataset.meta.root} "
-                        f"{', '.join(wrong)} are none. State what they are: robo_rl data label {dataset.meta.root} --units …")
+    if wrong := [
+        f"{name} ({kind})"
+        for name, kind, moves in zip(names, kinds, delta.delta, strict=False)
+        if moves and kind != "absolute"
+    ]:
+        raise UserError(
+            f"{policy.options.folder}: its actions are positions relative to the state; of the data set "
+            f"{dataset.meta.root} {', '.join(wrong)} are none. State what they are: robo_rl data label "
+            f"{dataset.meta.root} --units …"
+        )
 
 
 def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:
-    """Teach `run.policy` by `sample`d minibatches in so many updates, reported as those after the first `made` ones; say so if then it does
-    not read its instructions.
+    """Teach `run.policy` by `sample`d minibatches in so many updates, reported as those after the first
+    `made` ones; say so if then it does not read its instructions.
 
     look(update): what else to report, {} where nothing is due. Raises Stopped when a signal comes.
     """
@@ -192,26 +214,35 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:
         row = look(update) if look else {}
         if row or update % 100 == 0 or update == updates:
             run.report.log(made + update, {"sft/loss": loss} | row, stage="sft")
+
     sample = sampled_on(device_of(run.policy), sample)
     run.policy.train()
     bc.train(run.policy, sample, replace(run.config.bc, updates=updates), run.config.seed + 10, tick)
     run.policy.eval()
-    report_reading(run, bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12), made + updates)
+    report_reading(
+        run, bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12), made + updates
+    )
 
 
 def report_reading(run: Run, ratio: float, update: int) -> None:
-    """Report the loss with another row's instruction over that with the own one (nan: there is none), and that a policy does not read."""
+    """Report the loss with another row's instruction over that with the own one (nan: there is none), and
+    that a policy does not read."""
     if not math.isfinite(ratio):
         return
     run.report.log(update, {"sft/reads": ratio}, stage="sft")
     if ratio < READS:
-        run.report.say(f"told what another demonstration was, its loss is {ratio:.3f} times that with its own: it does not read what it "
-                       "is told. Where neither pictures nor state tell the task, more demonstrations from more starts help", "warning")
+        run.report.say(
+            f"told what another demonstration was, its loss is {ratio:.3f} times that with its own: it does "
+            "not read what it is told. Where neither pictures nor state tell the task, more demonstrations "
+            "from more starts help",
+            "warning",
+        )
 
 
 def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = False) -> float:
-    """Make `run.policy` from the demonstrations in `folder` (with --init teach it on) in so many updates, after the `made` ones of policies
-    that were given up -> its loss on the episodes that `hold_out` leaves out, every tenth; nan without any."""
+    """Make `run.policy` from the demonstrations in `folder` (with --init teach it on) in so many updates,
+    after the `made` ones of policies that were given up -> its loss on the episodes that `hold_out` leaves
+    out, every tenth; nan without any."""
     from robo_rl.algos import bc
     from robo_rl.data.reader import load
     from robo_rl.demos import demo_sampler
@@ -221,25 +252,32 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
 
     config, dataset = run.config, load(folder, label=run.config.data.label)
     if not config.init:
-        run.policy = fresh_policy(config, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), dataset)
+        run.policy = fresh_policy(
+            config, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), dataset
+        )
     out = np.arange(len(dataset)) % HOLD == HOLD - 1 if hold_out else np.zeros(len(dataset), bool)
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
 
     def sampler(episodes: np.ndarray, weight=None):
         rows = None if episodes.all() else np.flatnonzero(episodes[dataset.episode_index])
-        return demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data, rows=rows, weight=weight)
+        return demo_sampler(
+            dataset, run.policy.spec, config.policy.horizon, config.data, rows=rows, weight=weight
+        )
+
     imitate(run, sampler(~out, weights), updates, made, weights and weights.look)
     run.taught, run.updates = updates, made + updates
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()
     if not out.any():
         return float("nan")
-    return bc.mean_loss(run.policy, sampled_on(device_of(run.policy), sampler(out)), config.bc, config.seed + 11)
+    return bc.mean_loss(
+        run.policy, sampled_on(device_of(run.policy), sampler(out)), config.bc, config.seed + 11
+    )
 
 
 def ask_until_enough(run: Run, folder: Path) -> None:
-    """`teach` and evaluate, and until success `is_enough` ask the expert for more demonstrations, up to --demos-most: each time
-    `GROWTH` times as many in all, and as many more updates."""
+    """`teach` and evaluate, and until success `is_enough` ask the expert for more demonstrations, up to
+    --demos-most: each time `GROWTH` times as many in all, and as many more updates."""
     config = run.config
     demos, updates, made = int(config.demos), config.bc.updates, 0
     if demos >= config.demos_most:
@@ -253,8 +291,11 @@ def ask_until_enough(run: Run, folder: Path) -> None:
         if is_enough(run.looks[-1]) or demos >= config.demos_most:
             break
         count = min(GROWTH * demos, config.demos_most)
-        run.report.say(f"supervised {success:.3f} with {demos} demonstrations{of}: {count - demos} more asked of the expert, from states "
-                       f"that the policy comes to, and {updates * count // demos:,} updates on all {count}")
+        run.report.say(
+            f"supervised {success:.3f} with {demos} demonstrations{of}: {count - demos} more asked of the "
+            f"expert, from states that the policy comes to, and {updates * count // demos:,} updates on all "
+            f"{count}"
+        )
         try:
             record_demos(run, folder, count - demos, demos)
         except UserError as e:  # such as an expert that can only go on from what it did itself
@@ -262,7 +303,10 @@ def ask_until_enough(run: Run, folder: Path) -> None:
             break
         demos, updates = count, updates * count // demos
     if not is_enough(run.looks[-1]):
-        run.report.say(f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} (--demos-most)")
+        run.report.say(
+            f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} "
+            "(--demos-most)"
+        )
     evaluate_supervised(run, looked=True)
 
 
@@ -272,8 +316,9 @@ def is_enough(look: Look) -> bool:
 
 
 def repeat_until_enough(run: Run, folder: Path) -> None:
-    """`teach` from a data set and evaluate, and while success is below `ENOUGH` teach anew with `GROWTH` times as many updates, up to
-    --bc.most, as long as the loss on held-out episodes falls or success rises."""
+    """`teach` from a data set and evaluate, and while success is below `ENOUGH` teach anew with `GROWTH`
+    times as many updates, up to --bc.most, as long as the loss on held-out episodes falls or success
+    rises."""
     updates, most, made = run.config.bc.updates, run.config.bc.most, 0
     if GROWTH * updates > most:
         teach(run, folder, updates)
@@ -284,7 +329,9 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
         held_out = teach(run, folder, updates, made, hold_out=True)
         made, success = made + updates, first_look(run)
         helped = success > best or held_out < LESS * least
-        best, best_policy, least = (success, run.policy, held_out) if success >= best else (best, best_policy, min(held_out, least))
+        best, best_policy, least = (
+            (success, run.policy, held_out) if success >= best else (best, best_policy, min(held_out, least))
+        )
         said = f"supervised {success:.3f} with {updates:,} updates, loss on held-out episodes {held_out:.3f}"
         if success >= ENOUGH or not helped or GROWTH * updates > most:
             break
@@ -295,18 +342,22 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
         run.policy, success = best_policy, best
         first_look(run)
     if success < ENOUGH:
-        run.report.say(f"supervised {success:.3f}: what would help is more demonstrations than those in {folder}")
+        run.report.say(
+            f"supervised {success:.3f}: what would help is more demonstrations than those in {folder}"
+        )
     evaluate_supervised(run, looked=True)
 
 
 def first_look(run: Run) -> float:
-    """Evaluate the supervised policy on the starts that choose -> success; the look of one that was given up is forgotten."""
+    """Evaluate the supervised policy on the starts that choose -> success; the look of one that was given up
+    is forgotten."""
     run.looks = []
     return run.look()
 
 
 def evaluate_supervised(run: Run, looked: bool = False) -> None:
-    """Report the policy that RL begins with; where RL follows it is one of those to choose among. `looked`: it was looked at already."""
+    """Report the policy that RL begins with; where RL follows it is one of those to choose among. `looked`:
+    it was looked at already."""
     run.evaluate("sft")
     if run.config.algo == "bc" or not run.config.steps:
         run.looks = []

@@ -1,4 +1,5 @@
-"""A run's side of `--share FOLDER`: it gives groups of its episodes there, and learns from those of other runs (SAPO)."""
+"""A run's side of `--share FOLDER`: it gives groups of its episodes there, and learns from those of other
+runs (SAPO)."""
 
 import re
 import zlib
@@ -39,31 +40,56 @@ def check(config: TrainConfig, env) -> None:
     """Raise UserError for a run that cannot share its episodes."""
     if not config.share:
         if config.share_foreign is not None:
-            raise UserError("--share-foreign says how much is taken from other runs: it goes with --share FOLDER")
+            raise UserError(
+                "--share-foreign says how much is taken from other runs: it goes with --share FOLDER"
+            )
         return
     o = config.rl
     if config.algo in ("bc", "nft") or not isinstance(o, OnPolicyOptions) or o.advantage in ("gae", "tree"):
-        raise UserError("--share gives and takes groups of episodes: it goes with pi_rl, ppo, dppo or reinflow and a group advantage, "
-                        "for example --rl.advantage grpo")
-    if config.periodic or config.dream or config.learners > 1 or allocates(config) or chooses(config) or on_device(env) or \
-            hasattr(env, "sources"):
-        raise UserError("--share goes without --periodic, --dream, --learners, --rl.allocate, --rl.candidates, a person in training and "
-                        "simulators that compute on a device")
+        raise UserError(
+            "--share gives and takes groups of episodes: it goes with pi_rl, ppo, dppo or reinflow and a "
+            "group advantage, for example --rl.advantage grpo"
+        )
+    if (
+        config.periodic
+        or config.dream
+        or config.learners > 1
+        or allocates(config)
+        or chooses(config)
+        or on_device(env)
+        or hasattr(env, "sources")
+    ):
+        raise UserError(
+            "--share goes without --periodic, --dream, --learners, --rl.allocate, --rl.candidates, a person "
+            "in training and simulators that compute on a device"
+        )
     if o.proximal == "ewma" and staleness(config):
-        raise UserError("--share anchors episodes of other runs at the present weights: it goes without --rl.proximal ewma")
+        raise UserError(
+            "--share anchors episodes of other runs at the present weights: it goes without --rl.proximal "
+            "ewma"
+        )
     if foreign_groups(config) > own_groups(config):
-        raise UserError(f"--share-foreign must be in [0, {own_groups(config)}], the groups that this run plays for an update (more than "
-                        f"half of others' was worse than none of them in SAPO), got {config.share_foreign}")
+        raise UserError(
+            f"--share-foreign must be in [0, {own_groups(config)}], the groups that this run plays for an "
+            "update (more than half of others' was worse than none of them in SAPO), got "
+            f"{config.share_foreign}"
+        )
     if Path(config.share).exists() and not Path(config.share).is_dir():
         raise UserError(f"--share {config.share} is a file; name a folder, which is made if it is not there")
 
 
 def space_of(spec: ControlSpec, policy, task: str, group: int, obs: dict[str, torch.Tensor]) -> dict:
     """What must be equal for runs to learn from each other, as plain JSON; obs {name: [T,N,...]}."""
-    return {"task": task or spec.task, "period": spec.period, "state": list(spec.state_names),
-            "axes": [[a.name, a.unit, a.low, a.high, a.kind, a.frame] for a in spec.axes],
-            "observation": {k: [list(v.shape[2:]), str(v.dtype)[6:]] for k, v in sorted(obs.items())},
-            "policy.horizon": policy.options.horizon, "policy.execute": policy.options.execute, "rl.group": group}
+    return {
+        "task": task or spec.task,
+        "period": spec.period,
+        "state": list(spec.state_names),
+        "axes": [[a.name, a.unit, a.low, a.high, a.kind, a.frame] for a in spec.axes],
+        "observation": {k: [list(v.shape[2:]), str(v.dtype)[6:]] for k, v in sorted(obs.items())},
+        "policy.horizon": policy.options.horizon,
+        "policy.execute": policy.options.execute,
+        "rl.group": group,
+    }
 
 
 def part_of(folder: Path, prefix: str = "") -> str:
@@ -81,22 +107,42 @@ def groups_of(r: Rollout, policy, space: dict, chosen: np.ndarray) -> list[Share
         done = r.done[:, mine].cpu().numpy()
         made = np.cumsum(done, 0) - done == 0
         t = int(np.flatnonzero(done.any(1)).max()) + 1
-        obs = {k: torch.cat([v[:, mine], r.last_obs[k][None, mine]])[:t + 1].cpu().numpy() for k, v in r.obs.items()}
+        obs = {
+            k: torch.cat([v[:, mine], r.last_obs[k][None, mine]])[: t + 1].cpu().numpy()
+            for k, v in r.obs.items()
+        }
         executed = np.where(made, r.executed[:, mine].cpu().numpy(), 0)[:t].astype(np.int64)
         x0 = r.x0[:t, mine].to(policy.action_norm.device)
         start = -1 if r.start is None else int(r.start[0, mine][0])
-        out.append(SharedGroup(space, space["task"], start, obs, policy.action_norm.inverse(x0).cpu().numpy().astype(np.float32), executed,
-                               r.outcome[mine].cpu().numpy().astype(np.float32)))
+        out.append(
+            SharedGroup(
+                space,
+                space["task"],
+                start,
+                obs,
+                policy.action_norm.inverse(x0).cpu().numpy().astype(np.float32),
+                executed,
+                r.outcome[mine].cpu().numpy().astype(np.float32),
+            )
+        )
     return out
 
 
 def unfit(g: SharedGroup, space: dict, longest: int) -> str:
-    """Why a run of `space` whose episodes have `longest` decisions cannot learn from a group; "" where it can."""
+    """Why a run of `space` whose episodes have `longest` decisions cannot learn from a group; "" where it
+    can."""
     if why := difference(space, g.space):
         return why
-    (t, n, h, _), seen = g.actions.shape, {k: [list(v.shape[2:]), str(v.dtype)] for k, v in sorted(g.obs.items())}
+    (t, n, h, _), seen = (
+        g.actions.shape,
+        {k: [list(v.shape[2:]), str(v.dtype)] for k, v in sorted(g.obs.items())},
+    )
     tokens = g.obs.get("tokens")
-    if seen != space["observation"] or (n, h, g.actions.shape[3]) != (space["rl.group"], space["policy.horizon"], len(space["axes"])):
+    if seen != space["observation"] or (n, h, g.actions.shape[3]) != (
+        space["rl.group"],
+        space["policy.horizon"],
+        len(space["axes"]),
+    ):
         return "its arrays are not of the space that it names"
     if tokens is not None and tokens.dtype == np.int64 and (tokens.min() < 0 or tokens.max() >= VOCAB):
         return "words that there are not"
@@ -108,7 +154,8 @@ def unfit(g: SharedGroup, space: dict, longest: int) -> str:
 class ExperienceSharing:
     """Gives groups of every update and mixes those of others in; `state_dict` goes into the checkpoint.
 
-    What comes from others follows from the seed, the update and what is in the folder; a group is learnt from once.
+    What comes from others follows from the seed, the update and what is in the folder; a group is learnt from
+    once.
     """
 
     def __init__(self, config: TrainConfig, folder: Path, spec: ControlSpec, say: Callable[..., None]):
@@ -129,11 +176,14 @@ class ExperienceSharing:
             self.taken, self.told = set(saved["taken"]), set(saved["told"])
             self.counts |= {k: int(v) for k, v in saved["counts"].items()}
         self.folder.forget_after(self.update)
-        self.say(f"shares episodes over {self.folder.root} as {self.folder.mine}: an update has {self.own} groups of its own and up to "
-                 f"{self.most} of other runs")
+        self.say(
+            f"shares episodes over {self.folder.root} as {self.folder.mine}: an update has {self.own} groups "
+            f"of its own and up to {self.most} of other runs"
+        )
 
     def mix(self, own: Rollout, policy, version: int) -> Rollout:
-        """Give of `own`, whole episodes in groups -> `own`, with groups of others behind it where there are any."""
+        """Give of `own`, whole episodes in groups -> `own`, with groups of others behind it where there are
+        any."""
         space = space_of(self.spec, policy, self.config.task, self.group, own.obs)
         self.give(own, policy, space)
         parts = self.take(policy, space, version) if self.most else []
@@ -144,7 +194,10 @@ class ExperienceSharing:
         r = foreign.side_by_side(own, foreign.foreign_rollout(parts))
         teaching = foreign.decisions_with_advantage(r, self.group)
         mine = len(teaching) - len(parts)
-        self.last |= {"foreign": len(parts) / len(teaching), "decisions": float(teaching[mine:].sum() / max(teaching.sum(), 1))}
+        self.last |= {
+            "foreign": len(parts) / len(teaching),
+            "decisions": float(teaching[mine:].sum() / max(teaching.sum(), 1)),
+        }
         return r
 
     def give(self, own: Rollout, policy, space: dict) -> None:
@@ -182,8 +235,16 @@ class ExperienceSharing:
                 self.account(name, "flat", "")
             else:
                 seed_noise(self.generator, mix(self.config.seed, 71, self.update, k))
-                columns = foreign.foreign_columns(policy, g.obs, g.actions, g.executed, g.outcome, version, self.generator,
-                                                  g.behaviour if g.actor == actor else None)
+                columns = foreign.foreign_columns(
+                    policy,
+                    g.obs,
+                    g.actions,
+                    g.executed,
+                    g.outcome,
+                    version,
+                    self.generator,
+                    g.behaviour if g.actor == actor else None,
+                )
                 if not foreign.is_sound(columns):
                     self.account(name, "refused", f"{name}: its actions have no finite log-prob here")
                     continue
@@ -192,7 +253,8 @@ class ExperienceSharing:
         return out
 
     def account(self, name: str, why: str, words: str) -> None:
-        """Count a group, which is not looked at again; of what is wrong with a run's groups the first is said."""
+        """Count a group, which is not looked at again; of what is wrong with a run's groups the first is
+        said."""
         self.taken.add(name)
         self.counts[why] += 1
         if words:
@@ -205,12 +267,18 @@ class ExperienceSharing:
             self.say(f"--share: {words}", "warning")
 
     def metrics(self) -> dict[str, float]:
-        """share/*: of the last update its share of foreign groups, and of decisions that teach; counts so far."""
+        """share/*: of the last update its share of foreign groups, and of decisions that teach; counts so
+        far."""
         return {f"share/{k}": float(v) for k, v in (self.last | self.counts).items()}
 
     def state_dict(self) -> dict:
-        return {"run": self.folder.mine, "update": self.update, "taken": sorted(self.taken), "told": sorted(self.told),
-                "counts": dict(self.counts)}
+        return {
+            "run": self.folder.mine,
+            "update": self.update,
+            "taken": sorted(self.taken),
+            "told": sorted(self.told),
+            "counts": dict(self.counts),
+        }
 
 
 def make_sharing(run, spec: ControlSpec, saved: "dict | None") -> ExperienceSharing:

@@ -1,4 +1,5 @@
-"""The simulated arm as a node: the 1 kHz governed arm over MuJoCo with a CRISP robot's topics, in real time or in lockstep."""
+"""The simulated arm as a node: the 1 kHz governed arm over MuJoCo with a CRISP robot's topics, in real time
+or in lockstep."""
 
 import math
 import os
@@ -25,37 +26,50 @@ class SimArmOptions:
         "Time": ("seconds", "lockstep"),
         "Limits": ("speed", "wrench", "armed"),
         "ROS 2": ("namespace", "domain", "interface", "security"),
-        "What goes wrong on purpose": ("payload", "joint_friction", "torque_delay", "push", "message_delay", "message_drop")}
+        "What goes wrong on purpose": (
+            "payload",
+            "joint_friction",
+            "torque_delay",
+            "push",
+            "message_delay",
+            "message_drop",
+        ),
+    }
 
     robot: str = "sim"
     """Preset or JSON file, also of two arms (robo_rl sim-arm --robot list names the presets)."""
     scene: str = "pick_cube"
-    """pick_cube, or none: the robot's model alone. Two arms have the scene of their models, whatever is said here."""
+    """pick_cube, or none: the robot's model alone. Two arms have the scene of their models, whatever is said
+    here."""
     controller: str = ""
-    """joint: stiff joints as in sims/mujoco, for policies trained there; cartesian: an impedance at the tool; "": joint for
-    --robot sim and for two arms, cartesian for others."""
+    """joint: stiff joints as in sims/mujoco, for policies trained there; cartesian: an impedance at the tool;
+    "": joint for --robot sim and for two arms, cartesian for others."""
     start: int = 0
     """Start of the scene, from 0: where the cube lies."""
     seconds: float = math.inf
     """Time limit [s]; inf: until Ctrl-C."""
     lockstep: bool = False
-    """As fast as it goes, on simulated time, with /clock; on the wire only where --domain is given. Needs --seconds."""
+    """As fast as it goes, on simulated time, with /clock; on the wire only where --domain is given. Needs
+    --seconds."""
     speed: float = 0.25
     """Speed limit of the tool [m/s], up to 1.5; below 1.0 a policy of sims/mujoco runs in slow motion."""
     wrench: float = 0.0
-    """Largest force at the tool [N], 0 to 1000, estimated from torques and motion, beyond which the arm holds, and a third of
-    the number as moment [N m]. 0: nothing is estimated. (Policies that press on the table know no such limit.)"""
+    """Largest force at the tool [N], 0 to 1000, estimated from torques and motion, beyond which the arm
+    holds, and a third of the number as moment [N m]. 0: nothing is estimated. (Policies that press on the
+    table know no such limit.)"""
     armed: bool = False
-    """Arm the governor at the start, for whoever commands first; else a client's `claim NAME SECONDS` and `arm NAME` on safety_command
-    do."""
+    """Arm the governor at the start, for whoever commands first; else a client's `claim NAME SECONDS` and
+    `arm NAME` on safety_command do."""
     namespace: str = ""
     """Prefix of all topics."""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
+    addresses: wg0,10.0.0.2."""
     security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
+    none."""
     payload: float = 0.0
     """Mass at the tool that the law does not model [kg], 0 to 100."""
     joint_friction: float = 0.0
@@ -95,7 +109,8 @@ class SimArmOptions:
 
 
 def make_sim_arm(options: SimArmOptions, transport=None):
-    """(arm, node) of the options; the transport is DDS, or an in-process one with --lockstep or where it is given."""
+    """(arm, node) of the options; the transport is DDS, or an in-process one with --lockstep or where it is
+    given."""
     from controllers.arm import SimArm
     from controllers.robot import load_robot
     from controllers.transport import Bus, LoopbackTransport
@@ -113,25 +128,44 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
     robot = with_stiff_joints(load_robot(options.robot), controller)
     law = stiff_law(robot) if controller == "joint" else law_options(controller, options.speed)
-    arm = SimArm(robot, law, path=scene_xml(robot, options.scene), servo=controller == "joint",
-                 disturbance=disturbance_of(options))
+    arm = SimArm(
+        robot,
+        law,
+        path=scene_xml(robot, options.scene),
+        servo=controller == "joint",
+        disturbance=disturbance_of(options),
+    )
     if transport is None:
-        transport = LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
-            connect("sim_arm", options.domain, options.interface, options.namespace, security=options.security)
-    node = make_node(options, arm, transport, make_controllers(load_robot(options.robot), options.speed), WIRE_NAMES[controller],
-                     lambda start: start_placement(robot, options.scene, start))
+        transport = (
+            LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm")
+            if options.lockstep and options.domain < 0
+            else connect(
+                "sim_arm", options.domain, options.interface, options.namespace, security=options.security
+            )
+        )
+    node = make_node(
+        options,
+        arm,
+        transport,
+        make_controllers(load_robot(options.robot), options.speed),
+        WIRE_NAMES[controller],
+        lambda start: start_placement(robot, options.scene, start),
+    )
     return arm, node
 
 
 def disturbance_of(options: SimArmOptions):
     """What the options let go wrong in the arm itself."""
     from controllers.arm import Disturbance
-    return Disturbance(payload=options.payload, torque_delay=options.torque_delay, joint_friction=options.joint_friction)
+
+    return Disturbance(
+        payload=options.payload, torque_delay=options.torque_delay, joint_friction=options.joint_friction
+    )
 
 
 def make_node(options: SimArmOptions, arm, transport, controllers: dict, active: str, place_at):
-    """The node of a simulated arm with its governor, supervisor and services, at the start of the options. controllers, active: of the
-    manager; place_at(start): (joint angles, bodies' poses)."""
+    """The node of a simulated arm with its governor, supervisor and services, at the start of the options.
+    controllers, active: of the manager; place_at(start): (joint angles, bodies' poses)."""
     from controllers.governor import Governor
     from controllers.manager import Manager
     from controllers.manager import placed as from_row
@@ -158,6 +192,7 @@ def make_node(options: SimArmOptions, arm, transport, controllers: dict, active:
 
     def place(row: tuple[float, ...]) -> None:
         arm.reset(*from_row(row, len(robot.joints), arm.objects()), opening=1.0)
+
     described = ""
     with suppress(UserError):  # a model that URDF cannot say has no description
         described = robot_description(robot)
@@ -179,8 +214,24 @@ def cameras_beside(options: SimArmOptions) -> Iterator[None]:
     if not options.cameras:
         yield
         return
-    command = [sys.executable, "-m", "robo_rl", "cameras", "--views", *options.cameras, "--size", str(options.image_size), "--scene",
-               options.scene, "--robot", options.robot, "--domain", str(options.domain), "--parent", str(os.getpid())]
+    command = [
+        sys.executable,
+        "-m",
+        "robo_rl",
+        "cameras",
+        "--views",
+        *options.cameras,
+        "--size",
+        str(options.image_size),
+        "--scene",
+        options.scene,
+        "--robot",
+        options.robot,
+        "--domain",
+        str(options.domain),
+        "--parent",
+        str(os.getpid()),
+    ]
     for name in ("namespace", "interface", "security"):
         command += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
     cameras = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -190,14 +241,19 @@ def cameras_beside(options: SimArmOptions) -> Iterator[None]:
         end(cameras)
 
 
-def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: None,
-                on_tick: "Callable[[object, object], None]" = lambda arm, node: None,
-                on_refusal: Callable[[str], None] = lambda line: None, make=make_sim_arm):
-    """Run the arm until its time is over or the user asks for the end -> (arm, node, the loop's timing in words).
+def run_sim_arm(
+    options: SimArmOptions,
+    on_start: Callable[[], None] = lambda: None,
+    on_tick: "Callable[[object, object], None]" = lambda arm, node: None,
+    on_refusal: Callable[[str], None] = lambda line: None,
+    make=make_sim_arm,
+):
+    """Run the arm until its time is over or the user asks for the end -> (arm, node, the loop's timing in
+    words).
 
     make(options): (arm, node), or what does as both.
-    on_start() is called before the first tick in real time, on_tick(arm, node) every quarter of a second of the arm's time,
-    on_refusal(line) at the first refusal of each kind.
+    on_start() is called before the first tick in real time, on_tick(arm, node) every quarter of a second of
+    the arm's time, on_refusal(line) at the first refusal of each kind.
     """
     from controllers.loop import real_time, undisturbed
 
@@ -213,6 +269,7 @@ def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: N
             node.governor.arm(node.transport.now())
         if node.count % 250 == 0:
             on_tick(arm, node)
+
     with cameras_beside(options), closing(node.transport), asked_to_stop() as stop:
         if options.lockstep:
             while arm.ticks * arm.dt < options.seconds - 1e-9 and not stop:

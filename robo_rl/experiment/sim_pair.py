@@ -24,29 +24,47 @@ LOOK = 5  # ticks between two looks at how far the arms are apart
 
 
 def separation_of(pair: ArmPair, models: dict[str, ArmModel], period: float) -> Separation | None:
-    """How near the arms of a pair are, by these models; None where its file says why there is no clearance. period [s]: between looks."""
+    """How near the arms of a pair are, by these models; None where its file says why there is no clearance.
+    period [s]: between looks."""
     if pair.clearance is None:
         return None
     prepare()
-    capsules = [LinkCapsules(models[name], robot.model or models[name].spec, pair.radius, pair.bases[name].pos, pair.bases[name].quat)
-                for name, robot in pair.arms.items()]
+    capsules = [
+        LinkCapsules(
+            models[name],
+            robot.model or models[name].spec,
+            pair.radius,
+            pair.bases[name].pos,
+            pair.bases[name].quat,
+        )
+        for name, robot in pair.arms.items()
+    ]
     return Separation(capsules, pair.clearance, period)
 
 
 class SimPair:
-    """Both arms; `tick` is one control period. nodes: by the arms' names; governor: above theirs; t [s], ticks: of the scene.
+    """Both arms; `tick` is one control period. nodes: by the arms' names; governor: above theirs; t [s],
+    ticks: of the scene.
 
-    transport: None makes one, DDS or in-process, as `make_sim_arm` does; topics begin with the arms' names."""
+    transport: None makes one, DDS or in-process, as `make_sim_arm` does; topics begin with the arms'
+    names."""
 
     def __init__(self, pair: ArmPair, options: SimArmOptions, transport: Transport | None = None):
         pair.need_limits()
         if options.cameras or options.payload:
-            raise UserError(f"two arms have no {'--cameras' if options.cameras else '--payload'}: the scene is that of their models")
+            raise UserError(
+                f"two arms have no {'--cameras' if options.cameras else '--payload'}: the scene is that of "
+                "their models"
+            )
         self.pair, self.dt, self.ticks, self.count = pair, DT, 0, 0
         self.bus = Bus(lambda: self.ticks * self.dt)  # where they are on no network
         self.transport = transport or (
-            LoopbackTransport(self.bus, "sim_arm") if options.lockstep and options.domain < 0 else
-            connect("sim_arm", options.domain, options.interface, options.namespace, security=options.security))
+            LoopbackTransport(self.bus, "sim_arm")
+            if options.lockstep and options.domain < 0
+            else connect(
+                "sim_arm", options.domain, options.interface, options.namespace, security=options.security
+            )
+        )
         shares = pair_scene(pair, DT, disturbance_of(options))
         self.mj, self.data = next((s.mj, s.data) for s in shares.values())
         controller = choose("--controller", options.controller or "joint", CONTROLLERS)
@@ -54,11 +72,25 @@ class SimPair:
         for name, robot in pair.arms.items():
             controllers = make_controllers(robot, options.speed)
             active = controllers[WIRE_NAMES[controller]]
-            arm = SimArm(active.robot, active.options, servo=active.servo, disturbance=disturbance_of(options), share=shares[name])
-            self.nodes[name] = make_node(options, arm, NamespacedTransport(self.transport, name), controllers, WIRE_NAMES[controller],
-                                         lambda _, robot=robot: (np.array(robot.home), {}))
+            arm = SimArm(
+                active.robot,
+                active.options,
+                servo=active.servo,
+                disturbance=disturbance_of(options),
+                share=shares[name],
+            )
+            self.nodes[name] = make_node(
+                options,
+                arm,
+                NamespacedTransport(self.transport, name),
+                controllers,
+                WIRE_NAMES[controller],
+                lambda _, robot=robot: (np.array(robot.home), {}),
+            )
         governors = {name: node.governor for name, node in self.nodes.items() if node.governor is not None}
-        separation = separation_of(pair, {name: node.arm.model for name, node in self.nodes.items()}, LOOK * DT)
+        separation = separation_of(
+            pair, {name: node.arm.model for name, node in self.nodes.items()}, LOOK * DT
+        )
         self.governor = PairGovernor(governors, separation, LOOK)
         self.stopped = dict.fromkeys(self.nodes, False)
 
@@ -69,7 +101,9 @@ class SimPair:
     @property
     def refused(self) -> Counter[str]:
         """Refused messages of both arms, with the arm's name."""
-        return Counter({f"{name}/{line}": n for name, node in self.nodes.items() for line, n in node.refused.items()})
+        return Counter(
+            {f"{name}/{line}": n for name, node in self.nodes.items() for line, n in node.refused.items()}
+        )
 
     @property
     def on_refusal(self) -> Callable[[str], None]:
@@ -101,7 +135,13 @@ class SimPair:
 
     def apart(self) -> str:
         s = self.governor.separation
-        return "no clearance" if s is None else f"{1000 * s.distance:.0f} mm apart" if s.distance < np.inf else "not armed"
+        return (
+            "no clearance"
+            if s is None
+            else f"{1000 * s.distance:.0f} mm apart"
+            if s.distance < np.inf
+            else "not armed"
+        )
 
 
 def make_sim_pair(options: SimArmOptions) -> tuple[SimPair, SimPair]:
@@ -112,4 +152,7 @@ def make_sim_pair(options: SimArmOptions) -> tuple[SimPair, SimPair]:
 
 def pair_status_line(pair: SimPair, timing: str = "") -> str:
     """`status_line` of each arm, and how far they are apart."""
-    return "; ".join(f"{name} {status_line(n.arm, n)}" for name, n in pair.nodes.items()) + f" · {pair.apart()}{timing}"
+    return (
+        "; ".join(f"{name} {status_line(n.arm, n)}" for name, n in pair.nodes.items())
+        + f" · {pair.apart()}{timing}"
+    )

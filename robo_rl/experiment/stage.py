@@ -1,4 +1,5 @@
-"""What the actor of a run that learns from replay acts in: the env, the person beside it, the judge, the keeper of episodes with help."""
+"""What the actor of a run that learns from replay acts in: the env, the person beside it, the judge, the
+keeper of episodes with help."""
 
 from pathlib import Path
 
@@ -15,13 +16,16 @@ def by_person(config: TrainConfig) -> bool:
 def check_operator(config: TrainConfig, env) -> None:
     """UserError: there is no such operator, or this env cannot be helped by it."""
     from robo_rl.experiment.operators import check_person, open_person
+
     o = replay_options(config)
     kind = check_person("--rl.operator", o.operator, ("none", "scripted"))
     if kind == "scripted":
         from robo_rl.human.operators import ScriptedOperator
+
         ScriptedOperator(env, o.scripted_operator)
     elif kind == "console":
         from robo_rl.experiment.console import need_websockets
+
         need_websockets()
     elif kind != "none":
         open_person(o.operator, env.spec).close()
@@ -42,7 +46,8 @@ def judge_of(config: TrainConfig, folder: Path, lanes: int):
 
 
 def stage(config: TrainConfig, folder: Path, env=None, judged: bool = True):
-    """What the actor acts in: `env` or one of its own, with the operator beside it if asked, the judge, the keeper of episodes with help.
+    """What the actor acts in: `env` or one of its own, with the operator beside it if asked, the judge, the
+    keeper of episodes with help.
 
     judged False: without the judge, before there is one.
     """
@@ -68,6 +73,7 @@ def stage(config: TrainConfig, folder: Path, env=None, judged: bool = True):
         leave()
         if own:
             made.close()
+
     return Stage(made, judge, keep, close, len(writer))
 
 
@@ -76,12 +82,14 @@ def with_operator(config: TrainConfig, env):
     o = replay_options(config)
     if o.operator == "scripted":
         from robo_rl.human.operators import ScriptedOperator
+
         return InterventionEnv(env, ScriptedOperator(env, o.scripted_operator, config.seed + 2)), lambda: None
     if o.operator == "console":
         return with_console(config, env)
     from robo_rl.experiment.operators import device_operator
     from robo_rl.human.leader_arm import tool_of
     from robo_rl.human.pace import Pace
+
     pace = Pace(env.spec.period / o.operator_speed if o.operator_speed else 0.0)
     operator = device_operator(o.operator, env.spec, env.num_envs, pace=pace)
     made = InterventionEnv(env, operator)
@@ -96,8 +104,11 @@ def with_console(config: TrainConfig, env):
     from robo_rl.experiment.console import open_page
     from robo_rl.human.console.options import ConsoleOptions
     from robo_rl.human.console.training import TrainingConsole
+
     o = replay_options(config)
-    options = ConsoleOptions(run="", robots=env.num_envs, port=o.operator_port, speed=o.operator_speed or 10.0)
+    options = ConsoleOptions(
+        run="", robots=env.num_envs, port=o.operator_port, speed=o.operator_speed or 10.0
+    )
     console = TrainingConsole(env.spec, env.num_envs, options)
     made = InterventionEnv(env, console)
     console.watch(made)

@@ -1,4 +1,5 @@
-"""Beside a run with stale data: an alarm and a smaller bound on staleness once the samples of its updates stop counting."""
+"""Beside a run with stale data: an alarm and a smaller bound on staleness once the samples of its updates
+stop counting."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from robo_rl.runtime.ledger import Ledger
 
 @dataclass(slots=True)
 class EssGuard:
-    """Steps the bound on staleness down by one once the effective sample size per sample stays below `least` for `patience` updates.
+    """Steps the bound on staleness down by one once the effective sample size per sample stays below `least`
+    for `patience` updates.
 
-    Never below `floor`; after a step it counts anew. An update without stale data has nothing to say and ends the count.
+    Never below `floor`; after a step it counts anew. An update without stale data has nothing to say and ends
+    the count.
     """
 
     least: float = 0.1
@@ -20,7 +23,8 @@ class EssGuard:
     low: int = 0  # updates in a row
 
     def observe(self, ess_frac: float | None, staleness: int) -> int:
-        """The bound that holds from now on; `ess_frac` of the last update's weights, None where none was stale."""
+        """The bound that holds from now on; `ess_frac` of the last update's weights, None where none was
+        stale."""
         self.low = self.low + 1 if ess_frac is not None and not ess_frac >= self.least else 0
         if self.low < self.patience:
             return staleness
@@ -58,9 +62,12 @@ class StalenessGuard:
             return
         bound = self.rule.observe(metrics.get("ess_frac"), feed.ledger.staleness)
         if bound < feed.ledger.staleness:
-            self.say(f"the effective sample size of stale data was below {self.rule.least:g} of the samples for {self.rule.patience} "
-                     f"updates: data may be {bound} versions old from now on, not {feed.ledger.staleness}; "
-                     f"--max-staleness {bound} begins so", "warning")
+            self.say(
+                f"the effective sample size of stale data was below {self.rule.least:g} of the samples for "
+                f"{self.rule.patience} updates: data may be {bound} versions old from now on, not "
+                f"{feed.ledger.staleness}; --max-staleness {bound} begins so",
+                "warning",
+            )
             feed.ledger.bound(bound)
             self.bound = bound
 

@@ -1,4 +1,5 @@
-"""Who decides in a run which start comes next: the env itself (--starts uniform), or a sampler of robo_rl/rollout_control."""
+"""Who decides in a run which start comes next: the env itself (--starts uniform), or a sampler of
+robo_rl/rollout_control."""
 
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -26,7 +27,8 @@ BESIDE = 0.5  # weight of the supervised loss beside RL while there is no succes
 
 
 def find_sampler(name: str) -> Callable:
-    """`make(seed, tasks)` -> a sampler, of a name `module:function`: of robo_rl.rollout_control.samplers, or the user's own."""
+    """`make(seed, tasks)` -> a sampler, of a name `module:function`: of robo_rl.rollout_control.samplers, or
+    the user's own."""
     make = load_object(name, WHAT)
     check_call(make, name, WHAT, (), ("seed", "tasks"))
     return make
@@ -41,23 +43,28 @@ def check(config: TrainConfig) -> None:
     if is_object(config.starts):
         find_sampler(config.starts)
     if config.backend == "ray":
-        raise UserError("--starts: the table of starts goes by files of this machine, not to workers of --backend ray; use --starts "
-                        "uniform or --backend processes")
+        raise UserError(
+            "--starts: the table of starts goes by files of this machine, not to workers of --backend ray; "
+            "use --starts uniform or --backend processes"
+        )
 
 
 def hopeless_tasks(run: Run) -> list[int]:
-    """The tasks in which the supervised policy that RL begins with has hardly any success: the lower bound of its first evaluation there
-    is below `LEFT`."""
+    """The tasks in which the supervised policy that RL begins with has hardly any success: the lower bound of
+    its first evaluation there is below `LEFT`."""
     first = run.looks[0] if run.looks and run.looks[0].step == 0 else None
     return [] if first is None else [k for k, (won, n) in enumerate(first.parts) if wilson(won, n).low < LEFT]
 
 
 def make_control(run: Run, saved: "dict | None") -> "StartControl | None":
-    """The control of the run's starts, as it was where `saved`, its state in a checkpoint, is given; None: the env draws them."""
+    """The control of the run's starts, as it was where `saved`, its state in a checkpoint, is given; None:
+    the env draws them."""
     config, names = run.config, task_names(run.env)
     control = starts_control(run)
     if len(names) > 1 and config.backend != "ray":
-        sampler = TaskSampler(names, tasks.make_arms(config, len(names)), control.sampler if control is not None else Uniform())
+        sampler = TaskSampler(
+            names, tasks.make_arms(config, len(names)), control.sampler if control is not None else Uniform()
+        )
         control = StartControl(sampler, config.seed, None if control is None else control.stored)
     if control is None and (allocates(config) or getattr(config.rl, "recycle", 0)):
         control = StartControl(Uniform(), config.seed)
@@ -75,11 +82,14 @@ def starts_control(run: Run) -> "StartControl | None":
         return reverse_control(run)
     if config.starts in POOL_STARTS:
         return StartControl(start_pool.make_sampler(config), config.seed)
-    return StartControl(find_sampler(config.starts)(seed=config.seed, tasks=len(task_names(run.env))), config.seed)
+    return StartControl(
+        find_sampler(config.starts)(seed=config.seed, tasks=len(task_names(run.env))), config.seed
+    )
 
 
 def reverse_control(run: Run) -> "StartControl | None":
-    """The reverse curriculum along the run's demonstrations, said in a line; None, with the reason, where they cannot be played again."""
+    """The reverse curriculum along the run's demonstrations, said in a line; None, with the reason, where
+    they cannot be played again."""
     from robo_rl.data.reader import load
 
     config, folder = run.config, demo_folder(run)
@@ -93,28 +103,47 @@ def reverse_control(run: Run) -> "StartControl | None":
         env.close()
         why = "" if states else "none of its demonstrations succeeds again from the start it names"
     where = f" in {', '.join(names[k] for k in which)}" if len(names) > 1 else ""
-    first = "--starts reverse" if config.starts == "reverse" else f"supervision left {left_by(run, which):.3f} success to learn from{where}"
+    first = (
+        "--starts reverse"
+        if config.starts == "reverse"
+        else f"supervision left {left_by(run, which):.3f} success to learn from{where}"
+    )
     remedy = "more demonstrations (--demos 100), longer supervision (--bc.updates 5000) or --reward dense"
     if why or states is None:
-        run.report.say(f"{first}, and rollouts cannot begin along demonstrations: {why}. What helps: {remedy}", "warning")
+        run.report.say(
+            f"{first}, and rollouts cannot begin along demonstrations: {why}. What helps: {remedy}", "warning"
+        )
         return None
-    run.report.say(f"{first}: rollouts begin in {len(states.left)} states along {kept} demonstrations, nearest to success first, and "
-                   "in the task's own starts, more of them as they succeed; supervision stays beside RL until then. What else "
-                   f"helps: {remedy}")
-    sampler = Reverse(states.left, config.policy.execute, early_rounds(run), tuple(which) if len(names) > 1 else (),
-                      len(which) / len(names))
+    run.report.say(
+        f"{first}: rollouts begin in {len(states.left)} states along {kept} demonstrations, nearest to "
+        "success first, and in the task's own starts, more of them as they succeed; supervision stays "
+        f"beside RL until then. What else helps: {remedy}"
+    )
+    sampler = Reverse(
+        states.left,
+        config.policy.execute,
+        early_rounds(run),
+        tuple(which) if len(names) > 1 else (),
+        len(which) / len(names),
+    )
     return StartControl(sampler, config.seed, states.stored)
 
 
 def left_by(run: Run, which: Collection[int]) -> float:
     """The most success of the supervised policy in the tasks `which`; 0 where it was not looked at."""
-    return max((won / n for k, (won, n) in enumerate(run.looks[0].parts) if k in which), default=0.0) if run.looks else 0.0
+    return (
+        max((won / n for k, (won, n) in enumerate(run.looks[0].parts) if k in which), default=0.0)
+        if run.looks
+        else 0.0
+    )
 
 
 def early_rounds(run: Run) -> int:
-    """Rounds of rollouts of envs that begin together, before an episode can have run into its time limit: successes end first."""
+    """Rounds of rollouts of envs that begin together, before an episode can have run into its time limit:
+    successes end first."""
     config = run.config
-    steps = config.policy.execute * max(1, getattr(config.rl, "decisions", REPLAY_ROUND))  # of every env in a round
+    # of every env in a round
+    steps = config.policy.execute * max(1, getattr(config.rl, "decisions", REPLAY_ROUND))
     return -(-run.env.spec.max_steps // steps)
 
 

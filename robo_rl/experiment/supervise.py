@@ -1,7 +1,8 @@
 """A small parent that outlives the learner: when a signal kills it, the run goes on from its last checkpoint.
 
-A library may also end the process on its own, past every handler (Ray does when a daemon of its cluster on this machine dies):
-a learner that ends by itself says so to its parent, one that does not was ended. The next one starts a cluster anew.
+A library may also end the process on its own, past every handler (Ray does when a daemon of its cluster on
+this machine dies): a learner that ends by itself says so to its parent, one that does not was ended. The next
+one starts a cluster anew.
 """
 
 import contextlib
@@ -26,8 +27,9 @@ BY_ITSELF = b"\0"  # the learner's last word to its parent
 def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Path], int]) -> int:
     """Run `first(tell)` in a child of its own -> its exit status; after a deadly signal, `again(folder)`.
 
-    `tell(folder)` says that the run now has a folder to go on from. SIGINT and SIGTERM are passed on, for the child to handle
-    (it takes two within a second for one, as from a terminal's Ctrl-C); if this process dies, the child saves and ends.
+    `tell(folder)` says that the run now has a folder to go on from. SIGINT and SIGTERM are passed on, for the
+    child to handle (it takes two within a second for one, as from a terminal's Ctrl-C); if this process dies,
+    the child saves and ends.
     """
     folder, restarts, futile, saved = None, 0, 0, None
     while True:
@@ -71,17 +73,28 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
             if restarts and code == 2:  # it has said what it lacks, such as the cluster that it had joined
                 print(f"robo_rl: then go on with: robo_rl train --resume {folder}", file=sys.stderr)
             return code if code >= 0 else 128 - code
-        name = signal.Signals(-code).name if code < 0 else f"a library with exit status {code} (with --backend ray: a daemon " \
+        name = (
+            signal.Signals(-code).name
+            if code < 0
+            else f"a library with exit status {code} (with --backend ray: a daemon "
             "of the cluster on this machine, raylet or GCS, died)"
-        newest = folder and max((p.stat().st_mtime_ns for p in (folder / "checkpoints").glob("step_*")), default=0)
+        )
+        newest = folder and max(
+            (p.stat().st_mtime_ns for p in (folder / "checkpoints").glob("step_*")), default=0
+        )
         futile, saved = (futile + 1 if newest == saved else 0), newest
         if folder is None or futile >= RESTARTS:
-            print(f"\nrobo_rl: the learner was ended by {name}" +
-                  (f"; go on with: robo_rl train --resume {folder}" if folder else ""), file=sys.stderr)
+            print(
+                f"\nrobo_rl: the learner was ended by {name}"
+                + (f"; go on with: robo_rl train --resume {folder}" if folder else ""),
+                file=sys.stderr,
+            )
             return 128 - code if code < 0 else code
         restarts += 1
-        print(f"\nthe learner was ended by {name}; going on from the last checkpoint (restart {restarts})",
-              file=sys.stderr)
+        print(
+            f"\nthe learner was ended by {name}; going on from the last checkpoint (restart {restarts})",
+            file=sys.stderr,
+        )
         time.sleep(min(0.1 * (futile + 1), 2.0))
 
 

@@ -1,6 +1,8 @@
-"""Synthetic experience beside an off-policy learner: replay learnt by a diffusion model, drawn as one more source.
+"""Synthetic experience beside an off-policy learner: replay learnt by a diffusion model, drawn as one more
+source.
 
-Single transitions (SynthER), or stretches of decisions pushed towards the present policy (policy-guided diffusion), taken apart.
+Single transitions (SynthER), or stretches of decisions pushed towards the present policy (policy-guided
+diffusion), taken apart.
 """
 
 from collections.abc import Callable
@@ -23,11 +25,13 @@ MOST = 100_000  # real transitions a generator is learnt from
 class Synthetic:
     """A replay source of transitions that a generator made; owner of them and of when they are renewed.
 
-    A transition is one decision: its action is the chunk of E steps. Chunks that a time limit cut short are left out, so
-    every discount is gamma^E, or 0 where the generator says that it ended.
+    A transition is one decision: its action is the chunk of E steps. Chunks that a time limit cut short are
+    left out, so every discount is gamma^E, or 0 where the generator says that it ended.
     """
 
-    def __init__(self, options: OffPolicyOptions, execute: int, action: int, seed: int, say: Callable[[str], None]):
+    def __init__(
+        self, options: OffPolicyOptions, execute: int, action: int, seed: int, say: Callable[[str], None]
+    ):
         self.options, self.execute, self.action, self.seed, self.say = options, execute, action, seed, say
         self.made, self.next = 0, 0
         self.rows: dict[str, np.ndarray] = {}
@@ -36,7 +40,8 @@ class Synthetic:
         return len(self.rows.get("obs", ()))
 
     def renew(self, step: int, real: Mixture, policy: "Policy | None" = None) -> None:
-        """Learn a generator from the real sources alone, in their shares, if it is time to, and sample this one anew."""
+        """Learn a generator from the real sources alone, in their shares, if it is time to, and sample this
+        one anew."""
         have = sum(len(r) for r, _ in real.sources.values())
         if step < self.next or have < LEAST:
             return
@@ -45,42 +50,74 @@ class Synthetic:
         if (found := made(real, min(have, MOST), rng, seed, policy)) is None:
             return
         t, rows = found
-        self.rows = {"obs": t.obs, "action": t.action, "reward": t.reward, "next_obs": t.next_obs, "terminated": t.terminated}
+        self.rows = {
+            "obs": t.obs,
+            "action": t.action,
+            "reward": t.reward,
+            "next_obs": t.next_obs,
+            "terminated": t.terminated,
+        }
         self.made, self.next = self.made + 1, step + self.options.synthetic_every
-        self.say(f"synthetic: {len(t)} transitions from {rows} real {'ones' if made == self.upsampled else 'stretches'}")
+        self.say(
+            f"synthetic: {len(t)} transitions from {rows} real "
+            f"{'ones' if made == self.upsampled else 'stretches'}"
+        )
 
-    def upsampled(self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy | None"):
+    def upsampled(
+        self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy | None"
+    ):
         """SynthER's transitions and how many real ones taught it; None: too few."""
         from world_models.synther import SynthOptions, Transitions, Upsampler
+
         b = real.sample(count, rng)
         over = b.discounts == 0
         keep = (b.steps == self.execute) | over
         if keep.sum() < LEAST:
             return None
-        t = Transitions(b.obs["state"][keep], b.actions[keep].reshape(keep.sum(), -1), b.rewards[keep],
-                        b.next_obs["state"][keep], over[keep])
+        t = Transitions(
+            b.obs["state"][keep],
+            b.actions[keep].reshape(keep.sum(), -1),
+            b.rewards[keep],
+            b.next_obs["state"][keep],
+            over[keep],
+        )
         generator = Upsampler(t, SynthOptions(updates=self.options.synthetic_updates), seed)
         return generator.sample(self.options.synthetic_rows, seed), len(t)
 
     def guided(self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy | None"):
-        """Transitions of stretches pushed towards the policy's mean chunk, and how many real stretches taught it; None: too few."""
+        """Transitions of stretches pushed towards the policy's mean chunk, and how many real stretches taught
+        it; None: too few."""
         import torch
 
         from world_models.guided import Guided, GuideOptions
         from world_models.synther import SynthOptions, Transitions
+
         assert policy is not None
         o = self.options
-        parts = [r.windows(k, o.synthetic_window, rng) for (r, _), k in zip(real.sources.values(), real.counts(count), strict=False) if k]
-        obs, action, reward, over = (np.concatenate([p[k] for p in parts]) for k in ("obs", "action", "reward", "over"))
+        parts = [
+            r.windows(k, o.synthetic_window, rng)
+            for (r, _), k in zip(real.sources.values(), real.counts(count), strict=False)
+            if k
+        ]
+        obs, action, reward, over = (
+            np.concatenate([p[k] for p in parts]) for k in ("obs", "action", "reward", "over")
+        )
         if len(obs) < LEAST:
             return None
         windows = np.concatenate([obs, action, reward[..., None], over[..., None]], 2).astype(np.float32)
-        model = Guided(windows, obs.shape[2], action.shape[2], GuideOptions(window=o.synthetic_window, strength=o.synthetic_strength),
-                       SynthOptions(updates=o.synthetic_updates), seed)
+        model = Guided(
+            windows,
+            obs.shape[2],
+            action.shape[2],
+            GuideOptions(window=o.synthetic_window, strength=o.synthetic_strength),
+            SynthOptions(updates=o.synthetic_updates),
+            seed,
+        )
 
         def mean(states: torch.Tensor) -> torch.Tensor:
             still = torch.Generator().manual_seed(seed)
             return policy.act({"state": states}, still, False).actions.flatten(1)
+
         made, size, batch = [], 0, min(2048, -(-o.synthetic_rows // (o.synthetic_window - 1)))
         while size < o.synthetic_rows:
             t = model.transitions(model.sample(batch, seed * 1_000_003 + len(made), mean))
@@ -88,21 +125,36 @@ class Synthetic:
                 return None
             made.append(t)
             size += len(t)
-        joined = (np.concatenate([getattr(t, k) for t in made])[:o.synthetic_rows] for k in
-                  ("obs", "action", "reward", "next_obs", "terminated"))
+        joined = (
+            np.concatenate([getattr(t, k) for t in made])[: o.synthetic_rows]
+            for k in ("obs", "action", "reward", "next_obs", "terminated")
+        )
         return Transitions(*joined, source="synthetic"), len(obs)
 
     def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """`n` transitions, uniform with replacement."""
         if not len(self):
-            raise UserError("the synthetic source is empty: it is made from replay once that holds 256 transitions")
+            raise UserError(
+                "the synthetic source is empty: it is made from replay once that holds 256 transitions"
+            )
         at = rng.integers(0, len(self), n)
         r = {k: v[at] for k, v in self.rows.items()}
         e, a = self.execute, self.action
-        discounts = np.where(r["terminated"], np.float32(0), np.float32(self.options.gamma) ** e).astype(np.float32)
-        return Batch({"state": r["obs"]}, r["action"].reshape(n, e, a), r["reward"], discounts, {"state": r["next_obs"]},
-                     np.full(n, e, np.int64), np.zeros((n, e), bool), np.full(n, SOURCE, np.uint8),
-                     np.full(n, -np.inf, np.float32), np.zeros((n, a), np.float32))
+        discounts = np.where(r["terminated"], np.float32(0), np.float32(self.options.gamma) ** e).astype(
+            np.float32
+        )
+        return Batch(
+            {"state": r["obs"]},
+            r["action"].reshape(n, e, a),
+            r["reward"],
+            discounts,
+            {"state": r["next_obs"]},
+            np.full(n, e, np.int64),
+            np.zeros((n, e), bool),
+            np.full(n, SOURCE, np.uint8),
+            np.full(n, -np.inf, np.float32),
+            np.zeros((n, a), np.float32),
+        )
 
     def state(self) -> dict:
         """Everything to go on exactly."""

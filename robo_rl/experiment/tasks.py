@@ -1,4 +1,5 @@
-"""A run over several tasks (`--task pick_cube,push_cube`): who mixes them (`--tasks`), and what is told of each."""
+"""A run over several tasks (`--task pick_cube,push_cube`): who mixes them (`--tasks`), and what is told of
+each."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,13 +22,17 @@ def check(config: TrainConfig) -> None:
     count = task_count(config)
     if count == 1:
         if config.tasks != "uniform":
-            raise UserError(f"--tasks {config.tasks} mixes several tasks, this run has one: --task pick_cube,push_cube")
+            raise UserError(
+                f"--tasks {config.tasks} mixes several tasks, this run has one: --task pick_cube,push_cube"
+            )
         return
     if config.dream:
         raise UserError("--dream learns a world model of one task: leave it out of a run over several")
     if config.backend == "ray" and config.tasks != "uniform":
-        raise UserError("--tasks: the table of starts goes by files of this machine, not to workers of --backend ray; use --tasks uniform "
-                        "or --backend processes")
+        raise UserError(
+            "--tasks: the table of starts goes by files of this machine, not to workers of --backend ray; "
+            "use --tasks uniform or --backend processes"
+        )
     make_arms(config, count)
 
 
@@ -39,7 +44,9 @@ def make_arms(config: TrainConfig, count: int):
     if name in TASK_SAMPLERS:
         return TASK_SAMPLERS[name](count, config.seed)
     if name.startswith(RUNS):
-        return FixedMixture(fitted_mixture([Path(p) for p in name.removeprefix(RUNS).split(",")], config.task))
+        return FixedMixture(
+            fitted_mixture([Path(p) for p in name.removeprefix(RUNS).split(",")], config.task)
+        )
     if is_object(name):
         make = load_object(name, WHAT)
         check_call(make, name, WHAT, (), ("seed", "tasks"))
@@ -65,13 +72,15 @@ def read_weights(text: str) -> list[float] | None:
 
 
 def fitted_mixture(runs: Sequence[Path], tasks: str) -> list[float]:
-    """MoDoMoDo: the mixture that finished runs over the same tasks, each with weights of its own, predict to be the best.
+    """MoDoMoDo: the mixture that finished runs over the same tasks, each with weights of its own, predict to
+    be the best.
 
-    The score of a run is the mean of its tasks' final success. UserError: a run of other tasks, one that is not finished, one whose
-    mixture followed its success.
+    The score of a run is the mean of its tasks' final success. UserError: a run of other tasks, one that is
+    not finished, one whose mixture followed its success.
     """
     from robo_rl import files
     from robo_rl.rollout_control.mixtures import best_mixture, fit_mixtures
+
     mixtures, scores = [], []
     for run in runs:
         if not (run / "run.json").exists() or not (run / "evals" / "final.json").exists():
@@ -79,19 +88,33 @@ def fitted_mixture(runs: Sequence[Path], tasks: str) -> list[float]:
         config = load_config(run)
         weights = [1.0] * task_count(config) if config.tasks == "uniform" else read_weights(config.tasks)
         if config.task != tasks or weights is None:
-            raise UserError(f"--tasks {RUNS}…: {run} has --task {config.task} --tasks {config.tasks}; it takes runs over {tasks} with "
-                            "weights of their own, such as --tasks 0.5,0.3,0.2")
+            raise UserError(
+                f"--tasks {RUNS}…: {run} has --task {config.task} --tasks {config.tasks}; it takes runs over "
+                f"{tasks} with weights of their own, such as --tasks 0.5,0.3,0.2"
+            )
         mixtures.append(np.array(weights) / np.sum(weights))
-        scores.append(float(np.mean([one["success"] for one in files.read_json(run / "evals" / "final.json")["tasks"].values()])))
+        scores.append(
+            float(
+                np.mean(
+                    [
+                        one["success"]
+                        for one in files.read_json(run / "evals" / "final.json")["tasks"].values()
+                    ]
+                )
+            )
+        )
     return best_mixture(fit_mixtures(np.array(mixtures), np.array(scores)), len(mixtures[0])).tolist()
 
 
 def task_metrics(names: Sequence[str], parts: "Iterable[Ended | None]") -> dict[str, float]:
-    """Of the episodes that ended: share of control steps and success by task; {} where one task is played or none ended."""
+    """Of the episodes that ended: share of control steps and success by task; {} where one task is played or
+    none ended."""
     ended = Ended.joined([part for part in parts if part is not None])
     if len(names) < 2 or not len(ended):
         return {}
     steps = np.bincount(ended.tasks, ended.lengths, len(names))
     count, won = (np.bincount(ended.tasks, w, len(names)) for w in (None, ended.success.astype(float)))
     out = {f"tasks/share/{name}": float(steps[k] / steps.sum()) for k, name in enumerate(names)}
-    return out | {f"tasks/success/{name}": float(won[k] / count[k]) for k, name in enumerate(names) if count[k]}
+    return out | {
+        f"tasks/success/{name}": float(won[k] / count[k]) for k, name in enumerate(names) if count[k]
+    }

@@ -1,9 +1,11 @@
-"""A person drives a governed arm over a transport, or a simulated one in this process, and what they drove becomes a data set.
+"""A person drives a governed arm over a transport, or a simulated one in this process, and what they drove
+becomes a data set.
 
 With what they drive, and when the arm holds because nobody does: `teleop_devices`.
 
-The person stands where a policy stands in `robo_rl deploy`: lease, limits of the robot's file, governor, braking and what happens when
-something is lost are the same. Full deflection is the speed limit. Where the person lets go, the target becomes where the tool is.
+The person stands where a policy stands in `robo_rl deploy`: lease, limits of the robot's file, governor,
+braking and what happens when something is lost are the same. Full deflection is the speed limit. Where the
+person lets go, the target becomes where the tool is.
 """
 
 from collections.abc import Callable
@@ -20,30 +22,37 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.operators import check_person
 from robo_rl.experiment.pictures import cut_square
 
-GROUPS = {"The arm": ("file", "model", "command", "transport"), "The person": ("operator", "port", "host"),
-          "Limits": ("speed", "seconds", "dry_run", "reset"), "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
-          "What is recorded": ("out", "task", "episodes", "keep", "gripper", "views", "image_size")}
+GROUPS = {
+    "The arm": ("file", "model", "command", "transport"),
+    "The person": ("operator", "port", "host"),
+    "Limits": ("speed", "seconds", "dry_run", "reset"),
+    "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
+    "What is recorded": ("out", "task", "episodes", "keep", "gripper", "views", "image_size"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeleopOptions:
-    """Drive a governed arm with a device, and record it. It stops the arm at Ctrl-C and when the device or anything else is lost."""
+    """Drive a governed arm with a device, and record it. It stops the arm at Ctrl-C and when the device or
+    anything else is lost."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = GROUPS
 
     file: tyro.conf.Positional[str]
     """Preset or JSON file of the robot."""
     operator: str = "gamepad"
-    """gamepad, spacemouse, keyboard, each with :FILE where it is not the first, and ,mapping=FILE.json; console: the page in a browser;
-    leader:NAMESPACE, an arm on the wire that publishes its pose."""
+    """gamepad, spacemouse, keyboard, each with :FILE where it is not the first, and ,mapping=FILE.json;
+    console: the page in a browser; leader:NAMESPACE, an arm on the wire that publishes its pose."""
     port: int = 8765
     """With --operator console: TCP port of the page, 0 to 65535; 0: any free one."""
     host: str = "127.0.0.1"
-    """Address that the page listens on; anything but loopback lets other machines in (they still need a token)."""
+    """Address that the page listens on; anything but loopback lets other machines in (they still need a
+    token)."""
     model: str = ""
     """MJCF or URDF of a robot whose file names none."""
     command: str = ""
-    """pose, joint, forward_position or joint_trajectory, as in robo_rl deploy; "": as the robot's file says."""
+    """pose, joint, forward_position or joint_trajectory, as in robo_rl deploy; "": as the robot's file
+    says."""
     transport: str = "dds"
     """dds, or inprocess: a simulated arm of its own in lockstep."""
     speed: float = 0.1
@@ -59,9 +68,11 @@ class TeleopOptions:
     domain: int = -1
     """ROS domain; -1: ROS_DOMAIN_ID."""
     interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
+    addresses: wg0,10.0.0.2."""
     security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
+    none."""
     name: str = ""
     """Name of the lease; "": one of this machine and process."""
     lease: float = 2.0
@@ -91,8 +102,10 @@ class TeleopOptions:
     def __post_init__(self) -> None:
         kind = check_person("--operator", self.operator)
         if kind == "leader" and self.operator.partition(":")[2].strip("/") == self.namespace.strip("/"):
-            raise UserError(f"--operator {self.operator} names the arm that is driven: the leader is another one, with a namespace of its "
-                            "own (robo_rl robot drive FILE --namespace leader)")
+            raise UserError(
+                f"--operator {self.operator} names the arm that is driven: the leader is another one, with a "
+                "namespace of its own (robo_rl robot drive FILE --namespace leader)"
+            )
         in_range("--port", self.port, 0, 65535)
         choose("--command", self.command, ("", "pose", "joint", "forward_position", "joint_trajectory"))
         choose("transport", self.transport, ("dds", "inprocess"))
@@ -105,7 +118,8 @@ class TeleopOptions:
 
 
 class PersonClient:
-    """The device as a `PolicyClient`: one row per control period. engaged: the person drives in this period; marks: what they said."""
+    """The device as a `PolicyClient`: one row per control period. engaged: the person drives in this period;
+    marks: what they said."""
 
     blocks = True
 
@@ -117,6 +131,7 @@ class PersonClient:
 
     def ask(self, obs, t0: float, prefix=None) -> None:
         from robo_rl.human.reading import command
+
         reading = self.device.read()
         if self.device.gone:
             raise UserError("the device is gone")
@@ -125,7 +140,7 @@ class PersonClient:
         self.engaged = reading.engaged
         self.marks += reading.marks
         task = self.bridge.task
-        self.answer = task.numbers(command(reading, self.spec)[None, :len(task.increments)]), t0
+        self.answer = task.numbers(command(reading, self.spec)[None, : len(task.increments)]), t0
 
     def let_go(self) -> None:
         """The arm's target becomes where its tool is: it does not go on to what was ahead of it."""
@@ -143,16 +158,32 @@ class PersonClient:
 
 
 class TeleopRecorder:
-    """Rows that the person drove, as episodes that their marks end. spec: of the recorded numbers; share [7]: of a recorded action of 1
-    that the arm's action of 1 is. own: what the bridge sees and commands, where that is recorded as it is."""
+    """Rows that the person drove, as episodes that their marks end. spec: of the recorded numbers; share [7]:
+    of a recorded action of 1 that the arm's action of 1 is. own: what the bridge sees and commands, where
+    that is recorded as it is."""
 
-    def __init__(self, options: TeleopOptions, client: PersonClient, spec, share: np.ndarray, say: Callable[[str], None],
-                 own: Any = None):
+    def __init__(
+        self,
+        options: TeleopOptions,
+        client: PersonClient,
+        spec,
+        share: np.ndarray,
+        say: Callable[[str], None],
+        own: Any = None,
+    ):
         from robo_rl.data.writer import Writer
         from robo_rl.experiment.deploy_data import own_features
+
         self.options, self.client, self.share, self.say, self.own = options, client, share, say, own
-        self.writer = None if not options.out else (
-            Writer(options.out, own_features(own, own.image_size)) if own is not None else Writer(options.out, spec=spec))
+        self.writer = (
+            None
+            if not options.out
+            else (
+                Writer(options.out, own_features(own, own.image_size))
+                if own is not None
+                else Writer(options.out, spec=spec)
+            )
+        )
         self.rows: list[tuple] = []
         self.kept = self.tried = 0
 
@@ -169,7 +200,9 @@ class TeleopRecorder:
 
     def act(self, state: np.ndarray, pictures: dict, action: np.ndarray) -> None:
         if self.client.engaged:
-            self.rows.append((state, pictures, (action * (1.0 if self.own is not None else self.share)).astype(np.float32)))
+            self.rows.append(
+                (state, pictures, (action * (1.0 if self.own is not None else self.share)).astype(np.float32))
+            )
 
     def after_tick(self, now: float) -> bool:
         """End episodes that were marked -> whether the session ends."""
@@ -187,10 +220,24 @@ class TeleopRecorder:
             return
         states, pictures, actions = zip(*rows, strict=True)
         images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
-        last = {k.removeprefix("image/"): np.array(x) for k, x in self.bridge.observation_buffer.pictures().items()}
-        self.writer.add(Episode(np.stack(states), np.stack(actions), images, self.options.task, word == "success", source="human",
-                                terminated=True, reward=np.eye(1, len(rows), len(rows) - 1)[0] * (word == "success"),
-                                final=self.bridge.observation(), final_images=last))
+        last = {
+            k.removeprefix("image/"): np.array(x)
+            for k, x in self.bridge.observation_buffer.pictures().items()
+        }
+        self.writer.add(
+            Episode(
+                np.stack(states),
+                np.stack(actions),
+                images,
+                self.options.task,
+                word == "success",
+                source="human",
+                terminated=True,
+                reward=np.eye(1, len(rows), len(rows) - 1)[0] * (word == "success"),
+                final=self.bridge.observation(),
+                final_images=last,
+            )
+        )
         self.writer.flush()
         self.kept += 1
         self.client.device.kept = self.kept  # which a page shows
@@ -202,34 +249,56 @@ class TeleopRecorder:
         self.writer.close()
         if self.own is not None and self.kept:
             from robo_rl.data.labels import state_units
+
             state_units(Path(self.options.out), ",".join(f"{c.unit} {c.kind}" for c in self.own.action))
 
 
 def own_interface(options: TeleopOptions, robot, reach: tuple[float, float], period: float):
-    """What the bridge of an arm of its own joints observes and is commanded by, and what is recorded of it: joints, gripper and tool;
-    moves of the tool in a control period. reach: limit of the tool [m/s], [rad/s]."""
+    """What the bridge of an arm of its own joints observes and is commanded by, and what is recorded of it:
+    joints, gripper and tool; moves of the tool in a control period. reach: limit of the tool [m/s],
+    [rad/s]."""
     from controllers.data_columns import GRIPPER, MOVES, TOOL, Column
     from controllers.data_interface import DataInterface
+
     grip = (Column(GRIPPER, GRIPPER, unit="1"),) if options.gripper else ()
     moves = tuple(Column(m, m, kind="delta", unit="m" if m in MOVES[:3] else "rad") for m in MOVES)
-    seen = tuple(Column(name, name) for name in (*robot.joints, *TOOL[:3]))  # no angles of the tool: they jump where they go round
-    return DataInterface(robot=robot, state=seen + grip, action=moves + grip, row=period, reach=reach, views=options.views,
-                         image_size=options.image_size, fit=lambda image: cut_square(image, options.image_size))
+    # no angles of the tool: they jump where they go round
+    seen = tuple(Column(name, name) for name in (*robot.joints, *TOOL[:3]))
+    return DataInterface(
+        robot=robot,
+        state=seen + grip,
+        action=moves + grip,
+        row=period,
+        reach=reach,
+        views=options.views,
+        image_size=options.image_size,
+        fit=lambda image: cut_square(image, options.image_size),
+    )
 
 
 def interface(options: TeleopOptions, robot):
-    """(what the bridge observes and is commanded by, ControlSpec of what is recorded, share [7] of its actions that a full one is)."""
+    """(what the bridge observes and is commanded by, ControlSpec of what is recorded, share [7] of its
+    actions that a full one is)."""
     from controllers.bridge import AXES, PolicyInterface
     from robo_rl.experiment.arm import observed_names
     from robo_rl.experiment.deploy import limits_of
     from robo_rl.types import ControlSpec
     from sims.mujoco import model
     from sims.mujoco.env import axes_of
+
     period, axes, most = model.DT * model.SUBSTEPS, axes_of("ee_delta"), limits_of(robot, options.speed).speed
-    scale = tuple(min(a.high, s * period) for a, s in zip(axes[:6], (most[0],) * 3 + (most[1],) * 3, strict=True))
+    scale = tuple(
+        min(a.high, s * period) for a, s in zip(axes[:6], (most[0],) * 3 + (most[1],) * 3, strict=True)
+    )
     names = observed_names("pick_cube", ("camera",))  # what the arm itself measures
-    task = PolicyInterface(state_names=names, action_names=AXES, scale=scale, period=period, views=options.views,
-                           image_size=options.image_size if options.views else 0)
+    task = PolicyInterface(
+        state_names=names,
+        action_names=AXES,
+        scale=scale,
+        period=period,
+        views=options.views,
+        image_size=options.image_size if options.views else 0,
+    )
     spec = ControlSpec("arm", options.task or robot.name, axes, period, 10**6, names, options.views)
     return task, spec, np.array([*(s / a.high for s, a in zip(scale, axes[:6], strict=True)), 1.0])
 
@@ -248,14 +317,17 @@ class TeleopResult:
         return self.state in ("HOLD", "STOPPED")
 
 
-def teleop(options: TeleopOptions, log: Callable[[str], None] = print, warn: Callable[[str], None] = print) -> TeleopResult:
-    """Drive until the person presses stop, the time is over or something is lost. UserError: the robot does not fit, nothing answers, the
-    device is not there or was lost (the arm then brakes and holds)."""
+def teleop(
+    options: TeleopOptions, log: Callable[[str], None] = print, warn: Callable[[str], None] = print
+) -> TeleopResult:
+    """Drive until the person presses stop, the time is over or something is lost. UserError: the robot does
+    not fit, nothing answers, the device is not there or was lost (the arm then brakes and holds)."""
     from controllers.model import arm_model
     from controllers.robot import load_robot
     from controllers.twin import same_joints
     from robo_rl.experiment.deploy import TRAINED, check_speed, deploy_in_process, deploy_on_wire, limits_of
     from robo_rl.experiment.teleop_devices import open_teleop_device
+
     robot = load_robot(options.file)
     check_speed(options.speed, robot)
     task, spec, share = interface(options, robot)
@@ -264,11 +336,14 @@ def teleop(options: TeleopOptions, log: Callable[[str], None] = print, warn: Cal
         task = own = own_interface(options, robot, limits_of(robot, options.speed).speed, spec.period)
     shown = spec if options.gripper else replace(spec, axes=spec.axes[:6])
     client = PersonClient(open_teleop_device(options, shown, task, log), replace(spec, max_steps=1))
-    run: Any = deploy_in_process if options.transport == "inprocess" else deploy_on_wire  # which take what has the same fields
+    # which take what has the same fields
+    run: Any = deploy_in_process if options.transport == "inprocess" else deploy_on_wire
     try:
         recorder = TeleopRecorder(options, client, spec, share, log, own)
         try:
-            bridge, _ = run(options, robot, task, model, SimpleNamespace(execute=1), client, recorder, log, warn)
+            bridge, _ = run(
+                options, robot, task, model, SimpleNamespace(execute=1), client, recorder, log, warn
+            )
         finally:
             recorder.close()
     finally:

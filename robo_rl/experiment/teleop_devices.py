@@ -1,8 +1,10 @@
-"""What a person at `robo_rl robot teleop` drives with: a device of this machine, a leader arm, or the console's page in a browser.
+"""What a person at `robo_rl robot teleop` drives with: a device of this machine, a leader arm, or the
+console's page in a browser.
 
-Dead man: a device moves the arm while its button is held (or an axis is off its rest); a leader arm while it is heard of, at most
-`leader_arm.SILENCE` s ago, and was brought to the tool since; a page while it holds the robot and its commands come, at most
-`state.DEADLINE` s ago, given to pictures that are not too old. Else the target becomes where the tool is, and the arm holds.
+Dead man: a device moves the arm while its button is held (or an axis is off its rest); a leader arm while it
+is heard of, at most `leader_arm.SILENCE` s ago, and was brought to the tool since; a page while it holds the
+robot and its commands come, at most `state.DEADLINE` s ago, given to pictures that are not too old. Else the
+target becomes where the tool is, and the arm holds.
 """
 
 import sys
@@ -31,11 +33,18 @@ BLANK = 96  # pixels of the picture of an arm without cameras
 
 
 class LedArm:
-    """A leader arm as the Device of one arm; keys: a device whose marks count (a terminal's keyboard), None: none."""
+    """A leader arm as the Device of one arm; keys: a device whose marks count (a terminal's keyboard), None:
+    none."""
 
     gone = False
 
-    def __init__(self, leader: LeaderArm, keys: Device | None, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        leader: LeaderArm,
+        keys: Device | None,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.leader, self.keys, self.say, self.clock = leader, keys, say, clock
         self.grip, self.told, self.leads = 1.0, -TELL, False
         self.bridge: Any = None  # until `begin`
@@ -56,7 +65,9 @@ class LedArm:
         elif not self.leads and now - self.told >= TELL:
             self.told = now
             self.say(leader.hint())
-        return Reading(reading.twist, self.grip, reading.engaged, () if self.keys is None else self.keys.read().marks)
+        return Reading(
+            reading.twist, self.grip, reading.engaged, () if self.keys is None else self.keys.read().marks
+        )
 
     def close(self) -> None:
         self.leader.close()
@@ -65,13 +76,16 @@ class LedArm:
 
 
 class TeleopConsole(ConsoleRobots):
-    """The console's page as the Device of one arm: who takes it and drives is the person. The thread that calls `read` owns it.
+    """The console's page as the Device of one arm: who takes it and drives is the person. The thread that
+    calls `read` owns it.
 
     pace: of an arm that waits for nobody, a simulated one in lockstep."""
 
     gone = False
 
-    def __init__(self, spec, options: ConsoleOptions, task: str, say: Callable[[str], None], pace: Pace | None = None):
+    def __init__(
+        self, spec, options: ConsoleOptions, task: str, say: Callable[[str], None], pace: Pace | None = None
+    ):
         super().__init__(spec, 1, options, 0, None, alone=PAUSE)
         self.operator_stats = OperatorStats(spec.period, robots=1, operators=1)
         self.stats, self.tasks, self.say, self.real_time = self.operator_stats.summary(), [task], say, pace
@@ -108,7 +122,9 @@ class TeleopConsole(ConsoleRobots):
         if self.real_time is not None:
             self.real_time.wait()
         with self.lock:
-            said = self.state.intervene(OperatorView(self.executed, self.executed, np.zeros(1, bool), self.steps))
+            said = self.state.intervene(
+                OperatorView(self.executed, self.executed, np.zeros(1, bool), self.steps)
+            )
             held = self.state.holds[0]
             engaged = bool(said.phase[0] > PAUSE)
             if engaged:
@@ -116,7 +132,11 @@ class TeleopConsole(ConsoleRobots):
             mark, self.state.labels[0] = self.state.labels[0], None
             if mark is not None:
                 self.results[0] += 0 if mark.success is None else (int(mark.success), int(not mark.success))
-                self.state.end_episode(0, f"{mark.operator} {'discarded it' if mark.success is None else f'marked it a {mark.word}'}")
+                self.state.end_episode(
+                    0,
+                    f"{mark.operator} "
+                    f"{'discarded it' if mark.success is None else f'marked it a {mark.word}'}",
+                )
                 self.steps[:] = 0
             self.count(engaged, 0 if held is None else held.number)
             self.phase = said.phase
@@ -126,10 +146,16 @@ class TeleopConsole(ConsoleRobots):
             self.draw_in_time()
         self.renew()
         twist = np.array([x for j, x in enumerate(self.executed[0]) if j != self.at_grip], np.float32)
-        return Reading(twist if engaged else np.zeros(6, np.float32), self.grip, engaged, () if mark is None else (MARKS[mark.success],))
+        return Reading(
+            twist if engaged else np.zeros(6, np.float32),
+            self.grip,
+            engaged,
+            () if mark is None else (MARKS[mark.success],),
+        )
 
     def count(self, engaged: bool, hold: int) -> None:
-        """One more control period, in which the arm moved as the person of this hold (0: none) commands or stood still."""
+        """One more control period, in which the arm moved as the person of this hold (0: none) commands or
+        stood still."""
         a = self.operator_stats
         self.steps += 1
         a.steps += 1
@@ -155,28 +181,44 @@ class TeleopConsole(ConsoleRobots):
 def no_camera() -> np.ndarray:
     """uint8 [1,h,w,3]: what a page shows of an arm that nobody films."""
     from PIL import Image, ImageDraw
+
     picture = Image.new("RGB", (BLANK, BLANK), (40, 44, 52))
-    ImageDraw.Draw(picture).multiline_text((BLANK / 2, BLANK / 2), "no camera\n--views", (200, 205, 215), anchor="mm", align="center")
+    ImageDraw.Draw(picture).multiline_text(
+        (BLANK / 2, BLANK / 2), "no camera\n--views", (200, 205, 215), anchor="mm", align="center"
+    )
     return np.asarray(picture)[None]
 
 
 def open_teleop_device(options, spec, task, say: Callable[[str], None]) -> Any:
-    """What the person of these `TeleopOptions` drives with. task: what the bridge is commanded by, whose first six numbers are moves of the
-    tool. UserError: it cannot be opened."""
+    """What the person of these `TeleopOptions` drives with. task: what the bridge is commanded by, whose
+    first six numbers are moves of the tool. UserError: it cannot be opened."""
     kind = check_person("--operator", options.operator)
     if kind == "leader":
         from robo_rl.experiment.wire import connect
         from robo_rl.human.device_mapping import DEFAULTS
         from robo_rl.human.devices import MappedDevice, TerminalKeys
+
         keys = MappedDevice(TerminalKeys(), DEFAULTS["keyboard"]) if sys.stdin.isatty() else None
-        wire = connect("robo_rl_leader", options.domain, options.interface, options.operator.partition(":")[2], security=options.security)
+        wire = connect(
+            "robo_rl_leader",
+            options.domain,
+            options.interface,
+            options.operator.partition(":")[2],
+            security=options.security,
+        )
         return LedArm(leader_on(wire, (float(task.scale[0]), float(task.scale[3]))), keys, say)
     if kind != "console":
         return open_person(options.operator, spec)
     if options.host not in LOOPBACK and not options.views:
         say("robo_rl: the person sees no picture of the arm: --views NAME")
     pace = Pace(spec.period) if options.transport == "inprocess" else None
-    made = TeleopConsole(spec, ConsoleOptions(run="", robots=1, speed=1.0, port=options.port, host=options.host), options.task, say, pace)
+    made = TeleopConsole(
+        spec,
+        ConsoleOptions(run="", robots=1, speed=1.0, port=options.port, host=options.host),
+        options.task,
+        say,
+        pace,
+    )
     try:
         made.open()
     except BaseException:

@@ -1,4 +1,5 @@
-"""Train a policy in a run folder, from the start or from its last checkpoint: `train(config)`, `resume(folder)`."""
+"""Train a policy in a run folder, from the start or from its last checkpoint: `train(config)`,
+`resume(folder)`."""
 
 import gc
 import os
@@ -21,12 +22,19 @@ from robo_rl.provenance import git_hash, machine_name, versions
 LEAST_DISK = 200_000_000  # bytes that must be free before a run begins
 
 
-def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, *, quiet: bool = False,
-          began: Callable[[Path], None] = lambda folder: None) -> tuple[Path, int]:
-    """Train in a new run folder -> (the folder, exit status: 0, or 128 + the number of the signal that stopped it).
+def train(
+    config: TrainConfig,
+    callback: Callable[[Event], None] | None = None,
+    *,
+    quiet: bool = False,
+    began: Callable[[Path], None] = lambda folder: None,
+) -> tuple[Path, int]:
+    """Train in a new run folder -> (the folder, exit status: 0, or 128 + the number of the signal that
+    stopped it).
 
-    `callback(event)` hears of everything that happens, see `robo_rl.experiment.reporting`; `quiet`: no progress on stderr;
-    `began(folder)` is called once the run can be resumed. UserError: options that do not fit; no folder is left behind.
+    `callback(event)` hears of everything that happens, see `robo_rl.experiment.reporting`; `quiet`: no
+    progress on stderr; `began(folder)` is called once the run can be resumed. UserError: options that do not
+    fit; no folder is left behind.
     """
     from robo_rl import files
 
@@ -34,9 +42,17 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if config.out and (Path(config.out) / "run.json").exists():
         raise UserError(taken.format(config.out))
-    check_names(config.sim, config.task, obs=config.obs, reward=config.reward, control=config.control, randomise=config.randomise)
+    check_names(
+        config.sim,
+        config.task,
+        obs=config.obs,
+        reward=config.reward,
+        control=config.control,
+        randomise=config.randomise,
+    )
     with importing():
         from robo_rl.devices import check_device
+
         check_device(config.device)
         env = None if config.sim == NONE else probe_env(config)
         config = with_latency(config, env)
@@ -47,18 +63,29 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
         task = Path(config.demos).resolve().name
     else:
         if ":" not in config.sim or config.sim.startswith("wm:"):
-            config = replace(config, task=env.spec.task)  # the run says which task it was, whatever the default becomes
+            # the run says which task it was, whatever the default becomes
+            config = replace(config, task=env.spec.task)
         task = env.spec.task.replace(":", "-").replace("/", "-")
-    name = f"{config.sim.split(':')[0]}-{task}-{config.algo.replace(':', '-')}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}"
+    name = f"{config.sim.split(':')[0]}-{task}-{config.algo.replace(':', '-')}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}"  # noqa: E501
     folder = Path(config.out) if config.out else unused(Path("runs") / name)
     files.require_free(folder, LEAST_DISK)
     with files.lock(folder):
         if (folder / "run.json").exists():
             raise UserError(taken.format(folder))
-        files.write_json(folder / "run.json", {
-            "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
-            "git": git_hash(), "machine": machine_name(), "seed": config.seed, "config": asdict(config),
-            "versions": versions(), "argv": sys.argv[1:]})
+        files.write_json(
+            folder / "run.json",
+            {
+                "name": folder.name,
+                "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "version": versions().get("robo_rl", ""),
+                "git": git_hash(),
+                "machine": machine_name(),
+                "seed": config.seed,
+                "config": asdict(config),
+                "versions": versions(),
+                "argv": sys.argv[1:],
+            },
+        )
         began(folder)
         return folder, go(config, folder, env, Reporter(callback, quiet))
 
@@ -71,7 +98,8 @@ def unused(folder: Path) -> Path:
 
 @contextmanager
 def importing():
-    """Without collections of garbage, which take an eighth of the time of importing torch; what was made then counts as lasting."""
+    """Without collections of garbage, which take an eighth of the time of importing torch; what was made then
+    counts as lasting."""
     gc.disable()
     try:
         yield
@@ -80,7 +108,9 @@ def importing():
         gc.enable()
 
 
-def resume(folder: Path, callback: Callable[[Event], None] | None = None, *, quiet: bool = False) -> tuple[Path, int]:
+def resume(
+    folder: Path, callback: Callable[[Event], None] | None = None, *, quiet: bool = False
+) -> tuple[Path, int]:
     """Go on with a run from its last checkpoint -> as `train`."""
     from robo_rl import files
 
@@ -90,7 +120,9 @@ def resume(folder: Path, callback: Callable[[Event], None] | None = None, *, qui
     config = load_config(folder)
     os.environ.setdefault("OMP_NUM_THREADS", str(config.torch_threads))
     with files.lock(folder):
-        return folder, go(config, folder, None if config.sim == NONE else probe_env(config), Reporter(callback, quiet))
+        return folder, go(
+            config, folder, None if config.sim == NONE else probe_env(config), Reporter(callback, quiet)
+        )
 
 
 def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
@@ -126,18 +158,24 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                     return 0
                 keep_files(run)
                 run.forget_after(run.step)
-                report.open_log(folder, wandb_project=config.wandb, resume_step=run.step, resume_lines=meta.get("lines"))
+                report.open_log(
+                    folder, wandb_project=config.wandb, resume_step=run.step, resume_lines=meta.get("lines")
+                )
                 return rl_stage(run, saved[-1])
             run.forget_after(-1)
             report.open_log(folder, wandb_project=config.wandb, resume_step=-1, resume_stage="sft")
             try:
                 if env is None:
                     from robo_rl.experiment.offline import learn
+
                     learn(run)
                 else:
                     sft_stage(run)
             except Stopped:
-                return run.end(f"stopped in the supervised stage; start it again with: robo_rl train --resume {folder}", run.stop.code)
+                return run.end(
+                    f"stopped in the supervised stage; start it again with: robo_rl train --resume {folder}",
+                    run.stop.code,
+                )
             choose_noise(run)
             keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
@@ -155,48 +193,60 @@ def rl_stage(run, checkpoint_folder: Path | None) -> int:
     """The RL stage of the chosen method."""
     if isinstance(run.config.rl, OffPolicyOptions):
         from robo_rl.experiment.replay import ReplayStage
+
         return ReplayStage(run).start(checkpoint_folder)
     if isinstance(run.config.rl, RecapOptions):
         from robo_rl.experiment.recap import RecapStage
+
         return RecapStage(run).start(checkpoint_folder)
     from robo_rl.experiment import onpolicy
+
     return onpolicy.rl_stage(run, checkpoint_folder)
 
 
 def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager] = nullcontext) -> None:
-    """Raise UserError now for what would fail later: images, demonstrations, method and policy, wandb. making(): the context in which a
-    policy is made to look at."""
+    """Raise UserError now for what would fail later: images, demonstrations, method and policy, wandb.
+    making(): the context in which a policy is made to look at."""
     if config.share or config.share_foreign is not None:
         from robo_rl.experiment import share
+
         share.check(config, env)
     if env is None:
         from robo_rl.experiment import offline
+
         offline.check(config)
         return
     if config.dream:
         from robo_rl.experiment import dream
+
         dream.check(config)
     starts.check(config)
     if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc":
         from robo_rl.experiment import replay
+
         replay.check(config, env)
     elif isinstance(config.rl, RecapOptions) and config.algo != "bc":
         from robo_rl.experiment import recap
+
         recap.check(config, env)
     elif config.algo != "bc":
         parallel.check(config)
         from robo_rl.experiment import recycle, rehearsal
+
         rehearsal.check(config, env)
         recycle.check(config, env)
         allocation.check(config)
     if config.bc.own and config.algo != "bc" and isinstance(config.rl, (OffPolicyOptions, RecapOptions)):
-        raise UserError("--bc.own teaches a policy its own successes before RL on fresh rollouts: it goes with pi_rl, ppo, dppo, reinflow "
-                        f"and nft, got --algo {config.algo}; leave it out")
+        raise UserError(
+            "--bc.own teaches a policy its own successes before RL on fresh rollouts: it goes with pi_rl, "
+            f"ppo, dppo, reinflow and nft, got --algo {config.algo}; leave it out"
+        )
     if config.obs == "rgb":
         env.reset(seed=config.seed)  # draws
     check_demos(config, env)
     if config.bc.pear:
         from robo_rl.experiment.collect import best_policy
+
         best_policy(config.bc.pear, env)
     check_method(config, env, making)
     if config.wandb:
@@ -212,6 +262,7 @@ def check_demos(config: TrainConfig, env) -> None:
 
     if not config.demos.isdigit():
         from robo_rl.data.reader import load
+
         if not Path(config.demos).exists():
             raise UserError(f"--demos must be a number or the folder of a data set, got {config.demos!r}")
         data = load(config.demos, label=config.data.label)
@@ -226,46 +277,70 @@ def check_demos(config: TrainConfig, env) -> None:
 
 
 def check_units(config: TrainConfig, data) -> None:
-    """Raise UserError for actions that are no commands of -1 to 1, and for methods that learn from success where nobody said it."""
+    """Raise UserError for actions that are no commands of -1 to 1, and for methods that learn from success
+    where nobody said it."""
     from robo_rl.data.labels import units_of
+
     low, high = float(data.action.min()), float(data.action.max())
     if data.spec is None and max(-low, high) > 1.001:
         units = units_of(data.meta)
-        raise UserError(f"data set {config.demos}: its actions reach from {low:.3g} to {high:.3g} "
-                        f"({units or 'in units that nobody stated'}), an env takes commands of -1 to 1; learn from them in their "
-                        "own units: --sim none --algo bc")
+        raise UserError(
+            f"data set {config.demos}: its actions reach from {low:.3g} to {high:.3g} "
+            f"({units or 'in units that nobody stated'}), an env takes commands of -1 to 1; learn from them "
+            "in their own units: --sim none --algo bc"
+        )
     if isinstance(config.rl, (OffPolicyOptions, RecapOptions)) and config.algo != "bc" and not data.is_judged:
-        raise UserError(f"data set {config.demos} says of no episode whether it succeeded, which {config.algo} learns from; say it: "
-                        "--data.label success=all, success=none or success=FILE")
+        raise UserError(
+            f"data set {config.demos} says of no episode whether it succeeded, which {config.algo} learns "
+            "from; say it: --data.label success=all, success=none or success=FILE"
+        )
 
 
-def check_method(config: TrainConfig, env, making: Callable[[], AbstractContextManager] = nullcontext) -> None:
-    """Raise UserError for a method that does not take the policy, the demonstrations or the number of envs."""
+def check_method(
+    config: TrainConfig, env, making: Callable[[], AbstractContextManager] = nullcontext
+) -> None:
+    """Raise UserError for a method that does not take the policy, the demonstrations or the number of
+    envs."""
     from robo_rl.experiment import methods
     from robo_rl.experiment.sft import first_policy
     from robo_rl.lora import adapted
     from robo_rl.policies import make_policy
 
     with making():
-        first = first_policy(config, env) if config.init else make_policy(config.policy, obs_spec(env, False, config.policy.text), 0)
+        first = (
+            first_policy(config, env)
+            if config.init
+            else make_policy(config.policy, obs_spec(env, False, config.policy.text), 0)
+        )
     if config.policy.lora.rank and not config.init and config.demos == "0":
         raise UserError("--policy.lora.rank adapts weights that know something: --init RUN, or --demos N")
     if config.algo == "bc":
         return
     if first.options.advantage and config.algo != "recap":
-        raise UserError(f"a policy that is told the advantage learns by --algo recap or bc, not {config.algo}; with --policy.no-advantage "
-                        "and without --init a policy begins anew")
+        raise UserError(
+            f"a policy that is told the advantage learns by --algo recap or bc, not {config.algo}; with "
+            "--policy.no-advantage and without --init a policy begins anew"
+        )
     methods.check_method(config, first)
     if config.share:
         from robo_rl.algos import foreign
+
         foreign.check_policy(first)
-    if getattr(config.rl, "freeze_trunk", False) and any(name.startswith("trunk.") for name in adapted(first)):
-        raise UserError("--rl.freeze-trunk would freeze the trunk's adapters: --rl.no-freeze-trunk, or other --policy.lora.targets")
+    if getattr(config.rl, "freeze_trunk", False) and any(
+        name.startswith("trunk.") for name in adapted(first)
+    ):
+        raise UserError(
+            "--rl.freeze-trunk would freeze the trunk's adapters: --rl.no-freeze-trunk, or other "
+            "--policy.lora.targets"
+        )
     if isinstance(config.rl, OffPolicyOptions):
         from robo_rl.experiment import replay
+
         if any(name.startswith("trunk.") for name in adapted(first)):
-            raise UserError(f"--algo {config.algo} leaves the trunk as it is, so adapters there would learn nothing: --policy.lora.targets "
-                            "head")
+            raise UserError(
+                f"--algo {config.algo} leaves the trunk as it is, so adapters there would learn nothing: "
+                "--policy.lora.targets head"
+            )
         replay.check_memory(config, first)
     if isinstance(config.rl, (OffPolicyOptions, RecapOptions)):
         return
@@ -273,5 +348,7 @@ def check_method(config: TrainConfig, env, making: Callable[[], AbstractContextM
     if o.bc_coef and config.demos == "0":
         raise UserError("--rl.bc-coef holds the policy near demonstrations: --demos N or --demos PATH")
     if o.advantage != "gae" and config.envs % o.group:
-        raise UserError(f"--envs must be a multiple of the group size {o.group} with advantage "
-                        f"{o.advantage}, got {config.envs}")
+        raise UserError(
+            f"--envs must be a multiple of the group size {o.group} with advantage "
+            f"{o.advantage}, got {config.envs}"
+        )

@@ -10,29 +10,48 @@ from controllers.transport import Handler, Mailbox, NetworkConditions, Publisher
 from robo_rl.errors import MissingDependency, UserError, choose
 
 
-def connect(name: str, domain: int = -1, interface: str = "", namespace: str = "",
-            warn: Callable[[str], None] = lambda line: print(f"robo_rl: {line}", file=sys.stderr, flush=True),
-            security: str = "") -> Transport:
-    """Open a node with the transport that ROBO_RL_TRANSPORT names: dds, or rclpy. In a sourced workspace rclpy is tried first, and DDS
-    taken where it does not load; warn is told so. security: folder of the node's keys; "": those of ROS's own variables, or none.
+def connect(
+    name: str,
+    domain: int = -1,
+    interface: str = "",
+    namespace: str = "",
+    warn: Callable[[str], None] = lambda line: print(f"robo_rl: {line}", file=sys.stderr, flush=True),
+    security: str = "",
+) -> Transport:
+    """Open a node with the transport that ROBO_RL_TRANSPORT names: dds, or rclpy. In a sourced workspace
+    rclpy is tried first, and DDS taken where it does not load; warn is told so. security: folder of the
+    node's keys; "": those of ROS's own variables, or none.
     MissingDependency: its message says how to install what is missing."""
     if namespace and not namespace.strip("/").replace("/", "_").isidentifier():
         raise UserError(f"a namespace is made of letters, digits and _, like left_arm, got {namespace!r}")
     ros = ros_transport(warn)
     if ros is not None:
         if interface:
-            raise UserError("--interface is for DDS without ROS: in a ROS workspace name the interface in CYCLONEDDS_URI")
+            raise UserError(
+                "--interface is for DDS without ROS: in a ROS workspace name the interface in CYCLONEDDS_URI"
+            )
         if security:
-            raise UserError("--security is for DDS without ROS: in a ROS workspace set ROS_SECURITY_ENABLE=true, "
-                            "ROS_SECURITY_STRATEGY=Enforce, ROS_SECURITY_KEYSTORE and ROS_SECURITY_ENCLAVE_OVERRIDE, which rclpy reads")
-        node: Transport = ros(name, domain=None if domain < 0 else domain, namespace=f"/{namespace.strip('/')}")
+            raise UserError(
+                "--security is for DDS without ROS: in a ROS workspace set ROS_SECURITY_ENABLE=true, "
+                "ROS_SECURITY_STRATEGY=Enforce, ROS_SECURITY_KEYSTORE and ROS_SECURITY_ENCLAVE_OVERRIDE, "
+                "which rclpy reads"
+            )
+        node: Transport = ros(
+            name, domain=None if domain < 0 else domain, namespace=f"/{namespace.strip('/')}"
+        )
     else:
         from controllers.dds import DdsTransport
         from controllers.loop import prompt
         from controllers.security import keys_of
+
         with prompt():
-            node = DdsTransport(name, domain=None if domain < 0 else domain, interface=interface, namespace=f"/{namespace.strip('/')}",
-                                security=keys_of(security))
+            node = DdsTransport(
+                name,
+                domain=None if domain < 0 else domain,
+                interface=interface,
+                namespace=f"/{namespace.strip('/')}",
+                security=keys_of(security),
+            )
     return NamespacedTransport(node, namespace.strip("/")) if namespace else node
 
 
@@ -44,13 +63,19 @@ def ros_transport(warn: Callable[[str], None]) -> Any:
         return None
     try:
         from controllers.ros import RosTransport
-    except Exception as e:  # a ROS of another Python: its extension modules, its syntax, its libraries, whatever fails first
+    except Exception as e:
+        # a ROS of another Python: its extension modules, its syntax, its libraries, whatever fails first
         why = str(e.__cause__ or e.__context__ or e) or type(e).__name__
         if wanted:
-            raise MissingDependency(f"ROBO_RL_TRANSPORT=rclpy, but rclpy does not load in this Python ({why}): source a ROS 2 workspace "
-                                    "and use its Python, or leave ROBO_RL_TRANSPORT unset for DDS without ROS") from e
-        warn(f"ROS {distribution} is sourced, but its rclpy does not load in Python {sys.version_info[0]}.{sys.version_info[1]} "
-             f"({why.splitlines()[0][:120]}): DDS without ROS is used")
+            raise MissingDependency(
+                f"ROBO_RL_TRANSPORT=rclpy, but rclpy does not load in this Python ({why}): source a ROS 2 "
+                "workspace and use its Python, or leave ROBO_RL_TRANSPORT unset for DDS without ROS"
+            ) from e
+        warn(
+            f"ROS {distribution} is sourced, but its rclpy does not load in Python "
+            f"{sys.version_info[0]}.{sys.version_info[1]} ({why.splitlines()[0][:120]}): DDS without ROS is "
+            "used"
+        )
         return None
     return RosTransport
 
@@ -101,7 +126,8 @@ class NamespacedTransport:
 
 
 def degrade(wire: Transport, conditions: NetworkConditions) -> Transport:
-    """The transport, with delay and loss of the messages that it receives on command topics; itself without either."""
+    """The transport, with delay and loss of the messages that it receives on command topics; itself without
+    either."""
     return DegradedTransport(wire, conditions) if conditions.delay or conditions.drop else wire
 
 
@@ -144,7 +170,10 @@ class DelayedMessages:
 
     def pull(self) -> list[Received]:
         w, now = self.wire.conditions, self.wire.now()
-        self.coming += [Received(g.message, g.at + w.delay, g.source) for g in self.box.take()
-                        if self.wire.random.random() >= w.drop]
+        self.coming += [
+            Received(g.message, g.at + w.delay, g.source)
+            for g in self.box.take()
+            if self.wire.random.random() >= w.drop
+        ]
         here, self.coming = [g for g in self.coming if g.at <= now], [g for g in self.coming if g.at > now]
         return here

@@ -1,4 +1,5 @@
-"""How far a world model can be trusted with policies: their success in it and in the simulator, or on a robot."""
+"""How far a world model can be trusted with policies: their success in it and in the simulator, or on a
+robot."""
 
 import csv
 from collections.abc import Callable, Mapping
@@ -33,7 +34,8 @@ from world_models.windows import Windows
 PROBED = 8  # policies of --probe by default, of a model without cameras
 
 
-# ---- the policies, the simulator, the table ----------------------------------------------------------------------
+# ---- the policies, the simulator, the table ----------------------------------------------------------------
+
 
 def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
     """(name, run folder, checkpoint folder) of every checkpoint of the runs, and of the checkpoints named."""
@@ -50,7 +52,9 @@ def make_real(spec, runs: list[Path], num_envs: int):
     configs = [load_config(r) for r in runs]
     real = next((c for c in configs if not c.sim.startswith("wm:")), None)
     control = spec.control
-    acted = real or replace(configs[0], sim=control.sim, task=control.task, judge="", obs="rgb" if control.views else "state")
+    acted = real or replace(
+        configs[0], sim=control.sim, task=control.task, judge="", obs="rgb" if control.views else "state"
+    )
     env = make_env(acted, num_envs)
     check_real(spec, env)
     return env
@@ -59,20 +63,31 @@ def make_real(spec, runs: list[Path], num_envs: int):
 def check_real(spec, env) -> None:
     """Raise UserError for a simulator whose actions or observations are not the model's."""
     control = spec.control
-    for name, mine, theirs in (("action axes are", control.action_names, env.spec.action_names),
-                               ("cameras are", control.views, env.spec.views), ("control period [s] is", control.period, env.spec.period),
-                               ("state size is", spec.state, (env.single_observation_space["state"].shape or (0,))[0])):
+    for name, mine, theirs in (
+        ("action axes are", control.action_names, env.spec.action_names),
+        ("cameras are", control.views, env.spec.views),
+        ("control period [s] is", control.period, env.spec.period),
+        ("state size is", spec.state, (env.single_observation_space["state"].shape or (0,))[0]),
+    ):
         if mine != theirs:
-            raise UserError(f"the model's {name} {mine}, those of {env.spec.id} are {theirs}: give --policies runs of the sim, "
-                            "task, control and obs that the model learnt from")
+            raise UserError(
+                f"the model's {name} {mine}, those of {env.spec.id} are {theirs}: give --policies runs of "
+                "the sim, task, control and obs that the model learnt from"
+            )
 
 
 def simulator_of(spec, num_envs: int):
     """The simulator named in what was recorded; None for a robot, or where it cannot be made as it was."""
     control = spec.control
     try:
-        env = make(control.sim, control.task, num_envs, obs="rgb" if control.views else "state",
-                   **({"image_size": spec.image_size} if control.views else {}), max_steps=control.max_steps)
+        env = make(
+            control.sim,
+            control.task,
+            num_envs,
+            obs="rgb" if control.views else "state",
+            **({"image_size": spec.image_size} if control.views else {}),
+            max_steps=control.max_steps,
+        )
         check_real(spec, env)
     except (UserError, ImportError):
         return None
@@ -80,10 +95,18 @@ def simulator_of(spec, num_envs: int):
 
 
 def obs_spec_of(spec) -> ObsSpec:
-    """What a policy that acts elsewhere is shown of a model, and commands: in the units of the recordings where they had their own."""
+    """What a policy that acts elsewhere is shown of a model, and commands: in the units of the recordings
+    where they had their own."""
     control = spec.control
-    return ObsSpec(state=spec.state, action=spec.action, views=control.views, image_size=spec.image_size, language=True,
-                   action_names=control.action_names, units=tuple(a.unit for a in control.axes) if spec.own else ())
+    return ObsSpec(
+        state=spec.state,
+        action=spec.action,
+        views=control.views,
+        image_size=spec.image_size,
+        language=True,
+        action_names=control.action_names,
+        units=tuple(a.unit for a in control.axes) if spec.own else (),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +122,17 @@ def read_real(path: "str | Path") -> list[RealRow]:
     """The rows of `--real`; UserError for a file that is no such table."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        rows = (files.parse_json(text.encode(), str(path), list) if text.lstrip().startswith("[")
-                else list(csv.DictReader(text.splitlines())))
+        rows = (
+            files.parse_json(text.encode(), str(path), list)
+            if text.lstrip().startswith("[")
+            else list(csv.DictReader(text.splitlines()))
+        )
         out = [RealRow(str(r["policy"]), int(r["successes"]), int(r["episodes"])) for r in rows]
     except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
-        raise UserError(f"--real {path} must be CSV or a JSON list with policy, successes and episodes in every row ({e!r})") from None
+        raise UserError(
+            f"--real {path} must be CSV or a JSON list with policy, successes and episodes in every row "
+            f"({e!r})"
+        ) from None
     for r in out:
         if not 0 <= r.successes <= r.episodes or not r.episodes:
             raise UserError(f"--real {path}: {r.policy} has {r.successes} successes of {r.episodes} episodes")
@@ -119,14 +148,19 @@ def match_real(found: list[tuple[str, Path, Path]], table: list[RealRow]) -> lis
     for row in table:
         mine = [i for i, n in enumerate(names) if row.policy in (n, n.rsplit("/", 1)[0])]
         if len(mine) != 1:
-            raise UserError(f"the real result of {row.policy!r} fits {len(mine)} of the policies: {', '.join(names)}")
+            raise UserError(
+                f"the real result of {row.policy!r} fits {len(mine)} of the policies: {', '.join(names)}"
+            )
         out.append(mine[0])
     return out
 
 
-# ---- success in the model ----------------------------------------------------------------------------------------
+# ---- success in the model ----------------------------------------------------------------------------------
 
-def play_in_model(model, policy, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, batch: int = 0, judge=None) -> PlayedEpisodes:
+
+def play_in_model(
+    model, policy, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, batch: int = 0, judge=None
+) -> PlayedEpisodes:
     """A policy from observations, with the noise that `robo_rl.evaluation.evaluate` gives batch `batch`."""
     generator = torch.Generator().manual_seed(seed * 7919 + batch)
     observe, command = translate(policy, model.spec)
@@ -135,29 +169,39 @@ def play_in_model(model, policy, obs: Mapping[str, np.ndarray], max_steps: int, 
     return play(model, lambda o: command(decide(policy, observe(o), generator)), obs, max_steps, seed, judge)
 
 
-def play_from_simulator(model, env, policy, starts: np.ndarray, seed: int, judge=None) -> tuple[PlayedEpisodes, np.ndarray]:
-    """The same from the first observations of the simulator's `starts`, in batches of env.num_envs -> (episodes, instructions)."""
+def play_from_simulator(
+    model, env, policy, starts: np.ndarray, seed: int, judge=None
+) -> tuple[PlayedEpisodes, np.ndarray]:
+    """The same from the first observations of the simulator's `starts`, in batches of env.num_envs ->
+    (episodes, instructions)."""
     n, parts, tasks = env.num_envs, [], []
     for batch, first in enumerate(range(0, len(starts), n)):
-        ids = starts[first:first + n]
+        ids = starts[first : first + n]
         padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
         obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
-        got = play_in_model(model, policy, {k: np.array(v) for k, v in obs.items()}, env.spec.max_steps, seed, batch, judge)
-        parts.append([getattr(got, k)[:len(ids)] for k in PlayedEpisodes.__slots__])
-        tasks += [str(t) for t in obs["task"][:len(ids)]]
+        got = play_in_model(
+            model, policy, {k: np.array(v) for k, v in obs.items()}, env.spec.max_steps, seed, batch, judge
+        )
+        parts.append([getattr(got, k)[: len(ids)] for k in PlayedEpisodes.__slots__])
+        tasks += [str(t) for t in obs["task"][: len(ids)]]
     return PlayedEpisodes(*(np.concatenate(x) for x in zip(*parts, strict=True))), np.array(tasks)
 
 
-def evaluate_in_model(model, policy, starts: np.ndarray, seed: int, simulator=None, judge: str = "") -> tuple[PlayedEpisodes, np.ndarray]:
-    """Episodes of a policy in a model, one per start, and their instructions: from the first observations of `simulator`, which the same
-    starts then pair with, or from the recorded frames that the model's own env begins with."""
+def evaluate_in_model(
+    model, policy, starts: np.ndarray, seed: int, simulator=None, judge: str = ""
+) -> tuple[PlayedEpisodes, np.ndarray]:
+    """Episodes of a policy in a model, one per start, and their instructions: from the first observations of
+    `simulator`, which the same starts then pair with, or from the recorded frames that the model's own env
+    begins with."""
     who = judges.make(judge) if judge else None
     if simulator is not None:
         check_real(model.spec, simulator)
         return play_from_simulator(model, simulator, policy, starts, seed, who)
     if not model.spec.horizon:
-        raise UserError("this world model is not calibrated, or no better than a world that stands still: train it on more episodes: "
-                        "robo_rl wm train DATASET")
+        raise UserError(
+            "this world model is not calibrated, or no better than a world that stands still: train it on "
+            "more episodes: robo_rl wm train DATASET"
+        )
     f = model.frames
     at = frame_of(f, starts)
     tasks = np.array(model.spec.tasks)[f.task[at]]
@@ -175,29 +219,56 @@ def planner(model, policy, options: PlanOptions, seed: int = 0) -> Planner:
 
     def plain(obs: Mapping[str, np.ndarray]) -> np.ndarray:
         return decide(module, dict(obs), fixed.manual_seed(seed))
+
     return Planner(model, propose, plain, options, seed)
 
 
 def recorded_starts(model, count: int, seed: int) -> dict[str, np.ndarray]:
-    """Observations that held-out episodes began with, all or `count` of them; of all episodes where none is held out."""
+    """Observations that held-out episodes began with, all or `count` of them; of all episodes where none is
+    held out."""
     f = model.frames
     rows = np.flatnonzero(f.first & f.held) if (f.first & f.held).any() else np.flatnonzero(f.first)
     if not len(rows):
-        raise UserError("this world model keeps no recorded observation to begin from; train it again: robo_rl wm train DATASET")
+        raise UserError(
+            "this world model keeps no recorded observation to begin from; train it again: robo_rl wm train "
+            "DATASET"
+        )
     rows = np.random.default_rng([seed, 59]).permutation(rows)[:count]
     return {k: v[rows] for k, v in f.obs.items()} | {"task": np.array(model.spec.tasks)[f.task[rows]]}
 
 
-# ---- ranking and alarm -------------------------------------------------------------------------------------------
+# ---- ranking and alarm -------------------------------------------------------------------------------------
 
-def ranked(gaps: list[trust.Gap], rho, a: np.ndarray, b: np.ndarray, rows: list[dict], starts: int, tolerance: float, real: str) -> dict:
+
+def ranked(
+    gaps: list[trust.Gap],
+    rho,
+    a: np.ndarray,
+    b: np.ndarray,
+    rows: list[dict],
+    starts: int,
+    tolerance: float,
+    real: str,
+) -> dict:
     """The document of policies whose mean success is a [P] in the model and b [P] in reality."""
-    return {"policies": [asdict(g) | {"gap": g.gap._asdict()} | row for g, row in zip(gaps, rows, strict=True)],
-            "ranking": {"policies": len(gaps), "spearman": rho._asdict(), "pearson": trust.pearson(a, b), "real": real,
-                        "worst_regret": trust.worst_regret(a, b), "choice_regret": trust.choice_regret(a, b),
-                        "mean_max_rank_violation": trust.mean_max_rank_violation(a, b), "starts": starts},
-            "alarm": {"tolerance": tolerance, "over": [g.name for g in gaps if g.side == "over"],
-                      "under": [g.name for g in gaps if g.side == "under"]}}
+    return {
+        "policies": [asdict(g) | {"gap": g.gap._asdict()} | row for g, row in zip(gaps, rows, strict=True)],
+        "ranking": {
+            "policies": len(gaps),
+            "spearman": rho._asdict(),
+            "pearson": trust.pearson(a, b),
+            "real": real,
+            "worst_regret": trust.worst_regret(a, b),
+            "choice_regret": trust.choice_regret(a, b),
+            "mean_max_rank_violation": trust.mean_max_rank_violation(a, b),
+            "starts": starts,
+        },
+        "alarm": {
+            "tolerance": tolerance,
+            "over": [g.name for g in gaps if g.side == "over"],
+            "under": [g.name for g in gaps if g.side == "under"],
+        },
+    }
 
 
 def told(got: PlayedEpisodes) -> dict:
@@ -205,8 +276,11 @@ def told(got: PlayedEpisodes) -> dict:
     return {"cut": float(got.cut.mean()), "uncertainty": float(got.uncertainty.mean())}
 
 
-def compare_policies(model, env, policies: list, config: WorldEvalConfig, tick: Callable[[int], None] = lambda done: None) -> dict:
-    """Success of every (name, policy) on the same starts in the model and in the simulator `env` -> document."""
+def compare_policies(
+    model, env, policies: list, config: WorldEvalConfig, tick: Callable[[int], None] = lambda done: None
+) -> dict:
+    """Success of every (name, policy) on the same starts in the model and in the simulator `env` ->
+    document."""
     starts = eval_starts(config.episodes, REPORT + config.seed)  # no checkpoint was chosen on these
     imagined, real, rows = [], [], []
     for k, (_, policy) in enumerate(policies):
@@ -216,29 +290,56 @@ def compare_policies(model, env, policies: list, config: WorldEvalConfig, tick: 
         rows.append(told(got))
         tick(k + 1)
     m, r = np.array(imagined, float), np.array(real, float)
-    return ranked(trust.gaps([n for n, _ in policies], m, r, config.tolerance), trust.spearman_interval(m, r), m.mean(1), r.mean(1), rows,
-                  config.episodes, config.tolerance, "simulator")
+    return ranked(
+        trust.gaps([n for n, _ in policies], m, r, config.tolerance),
+        trust.spearman_interval(m, r),
+        m.mean(1),
+        r.mean(1),
+        rows,
+        config.episodes,
+        config.tolerance,
+        "simulator",
+    )
 
 
-def compare_to_table(model, policies: list, table: list[RealRow], config: WorldEvalConfig,
-                     tick: Callable[[int], None] = lambda done: None) -> dict:
-    """The same against what (name, policy), in the order of `table`, did on a robot: from recorded starts, without any simulator."""
+def compare_to_table(
+    model,
+    policies: list,
+    table: list[RealRow],
+    config: WorldEvalConfig,
+    tick: Callable[[int], None] = lambda done: None,
+) -> dict:
+    """The same against what (name, policy), in the order of `table`, did on a robot: from recorded starts,
+    without any simulator."""
     obs, imagined, rows = recorded_starts(model, config.episodes, config.seed), [], []
     for k, (_, policy) in enumerate(policies):
         got = play_in_model(model, policy, obs, 0, config.seed)
         imagined.append(got.success)
         rows.append(told(got))
         tick(k + 1)
-    m, won, n = np.array(imagined, float), np.array([t.successes for t in table]), np.array([t.episodes for t in table])
-    return ranked(trust.gaps_to_counts([n for n, _ in policies], m, won, n, config.tolerance), trust.spearman_to_counts(m, won, n),
-                  m.mean(1), won / n, rows, m.shape[1], config.tolerance, "robot")
+    m, won, n = (
+        np.array(imagined, float),
+        np.array([t.successes for t in table]),
+        np.array([t.episodes for t in table]),
+    )
+    return ranked(
+        trust.gaps_to_counts([n for n, _ in policies], m, won, n, config.tolerance),
+        trust.spearman_to_counts(m, won, n),
+        m.mean(1),
+        won / n,
+        rows,
+        m.shape[1],
+        config.tolerance,
+        "robot",
+    )
 
 
-# ---- the probe ---------------------------------------------------------------------------------------------------
+# ---- the probe ---------------------------------------------------------------------------------------------
+
 
 def probe_model(model, env, dataset, config: WorldEvalConfig) -> dict:
-    """Ask about policies unlike the data and those that searches made to exploit the model -> document; without a simulator (`env` None)
-    only what the model says of them."""
+    """Ask about policies unlike the data and those that searches made to exploit the model -> document;
+    without a simulator (`env` None) only what the model says of them."""
     base, count = probe.cloned_successes(dataset), PROBED if config.probe is None else config.probe
     found = probe.policies(base, count, config.seed)
     starts = eval_starts(config.episodes, REPORT + config.seed)
@@ -246,29 +347,43 @@ def probe_model(model, env, dataset, config: WorldEvalConfig) -> dict:
         obs, limit = recorded_starts(model, config.episodes, config.seed), model.spec.control.max_steps
     else:
         n = env.num_envs
-        ids = np.resize(eval_starts(n, REPORT + 1000 + config.seed), n)  # what the search looks at is not what it is judged on
+        # what the search looks at is not what it is judged on
+        ids = np.resize(eval_starts(n, REPORT + 1000 + config.seed), n)
         first, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": ids})
         obs, limit = {k: np.array(v) for k, v in first.items()}, env.spec.max_steps
     exploits = probe.searches(model, base, obs, limit, config.seed)
     out: dict = {"count": count}
     if env is None:
         played = [(name, play_in_model(model, p, obs, limit, config.seed)) for name, p in found]
-        return out | {"searches": [{"name": name, "model": promised} for name, _, promised in exploits],
-                      "policies": [{"name": name, "model": float(got.success.mean())} | told(got) for name, got in played]}
+        return out | {
+            "searches": [{"name": name, "model": promised} for name, _, promised in exploits],
+            "policies": [
+                {"name": name, "model": float(got.success.mean())} | told(got) for name, got in played
+            ],
+        }
     kept, real = [], []
     for _, policy, _ in exploits:
         got, _ = play_from_simulator(model, env, policy, starts, config.seed)
         kept.append(got.success & ~got.cut)
         real.append(evaluate(env, policy, starts, config.seed)["success"])
-    gaps = trust.gaps([name for name, _, _ in exploits], np.array(kept, float), np.array(real, float), config.tolerance)
+    gaps = trust.gaps(
+        [name for name, _, _ in exploits], np.array(kept, float), np.array(real, float), config.tolerance
+    )
     out["searches"] = [asdict(g) | {"gap": g.gap._asdict()} for g in gaps]
-    return out | compare_policies(model, env, found, config) | {"unlike": measure_unlike(model, env, [p for _, p in found], config)}
+    return (
+        out
+        | compare_policies(model, env, found, config)
+        | {"unlike": measure_unlike(model, env, [p for _, p in found], config)}
+    )
 
 
 def measure_unlike(model, env, policies: list, config: WorldEvalConfig) -> dict:
-    """Open-loop error and coverage of the bound along what such policies do in the simulator, each in its share of the lanes."""
+    """Open-loop error and coverage of the bound along what such policies do in the simulator, each in its
+    share of the lanes."""
     n, steps = env.num_envs, min(config.horizon, env.spec.max_steps)
-    obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": eval_starts(n, REPORT + 2000 + config.seed)})
+    obs, _ = env.reset(
+        options={"reset_mask": np.ones(n, bool), "starts": eval_starts(n, REPORT + 2000 + config.seed)}
+    )
     start, lane = {k: np.array(v) for k, v in obs.items()}, np.arange(n) % len(policies)
     over, states, actions, seen = np.zeros(n, bool), [], [], []
     weights = np.stack([p.weight for p in policies])[lane]
@@ -285,17 +400,28 @@ def measure_unlike(model, env, policies: list, config: WorldEvalConfig) -> dict:
     w = Windows(start, actions, states, {}, none.astype(np.float32), none, none, seen, seen, np.arange(n))
     p = open_loop(model, start, actions, 256, config.seed)
     scale = np.array(model.spec.scale or states.reshape(-1, states.shape[2]).std(0))
-    error, held = trust.state_error(p.state, states, scale), trust.state_error(trust.hold_last(start["state"], steps), states, scale)
-    return {"model": table_of(trust.by_horizon(error, seen)), "hold_last": table_of(trust.by_horizon(held, seen)),
-            "bound": measure_bound(p.uncertainty, error, w, model.spec, True)}
+    error, held = (
+        trust.state_error(p.state, states, scale),
+        trust.state_error(trust.hold_last(start["state"], steps), states, scale),
+    )
+    return {
+        "model": table_of(trust.by_horizon(error, seen)),
+        "hold_last": table_of(trust.by_horizon(held, seen)),
+        "bound": measure_bound(p.uncertainty, error, w, model.spec, True),
+    }
 
 
-# ---- all of it ---------------------------------------------------------------------------------------------------
+# ---- all of it ---------------------------------------------------------------------------------------------
+
 
 def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
-    """`measure`, then the comparison with another model, with the simulator or a table of real results, and the probe."""
+    """`measure`, then the comparison with another model, with the simulator or a table of real results, and
+    the probe."""
     model, found = load(config.model), find_policies(config.policies)
-    other, table = load(config.against) if config.against else None, read_real(config.real) if config.real else None
+    other, table = (
+        load(config.against) if config.against else None,
+        read_real(config.real) if config.real else None,
+    )
     lanes, env = min(config.episodes, 32 if model.spec.control.views else 10**5), None
     asked = config.probe or (config.probe is None and not model.spec.control.views)
     if table is not None:
@@ -308,7 +434,9 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
     doc, arrays = measure(model, dataset, config)
     if other is not None:
         _, theirs = measure_open_loop(other, arrays["windows"], arrays["scale"], config)
-        doc["against"] = compare_models(arrays["errors"], theirs["errors"], arrays["windows"].seen, config.against)
+        doc["against"] = compare_models(
+            arrays["errors"], theirs["errors"], arrays["windows"].seen, config.against
+        )
     with Progress() as progress:
         policies = [(name, checkpoint.load_policy(folder)[0]) for name, _, folder in found]
         if policies:

@@ -27,8 +27,11 @@ FRAME, CLOSE = "frame", "close"
 def pack(head: dict, arrays: dict[str, np.ndarray]) -> bytes:
     """One record."""
     shapes = {k: [str(v.dtype), list(v.shape)] for k, v in arrays.items()}
-    payload = json.dumps(head | {"arrays": shapes}).encode() + b"\n" + b"".join(
-        np.ascontiguousarray(v).tobytes() for v in arrays.values())
+    payload = (
+        json.dumps(head | {"arrays": shapes}).encode()
+        + b"\n"
+        + b"".join(np.ascontiguousarray(v).tobytes() for v in arrays.values())
+    )
     return HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
@@ -47,13 +50,15 @@ def scan(path: Path) -> tuple[list[dict], int]:
     raw, at, out = path.read_bytes() if path.exists() else b"", 0, []
     while at + HEAD.size <= len(raw):
         length, crc = HEAD.unpack_from(raw, at)
-        payload = raw[at + HEAD.size:at + HEAD.size + length]
+        payload = raw[at + HEAD.size : at + HEAD.size + length]
         if len(payload) < length:
             break  # torn by a kill
         if zlib.crc32(payload) != crc:
             if at + HEAD.size + length >= len(raw):
                 break
-            raise UserError(f"{path} is damaged at byte {at}; keep a copy, and delete it to go on without its corrections")
+            raise UserError(
+                f"{path} is damaged at byte {at}; keep a copy, and delete it to go on without its corrections"
+            )
         out.append(unpack(payload))
         at += HEAD.size + length
     return out, at
@@ -74,14 +79,34 @@ class CorrectionJournal:
         """Records that are not on the disk yet."""
         return len(self._waiting)
 
-    def frame(self, episode: str, start: int, task: str, state: np.ndarray, action: np.ndarray, reward: float,
-              source: int,
-              phase: int, images: dict[str, np.ndarray]) -> None:
+    def frame(
+        self,
+        episode: str,
+        start: int,
+        task: str,
+        state: np.ndarray,
+        action: np.ndarray,
+        reward: float,
+        source: int,
+        phase: int,
+        images: dict[str, np.ndarray],
+    ) -> None:
         """A frame of a robot's episode; durable after the next `commit`."""
         utf8("task", task)
-        self._waiting.append(pack({"kind": FRAME, "episode": episode, "start": start, "task": task, "reward": reward,
-                                   "source": source, "phase": phase},
-                                  {"state": state, "action": action} | {f"image/{k}": v for k, v in images.items()}))
+        self._waiting.append(
+            pack(
+                {
+                    "kind": FRAME,
+                    "episode": episode,
+                    "start": start,
+                    "task": task,
+                    "reward": reward,
+                    "source": source,
+                    "phase": phase,
+                },
+                {"state": state, "action": action} | {f"image/{k}": v for k, v in images.items()},
+            )
+        )
 
     def close_episode(self, episode: str, index: int) -> None:
         """`episode` becomes number `index` of the data set; written before the data set is, so that it is
@@ -98,7 +123,7 @@ class CorrectionJournal:
         data, at = memoryview(b"".join(self._waiting)), self.size
         try:
             while at - self.size < len(data):
-                at += os.pwrite(self._fd, data[at - self.size:], at)
+                at += os.pwrite(self._fd, data[at - self.size :], at)
             os.fdatasync(self._fd)
         except OSError:
             with contextlib.suppress(OSError):
@@ -140,9 +165,18 @@ def unfinished(records: list[dict], committed: int) -> list[Episode]:
         if name in done or not any(r["source"] for r in rows):
             continue
         views = [k[6:] for k in rows[0] if k.startswith("image/")]
-        out.append(Episode(
-            state=np.stack([r["state"] for r in rows]), action=np.stack([r["action"] for r in rows]),
-            reward=np.array([r["reward"] for r in rows]), task=rows[0]["task"], success=False, terminated=False,
-            images={v: np.stack([r[f"image/{v}"] for r in rows]) for v in views}, start=rows[0]["start"],
-            source=["human" if r["source"] else "policy" for r in rows], phase=np.array([r["phase"] for r in rows])))
+        out.append(
+            Episode(
+                state=np.stack([r["state"] for r in rows]),
+                action=np.stack([r["action"] for r in rows]),
+                reward=np.array([r["reward"] for r in rows]),
+                task=rows[0]["task"],
+                success=False,
+                terminated=False,
+                images={v: np.stack([r[f"image/{v}"] for r in rows]) for v in views},
+                start=rows[0]["start"],
+                source=["human" if r["source"] else "policy" for r in rows],
+                phase=np.array([r["phase"] for r in rows]),
+            )
+        )
     return out

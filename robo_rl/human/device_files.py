@@ -1,8 +1,10 @@
-"""The kernel's files of input devices, read without a library: evdev (/dev/input/event*), hidraw, and a terminal.
+"""The kernel's files of input devices, read without a library: evdev (/dev/input/event*), hidraw, and a
+terminal.
 
-Each is an `InputSource`: `events()` gives (name, value) of all that happened since the last call, names as in `device_mapping`, axes
-in [-1, 1], keys and buttons 0 or 1. Reads never wait, and one call reads at most `MOST` packets, so a device that floods cannot hold
-up a control loop. A device that is unplugged is `gone` from then on.
+Each is an `InputSource`: `events()` gives (name, value) of all that happened since the last call, names as in
+`device_mapping`, axes in [-1, 1], keys and buttons 0 or 1. Reads never wait, and one call reads at most
+`MOST` packets, so a device that floods cannot hold up a control loop. A device that is unplugged is `gone`
+from then on.
 """
 
 import array
@@ -38,15 +40,24 @@ class InputSource(Protocol):
 
 
 class DeviceFile:
-    """A file of the kernel, read without waiting; `gone` once it is unplugged. path: or a descriptor that is open."""
+    """A file of the kernel, read without waiting; `gone` once it is unplugged. path: or a descriptor that is
+    open."""
 
     def __init__(self, path: str | int):
         try:
-            self.fd = path if isinstance(path, int) else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.fd = (
+                path if isinstance(path, int) else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            )
         except OSError as e:
             near = sorted(str(p) for p in (*Path("/dev/input").glob("event*"), *Path("/dev").glob("hidraw*")))
-            how = "; add yourself to the group that owns it (ls -l), often `input`" if e.errno == errno.EACCES else ""
-            raise UserError(f"cannot open {path}: {e.strerror}{how}. Devices here: {', '.join(near) or 'none'}") from e
+            how = (
+                "; add yourself to the group that owns it (ls -l), often `input`"
+                if e.errno == errno.EACCES
+                else ""
+            )
+            raise UserError(
+                f"cannot open {path}: {e.strerror}{how}. Devices here: {', '.join(near) or 'none'}"
+            ) from e
         os.set_blocking(self.fd, False)
         self.gone = False
 
@@ -76,15 +87,21 @@ class DeviceFile:
 
 
 class EventFile(DeviceFile):
-    """An event device. After an overflow (SYN_DROPPED) keys and axes are asked for anew; where they cannot be, all are at rest."""
+    """An event device. After an overflow (SYN_DROPPED) keys and axes are asked for anew; where they cannot
+    be, all are at rest."""
 
     def __init__(self, path: str | int):
         super().__init__(path)
         self.rest, self.dropped = b"", False
         if isinstance(path, str) and Path(path).name.startswith("js"):
             self.close()
-            raise UserError(f"{path} is of the old joystick interface; take its event device (ls -l /dev/input/by-id/*-event-joystick)")
-        self.ranges = {name: self._ask_axis(code)[1] for (kind, code), name in NAMES.items() if kind == EV_ABS}
+            raise UserError(
+                f"{path} is of the old joystick interface; take its event device (ls -l "
+                "/dev/input/by-id/*-event-joystick)"
+            )
+        self.ranges = {
+            name: self._ask_axis(code)[1] for (kind, code), name in NAMES.items() if kind == EV_ABS
+        }
 
     def events(self) -> list[tuple[str, float]]:
         out = []
@@ -124,11 +141,16 @@ class EventFile(DeviceFile):
         bits = bytearray(96)
         with contextlib.suppress(OSError):
             fcntl.ioctl(self.fd, 0x80004518 + (len(bits) << 16), bits)
-        return out + [(name, 1.0) for (kind, code), name in NAMES.items() if kind == EV_KEY and bits[code // 8] >> code % 8 & 1]
+        return out + [
+            (name, 1.0)
+            for (kind, code), name in NAMES.items()
+            if kind == EV_KEY and bits[code // 8] >> code % 8 & 1
+        ]
 
 
 class HidSpaceMouse(DeviceFile):
-    """A 3Dconnexion SpaceMouse by hidraw: report 1 translation, 2 rotation (three s16, +-350), 3 buttons, one bit each.
+    """A 3Dconnexion SpaceMouse by hidraw: report 1 translation, 2 rotation (three s16, +-350), 3 buttons, one
+    bit each.
 
     Models that send both in report 1 (twelve bytes) are read too.
     """
@@ -137,11 +159,11 @@ class HidSpaceMouse(DeviceFile):
         out = []
         for packet in self.packets(64):
             report, body = packet[0], packet[1:]
-            values = [x / FULL for x in struct.unpack(f"<{len(body) // 2}h", body[:len(body) // 2 * 2])]
+            values = [x / FULL for x in struct.unpack(f"<{len(body) // 2}h", body[: len(body) // 2 * 2])]
             if report == 1 and len(values) >= 6:
                 out += zip(AXES, values, strict=False)
             elif report in (1, 2) and len(values) >= 3:
-                out += zip(AXES[3 * (report - 1):], values[:3], strict=False)
+                out += zip(AXES[3 * (report - 1) :], values[:3], strict=False)
             elif report == 3 and body:
                 out += [(f"BTN_{k}", float(int.from_bytes(body[:2], "little") >> k & 1)) for k in range(10)]
         return [(name, max(-1.0, min(1.0, value))) for name, value in out]
@@ -149,13 +171,23 @@ class HidSpaceMouse(DeviceFile):
 
 AXES = ("ABS_X", "ABS_Y", "ABS_Z", "ABS_RX", "ABS_RY", "ABS_RZ")
 ESCAPES = {"\x1b[A": "KEY_UP", "\x1b[B": "KEY_DOWN", "\x1b[C": "KEY_RIGHT", "\x1b[D": "KEY_LEFT"}
-TYPED = {" ": "KEY_SPACE", "\x1b": "KEY_ESC", "\x7f": "KEY_BACKSPACE", "\n": "KEY_ENTER", "\t": "KEY_TAB", "-": "KEY_MINUS",
-         "=": "KEY_EQUAL", ",": "KEY_COMMA", ".": "KEY_DOT", "/": "KEY_SLASH"}
+TYPED = {
+    " ": "KEY_SPACE",
+    "\x1b": "KEY_ESC",
+    "\x7f": "KEY_BACKSPACE",
+    "\n": "KEY_ENTER",
+    "\t": "KEY_TAB",
+    "-": "KEY_MINUS",
+    "=": "KEY_EQUAL",
+    ",": "KEY_COMMA",
+    ".": "KEY_DOT",
+    "/": "KEY_SLASH",
+}
 
 
 class TerminalKeys(DeviceFile):
-    """Keys typed in a terminal, which tells no key-up: a key is down for `KEY_HOLD` s. Without a path: this process's terminal, which
-    shows nothing of what is typed until `close`."""
+    """Keys typed in a terminal, which tells no key-up: a key is down for `KEY_HOLD` s. Without a path: this
+    process's terminal, which shows nothing of what is typed until `close`."""
 
     def __init__(self, path: int | None = None, clock: Callable[[], float] = time.monotonic):
         super().__init__("/dev/tty" if path is None else path)
@@ -163,6 +195,7 @@ class TerminalKeys(DeviceFile):
         if os.isatty(self.fd):
             import termios
             import tty
+
             self.before = termios.tcgetattr(self.fd)
             tty.setcbreak(self.fd)
 
@@ -175,7 +208,9 @@ class TerminalKeys(DeviceFile):
                     text = text.replace(escape, "")
                     out += self._press(name, now)
             for key in text.lower():
-                if name := TYPED.get(key) or (f"KEY_{key.upper()}" if key.isalnum() and key.isascii() else ""):
+                if name := TYPED.get(key) or (
+                    f"KEY_{key.upper()}" if key.isalnum() and key.isascii() else ""
+                ):
                     out += self._press(name, now)
         over = [name for name, at in self.until.items() if at <= now]
         for name in over:
@@ -190,21 +225,30 @@ class TerminalKeys(DeviceFile):
     def close(self) -> None:
         if self.before is not None and self.fd >= 0:
             import termios
+
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self.fd, termios.TCSADRAIN, self.before)
         super().close()
 
 
 def find_device(kind: str) -> str:
-    """Path of the first gamepad (an event device) or SpaceMouse (hidraw) of this machine. UserError: there is none."""
+    """Path of the first gamepad (an event device) or SpaceMouse (hidraw) of this machine. UserError: there is
+    none."""
     if kind == "gamepad":
         found = sorted(str(p) for p in Path("/dev/input/by-id").glob("*-event-joystick"))
     else:
-        found = sorted(f"/dev/{p.parent.parent.name}" for p in Path("/sys/class/hidraw").glob("*/device/uevent")
-                       if any(f"HID_ID=0003:0000{v}" in (text := p.read_text().upper()) and ("SPACE" in text or v == "256F")
-                              for v in VENDORS))
+        found = sorted(
+            f"/dev/{p.parent.parent.name}"
+            for p in Path("/sys/class/hidraw").glob("*/device/uevent")
+            if any(
+                f"HID_ID=0003:0000{v}" in (text := p.read_text().upper()) and ("SPACE" in text or v == "256F")
+                for v in VENDORS
+            )
+        )
     if not found:
         where = "/dev/input/by-id/*-event-joystick" if kind == "gamepad" else "/sys/class/hidraw"
-        raise UserError(f"no {kind} is plugged in ({where}); name its file, for example {kind}:/dev/"
-                        + ("input/event5" if kind == "gamepad" else "hidraw0"))
+        raise UserError(
+            f"no {kind} is plugged in ({where}); name its file, for example {kind}:/dev/"
+            + ("input/event5" if kind == "gamepad" else "hidraw0")
+        )
     return found[0]

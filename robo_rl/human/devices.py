@@ -1,8 +1,10 @@
-"""What a person holds in their hand: gamepad, SpaceMouse, keyboard, leader arm; and the Operator who holds it beside a robot.
+"""What a person holds in their hand: gamepad, SpaceMouse, keyboard, leader arm; and the Operator who holds it
+beside a robot.
 
-A device is one text: `gamepad`, `keyboard:/dev/input/event3`, `spacemouse:/dev/hidraw0,mapping=mine.json`, `leader:left`. It moves
-the robot while its dead-man button is held, or, where the mapping names none, while an axis is off its rest. One that is unplugged
-says so once (`gone`) and never engages again until it is opened anew.
+A device is one text: `gamepad`, `keyboard:/dev/input/event3`, `spacemouse:/dev/hidraw0,mapping=mine.json`,
+`leader:left`. It moves the robot while its dead-man button is held, or, where the mapping names none, while
+an axis is off its rest. One that is unplugged says so once (`gone`) and never engages again until it is
+opened anew.
 """
 
 import math
@@ -26,7 +28,8 @@ RETRY = 1.0  # s between two tries to open a device that is gone
 
 
 class MappedDevice:
-    """Inputs of a source through a mapping. Beyond the dead zone an axis begins at 0 again, so that it does not jump."""
+    """Inputs of a source through a mapping. Beyond the dead zone an axis begins at 0 again, so that it does
+    not jump."""
 
     def __init__(self, source: InputSource, mapping: DeviceMapping):
         self.source, self.mapping = source, mapping
@@ -57,14 +60,17 @@ class MappedDevice:
             twist[TWIST.index(axis)] += m.scale * factor * math.copysign(far, x)
         held = bool(self.values.get(m.dead_man)) if m.dead_man else bool(twist.any())
         engaged = held and not self.gone
-        return Reading(twist.clip(-1, 1) if engaged else np.zeros(6, np.float32), self.grip, engaged, tuple(marks))
+        return Reading(
+            twist.clip(-1, 1) if engaged else np.zeros(6, np.float32), self.grip, engaged, tuple(marks)
+        )
 
     def close(self) -> None:
         self.source.close()
 
 
 def open_device(text: str, leader: "Callable[[str], LeaderArm] | None" = None) -> Device:
-    """The device of such a text; `leader` opens a leader arm by its namespace. UserError with what there is."""
+    """The device of such a text; `leader` opens a leader arm by its namespace. UserError with what there
+    is."""
     kind, path, file = parse_device(text)
     if kind == "leader":
         if leader is None:
@@ -79,22 +85,36 @@ def open_device(text: str, leader: "Callable[[str], LeaderArm] | None" = None) -
 
 
 class DeviceOperator:
-    """The Operator who holds a device beside robot `robot`: helps while the device is engaged and `rest` s longer.
+    """The Operator who holds a device beside robot `robot`: helps while the device is engaged and `rest` s
+    longer.
 
-    alone: what the robot does while nobody engages: its policy acts, or it stands still (PAUSE). A device that goes away while the person
-    helps pauses the robot, until `reopen` has it again (None: for good); after `patience` s without one: UserError. is_stopped: the
-    person asked for the end. pace: waits before each step until it is due.
+    alone: what the robot does while nobody engages: its policy acts, or it stands still (PAUSE). A device
+    that goes away while the person helps pauses the robot, until `reopen` has it again (None: for good);
+    after `patience` s without one: UserError. is_stopped: the person asked for the end. pace: waits before
+    each step until it is due.
     """
 
-    def __init__(self, device: Device, spec: ControlSpec, num_envs: int, robot: int = 0, speed: float = 0.5, rest: float = 0.5,
-                 clock: Callable[[], float] = time.monotonic, alone: int = POLICY, reopen: Callable[[], Device] | None = None,
-                 patience: float = 30.0, pace: Pace | None = None):
+    def __init__(
+        self,
+        device: Device,
+        spec: ControlSpec,
+        num_envs: int,
+        robot: int = 0,
+        speed: float = 0.5,
+        rest: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+        alone: int = POLICY,
+        reopen: Callable[[], Device] | None = None,
+        patience: float = 30.0,
+        pace: Pace | None = None,
+    ):
         self.reopen, self.patience, self.pace = reopen, patience, pace
         self.gone_at = self.tried_at = -math.inf  # since when the device is gone; when it was looked for last
         self.device, self.spec, self.n, self.robot, self.alone = device, spec, num_envs, robot, alone
         self.speed, self.rest, self.clock = speed, rest, clock
         self.acted, self.helping, self.is_stopped = -math.inf, False, False
-        self.tool: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None  # of the robot, which a leader arm is aligned with
+        # of the robot, which a leader arm is aligned with
+        self.tool: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
 
     def begin(self, mask, obs):
         if mask[self.robot]:
@@ -118,8 +138,10 @@ class DeviceOperator:
         if self.device.gone and self.helping:
             phase[self.robot] = PAUSE
         elif now - self.acted <= self.rest:
-            actions[self.robot], phase[self.robot] = command(
-                reading, self.spec, self.speed if leader is None else 1.0, view.executed[self.robot]), CORRECTION
+            actions[self.robot], phase[self.robot] = (
+                command(reading, self.spec, self.speed if leader is None else 1.0, view.executed[self.robot]),
+                CORRECTION,
+            )
         else:
             self.helping, phase[self.robot] = False, self.alone
         marks, attended = np.zeros(self.n, np.uint8), np.zeros(self.n, bool)
@@ -140,7 +162,9 @@ class DeviceOperator:
             self.device = self.reopen()
         except UserError as e:
             if now - self.gone_at >= self.patience and (self.helping or self.alone != POLICY):
-                raise UserError(f"the device is gone for {self.patience:g} s, and the robot stands still ({e})") from None
+                raise UserError(
+                    f"the device is gone for {self.patience:g} s, and the robot stands still ({e})"
+                ) from None
             return
         self.gone_at, self.helping, self.acted = -math.inf, False, -math.inf
 

@@ -1,7 +1,8 @@
-"""N robots under a policy with operators beside it: one control step at a time, chunks cut where the driver changes, episodes
-recorded.
+"""N robots under a policy with operators beside it: one control step at a time, chunks cut where the driver
+changes, episodes recorded.
 
-`RobotFleet` is used by `robo_rl correct` (as fast as the simulator goes) and by the console (at the control period).
+`RobotFleet` is used by `robo_rl correct` (as fast as the simulator goes) and by the console (at the control
+period).
 """
 
 from collections.abc import Callable, Iterable
@@ -21,9 +22,10 @@ HUMAN = ("policy", "human")  # source codes of Intervene as words of an Episode
 class OperatorStats:
     """Costs and results of a period of practice. Steps are control steps; times in seconds of robot time.
 
-    A person's time counts from their attention (a scripted one's decision to help, a take-over in the console, the dead-man button of a
-    device) to the hand-back, pauses between included. An intervention begins with a person's first command and lasts, pauses and
-    changes between recovery and correction included, until the policy acts again or the episode ends.
+    A person's time counts from their attention (a scripted one's decision to help, a take-over in the
+    console, the dead-man button of a device) to the hand-back, pauses between included. An intervention
+    begins with a person's first command and lasts, pauses and changes between recovery and correction
+    included, until the policy acts again or the episode ends.
     """
 
     period: float
@@ -47,13 +49,15 @@ class OperatorStats:
         hours = max(self.steps * self.period / 3600, 1e-9)
         wall = self.steps * self.period / max(1, self.robots) / 60  # N robots work side by side
         return asdict(self) | {
-            "operator_minutes": minutes, "interventions_per_hour": self.interventions / hours,
+            "operator_minutes": minutes,
+            "interventions_per_hour": self.interventions / hours,
             "reaction_mean": self.reaction / self.interventions if self.interventions else 0.0,
             "human_share": self.human_steps / self.steps if self.steps else 0.0,
             "success_rate": self.successes / self.episodes if self.episodes else 0.0,
             "unassisted_success_rate": self.unassisted_successes / self.episodes if self.episodes else 0.0,
             "interventions_per_success": self.interventions / max(1, self.successes),
-            "utilisation": min(1.0, minutes / max(wall * self.operators, 1e-9)) if self.operators else 0.0}
+            "utilisation": min(1.0, minutes / max(wall * self.operators, 1e-9)) if self.operators else 0.0,
+        }
 
 
 @dataclass(slots=True)
@@ -63,24 +67,33 @@ class EpisodeBuffer:
     start: int = -1
     task: str = ""
     frames: list[tuple] = field(default_factory=list)  # state, executed, reward, source, phase, images
-    obs: list[dict] = field(default_factory=list)  # and with `rewindable` the observation and snapshot before each
+    # and with `rewindable` the observation and snapshot before each
+    obs: list[dict] = field(default_factory=list)
     snapshots: list[dict] = field(default_factory=list)
     ran: list[bool] = field(default_factory=list)  # False: a frame of a pause, not recorded
 
 
 class RobotFleet:
-    """The robots of `env` under `policy`; owns the episodes that they are in. Each start of `starts` is one episode; a robot
-    without a start idles.
+    """The robots of `env` under `policy`; owns the episodes that they are in. Each start of `starts` is one
+    episode; a robot without a start idles.
 
-    on_episode(episode, robot): receives every finished episode, without its pauses. rewindable: keep snapshots, so that `rewind`
-    works. cut: an episode ends once a person has corrected and handed back (RaC's second rule). Chunks are sampled without
-    exploration noise from `seed`. `before_decision(mask)`, if set, is called before the policy decides for the robots of mask
-    bool[N]; `on_discard(robot)` for an episode that a person discarded.
+    on_episode(episode, robot): receives every finished episode, without its pauses. rewindable: keep
+    snapshots, so that `rewind` works. cut: an episode ends once a person has corrected and handed back (RaC's
+    second rule). Chunks are sampled without exploration noise from `seed`. `before_decision(mask)`, if set,
+    is called before the policy decides for the robots of mask bool[N]; `on_discard(robot)` for an episode
+    that a person discarded.
     """
 
-    def __init__(self, env: InterventionEnv, policy, starts: Iterable[int], seed: int = 0,
-                 on_episode: Callable[[Episode, int], None] = lambda episode, robot: None, rewindable: bool = False,
-                 cut: bool = False):
+    def __init__(
+        self,
+        env: InterventionEnv,
+        policy,
+        starts: Iterable[int],
+        seed: int = 0,
+        on_episode: Callable[[Episode, int], None] = lambda episode, robot: None,
+        rewindable: bool = False,
+        cut: bool = False,
+    ):
         self.cut = cut
         self.env, self.policy, self.on_episode, self.rewindable = env, policy, on_episode, rewindable
         self.starts, n = iter(starts), env.num_envs
@@ -98,7 +111,9 @@ class RobotFleet:
         self.was_corrected = np.zeros(n, bool)  # somebody has corrected in this episode
         self.is_helped = np.zeros(n, bool)  # an intervention is going on
         self.stats = OperatorStats(env.spec.period, robots=n)
-        self.obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": self._starts(np.ones(n, bool))})
+        self.obs, _ = env.reset(
+            options={"reset_mask": np.ones(n, bool), "starts": self._starts(np.ones(n, bool))}
+        )
         self._clear(np.ones(n, bool))
 
     def _starts(self, mask: np.ndarray) -> np.ndarray:
@@ -123,7 +138,8 @@ class RobotFleet:
         return bool(self.has_start.any())
 
     def plan(self) -> np.ndarray:
-        """float32[N,A]: the policy's next actions; it decides for robots at the end of their chunk and for those under a person."""
+        """float32[N,A]: the policy's next actions; it decides for robots at the end of their chunk and for
+        those under a person."""
         self.cursor[self.env.sources() != 0] = self.execute  # a chunk ends where the driver changes
         need = self.cursor >= self.execute
         if need.any():
@@ -146,12 +162,22 @@ class RobotFleet:
         for i in np.flatnonzero(self.has_start):
             images = {v: before[f"image/{v}"][i].copy() for v in self.views}
             buffer = tapes[i]
-            buffer.frames.append((before["state"][i].copy(), act[i].copy(), float(reward[i]), int(self.source[i]),
-                              int(phase[i]), images))
+            buffer.frames.append(
+                (
+                    before["state"][i].copy(),
+                    act[i].copy(),
+                    float(reward[i]),
+                    int(self.source[i]),
+                    int(phase[i]),
+                    images,
+                )
+            )
             buffer.ran.append(phase[i] != PAUSE)
             if snapshot is not None:
                 buffer.snapshots.append({k: v[i].copy() for k, v in snapshot.items()})
-                buffer.obs.append({k: v[i].copy() if hasattr(v[i], "copy") else v[i] for k, v in before.items()})
+                buffer.obs.append(
+                    {k: v[i].copy() if hasattr(v[i], "copy") else v[i] for k, v in before.items()}
+                )
         self.is_helped &= phase != POLICY
         came = self.has_start & (phase > PAUSE) & ~self.is_helped
         self.is_helped |= came
@@ -177,7 +203,8 @@ class RobotFleet:
         return ended
 
     def end_episode(self, i: int, success: bool, terminated: bool) -> Episode | None:
-        """End the episode of robot `i`: count it, give it to `on_episode` and return it; None: it has no frames."""
+        """End the episode of robot `i`: count it, give it to `on_episode` and return it; None: it has no
+        frames."""
         buffer, a = self.episodes[i], self.stats
         episode = episode_of(buffer, self.views, success, terminated, self.observation_of(i))
         a.episodes += 1
@@ -192,12 +219,14 @@ class RobotFleet:
         return {k: np.array(self.obs[k][i]) for k in ("state", *(f"image/{v}" for v in self.views))}
 
     def begin_episodes(self, mask: np.ndarray) -> None:
-        """Begin the next episode of the robots of `mask`; one without a start idles in an episode that is not recorded."""
+        """Begin the next episode of the robots of `mask`; one without a start idles in an episode that is not
+        recorded."""
         self.obs, _ = self.env.reset(options={"reset_mask": mask.copy(), "starts": self._starts(mask)})
         self._clear(mask)
 
     def rewind(self, i: int, to: int) -> int:
-        """Put robot `i` back to how it was before frame `to` of its episode (0: its start) -> frames taken back."""
+        """Put robot `i` back to how it was before frame `to` of its episode (0: its start) -> frames taken
+        back."""
         buffer = self.episodes[i]
         if not 0 <= to < len(buffer.snapshots):
             return 0
@@ -205,7 +234,9 @@ class RobotFleet:
         state = {k: np.repeat(np.asarray(v)[None], n, 0) for k, v in buffer.snapshots[to].items()}
         obs = {k: _rows(v, n) for k, v in buffer.obs[to].items()}
         self.env.rewind(state, obs, mask)
-        self.obs = {k: np.where(mask.reshape(-1, *[1] * (np.ndim(v) - 1)), obs[k], v) for k, v in self.obs.items()}
+        self.obs = {
+            k: np.where(mask.reshape(-1, *[1] * (np.ndim(v) - 1)), obs[k], v) for k, v in self.obs.items()
+        }
         back = len(buffer.frames) - to
         for rows in (buffer.frames, buffer.obs, buffer.snapshots, buffer.ran):
             del rows[to:]
@@ -217,14 +248,26 @@ def _rows(x, n: int) -> np.ndarray:
     return np.array([x] * n) if isinstance(x, str) else np.repeat(np.asarray(x)[None], n, 0)
 
 
-def episode_of(episode: EpisodeBuffer, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]) -> Episode | None:
-    """The frames as an Episode without its pauses, ending with the observation `last`; None if nothing is left."""
+def episode_of(
+    episode: EpisodeBuffer, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]
+) -> Episode | None:
+    """The frames as an Episode without its pauses, ending with the observation `last`; None if nothing is
+    left."""
     rows = [r for r, ran in zip(episode.frames, episode.ran, strict=True) if ran]
     if not rows:
         return None
     state, action, reward, source, phase, images = zip(*rows, strict=True)
-    return Episode(state=np.stack(state), action=np.stack(action), reward=np.array(reward), task=episode.task,
-                   success=success,
-                   terminated=terminated, images={v: np.stack([x[v] for x in images]) for v in views},
-                   source=[HUMAN[s] for s in source], phase=np.array(phase), start=episode.start,
-                   final=last["state"], final_images={v: last[f"image/{v}"] for v in views})
+    return Episode(
+        state=np.stack(state),
+        action=np.stack(action),
+        reward=np.array(reward),
+        task=episode.task,
+        success=success,
+        terminated=terminated,
+        images={v: np.stack([x[v] for x in images]) for v in views},
+        source=[HUMAN[s] for s in source],
+        phase=np.array(phase),
+        start=episode.start,
+        final=last["state"],
+        final_images={v: last[f"image/{v}"] for v in views},
+    )

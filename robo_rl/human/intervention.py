@@ -1,13 +1,14 @@
 """`InterventionEnv`: an env of the contract in which an operator may take over from the policy at every step.
 
-The *driver* of a step is the policy, the brake (pause) or a person. Where the driver changes, the command is continuous. With
-k = 1, 2 ... steps since the change, u_k the new driver's command and a the last one
+The *driver* of a step is the policy, the brake (pause) or a person. Where the driver changes, the command is
+continuous. With k = 1, 2 ... steps since the change, u_k the new driver's command and a the last one
 executed before it,
 
     executed_k = clip(u_k + (1 - k/B) (a - u_1))   for k < B,   u_k afterwards,
 
-in the box -1..1, so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend. A blended
-command is not learned from: until k = B a person's phase is recorded as pause. `held` in info: a person is at the controls.
+in the box -1..1, so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1
+does not blend. A blended command is not learned from: until k = B a person's phase is recorded as pause.
+`held` in info: a person is at the controls.
 """
 
 from dataclasses import dataclass
@@ -44,10 +45,12 @@ MARKS = {"success": SUCCESS, "failure": FAILURE, "discard": DISCARD}
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """What an operator does in the next step: `actions` float32[N,A] run where `phase` uint8[N] is recovery or correction.
+    """What an operator does in the next step: `actions` float32[N,A] run where `phase` uint8[N] is recovery
+    or correction.
 
-    marks uint8[N]: what they say of the episode, which then ends with this step (None: nothing). attended bool[N]: robots that they
-    attend to, from the moment they do until they hand back (None: those that they drive).
+    marks uint8[N]: what they say of the episode, which then ends with this step (None: nothing). attended
+    bool[N]: robots that they attend to, from the moment they do until they hand back (None: those that they
+    drive).
     """
 
     actions: np.ndarray
@@ -90,8 +93,8 @@ class NoOperator:
 
 
 def hold_action(spec: ControlSpec, last: np.ndarray) -> np.ndarray:
-    """float32[N,A] that keeps the robot where it is: 0 on delta, rate and effort axes, the last command on absolute
-    ones.
+    """float32[N,A] that keeps the robot where it is: 0 on delta, rate and effort axes, the last command on
+    absolute ones.
     """
     absolute = np.array([a.kind == "absolute" for a in spec.axes])
     # the command that means 0
@@ -102,15 +105,16 @@ def hold_action(spec: ControlSpec, last: np.ndarray) -> np.ndarray:
 class InterventionEnv(VectorWrapper):
     """`env` with `operator` beside its policy.
 
-    `step` info carries also `executed` float32[N,A], the action that ran, in -1..1; `source` uint8[N], 0 only where
-    `env` got exactly the action given to `step` (which it clips), else 1; `phase` uint8[N], index into PHASES. An
-    env that is over has source and
-    phase 0. `held` bool[N]: a person drives; `attended` bool[N]: a person attends, from then to the hand-back; `mark` uint8[N]: what they
-    said of the episode. A mark ends it: success and failure terminate, a success with a reward of at least 1, discard truncates.
-    `sources()` tells who acts in the *next* step, so that a chunk can be cut where the driver changes. blend: seconds a
-    change of driver takes. freeze: time stands still for a robot that has come to rest in a pause (the env must have
-    snapshots), so that waiting for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those
-    of `env`. UserError: an intervention of wrong shape or phase.
+    `step` info carries also `executed` float32[N,A], the action that ran, in -1..1; `source` uint8[N], 0 only
+    where `env` got exactly the action given to `step` (which it clips), else 1; `phase` uint8[N], index into
+    PHASES. An env that is over has source and
+    phase 0. `held` bool[N]: a person drives; `attended` bool[N]: a person attends, from then to the
+    hand-back; `mark` uint8[N]: what they said of the episode. A mark ends it: success and failure terminate,
+    a success with a reward of at least 1, discard truncates. `sources()` tells who acts in the *next* step,
+    so that a chunk can be cut where the driver changes. blend: seconds a change of driver takes. freeze: time
+    stands still for a robot that has come to rest in a pause (the env must have snapshots), so that waiting
+    for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those of `env`.
+    UserError: an intervention of wrong shape or phase.
     """
 
     env: Any  # a ControlEnv; snapshots and pictures are optional
@@ -123,15 +127,21 @@ class InterventionEnv(VectorWrapper):
         if freeze and not hasattr(env, "get_state"):
             raise UserError(f"freeze needs an env with snapshots, {env.spec.id} has none: leave it out")
         self.operator, self.freeze = operator, freeze
-        # after_step(obs, over bool[N]: episodes that ended in this step, info), of operators that look at what became of it
+        # (obs, over bool[N]: episodes that ended in this step, info), of operators that look at what became
+        # of it
         self._after_step = getattr(operator, "after_step", None)
         self._obs: dict[str, Any] = {}  # the last one
         n, a = env.num_envs, env.single_action_space.shape[0]
         self.blend_steps = max(1, round(blend / env.spec.period))
         self._rows = {
-            "proposed": np.zeros((n, a), np.float32), "executed": np.zeros((n, a), np.float32),
-            "offset": np.zeros((n, a), np.float32), "driver": np.zeros(n, np.uint8), "over": np.zeros(n, bool),
-            "since": np.full(n, self.blend_steps), "steps": np.zeros(n, np.int64)}
+            "proposed": np.zeros((n, a), np.float32),
+            "executed": np.zeros((n, a), np.float32),
+            "offset": np.zeros((n, a), np.float32),
+            "driver": np.zeros(n, np.uint8),
+            "over": np.zeros(n, bool),
+            "since": np.full(n, self.blend_steps),
+            "steps": np.zeros(n, np.int64),
+        }
         self._intervention: Intervention | None = None
 
     def __getattr__(self, name: str):
@@ -165,7 +175,11 @@ class InterventionEnv(VectorWrapper):
     def step(self, actions):
         r = self._rows
         given = actions.detach().cpu().numpy() if hasattr(actions, "detach") else np.asarray(actions)
-        if given.shape != r["proposed"].shape or given.dtype.kind not in "fiu" or not np.isfinite(given).all():
+        if (
+            given.shape != r["proposed"].shape
+            or given.dtype.kind not in "fiu"
+            or not np.isfinite(given).all()
+        ):
             self.env.step(actions)  # says what is wrong
             raise UserError(f"actions must be finite and of shape {r['proposed'].shape}")
         given = given.astype(np.float32, copy=False)
@@ -175,7 +189,9 @@ class InterventionEnv(VectorWrapper):
         target = np.where(driver[:, None] == 1, hold_action(self.env.spec, r["executed"]), target)
         offset = np.where(turned[:, None], r["executed"] - target.clip(-1, 1), r["offset"])
         weight = np.where(since >= self.blend_steps, 0, 1 - since / self.blend_steps).astype(np.float32)
-        executed = np.where(weight[:, None] > 0, (target.clip(-1, 1) + weight[:, None] * offset).clip(-1, 1), target)
+        executed = np.where(
+            weight[:, None] > 0, (target.clip(-1, 1) + weight[:, None] * offset).clip(-1, 1), target
+        )
         alive = ~r["over"]
         source = ((driver != 0) | (weight > 0)) & alive
         still = (driver == 1) & (weight == 0) & alive & self.freeze
@@ -183,11 +199,14 @@ class InterventionEnv(VectorWrapper):
             still &= intervention.marks == NO_MARK
         before = self.env.get_state() if still.any() else None
         obs, reward, terminated, truncated, info = self.env.step(
-            actions if not source.any() else executed if given is actions else _like(actions, executed))
+            actions if not source.any() else executed if given is actions else _like(actions, executed)
+        )
         if still.any():
             self.env.set_state(before, still)
             obs = {k: _kept(v, self._obs[k], still) for k, v in obs.items()}
-            reward, terminated, truncated = (_kept(x, np.zeros_like(x), still) for x in (reward, terminated, truncated))
+            reward, terminated, truncated = (
+                _kept(x, np.zeros_like(x), still) for x in (reward, terminated, truncated)
+            )
             info = {**info, "success": _kept(info["success"], np.zeros_like(info["success"]), still)}
         if intervention.marks is not None and (marks := np.where(alive, intervention.marks, NO_MARK)).any():
             reward, terminated, truncated, info = marked_step(marks, reward, terminated, truncated, info)
@@ -198,10 +217,19 @@ class InterventionEnv(VectorWrapper):
         r["steps"] += alive & ~still
         r["over"] = _bools(terminated) | _bools(truncated)
         self._intervention = None
-        phase = np.where(alive, np.where(weight > 0, np.minimum(intervention.phase, PAUSE), intervention.phase), 0).astype(np.uint8)
+        phase = np.where(
+            alive, np.where(weight > 0, np.minimum(intervention.phase, PAUSE), intervention.phase), 0
+        ).astype(np.uint8)
         held = (driver == 2) & alive
-        info = {"mark": np.zeros(len(alive), np.uint8), **info, "executed": ran, "source": source.astype(np.uint8), "phase": phase,
-                "held": held, "attended": held if intervention.attended is None else held | intervention.attended & alive}
+        info = {
+            "mark": np.zeros(len(alive), np.uint8),
+            **info,
+            "executed": ran,
+            "source": source.astype(np.uint8),
+            "phase": phase,
+            "held": held,
+            "attended": held if intervention.attended is None else held | intervention.attended & alive,
+        }
         if self._after_step is not None:
             self._after_step(obs, alive & r["over"], info)
         return obs, reward, terminated, truncated, info
@@ -226,7 +254,8 @@ class InterventionEnv(VectorWrapper):
         self._intervention = None
 
     def rewind(self, state: dict[str, np.ndarray], obs: dict, mask: np.ndarray) -> None:
-        """Put the robots of `mask` back where `state` and `obs` were, at rest; who holds them does not change."""
+        """Put the robots of `mask` back where `state` and `obs` were, at rest; who holds them does not
+        change."""
         self.env.set_state({k: v for k, v in state.items() if not k.startswith((OWN, "operator/"))}, mask)
         r = self._rows
         for k in ("steps", "over", "executed"):
@@ -264,7 +293,9 @@ class InterventionEnv(VectorWrapper):
     def _ask(self) -> Intervention:
         if self._intervention is None:
             r = self._rows
-            view = OperatorView(r["proposed"].copy(), r["executed"].copy(), r["over"].copy(), r["steps"].copy())
+            view = OperatorView(
+                r["proposed"].copy(), r["executed"].copy(), r["over"].copy(), r["steps"].copy()
+            )
             self._intervention = check_intervention(self.operator.intervene(view), *r["proposed"].shape)
         return self._intervention
 
@@ -275,7 +306,12 @@ def marked_step(marks: np.ndarray, reward, terminated, truncated, info: dict) ->
     reward = np.where(won, np.maximum(np.asarray(reward), 1), np.asarray(reward)).astype(np.float32)
     terminated = np.where(said, marks != DISCARD, _bools(terminated))
     truncated = np.where(said, marks == DISCARD, _bools(truncated))
-    return reward, terminated, truncated, {**info, "success": np.where(said, won, _bools(info["success"])), "mark": marks.astype(np.uint8)}
+    return (
+        reward,
+        terminated,
+        truncated,
+        {**info, "success": np.where(said, won, _bools(info["success"])), "mark": marks.astype(np.uint8)},
+    )
 
 
 def _like(given, executed: np.ndarray):
@@ -283,6 +319,7 @@ def _like(given, executed: np.ndarray):
     if not hasattr(given, "detach"):
         return executed
     import torch
+
     return torch.as_tensor(executed, device=given.device)
 
 
@@ -301,9 +338,14 @@ def check_intervention(intervention: Intervention, n: int, a: int) -> Interventi
     """`intervene` as float32[N,A] in [-1, 1] and uint8[N]; where a number is not finite the robot pauses."""
     actions, phase = np.asarray(intervention.actions, np.float32), np.asarray(intervention.phase)
     if actions.shape != (n, a) or phase.shape != (n,):
-        raise UserError(f"an operator must give actions ({n}, {a}) and phases ({n},), got {actions.shape} and {phase.shape}")
+        raise UserError(
+            f"an operator must give actions ({n}, {a}) and phases ({n},), got {actions.shape} and "
+            f"{phase.shape}"
+        )
     if phase.min(initial=0) < 0 or phase.max(initial=0) >= len(PHASES):
         raise UserError(f"phase must be 0 .. {len(PHASES) - 1} ({', '.join(PHASES)}), got {phase.max()}")
     broken = ~np.asarray(np.isfinite(actions).all(1))
     phase = np.where(broken & (phase > PAUSE), PAUSE, phase).astype(np.uint8)
-    return Intervention(np.where(broken[:, None], 0, actions).clip(-1, 1), phase, intervention.marks, intervention.attended)
+    return Intervention(
+        np.where(broken[:, None], 0, actions).clip(-1, 1), phase, intervention.marks, intervention.attended
+    )

@@ -1,13 +1,16 @@
-"""A scripted operator: the env's expert with a reaction time, slips and fatigue, for tests and measurements of help.
+"""A scripted operator: the env's expert with a reaction time, slips and fatigue, for tests and measurements
+of help.
 
-The person watches how far the policy's commands are from what they would do. Once that stays large for `notice_time`
-seconds, or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person
-have agreed for `agree_time` seconds (with `until_subtask` once one more of the env's sub-tasks is done; with `until_end` only when the
-episode is over). With `recovery_time` they first back out
-(the env's `recovery_action`) to where attempts begin, which the demonstrations know, and then correct: RaC's two phases. The expert
-raises the hand by itself where an attempt went wrong, so its corrections are recoveries too; a person who stays low (`stay_low`) does not.
+The person watches how far the policy's commands are from what they would do. Once that stays large for
+`notice_time` seconds, or the episode is late, they decide to help, act after a reaction time, and hand back
+once policy and person have agreed for `agree_time` seconds (with `until_subtask` once one more of the env's
+sub-tasks is done; with `until_end` only when the episode is over). With `recovery_time` they first back out
+(the env's `recovery_action`) to where attempts begin, which the demonstrations know, and then correct: RaC's
+two phases. The expert raises the hand by itself where an attempt went wrong, so its corrections are
+recoveries too; a person who stays low (`stay_low`) does not.
 
-Every draw is a hash of (seed, first observation of the episode, step), so an episode is the same at any env index.
+Every draw is a hash of (seed, first observation of the episode, step), so an episode is the same at any env
+index.
 """
 
 import zlib
@@ -24,36 +27,55 @@ ARRIVED = 0.1  # a recovery is over when no axis of it asks for more than this
 
 
 class ScriptedOperator:
-    """One scripted person per robot of `env` (which needs `expert_action`); a person helps only where `wanted[N]` is True.
+    """One scripted person per robot of `env` (which needs `expert_action`); a person helps only where
+    `wanted[N]` is True.
 
-    stats[N]: `asked` decisions to help, `helped` take-overs, `reaction` their summed reaction times [s], `seconds` at
-    the controls. Raises UserError if the env has no expert, or no recovery where the person is to recover.
+    stats[N]: `asked` decisions to help, `helped` take-overs, `reaction` their summed reaction times [s],
+    `seconds` at the controls. Raises UserError if the env has no expert, or no recovery where the person is
+    to recover.
     """
 
     def __init__(self, env, person: ScriptedOperatorOptions | None = None, seed: int = 0):
         if not hasattr(env, "expert_action"):
-            raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert to stand in for the person; "
-                            "use --operator keyboard, gamepad or the console")
+            raise UserError(
+                f"{env.spec.sim}:{env.spec.task} has no scripted expert to stand in for the person; "
+                "use --operator keyboard, gamepad or the console"
+            )
         person = person or ScriptedOperatorOptions()
         if person.recovery_time and not hasattr(env, "recovery_action"):
-            raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted recovery; leave out "
-                            "--scripted-operator.recovery-time and --protocol rac")
+            raise UserError(
+                f"{env.spec.sim}:{env.spec.task} has no scripted recovery; leave out "
+                "--scripted-operator.recovery-time and --protocol rac"
+            )
         if person.until_subtask and not hasattr(env, "subtask"):
-            raise UserError(f"{env.spec.sim}:{env.spec.task} does not tell its sub-tasks; leave out "
-                            "--scripted-operator.until-subtask and --protocol rac")
+            raise UserError(
+                f"{env.spec.sim}:{env.spec.task} does not tell its sub-tasks; leave out "
+                "--scripted-operator.until-subtask and --protocol rac"
+            )
         self.env, self.person, self.seed = env, person, seed
         self.up = up_axis(env.spec) if person.stay_low else -1
         n, period = env.num_envs, env.spec.period
         self.absolute = np.array([x.kind == "absolute" for x in env.spec.axes])
-        self.wait = {k: max(1, round(getattr(person, k) / period)) for k in ("notice_time", "agree_time", "least_time")}
+        self.wait = {
+            k: max(1, round(getattr(person, k) / period)) for k in ("notice_time", "agree_time", "least_time")
+        }
         self.slip_steps = max(1, round(SLIP / period))
         self.back_steps = round(person.recovery_time / period)
         self.wanted = np.ones(n, bool)
         self.stats = {k: np.zeros(n) for k in ("asked", "helped", "reaction", "seconds")}
-        self.rows = {"key": np.zeros(n, np.int64), "wrong": np.zeros(n, np.int64), "right": np.zeros(n, np.int64),
-                     "until": np.zeros(n, np.int64), "phase": np.zeros(n, np.uint8), "held": np.zeros(n, np.int64),
-                     "now": np.zeros(n, np.int64), "slip": np.zeros(n, np.int64), "work": np.zeros(n, np.int64),
-                     "stage": np.zeros(n, np.int64), "away": np.zeros(n, bool)}
+        self.rows = {
+            "key": np.zeros(n, np.int64),
+            "wrong": np.zeros(n, np.int64),
+            "right": np.zeros(n, np.int64),
+            "until": np.zeros(n, np.int64),
+            "phase": np.zeros(n, np.uint8),
+            "held": np.zeros(n, np.int64),
+            "now": np.zeros(n, np.int64),
+            "slip": np.zeros(n, np.int64),
+            "work": np.zeros(n, np.int64),
+            "stage": np.zeros(n, np.int64),
+            "away": np.zeros(n, bool),
+        }
 
     def begin(self, mask, obs):
         r, state = self.rows, np.ascontiguousarray(obs["state"], np.float32)
@@ -88,7 +110,9 @@ class ScriptedOperator:
         r["wrong"] = np.where(free & ran & far, r["wrong"] + 1, 0)
         r["right"] = np.where(~free & ran & ~far, r["right"] + 1, 0)
         late = view.steps >= p.late_share * self.env.spec.max_steps if p.late_share < 1 else np.zeros(n, bool)
-        self._decide(wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice_time"]) | late), r["now"])
+        self._decide(
+            wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice_time"]) | late), r["now"]
+        )
         come = free & (r["until"] > 0) & (r["now"] >= r["until"])
         self.stats["helped"][come] += 1
         r["phase"][come] = RECOVERY if self.back_steps else CORRECTION
@@ -96,7 +120,9 @@ class ScriptedOperator:
         actions, begun = expert, come & (r["phase"] == CORRECTION)
         if (recover := r["phase"] == RECOVERY).any():
             back = np.asarray(self.env.recovery_action(), np.float32)
-            out = recover & ((r["held"] >= self.back_steps) | (np.abs(back[:, ~self.absolute]).max(1) < ARRIVED))
+            out = recover & (
+                (r["held"] >= self.back_steps) | (np.abs(back[:, ~self.absolute]).max(1) < ARRIVED)
+            )
             r["phase"][out], begun = CORRECTION, begun | out
             actions = np.where((recover & ~out)[:, None], back, expert)
         done = (r["phase"] == CORRECTION) & (r["held"] >= self.wait["least_time"]) & (not p.until_end)
@@ -174,7 +200,10 @@ def up_axis(spec) -> int:
     """Number of the axis that raises the hand. UserError: there is none."""
     found = [i for i, a in enumerate(spec.axes) if a.name == "dz" and a.kind == "delta" and a.frame == "base"]
     if not found:
-        raise UserError(f"{spec.sim}:{spec.task} has no axis dz that raises the hand; leave out --scripted-operator.stay-low")
+        raise UserError(
+            f"{spec.sim}:{spec.task} has no axis dz that raises the hand; leave out "
+            "--scripted-operator.stay-low"
+        )
     return found[0]
 
 

@@ -5,9 +5,15 @@ from collections.abc import Callable
 
 
 class Pace:
-    """One step per `period` s; 0: at once. Who is late by more than five periods begins anew instead of hurrying."""
+    """One step per `period` s; 0: at once. Who is late by more than five periods begins anew instead of
+    hurrying."""
 
-    def __init__(self, period: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep):
+    def __init__(
+        self,
+        period: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
         self.period, self.clock, self.sleep, self.due = period, clock, sleep, clock()
 
     def wait(self) -> None:

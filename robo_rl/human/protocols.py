@@ -1,8 +1,9 @@
 """Assign failed robots to few operators.
 
-ARMADA (arXiv 2510.02298): N robots run under their policy; a robot that a failure detector reports stands still until an operator is
-free; the operator rewinds it to before the failure, corrects to the end of the episode, and is free again. TwinRL (arXiv
-2602.09023): real episodes and help are spent on start states whose success rate in a twin is low.
+ARMADA (arXiv 2510.02298): N robots run under their policy; a robot that a failure detector reports stands
+still until an operator is free; the operator rewinds it to before the failure, corrects to the end of the
+episode, and is free again. TwinRL (arXiv 2602.09023): real episodes and help are spent on start states whose
+success rate in a twin is low.
 """
 
 import numpy as np
@@ -13,24 +14,26 @@ UNASSIGNED = -1
 
 
 def assign(waiting: np.ndarray, assigned_to: np.ndarray, operators: int) -> np.ndarray:
-    """Assign operators to waiting robots: longest wait first, lower number on a tie -> held_by int[N] (NOBODY or an
-    operator).
+    """Assign operators to waiting robots: longest wait first, lower number on a tie -> held_by int[N] (NOBODY
+    or an operator).
 
-    waiting[N]: since when [any clock], nan where the robot does not wait. A robot is held by one operator, an operator
-    holds one robot; holds that exist stay.
+    waiting[N]: since when [any clock], nan where the robot does not wait. A robot is held by one operator, an
+    operator holds one robot; holds that exist stay.
     """
     out = assigned_to.copy()
     free = [k for k in range(operators) if k not in set(out[out != UNASSIGNED].tolist())]
-    queue = [i for i in np.argsort(waiting, kind="stable") if np.isfinite(waiting[i]) and out[i] == UNASSIGNED]
+    queue = [
+        i for i in np.argsort(waiting, kind="stable") if np.isfinite(waiting[i]) and out[i] == UNASSIGNED
+    ]
     for i, k in zip(queue, free, strict=False):
         out[i] = k
     return out
 
 
 def target_starts(success: np.ndarray, trials: np.ndarray, threshold: float = 0.5) -> np.ndarray:
-    """TwinRL: the cells to spend real episodes on, int[K] of K cells with success/trials < threshold; those that succeed at
-    times first (there is something to learn from), higher rates first; then those that never did. Cells without a
-    trial are left out.
+    """TwinRL: the cells to spend real episodes on, int[K] of K cells with success/trials < threshold; those
+    that succeed at times first (there is something to learn from), higher rates first; then those that never
+    did. Cells without a trial are left out.
     """
     rate = success / np.maximum(trials, 1)
     low = np.flatnonzero((trials > 0) & (rate < threshold))
@@ -38,8 +41,8 @@ def target_starts(success: np.ndarray, trials: np.ndarray, threshold: float = 0.
 
 
 class OperatorAssignment:
-    """ARMADA's operators, scripted: `persons` (a ScriptedOperator with one person per robot) help only robots that help was
-    requested for, at most `operators` at a time. Robots that wait stand still.
+    """ARMADA's operators, scripted: `persons` (a ScriptedOperator with one person per robot) help only robots
+    that help was requested for, at most `operators` at a time. Robots that wait stand still.
 
     `rewind(i)` is called once a person has come to robot i, before they correct.
     """
@@ -87,9 +90,14 @@ class OperatorAssignment:
         self.assigned_to[done], self.has_arrived[done] = UNASSIGNED, False
         idle = self.awaits_operator() & (said.phase == POLICY) & ~view.over
         self.waited_steps += idle.sum()
-        rewound = arrived & ~view.over  # the first step after a rewind is a pause: the command is for the old place
-        return Intervention(said.actions, np.where(idle | rewound, PAUSE, said.phase).astype(np.uint8), said.marks,
-                            said.attended)
+        # the first step after a rewind is a pause: the command is for the old place
+        rewound = arrived & ~view.over
+        return Intervention(
+            said.actions,
+            np.where(idle | rewound, PAUSE, said.phase).astype(np.uint8),
+            said.marks,
+            said.attended,
+        )
 
     def get_state(self):
         return self.persons.get_state()

@@ -12,8 +12,9 @@ TARGET_RATE = 1.0  # of a position's range of -1 .. 1, in a second at full defle
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a device says now: `twist[6]` in [-1, 1] (translation, rotation), gripper -1 (close) .. 1, engaged: the
-    person acts; marks: success, failure, discard, stop, as they were pressed since the last reading.
+    """What a device says now: `twist[6]` in [-1, 1] (translation, rotation), gripper -1 (close) .. 1,
+    engaged: the person acts; marks: success, failure, discard, stop, as they were pressed since the last
+    reading.
     """
 
     twist: np.ndarray
@@ -32,15 +33,18 @@ class Device(Protocol):
 
 
 def drive_of(axis: ActionAxis) -> Literal["grip", "stick", "target"]:
-    """How a person commands an axis: grip opens and closes in turn; stick is the deflection itself; target moves by it (a position)."""
+    """How a person commands an axis: grip opens and closes in turn; stick is the deflection itself; target
+    moves by it (a position)."""
     if axis.kind == "absolute" and any(word in axis.name for word in ("grip", "finger")):
         return "grip"
     return "target" if axis.kind == "absolute" and axis.unit in ("m", "rad", "deg") else "stick"
 
 
-def command(reading: Reading, spec: ControlSpec, speed: float = 1.0, last: np.ndarray | None = None) -> np.ndarray:
-    """float32[A] of a reading: the gripper on its axis, the twist on the others in turn. last [A]: executed before, from which positions
-    go on, by half their range a second at most."""
+def command(
+    reading: Reading, spec: ControlSpec, speed: float = 1.0, last: np.ndarray | None = None
+) -> np.ndarray:
+    """float32[A] of a reading: the gripper on its axis, the twist on the others in turn. last [A]: executed
+    before, from which positions go on, by half their range a second at most."""
     out, k = np.zeros(len(spec.axes), np.float32), 0
     for j, axis in enumerate(spec.axes):
         how = drive_of(axis)
@@ -48,5 +52,9 @@ def command(reading: Reading, spec: ControlSpec, speed: float = 1.0, last: np.nd
             out[j] = reading.grip
             continue
         share, k = speed * reading.twist[k] if k < 6 else 0.0, k + 1
-        out[j] = share if how == "stick" else (0.0 if last is None else last[j]) + TARGET_RATE * spec.period * share
+        out[j] = (
+            share
+            if how == "stick"
+            else (0.0 if last is None else last[j]) + TARGET_RATE * spec.period * share
+        )
     return out.clip(-1, 1)

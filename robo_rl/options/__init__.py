@@ -1,4 +1,5 @@
-"""Every option of a policy or a method, as frozen dataclasses that import nothing heavy (so `--help` is instant).
+"""Every option of a policy or a method, as frozen dataclasses that import nothing heavy (so `--help` is
+instant).
 
 Values are checked where they are made: a bad one raises UserError with the allowed range.
 """
@@ -33,20 +34,62 @@ from robo_rl.options.policy import FLOWS, TOKENS, VLAS, BcOptions, PolicyOptions
 from robo_rl.options.recap import RecapOptions
 from robo_rl.options.scripted_operator import ScriptedOperatorOptions
 
-OFF_POLICY = {"rlpd": RlpdOptions, "demo_sac": DemoSacOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions,
-              "pa_rl": PaRlOptions, "iql": IqlOptions, "calql": CalQlOptions, "wsrl": WsrlOptions,
-              "aloe": AloeOptions}  # these learn from replay (experiment/replay.py)
+OFF_POLICY = {
+    "rlpd": RlpdOptions,
+    "demo_sac": DemoSacOptions,
+    "hil_serl": HilSerlOptions,
+    "expo": ExpoOptions,
+    "pa_rl": PaRlOptions,
+    "iql": IqlOptions,
+    "calql": CalQlOptions,
+    "wsrl": WsrlOptions,
+    "aloe": AloeOptions,
+}  # these learn from replay (experiment/replay.py)
 OFFLINE = {"recap": RecapOptions}  # these learn from data sets of whole episodes (experiment/recap.py)
-RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
-              "nft": NftOptions, **OFF_POLICY, **OFFLINE}
+RL_OPTIONS = {
+    "pi_rl": PiRlOptions,
+    "ppo": PpoOptions,
+    "dppo": DppoOptions,
+    "reinflow": ReinFlowOptions,
+    "nft": NftOptions,
+    **OFF_POLICY,
+    **OFFLINE,
+}
 ALGOS = (*RL_OPTIONS, "bc")
 
 __all__ = [
-    "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DataOptions", "DemoSacOptions", "DppoOptions", "ExpoOptions",
-    "FLOWS", "HilSerlOptions", "IqlOptions", "LoraOptions", "MethodOptions", "NftOptions", "OFFLINE", "OFF_POLICY", "OffPolicyOptions",
+    "ALGOS",
+    "AloeOptions",
+    "BcOptions",
+    "CORRECTIONS",
+    "CalQlOptions",
+    "DataOptions",
+    "DemoSacOptions",
+    "DppoOptions",
+    "ExpoOptions",
+    "FLOWS",
+    "HilSerlOptions",
+    "IqlOptions",
+    "LoraOptions",
+    "MethodOptions",
+    "NftOptions",
+    "OFFLINE",
+    "OFF_POLICY",
+    "OffPolicyOptions",
     "OnPolicyOptions",
-    "PROXIMALS", "PaRlOptions", "PiRlOptions", "PolicyOptions", "PpoOptions",
-    "RL_OPTIONS", "RecapOptions", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "SacOptions", "ScriptedOperatorOptions", "TOKENS",
+    "PROXIMALS",
+    "PaRlOptions",
+    "PiRlOptions",
+    "PolicyOptions",
+    "PpoOptions",
+    "RL_OPTIONS",
+    "RecapOptions",
+    "ReinFlowOptions",
+    "RlpdOptions",
+    "RolloutOptions",
+    "SacOptions",
+    "ScriptedOperatorOptions",
+    "TOKENS",
     "VLAS",
     "WsrlOptions",
 ]

@@ -11,17 +11,19 @@ class DataOptions:
     """The data set of --demos, where another robot or program wrote it."""
 
     cameras: str = ""
-    """Cameras to look through, in order, with commas between; NAME=CAMERA renames one. Empty: all, or those of the env."""
+    """Cameras to look through, in order, with commas between; NAME=CAMERA renames one. Empty: all, or those
+    of the env."""
     fit: Literal["", "pad", "pad_top_left", "crop", "stretch"] = ""
-    """How pictures of another size are made square: pad keeps the whole picture, crop its middle, stretch changes its proportions. Empty:
-    pad without an env; with one, pictures must have its size."""
+    """How pictures of another size are made square: pad keeps the whole picture, crop its middle, stretch
+    changes its proportions. Empty: pad without an env; with one, pictures must have its size."""
     normaliser: Literal["mean_std", "quantiles", "min_max"] = "mean_std"
     """Statistics that states and actions are normalised by; quantiles: q01 and q99 become -1 and 1."""
     label: str = ""
-    """success=all, success=none or success=FILE: which episodes succeeded, for a data set that does not say (robo_rl data label writes it
-    into the data set)."""
+    """success=all, success=none or success=FILE: which episodes succeeded, for a data set that does not say
+    (robo_rl data label writes it into the data set)."""
     held_out: float = 0.1
-    """Without an env: share of the episodes, drawn by the seed, that judge the policy and are not learnt from."""
+    """Without an env: share of the episodes, drawn by the seed, that judge the policy and are not learnt
+    from."""
     cache_mb: int = 640
     """Memory for decoded pictures [MiB]. Those that do not fit are decoded again for every batch."""
     threads: int = 1

@@ -11,16 +11,17 @@ A, B = ".lora_A.weight", ".lora_B.weight"  # ends of an adapter's names, as peft
 
 @dataclass(frozen=True, kw_only=True)
 class LoraOptions:
-    """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): of the weights W of chosen layers only a product of two thin matrices
-    is learnt, W + (alpha/rank) B A, from what --init or supervised learning gave on."""
+    """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): of the weights W of chosen layers only a
+    product of two thin matrices is learnt, W + (alpha/rank) B A, from what --init or supervised learning gave
+    on."""
 
     rank: int = 0
     """r: rows of A; 0: no adapters, every weight is learnt."""
     alpha: float = 0.0
     """Scale of the adapters, times the rank; 0: the rank itself, a scale of 1."""
     targets: tuple[str, ...] = ("trunk",)
-    """Linear layers that get one: names of modules, whole or their ends (q_proj), or patterns (trunk.*.qkv); of a module that is not
-    linear, the linear layers below it."""
+    """Linear layers that get one: names of modules, whole or their ends (q_proj), or patterns (trunk.*.qkv);
+    of a module that is not linear, the linear layers below it."""
     full: tuple[str, ...] = ("rest",)
     """Modules or parameters that learn in full beside the adapters; rest: all outside the trunk; none."""
 
@@ -41,5 +42,7 @@ class LoraOptions:
         for name in weights:
             if name.endswith(A):
                 layer = name.removesuffix(A)
-                out[f"{layer}.weight"] = out[f"{layer}.weight"] + self.scale * (weights[layer + B] @ weights[name])
+                out[f"{layer}.weight"] = out[f"{layer}.weight"] + self.scale * (
+                    weights[layer + B] @ weights[name]
+                )
         return out

@@ -25,8 +25,8 @@ class OffPolicyOptions(MethodOptions):
     warmup: int = 2000
     """Control steps that the supervised policy collects first; nothing of it is changed meanwhile."""
     pretrain: int = 500
-    """Critic updates after that, before the actor's first; for iql, calql, wsrl and aloe the updates of their offline
-    stage on the demonstrations, before anything is collected."""
+    """Critic updates after that, before the actor's first; for iql, calql, wsrl and aloe the updates of their
+    offline stage on the demonstrations, before anything is collected."""
     critics: int = 4
     """E: critics of the ensemble."""
     subset: int = 2
@@ -46,10 +46,11 @@ class OffPolicyOptions(MethodOptions):
     tau: float = 0.005
     """Share by which target critics follow per update."""
     max_target: float = 0.0
-    """Targets are clamped to [0, max_target], for sparse rewards whose return is known to lie there; 0: off."""
+    """Targets are clamped to [0, max_target], for sparse rewards whose return is known to lie there; 0:
+    off."""
     floor: bool = False
-    """Targets are no lower than the return that did follow, where an episode terminated: with few updates values reach
-    back over an episode at once. It leans towards luck where the env is random."""
+    """Targets are no lower than the return that did follow, where an episode terminated: with few updates
+    values reach back over an episode at once. It leans towards luck where the env is random."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this norm."""
     bc_coef: float = 0.0
@@ -57,7 +58,8 @@ class OffPolicyOptions(MethodOptions):
     synthetic: float = 0.0
     """Share of every batch that a diffusion model of replay made; the other sources share the rest."""
     synthetic_kind: Literal["synther", "guided"] = "synther"
-    """Of what: single transitions (SynthER), or stretches of decisions, pushed towards the policy of the day (policy-guided)."""
+    """Of what: single transitions (SynthER), or stretches of decisions, pushed towards the policy of the day
+    (policy-guided)."""
     synthetic_window: int = 4
     """With guided: decisions of a stretch."""
     synthetic_strength: float = 1.0
@@ -69,9 +71,9 @@ class OffPolicyOptions(MethodOptions):
     synthetic_updates: int = 3000
     """Updates it then takes."""
     operator: str = "none"
-    """Who may take over while it collects; what they do goes to the demonstrations too. none; scripted: a simulated operator; or a
-    person: console (the page), gamepad, spacemouse, keyboard, each with :FILE where it is not the first, and ,mapping=FILE.json;
-    leader:NAMESPACE. A device helps robot 0."""
+    """Who may take over while it collects; what they do goes to the demonstrations too. none; scripted: a
+    simulated operator; or a person: console (the page), gamepad, spacemouse, keyboard, each with :FILE where
+    it is not the first, and ,mapping=FILE.json; leader:NAMESPACE. A device helps robot 0."""
     operator_speed: float = 1.0
     """Pace of the simulation beside a person; 1: real time; 0: as fast as it goes."""
     operator_port: int = 8765
@@ -79,11 +81,12 @@ class OffPolicyOptions(MethodOptions):
     scripted_operator: ScriptedOperatorOptions = field(default_factory=ScriptedOperatorOptions)
     """How the scripted operator behaves."""
     judge: Literal["env", "classifier"] = "env"
-    """Who says what a success is while it learns: the env, or a classifier trained from marked episodes first. A person's mark beside it
-    decides in any case."""
+    """Who says what a success is while it learns: the env, or a classifier trained from marked episodes
+    first. A person's mark beside it decides in any case."""
     judge_marks: str = ""
-    """Data sets, with commas between, whose episodes the classifier is trained from: those of robo_rl collect --keep all, or marks/ of a
-    console. "": episodes of the supervised policy, which the person of --rl.operator marks, or without one the env."""
+    """Data sets, with commas between, whose episodes the classifier is trained from: those of robo_rl collect
+    --keep all, or marks/ of a console. "": episodes of the supervised policy, which the person of
+    --rl.operator marks, or without one the env."""
     judge_episodes: int = 100
     """Episodes of the supervised policy that are marked for it."""
     judge_rate: float = 0.05
@@ -99,14 +102,34 @@ class OffPolicyOptions(MethodOptions):
         in_range("rl.judge_episodes", self.judge_episodes, 4, 10**6)
         in_range("rl.judge_rate", self.judge_rate, 0, 1, open_low=True, open_high=True)
         in_range("rl.judge_hold", self.judge_hold, 1, 1000)
-        for name, low, high in (("actor_every", 1, 10**6), ("batch", 2, 10**6), ("demo_share", 0, 1), ("synthetic", 0, 0.95),
-                                ("synthetic_every", 1, 10**9), ("synthetic_rows", 1, 10**8), ("synthetic_updates", 1, 10**8),
-                                ("synthetic_window", 2, 256), ("synthetic_strength", 0, 1e6),
-                                ("capacity", 100, 10**9), ("warmup", 0, 10**9), ("pretrain", 0, 10**9), ("critics", 1, 256),
-                                ("critic_hidden", 8, 8192), ("critic_layers", 1, 32), ("max_target", 0, 1e9),
-                                ("bc_coef", 0, 1e6)):
+        for name, low, high in (
+            ("actor_every", 1, 10**6),
+            ("batch", 2, 10**6),
+            ("demo_share", 0, 1),
+            ("synthetic", 0, 0.95),
+            ("synthetic_every", 1, 10**9),
+            ("synthetic_rows", 1, 10**8),
+            ("synthetic_updates", 1, 10**8),
+            ("synthetic_window", 2, 256),
+            ("synthetic_strength", 0, 1e6),
+            ("capacity", 100, 10**9),
+            ("warmup", 0, 10**9),
+            ("pretrain", 0, 10**9),
+            ("critics", 1, 256),
+            ("critic_hidden", 8, 8192),
+            ("critic_layers", 1, 32),
+            ("max_target", 0, 1e9),
+            ("bc_coef", 0, 1e6),
+        ):
             in_range(f"rl.{name}", getattr(self, name), low, high)
-        for name, high in (("utd", 1000), ("lr", 1), ("critic_lr", 1), ("gamma", 1), ("tau", 1), ("max_grad_norm", 1e6)):
+        for name, high in (
+            ("utd", 1000),
+            ("lr", 1),
+            ("critic_lr", 1),
+            ("gamma", 1),
+            ("tau", 1),
+            ("max_grad_norm", 1e6),
+        ):
             in_range(f"rl.{name}", getattr(self, name), 0, high, open_low=True)
         in_range("rl.subset (<= critics)", self.subset, 1, self.critics)
 
@@ -150,7 +173,8 @@ class RlpdOptions(SacOptions):
     alpha: float = 1.0
     """Temperature at the start."""
     entropy_backup: bool = True
-    """Whether the target counts the entropy of the next action: the paper's dense tasks; not the sparse ones."""
+    """Whether the target counts the entropy of the next action: the paper's dense tasks; not the sparse
+    ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +182,12 @@ class DemoSacOptions(SacOptions):
     """SAC from demonstrations, a supervised actor and what it was worth (`robo_rl/algos/demo_sac.py`)."""
 
     imitate: Literal["taught", "success"] = "taught"
-    """What --rl.bc-coef holds the actor near: demonstrations and corrections, or also what of its own led to a success, that is,
-    chunks that a return above 0 followed in an episode that terminated (for sparse rewards)."""
+    """What --rl.bc-coef holds the actor near: demonstrations and corrections, or also what of its own led to
+    a success, that is, chunks that a return above 0 followed in an episode that terminated (for sparse
+    rewards)."""
     ramp: int = 0
-    """Actor updates over which its learning rate grows to --rl.lr: the slopes of young critics are no guide."""
+    """Actor updates over which its learning rate grows to --rl.lr: the slopes of young critics are no
+    guide."""
 
     def __post_init__(self) -> None:
         SacOptions.__post_init__(self)
@@ -182,7 +208,8 @@ class HilSerlOptions(DemoSacOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpoOptions(OffPolicyOptions):
-    """EXPO: a flow trained by imitation of replay, small edits and the choice among them by value (`robo_rl/algos/expo.py`)."""
+    """EXPO: a flow trained by imitation of replay, small edits and the choice among them by value
+    (`robo_rl/algos/expo.py`)."""
 
     alpha: float = 0.01
     """Temperature of the edit policy at the start."""
@@ -191,7 +218,8 @@ class ExpoOptions(OffPolicyOptions):
     slow: float = 0.001
     """Share by which the flow that acts follows the one that learns, per update."""
     imitate: Literal["success", "all"] = "success"
-    """What of the policy's own the flow imitates: episodes that ended in success, or all of replay, as the paper."""
+    """What of the policy's own the flow imitates: episodes that ended in success, or all of replay, as the
+    paper."""
 
     def __post_init__(self) -> None:
         OffPolicyOptions.__post_init__(self)
@@ -220,12 +248,13 @@ class IqlOptions(OffPolicyOptions):
     """IQL: expectile values of the data's own actions, weighted imitation (`robo_rl/algos/iql.py`)."""
 
     weighting: Literal["exp", "positive"] = "exp"
-    """Weights of the imitation: exp(beta A), or in proportion to A where it is positive, else 0 (A-LoL; with expectile 0.5)."""
+    """Weights of the imitation: exp(beta A), or in proportion to A where it is positive, else 0 (A-LoL; with
+    expectile 0.5)."""
     expectile: float = 0.7
     """Expectile of the value regression: 0.5 is the mean, towards 1 the best action of the data."""
     beta: float = 30.0
-    """Inverse temperature: weights are exp(beta A); the paper's 0.5 to 10, for returns over a range of 100 and more, where
-    they lie in [0, 1]."""
+    """Inverse temperature: weights are exp(beta A); the paper's 0.5 to 10, for returns over a range of 100
+    and more, where they lie in [0, 1]."""
     max_weight: float = 100.0
     """Most that a sample may weigh in the imitation."""
 
@@ -239,7 +268,8 @@ class IqlOptions(OffPolicyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CalQlOptions(DemoSacOptions):
-    """Cal-QL: SAC with a conservative critic that never falls below the data's returns (`robo_rl/algos/calql.py`)."""
+    """Cal-QL: SAC with a conservative critic that never falls below the data's returns
+    (`robo_rl/algos/calql.py`)."""
 
     target_entropy: float = 1.0
     """The target entropy is minus this per action entry: -D, Cal-QL's."""
@@ -259,12 +289,14 @@ class CalQlOptions(DemoSacOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class WsrlOptions(CalQlOptions):
-    """WSRL: offline Cal-QL, a warm-up of the frozen policy, then SAC without the offline data (`robo_rl/algos/wsrl.py`)."""
+    """WSRL: offline Cal-QL, a warm-up of the frozen policy, then SAC without the offline data
+    (`robo_rl/algos/wsrl.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AloeOptions(OffPolicyOptions):
-    """ALOE: a chunk critic of the present policy over mixed data, advantage-weighted flow matching (`robo_rl/algos/aloe.py`)."""
+    """ALOE: a chunk critic of the present policy over mixed data, advantage-weighted flow matching
+    (`robo_rl/algos/aloe.py`)."""
 
     beta: float = 1.0
     """Temperature of the weights exp(A / beta); A is divided by its std over the batch."""

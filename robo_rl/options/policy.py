@@ -11,7 +11,8 @@ FLOWS = ("pi0", "pi05", "smolvla", "xvla", "groot", "groot_n17")
 TOKENS = ("pi0_fast", "openvla_oft")
 VLAS = (*FLOWS, *TOKENS)
 POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided", *VLAS)
-ROW_KINDS = ("flow", "pi0", "pi05", "smolvla")  # kinds whose chunks may have rows that are given, and a window
+# kinds whose chunks may have rows that are given, and a window
+ROW_KINDS = ("flow", "pi0", "pi05", "smolvla")
 TEXT = 256  # bytes of an instruction that a vision-language-action model is given
 
 
@@ -20,34 +21,41 @@ class PolicyOptions:
     """What the policy is. A checkpoint carries these; evaluation rebuilds the policy from them."""
 
     kind: str = "flow"
-    """flow, diffusion, gaussian, squashed: tanh-Gaussian (SAC's), guided: a flow whose samples a critic chooses among (EXPO,
-    PA-RL), the vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and groot_n17 (flows too), pi0_fast and openvla_oft
-    (tokens), or module:function of your own."""
+    """flow, diffusion, gaussian, squashed: tanh-Gaussian (SAC's), guided: a flow whose samples a critic
+    chooses among (EXPO, PA-RL), the vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and
+    groot_n17 (flows too), pi0_fast and openvla_oft (tokens), or module:function of your own."""
     size: Literal["tiny", "small", "full"] = "tiny"
-    """pi0, pi05, smolvla: of a model with fresh weights. tiny: seconds, to see it move; small: trains on a CPU; full: the published one."""
+    """pi0, pi05, smolvla: of a model with fresh weights. tiny: seconds, to see it move; small: trains on a
+    CPU; full: the published one."""
     folder: str = ""
-    """pi0, pi05, smolvla: folder of a model in a public layout (LeRobot, openpi), with what its inputs mean. --policy FOLDER finds kind."""
+    """pi0, pi05, smolvla: folder of a model in a public layout (LeRobot, openpi), with what its inputs mean.
+    --policy FOLDER finds kind."""
     words: str = ""
-    """pi0, pi05, smolvla: the tokeniser, a file, a folder or words:N (hashed); empty: the folder's, without one hashed words."""
+    """pi0, pi05, smolvla: the tokeniser, a file, a folder or words:N (hashed); empty: the folder's, without
+    one hashed words."""
     prompt: int = 0
     """pi0, pi05, smolvla: most tokens of a prompt; 0: the model's own, 48, of pi05 200."""
     statistics: Literal["demos", "folder"] = "demos"
-    """pi0, pi05, smolvla with a folder: what state and actions are normalised by, the supervised stage's data or what the folder has."""
+    """pi0, pi05, smolvla with a folder: what state and actions are normalised by, the supervised stage's data
+    or what the folder has."""
     action_words: str = ""
-    """pi0_fast: what its action tokens mean, the folder of a FAST tokeniser, dct:N (the coefficients -N .. N are the tokens), or train:N:
-    byte pairs of the supervised stage's chunks, N tokens in all. Empty: the folder's, without one dct:100."""
+    """pi0_fast: what its action tokens mean, the folder of a FAST tokeniser, dct:N (the coefficients -N .. N
+    are the tokens), or train:N: byte pairs of the supervised stage's chunks, N tokens in all. Empty: the
+    folder's, without one dct:100."""
     action_tokens: int = 0
     """pi0_fast: most tokens of a chunk; 0: as many as a chunk has numbers, and no more than the model has."""
     action_head: Literal["tokens", "l1"] = "tokens"
-    """openvla_oft with fresh weights: 256 bins for every number of an action, or the numbers themselves, which RL samples around (Laplace
-    of init_std)."""
+    """openvla_oft with fresh weights: 256 bins for every number of an action, or the numbers themselves,
+    which RL samples around (Laplace of init_std)."""
     keep_prefix: bool = False
-    """pi0, pi05, smolvla: the keys and values of a decision's prefix are kept with it, so that learning with a frozen trunk encodes
-    nothing; costs memory (small: half a megabyte per decision). Methods that learn from replay keep one per control step; without it they
-    keep what was observed, and encode every batch again."""
+    """pi0, pi05, smolvla: the keys and values of a decision's prefix are kept with it, so that learning with
+    a frozen trunk encodes nothing; costs memory (small: half a megabyte per decision). Methods that learn
+    from replay keep one per control step; without it they keep what was observed, and encode every batch
+    again."""
     actor: Literal["own", "guided", "squashed"] = "own"
-    """pi0, pi05, smolvla, xvla, groot, groot_n17: what acts on their trunk. own: their expert; guided: their expert, among whose samples
-    a critic chooses (expo, pa_rl); squashed: a tanh-Gaussian on the pooled vector (hil_serl and other SAC), without the expert."""
+    """pi0, pi05, smolvla, xvla, groot, groot_n17: what acts on their trunk. own: their expert; guided: their
+    expert, among whose samples a critic chooses (expo, pa_rl); squashed: a tanh-Gaussian on the pooled vector
+    (hil_serl and other SAC), without the expert."""
     horizon: int = 8
     """H: steps in a predicted chunk."""
     execute: int = 8
@@ -55,20 +63,24 @@ class PolicyOptions:
     denoise_steps: int = 4
     """K: denoise steps per chunk."""
     commit: int = 0
-    """flow, pi0, pi05, smolvla: the first rows of a chunk, up to so many, may be given, and half of supervision teaches to go on from
-    them. For --chunking trained: as many as the control periods that inference takes at most. --latency sets it."""
+    """flow, pi0, pi05, smolvla: the first rows of a chunk, up to so many, may be given, and half of
+    supervision teaches to go on from them. For --chunking trained: as many as the control periods that
+    inference takes at most. --latency sets it."""
     commit_least: int = 0
-    """RL: rollouts give a chunk so many rows to commit, at random, of the chunk that runs while it is decided on; 0: none. --latency
-    sets it."""
+    """RL: rollouts give a chunk so many rows to commit, at random, of the chunk that runs while it is decided
+    on; 0: none. --latency sets it."""
     window: int = 0
-    """The same kinds: each row of a chunk sees the observation and the last so many rows, itself one of them, behind a Λ-shaped mask, so
-    that rows further from those given cannot copy them (Xiaomi-Robotics-0: 4). The network of a small flow then is a transformer over
-    rows, of `layers` blocks of width `hidden`, for --policy.noise sde or cps. 0: no mask."""
+    """The same kinds: each row of a chunk sees the observation and the last so many rows, itself one of them,
+    behind a Λ-shaped mask, so that rows further from those given cannot copy them (Xiaomi-Robotics-0: 4). The
+    network of a small flow then is a transformer over rows, of `layers` blocks of width `hidden`, for
+    --policy.noise sde or cps. 0: no mask."""
     weigh_errors: bool = False
-    """Flows but xvla, and diffusion: supervision weighs each entry of a chunk by its error, from 0.5 to 5 times (Xiaomi-Robotics-0)."""
+    """Flows but xvla, and diffusion: supervision weighs each entry of a chunk by its error, from 0.5 to 5
+    times (Xiaomi-Robotics-0)."""
     predict: Literal["velocity", "action"] = "velocity"
-    """What the network of a flow or a diffusion gives: the velocity (a diffusion: the noise), or action: the clean chunk, from which
-    the velocity follows. A velocity is the noise minus the chunk, so its network must first learn to copy the noise."""
+    """What the network of a flow or a diffusion gives: the velocity (a diffusion: the noise), or action: the
+    clean chunk, from which the velocity follows. A velocity is the noise minus the chunk, so its network must
+    first learn to copy the noise."""
     hidden: int = 256
     """Width of the action head."""
     layers: int = 3
@@ -86,17 +98,18 @@ class PolicyOptions:
     noise_max: float = 0.16
     """Bounds of the learned std (normalised action units)."""
     noise_steps: Literal["one", "last", "all"] = "one"
-    """Which denoise steps are random: one drawn per decision (pi_RL's hybrid), the last that has noise, or all. The steps after a random
-    one take most of its noise away again; nothing comes after the last."""
+    """Which denoise steps are random: one drawn per decision (pi_RL's hybrid), the last that has noise, or
+    all. The steps after a random one take most of its noise away again; nothing comes after the last."""
     train_steps: int = 20
     """Diffusion: steps of the noise schedule; denoise_steps must divide it."""
     finetune_steps: int = 5
-    """Diffusion (DPPO): the last K' steps are fine-tuned, earlier ones run on the frozen base; K or more: all."""
+    """Diffusion (DPPO): the last K' steps are fine-tuned, earlier ones run on the frozen base; K or more:
+    all."""
     std_floor: float = 0.1
     """Diffusion: least std of a random denoise step, used for sampling and for log-probs alike."""
     std_scale: float = 1.0
-    """Diffusion: share of DDPM's own std at every random step, before the floor; 0: exploration is the evaluated chain of means
-    with noise of std_floor."""
+    """Diffusion: share of DDPM's own std at every random step, before the floor; 0: exploration is the
+    evaluated chain of means with noise of std_floor."""
     init_std: float = 0.6
     """Gaussian: initial std (normalised action units)."""
     activation: Literal["relu", "silu", "tanh"] = "relu"
@@ -106,7 +119,8 @@ class PolicyOptions:
     gripper: Literal["continuous", "toggle"] = "continuous"
     """Squashed: the gripper is one more axis, or a discrete critic picks its commands."""
     teacher: bool = False
-    """Squashed: the supervised actor stays as it is beside the learning one, and critics choose which of the two acts (IBRL)."""
+    """Squashed: the supervised actor stays as it is beside the learning one, and critics choose which of the
+    two acts (IBRL)."""
     critics: int = 4
     """Guided, and squashed with a teacher: critics that judge."""
     critic_hidden: int = 256
@@ -116,7 +130,8 @@ class PolicyOptions:
     candidates: int = 8
     """Guided: N samples of the flow per decision."""
     spread: float = 1.0
-    """Guided: std of the noise that samples grow from; below 1 the first of them grows from no noise at all."""
+    """Guided: std of the noise that samples grow from; below 1 the first of them grows from no noise at
+    all."""
     softness: float = 1.0
     """PA-RL: temperature [value] of the choice among optimised actions, where it is not the best one."""
     edit_scale: float = 0.0
@@ -128,26 +143,31 @@ class PolicyOptions:
     local_rate: float = 3e-4
     """PA-RL's steps and their size."""
     advantage: bool = False
-    """A flow or a diffusion that is told how good an action is, and acts as if told that it is good (recap)."""
+    """A flow or a diffusion that is told how good an action is, and acts as if told that it is good
+    (recap)."""
     guidance: float = 1.0
-    """beta of recap: how far acting goes beyond what the policy does untold, towards what it does told; 1: as told, larger: further.
-    Other values than 1 cost a second pass."""
+    """beta of recap: how far acting goes beyond what the policy does untold, towards what it does told; 1: as
+    told, larger: further. Other values than 1 cost a second pass."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the trunk's weights and products (of a vision-language-action model, its expert's too): bf16 is for GPUs. What
-    learns has a copy in fp32; normalisers, the head of a small policy, traces and log-probs stay fp32."""
+    """Precision of the trunk's weights and products (of a vision-language-action model, its expert's too):
+    bf16 is for GPUs. What learns has a copy in fp32; normalisers, the head of a small policy, traces and
+    log-probs stay fp32."""
     recompute: bool = False
-    """Transformer blocks keep no activations: they are computed again in the backward pass. Less memory, a third more time."""
+    """Transformer blocks keep no activations: they are computed again in the backward pass. Less memory, a
+    third more time."""
     lora: LoraOptions = field(default_factory=LoraOptions)
     """Low-rank adapters."""
 
     @property
     def acts(self) -> str:
-        """The kind of small policy that this one acts as: of a vision-language-action model that is a flow what `actor` says."""
+        """The kind of small policy that this one acts as: of a vision-language-action model that is a flow
+        what `actor` says."""
         return self.kind if self.kind not in FLOWS else "flow" if self.actor == "own" else self.actor
 
     @property
     def is_flow(self) -> bool:
-        """Whether the policy is a flow chain, a small one or a vision-language-action model's, that acts as it is."""
+        """Whether the policy is a flow chain, a small one or a vision-language-action model's, that acts as
+        it is."""
         return self.acts == "flow"
 
     @property
@@ -161,18 +181,32 @@ class PolicyOptions:
         if isinstance(self.lora, dict):  # of a checkpoint
             object.__setattr__(self, "lora", LoraOptions(**self.lora))
         choose("policy.actor", self.actor, ("own", "guided", "squashed"))
-        what = self.kind if self.acts == self.kind or self.acts == "flow" else f"{self.kind} and policy.actor {self.actor}"
+        what = (
+            self.kind
+            if self.acts == self.kind or self.acts == "flow"
+            else f"{self.kind} and policy.actor {self.actor}"
+        )
         if self.lora.rank and self.acts in ("squashed", "guided"):
-            raise UserError(f"policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind {what}")
+            raise UserError(
+                "policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind "
+                f"{what}"
+            )
         if self.kind in VLAS and self.predict != "velocity":
-            raise UserError(f"policy.kind {self.kind} predicts the velocity, got policy.predict {self.predict}")
+            raise UserError(
+                f"policy.kind {self.kind} predicts the velocity, got policy.predict {self.predict}"
+            )
         self._check_rows(what)
         if self.kind in TOKENS and self.logp_reduction != "sum":
-            raise UserError(f"policy.kind {self.kind} has the log-prob of every token, got policy.logp_reduction {self.logp_reduction}")
+            raise UserError(
+                f"policy.kind {self.kind} has the log-prob of every token, got policy.logp_reduction "
+                f"{self.logp_reduction}"
+            )
         choose("policy.action_head", self.action_head, ("tokens", "l1"))
         in_range("policy.action_tokens", self.action_tokens, 0, 4096)
         if self.advantage and self.acts in ("gaussian", "squashed", "guided", *TOKENS):
-            raise UserError(f"policy.advantage goes with flow, diffusion, {', '.join(FLOWS)}, got policy.kind {what}")
+            raise UserError(
+                f"policy.advantage goes with flow, diffusion, {', '.join(FLOWS)}, got policy.kind {what}"
+            )
         if self.advantage and self.commit:
             raise UserError("policy.advantage goes without policy.commit")
         if self.advantage and self.noise == "learned":
@@ -181,23 +215,40 @@ class PolicyOptions:
         choose("policy.size", self.size, ("tiny", "small", "full"))
         choose("policy.statistics", self.statistics, ("demos", "folder"))
         in_range("policy.prompt", self.prompt, 0, 4096)
-        for name, low, high in (("horizon", 1, 256), ("denoise_steps", 1, 1000), ("hidden", 8, 8192),
-                                ("layers", 1, 32), ("noise_level", 0, 2), ("std_scale", 0, 1), ("width", 16, 4096),
-                                ("depth", 1, 48)):
+        for name, low, high in (
+            ("horizon", 1, 256),
+            ("denoise_steps", 1, 1000),
+            ("hidden", 8, 8192),
+            ("layers", 1, 32),
+            ("noise_level", 0, 2),
+            ("std_scale", 0, 1),
+            ("width", 16, 4096),
+            ("depth", 1, 48),
+        ):
             in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.execute (E <= H)", self.execute, 1, self.horizon)
         in_range("policy.commit (< H)", self.commit, 0, self.horizon - 1)
         in_range("policy.window (<= H)", self.window, 0, self.horizon)
         in_range("policy.commit_least (<= commit)", self.commit_least, 0, self.commit)
         if self.commit_least and not self.commit <= min(self.execute, self.horizon - self.execute):
-            raise UserError(f"policy.commit_least: up to {self.commit} rows of a chunk run while the next one is decided on, so "
-                            f"policy.execute must be at least {self.commit} and policy.horizon at least policy.execute + {self.commit}, "
-                            f"got {self.execute} and {self.horizon}")
+            raise UserError(
+                f"policy.commit_least: up to {self.commit} rows of a chunk run while the next one is decided "
+                f"on, so policy.execute must be at least {self.commit} and policy.horizon at least "
+                f"policy.execute + {self.commit}, got {self.execute} and {self.horizon}"
+            )
         for name in ("init_std", "std_floor", "noise_min", "noise_max"):
             in_range(f"policy.{name}", getattr(self, name), 0, 10, open_low=True)
-        for name, low, high in (("critics", 1, 256), ("critic_hidden", 8, 8192), ("critic_layers", 1, 32),
-                                ("candidates", 1, 4096), ("edit_scale", 0, 2), ("keep", 1, 4096),
-                                ("local_steps", 0, 1000), ("local_rate", 0, 10), ("spread", 0, 1)):
+        for name, low, high in (
+            ("critics", 1, 256),
+            ("critic_hidden", 8, 8192),
+            ("critic_layers", 1, 32),
+            ("candidates", 1, 4096),
+            ("edit_scale", 0, 2),
+            ("keep", 1, 4096),
+            ("local_steps", 0, 1000),
+            ("local_rate", 0, 10),
+            ("spread", 0, 1),
+        ):
             in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.softness", self.softness, 0, 1e6, open_low=True)
         if self.is_flow and self.noise == "cps":
@@ -206,8 +257,9 @@ class PolicyOptions:
         in_range("policy.train_steps", self.train_steps, 1, 10_000)
         in_range("policy.finetune_steps", self.finetune_steps, 1, 10_000)
         if self.kind == "diffusion" and self.train_steps % self.denoise_steps:
-            raise UserError(f"policy.denoise_steps must divide train_steps={self.train_steps}, "
-                                f"got {self.denoise_steps}")
+            raise UserError(
+                f"policy.denoise_steps must divide train_steps={self.train_steps}, got {self.denoise_steps}"
+            )
 
     def _check_rows(self, what: str) -> None:
         """UserError: what is asked of the rows of a chunk does not go with this kind of policy."""
@@ -216,11 +268,20 @@ class PolicyOptions:
                 raise UserError(f"policy.{name} goes with policy.kind {', '.join(ROW_KINDS)}, got {what}")
         if self.commit_least and self.kind != "flow":
             raise UserError(f"policy.commit_least, and --latency, go with policy.kind flow, got {self.kind}")
-        if self.window and self.kind == "flow" and (self.hidden % 2 or self.advantage or self.noise == "learned"):
-            raise UserError("policy.window of a small flow needs an even policy.hidden, goes without policy.advantage, and with "
-                            f"policy.noise sde or cps; got {self.hidden}, {self.advantage} and {self.noise}")
+        if (
+            self.window
+            and self.kind == "flow"
+            and (self.hidden % 2 or self.advantage or self.noise == "learned")
+        ):
+            raise UserError(
+                "policy.window of a small flow needs an even policy.hidden, goes without policy.advantage, "
+                f"and with policy.noise sde or cps; got {self.hidden}, {self.advantage} and {self.noise}"
+            )
         if self.weigh_errors and (self.acts not in ("flow", "diffusion") or self.kind == "xvla"):
-            raise UserError(f"policy.weigh_errors goes with flow, diffusion, {', '.join(f for f in FLOWS if f != 'xvla')}, got {what}")
+            raise UserError(
+                "policy.weigh_errors goes with flow, diffusion, "
+                f"{', '.join(f for f in FLOWS if f != 'xvla')}, got {what}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,18 +291,22 @@ class BcOptions:
     updates: int = 600
     """Optimizer steps; 0: no supervised stage."""
     most: int = 0
-    """Most of them on a data set, while success after them is below 0.9 and the loss on every tenth episode, held out, falls or success
-    rises: three times as many each time. 0, and with --bc.updates: no more than --bc.updates."""
+    """Most of them on a data set, while success after them is below 0.9 and the loss on every tenth episode,
+    held out, falls or success rises: three times as many each time. 0, and with --bc.updates: no more than
+    --bc.updates."""
     own: int = 0
-    """Methods that learn online, while supervised success is between 0 and 0.6: before RL the policy plays so many episodes with
-    exploration noise, and learns from its successes beside the demonstrations; again while that raises success. 0: none."""
+    """Methods that learn online, while supervised success is between 0 and 0.6: before RL the policy plays so
+    many episodes with exploration noise, and learns from its successes beside the demonstrations; again while
+    that raises success. 0: none."""
     batch: int = 256
     """Demonstrated chunks of a step."""
     pear: str = ""
-    """A run folder whose best policy models who showed the demonstrations (--algo bc on the same data): chunks are weighed by how much
-    better than it the policy that learns would go on after them (PEAR), anew after every tenth of the updates. Empty: all count alike."""
+    """A run folder whose best policy models who showed the demonstrations (--algo bc on the same data):
+    chunks are weighed by how much better than it the policy that learns would go on after them (PEAR), anew
+    after every tenth of the updates. Empty: all count alike."""
     noises: int = 1
-    """Draws of time and noise for each demonstrated chunk of a batch; the observation is encoded once for all of them."""
+    """Draws of time and noise for each demonstrated chunk of a batch; the observation is encoded once for all
+    of them."""
     lr: float = 1e-3
     """Learning rate (AdamW)."""
     weight_decay: float = 1e-6

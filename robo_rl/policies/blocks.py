@@ -1,4 +1,5 @@
-"""The repeated blocks of a policy's network, which are sharded, or computed again in the backward pass, one by one."""
+"""The repeated blocks of a policy's network, which are sharded, or computed again in the backward pass, one
+by one."""
 
 import functools
 
@@ -8,20 +9,27 @@ from torch.utils.checkpoint import checkpoint
 
 
 def blocks_of(policy) -> dict[str, nn.Module]:
-    """Modules that repeat and are called through `forward`, by path: the members of every list of them, but single layers, which code
-    may use by their weights."""
+    """Modules that repeat and are called through `forward`, by path: the members of every list of them, but
+    single layers, which code may use by their weights."""
     lists = [(name, m) for name, m in policy.named_modules() if isinstance(m, nn.ModuleList)]
-    return {f"{name}.{i}": block for name, m in lists for i, block in enumerate(m)
-            if not isinstance(block, nn.Linear) and any(True for _ in block.parameters())}
+    return {
+        f"{name}.{i}": block
+        for name, m in lists
+        for i, block in enumerate(m)
+        if not isinstance(block, nn.Linear) and any(True for _ in block.parameters())
+    }
 
 
 def recompute(policy):
-    """Let the blocks keep no activations: they are computed again in the backward pass, in place -> the policy.
+    """Let the blocks keep no activations: they are computed again in the backward pass, in place -> the
+    policy.
 
-    A block costs a second forward pass and keeps its inputs alone (Chen et al. 2016, arXiv 1604.06174). Gradients are the same bits.
+    A block costs a second forward pass and keeps its inputs alone (Chen et al. 2016, arXiv 1604.06174).
+    Gradients are the same bits.
     """
     for block in blocks_of(policy).values():
-        block.__class__ = recomputing(type(block))  # a class, not a wrapper: names of weights, copies and hooks stay as they are
+        # a class, not a wrapper: names of weights, copies and hooks stay as they are
+        block.__class__ = recomputing(type(block))
     return policy
 
 
@@ -34,5 +42,6 @@ def recomputing(kind: type[nn.Module]) -> type[nn.Module]:
             if not torch.is_grad_enabled():
                 return super().forward(*args, **kwargs)
             return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+
     Recomputing.__name__ = Recomputing.__qualname__ = f"Recomputing{kind.__name__}"
     return Recomputing

@@ -1,12 +1,16 @@
-"""A cheaper copy of a policy, for rollouts that choose what is played again exactly (`--rl.candidates`, Sol-RL).
+"""A cheaper copy of a policy, for rollouts that choose what is played again exactly (`--rl.candidates`,
+Sol-RL).
 
-    steps   fewer denoise steps K of the same networks (a flow alone); where one step has noise, that which covers the policy's
+    steps   fewer denoise steps K of the same networks (a flow alone); where one step has noise, that which
+            covers the policy's
     bf16    y = W x + b with W, x and b in bfloat16
-    int8    y = s_w s_x W_q x_q + b,  W_q = round(W / s_w), x_q = round(x / s_x),  s = max |.| / 127 of a row of W, and of each x
+    int8    y = s_w s_x W_q x_q + b,  W_q = round(W / s_w), x_q = round(x / s_x),  s = max |.| / 127 of a row
+            of W, and of each x
 
-The copy shares every tensor with the policy, but for what low precision puts in the place of the weights of linear layers; those are made
-anew by `renew` when the policy's weights have moved. What it does is no sample of the policy, so nothing of it may be learnt from.
-int8 is the dynamic quantisation of torch's own (one scale per output of a layer, one per row of its input), in plain products.
+The copy shares every tensor with the policy, but for what low precision puts in the place of the weights of
+linear layers; those are made anew by `renew` when the policy's weights have moved. What it does is no sample
+of the policy, so nothing of it may be learnt from. int8 is the dynamic quantisation of torch's own (one scale
+per output of a layer, one per row of its input), in plain products.
 """
 
 import copy
@@ -67,7 +71,7 @@ class Int8Linear(nn.Linear):
         rows = input.reshape(-1, input.shape[-1])
         x, scale = quantised(rows)
         more = max(LEAST, -(-len(x) // EVEN) * EVEN) - len(x)
-        y = int_product(pad(x, (0, 0, 0, more)) if more else x, self.low.t())[:len(x)]
+        y = int_product(pad(x, (0, 0, 0, more)) if more else x, self.low.t())[: len(x)]
         y = y * self.scale * scale
         return (y if self.bias is None else y + self.bias).to(input.dtype).view(*input.shape[:-1], -1)
 
@@ -84,7 +88,12 @@ class CheapPolicy:
 
     def __init__(self, policy: Policy, by: str, steps: int = 0):
         choose("rl.candidates_by", by, CHEAPER)
-        shared = {id(x): x for m in policy.modules() for x in (*m._parameters.values(), *m._buffers.values()) if x is not None}
+        shared = {
+            id(x): x
+            for m in policy.modules()
+            for x in (*m._parameters.values(), *m._buffers.values())
+            if x is not None
+        }
         self.copy = copy.deepcopy(policy, shared)
         self.layers: list[tuple[nn.Linear, Bf16Linear | Int8Linear]] = []  # of the policy, and of the copy
         if by == "steps":
@@ -100,12 +109,17 @@ class CheapPolicy:
         model: Any = policy
         of_copy: Any = self.copy.modules()
         for (name, layer), low in zip(model.named_modules(), of_copy, strict=True):
-            if isinstance(layer, nn.Linear) and not name.endswith((".lora_A", ".lora_B")) and (
-                    by == "bf16" or not (layer.in_features % EVEN or layer.out_features % EVEN)):
+            if (
+                isinstance(layer, nn.Linear)
+                and not name.endswith((".lora_A", ".lora_B"))
+                and (by == "bf16" or not (layer.in_features % EVEN or layer.out_features % EVEN))
+            ):
                 low.__class__ = Bf16Linear if by == "bf16" else Int8Linear
                 self.layers.append((layer, low))
         if not self.layers:
-            raise UserError(f"rl.candidates_by {by}: the policy has no linear layer that could be {by}; use steps")
+            raise UserError(
+                f"rl.candidates_by {by}: the policy has no linear layer that could be {by}; use steps"
+            )
         self.renew()
 
     @torch.no_grad()
@@ -122,11 +136,20 @@ class CheapPolicy:
 def check_steps(o: PolicyOptions, steps: int) -> None:
     """Raise UserError for a policy that cannot act in so many denoise steps."""
     if not o.is_flow:
-        raise UserError(f"rl.candidates_by steps goes with policies that are flows, got policy.kind {o.kind}; use bf16 or int8")
+        raise UserError(
+            f"rl.candidates_by steps goes with policies that are flows, got policy.kind {o.kind}; use bf16 "
+            "or int8"
+        )
     if not 0 < steps < o.denoise_steps:
-        raise UserError(f"rl.candidates_steps must be below policy.denoise_steps {o.denoise_steps}, got {steps}")
+        raise UserError(
+            f"rl.candidates_steps must be below policy.denoise_steps {o.denoise_steps}, got {steps}"
+        )
     if steps == 1 and o.noise != "learned":
-        raise UserError(f"rl.candidates_steps must be at least 2 with policy.noise {o.noise}: one step of it has no noise")
+        raise UserError(
+            f"rl.candidates_steps must be at least 2 with policy.noise {o.noise}: one step of it has no noise"
+        )
     if o.predict == "action" and o.denoise_steps % steps:
-        raise UserError(f"rl.candidates_steps must divide policy.denoise_steps {o.denoise_steps} with policy.predict action, whose network "
-                        f"knows the times of its chain alone, got {steps}")
+        raise UserError(
+            f"rl.candidates_steps must divide policy.denoise_steps {o.denoise_steps} with policy.predict "
+            f"action, whose network knows the times of its chain alone, got {steps}"
+        )

@@ -1,7 +1,9 @@
-"""One contract suite for every policy: ours and the user's own. See `robo_rl.policies.policy.Policy` for the contract.
+"""One contract suite for every policy: ours and the user's own. See `robo_rl.policies.policy.Policy` for the
+contract.
 
-`check_policy(lambda seed: make_policy(options, spec, seed), options, spec)` raises AssertionError with one sentence that says what
-the policy does wrong, or returns the names of the parts that were checked. It takes some ten forward passes.
+`check_policy(lambda seed: make_policy(options, spec, seed), options, spec)` raises AssertionError with one
+sentence that says what the policy does wrong, or returns the names of the parts that were checked. It takes
+some ten forward passes.
 """
 
 from collections.abc import Callable
@@ -19,10 +21,13 @@ VALUES = ("options", "spec", "factors", "noise_scale", "obs_norm", "action_norm"
 CLOSE = 1e-4  # of log-probs in batches of another size, whose products may be summed in another order
 
 
-def check_policy(make: Callable[[int], Policy], options: PolicyOptions, spec: ObsSpec, *, atol: float = 0.0) -> tuple[str, ...]:
+def check_policy(
+    make: Callable[[int], Policy], options: PolicyOptions, spec: ObsSpec, *, atol: float = 0.0
+) -> tuple[str, ...]:
     """Check the policies that `make(seed)` gives -> the names of the parts checked.
 
-    atol: how far `score` may be from the log-prob that `act` gave under the same weights (0: bit-equal, a ratio of exactly 1).
+    atol: how far `score` may be from the log-prob that `act` gave under the same weights (0: bit-equal, a
+    ratio of exactly 1).
     """
     policy = make(0)
     parts = (_members, _weights, _acting, _evaluated, _ratio, _rows, _copy, _supervision)
@@ -36,9 +41,13 @@ def observations(spec: ObsSpec, rows: int = B, seed: int = 0) -> Obs:
     g = torch.Generator().manual_seed(seed)
     out = {"state": torch.randn(rows, spec.state, generator=g)}
     if spec.language:
-        out["tokens"] = torch.from_numpy(words_of(["pick up the cube", "open the drawer"] * rows, spec)[:rows])
+        out["tokens"] = torch.from_numpy(
+            words_of(["pick up the cube", "open the drawer"] * rows, spec)[:rows]
+        )
     for view in spec.views:
-        out[f"image/{view}"] = torch.randint(0, 256, (rows, spec.image_size, spec.image_size, 3), generator=g, dtype=torch.uint8)
+        out[f"image/{view}"] = torch.randint(
+            0, 256, (rows, spec.image_size, spec.image_size, 3), generator=g, dtype=torch.uint8
+        )
     return out
 
 
@@ -54,17 +63,27 @@ def _same(a: Tensor, b: Tensor, sentence: str, atol: float = 0.0) -> None:
 
 def _shape(what: str, x, shape: tuple[int, ...]) -> None:
     assert isinstance(x, Tensor) and tuple(x.shape) == shape, (
-        f"{what} must be a tensor of shape {shape}, got {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}")
+        f"{what} must be a tensor of shape {shape}, got "
+        f"{tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}"
+    )
     assert x.dtype.is_floating_point and bool(torch.isfinite(x).all()), f"{what} must be finite floats"
 
 
 def _members(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: float) -> None:
     assert isinstance(policy, nn.Module), f"a policy must be a torch.nn.Module, got {type(policy).__name__}"
     for name in (*METHODS, *VALUES):
-        assert hasattr(policy, name), f"the policy lacks {name!r} (robo_rl.policies.policy.Policy lists what it must have)"
-    assert policy.options == options and policy.spec == spec, "policy.options and policy.spec must be those that it was made of"
-    assert isinstance(policy.factors, int) and policy.factors >= 1, f"factors must be an int of at least 1, got {policy.factors!r}"
-    assert isinstance(policy.context_size, int), f"context_size must be the width of encode's pooled vector, got {policy.context_size!r}"
+        assert hasattr(policy, name), (
+            f"the policy lacks {name!r} (robo_rl.policies.policy.Policy lists what it must have)"
+        )
+    assert policy.options == options and policy.spec == spec, (
+        "policy.options and policy.spec must be those that it was made of"
+    )
+    assert isinstance(policy.factors, int) and policy.factors >= 1, (
+        f"factors must be an int of at least 1, got {policy.factors!r}"
+    )
+    assert isinstance(policy.context_size, int), (
+        f"context_size must be the width of encode's pooled vector, got {policy.context_size!r}"
+    )
     float(policy.noise_scale)
 
 
@@ -79,26 +98,46 @@ def _weights(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: 
 def _acting(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: float) -> None:
     obs, before = observations(spec), torch.get_rng_state()
     chunk, again = _act(policy, obs), _act(policy, obs)
-    assert torch.equal(before, torch.get_rng_state()), "act must draw from its generator alone, not from torch's global one"
-    assert isinstance(chunk, Chunk), f"act must return a robo_rl.policies.policy.Chunk, got {type(chunk).__name__}"
+    assert torch.equal(before, torch.get_rng_state()), (
+        "act must draw from its generator alone, not from torch's global one"
+    )
+    assert isinstance(chunk, Chunk), (
+        f"act must return a robo_rl.policies.policy.Chunk, got {type(chunk).__name__}"
+    )
     _shape("actions of act", chunk.actions, (B, options.execute, spec.action))
     _shape("x0 of act", chunk.x0, (B, options.horizon, getattr(policy, "width", spec.action)))
     _shape("logp of act", chunk.logp, (B, policy.factors))
-    assert isinstance(chunk.trace, dict) and chunk.trace, "trace of act must be a dict of tensors, what score needs beside the context"
+    assert isinstance(chunk.trace, dict) and chunk.trace, (
+        "trace of act must be a dict of tensors, what score needs beside the context"
+    )
     for name, x in chunk.trace.items():
-        assert isinstance(x, Tensor) and len(x) == B, f"trace[{name!r}] must be a tensor with one row per observation"
-        assert not x.requires_grad, f"trace[{name!r}] must not carry gradients: act runs under torch.no_grad()"
-    assert not chunk.actions.requires_grad and not chunk.logp.requires_grad, "act must run under torch.no_grad()"
+        assert isinstance(x, Tensor) and len(x) == B, (
+            f"trace[{name!r}] must be a tensor with one row per observation"
+        )
+        assert not x.requires_grad, (
+            f"trace[{name!r}] must not carry gradients: act runs under torch.no_grad()"
+        )
+    assert not chunk.actions.requires_grad and not chunk.logp.requires_grad, (
+        "act must run under torch.no_grad()"
+    )
     _same(chunk.actions, again.actions, "the same generator must give the same actions")
-    assert not torch.equal(chunk.actions, _act(policy, obs, seed=2).actions), "exploring must depend on the generator"
+    assert not torch.equal(chunk.actions, _act(policy, obs, seed=2).actions), (
+        "exploring must depend on the generator"
+    )
 
 
 def _evaluated(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: float) -> None:
     obs = observations(spec)
     chunk = _act(policy, obs, explore=False)
     _shape("actions of act(explore=False)", chunk.actions, (B, options.execute, spec.action))
-    assert tuple(chunk.logp.shape) == (B, 0) and not chunk.trace, "act(explore=False) must give logp of shape [B,0] and no trace"
-    _same(chunk.actions, _act(policy, obs, explore=False).actions, "the same generator must give the same evaluated actions")
+    assert tuple(chunk.logp.shape) == (B, 0) and not chunk.trace, (
+        "act(explore=False) must give logp of shape [B,0] and no trace"
+    )
+    _same(
+        chunk.actions,
+        _act(policy, obs, explore=False).actions,
+        "the same generator must give the same evaluated actions",
+    )
     _same(chunk.actions, policy.commands(chunk.x0), "commands(x0) must be the actions of act")
 
 
@@ -106,18 +145,30 @@ def _ratio(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: fl
     obs = observations(spec)
     chunk = _act(policy, obs)
     context = policy.encode(obs)
-    assert isinstance(context, Context), f"encode must return a robo_rl.policies.context.Context, got {type(context).__name__}"
+    assert isinstance(context, Context), (
+        f"encode must return a robo_rl.policies.context.Context, got {type(context).__name__}"
+    )
     assert tuple(context.pooled.shape) == (B, policy.context_size), (
-        f"pooled of encode must be [B, context_size], {(B, policy.context_size)}, got {tuple(context.pooled.shape)}")
+        f"pooled of encode must be [B, context_size], {(B, policy.context_size)}, got "
+        f"{tuple(context.pooled.shape)}"
+    )
     columns, again = context.columns(), policy.encode(context.columns()).columns()
     assert columns.keys() == again.keys() and all(again[k] is v for k, v in columns.items()), (
-        "encode of a context's columns must be that context: `if 'context' in obs: return Context.of(obs)`")
+        "encode of a context's columns must be that context: `if 'context' in obs: return Context.of(obs)`"
+    )
     scored = policy.score(context, chunk.trace)
     assert isinstance(scored, tuple) and len(scored) == 2, "score must return (logp [B,F], entropy)"
     logp, entropy = scored
-    assert isinstance(entropy, Tensor) and entropy.dim() == 0, "the entropy that score gives must be a scalar tensor"
-    _same(chunk.logp, logp.detach(), "the same weights must give the same log-prob, a ratio of exactly 1: let act and score call one "
-          "function; act's logp and score's", atol)
+    assert isinstance(entropy, Tensor) and entropy.dim() == 0, (
+        "the entropy that score gives must be a scalar tensor"
+    )
+    _same(
+        chunk.logp,
+        logp.detach(),
+        "the same weights must give the same log-prob, a ratio of exactly 1: let act and score call one "
+        "function; act's logp and score's",
+        atol,
+    )
     assert logp.requires_grad, "score must be differentiable in the weights"
     logp.sum().backward()
     grads = [p.grad for p in policy.parameters() if p.grad is not None]
@@ -130,9 +181,16 @@ def _rows(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: flo
     obs = observations(spec)
     trace = _act(policy, obs).trace
     whole = policy.score(policy.encode(obs), trace)[0]
-    part = policy.score(policy.encode({k: v[2:4] for k, v in obs.items()}), {k: v[2:4] for k, v in trace.items()})[0]
+    part = policy.score(
+        policy.encode({k: v[2:4] for k, v in obs.items()}), {k: v[2:4] for k, v in trace.items()}
+    )[0]
     scale = float(whole.abs().max()) + 1
-    _same(whole[2:4], part, "the log-prob of a row must not depend on the other rows of the batch", CLOSE * scale)
+    _same(
+        whole[2:4],
+        part,
+        "the log-prob of a row must not depend on the other rows of the batch",
+        CLOSE * scale,
+    )
 
 
 @torch.no_grad()
@@ -141,12 +199,19 @@ def _copy(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: flo
     policy.obs_norm.fit(torch.randn(50, spec.state, generator=torch.Generator().manual_seed(3)) * 2 + 1)
     other.load_state_dict(policy.state_dict())
     for explore in (True, False):
-        _same(_act(policy, obs, explore).actions, _act(other, obs, explore).actions,
-              "a policy that loads the state_dict of another must act as that does")
+        _same(
+            _act(policy, obs, explore).actions,
+            _act(other, obs, explore).actions,
+            "a policy that loads the state_dict of another must act as that does",
+        )
 
 
 def _supervision(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: float) -> None:
     chunk = torch.rand(B, options.horizon, spec.action, generator=torch.Generator().manual_seed(4)) * 2 - 1
-    loss = policy.bc_loss(observations(spec), chunk, torch.ones(B, options.horizon), torch.Generator().manual_seed(5))
-    assert isinstance(loss, Tensor) and loss.dim() == 0 and bool(torch.isfinite(loss)), "bc_loss must be a finite scalar tensor"
+    loss = policy.bc_loss(
+        observations(spec), chunk, torch.ones(B, options.horizon), torch.Generator().manual_seed(5)
+    )
+    assert isinstance(loss, Tensor) and loss.dim() == 0 and bool(torch.isfinite(loss)), (
+        "bc_loss must be a finite scalar tensor"
+    )
     assert loss.requires_grad, "bc_loss must be differentiable in the weights"

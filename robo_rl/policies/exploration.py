@@ -22,11 +22,13 @@ def level_of(options) -> float:
 
 
 def with_level(policy: Any, level: float) -> Any:
-    """The same policy with exploration noise of std `level` [normalised action units]: of a Gaussian exactly, of a flow with a learned
-    std within `BAND` of it. UserError: a policy that explores otherwise."""
+    """The same policy with exploration noise of std `level` [normalised action units]: of a Gaussian exactly,
+    of a flow with a learned std within `BAND` of it. UserError: a policy that explores otherwise."""
     if not explores_by_level(policy.options):
-        raise UserError(f"exploration noise has one level where --policy.kind is gaussian, or a flow with --policy.noise learned; got "
-                        f"{policy.options.kind} and {policy.options.noise}")
+        raise UserError(
+            "exploration noise has one level where --policy.kind is gaussian, or a flow with --policy.noise "
+            f"learned; got {policy.options.kind} and {policy.options.noise}"
+        )
     made = copy.deepcopy(policy)
     if policy.options.kind == "gaussian":
         made.options = replace(policy.options, init_std=level)

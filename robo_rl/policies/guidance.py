@@ -1,9 +1,11 @@
-"""Classifier-free guidance of a chain towards good actions (RECAP, arXiv 2511.14759, eq. 2; Ho and Salimans 2022, arXiv 2207.12598).
+"""Classifier-free guidance of a chain towards good actions (RECAP, arXiv 2511.14759, eq. 2; Ho and Salimans
+2022, arXiv 2207.12598).
 
     v = v(o) + beta (v(o, good) - v(o))
 
-is the velocity whose density is pi(a | o) (pi(a | o, good) / pi(a | o))^beta to first order; beta 1 is the conditional policy, 0 the
-other. The network of a chain is one class with and without it, and so are its weights.
+is the velocity whose density is pi(a | o) (pi(a | o, good) / pi(a | o))^beta to first order; beta 1 is the
+conditional policy, 0 the other. The network of a chain is one class with and without it, and so are its
+weights.
 """
 
 from typing import Any, NamedTuple
@@ -50,10 +52,12 @@ class GuidedChunkHead(Guidance, ChunkHead):
 
 
 def told_context(pooled: Tensor, told: "Tensor | None", beta: float) -> Context:
-    """A small policy's context with the advantage [B] as one more number of it. None, where the policy acts: as if told that what follows
-    is good, and unless beta is 1 beside it the same rows untold."""
+    """A small policy's context with the advantage [B] as one more number of it. None, where the policy acts:
+    as if told that what follows is good, and unless beta is 1 beside it the same rows untold."""
+
     def with_number(number: Tensor) -> Tensor:
         return cat([pooled, number.to(pooled.dtype)[:, None]], 1)
+
     if told is not None:
         return Context(with_number(told))
     good = pooled.new_ones(len(pooled))
@@ -61,7 +65,8 @@ def told_context(pooled: Tensor, told: "Tensor | None", beta: float) -> Context:
 
 
 def supervised(obs: Obs, policy) -> Obs:
-    """Observations as supervised learning shows them: a policy of `advantage` is told that of `obs`, or where there is none nothing."""
+    """Observations as supervised learning shows them: a policy of `advantage` is told that of `obs`, or where
+    there is none nothing."""
     if not policy.options.advantage or ADVANTAGE in obs:
         return obs
     return obs | {ADVANTAGE: zeros(len(obs["state"]), device=obs["state"].device)}

@@ -4,12 +4,14 @@ Guided, without being taught: inference-time inpainting of a flow,
 
     v <- v - g(t) J^T [W (Y - x0)],   x0 = x - t v,   J = dx0/dx
 
-with the true product with J^T, by autograd. Source: Black et al. 2025, arXiv 2506.07339, algorithm 1, in our convention of time.
+with the true product with J^T, by autograd. Source: Black et al. 2025, arXiv 2506.07339, algorithm 1, in our
+convention of time.
 
-Taught (`--policy.commit`): the rows that will have run are given, clean, at every step, and the others are drawn to follow them.
-Source: training-time real-time chunking, arXiv 2512.05964. There a time of 0 says which rows those are, to a network that has a time
-for each, as ours with `--policy.window` and the vision-language-action models have. A small policy without it is told by
-`Context.committed`.
+Taught (`--policy.commit`): the rows that will have run are given, clean, at every step, and the others are
+drawn to follow them.
+Source: training-time real-time chunking, arXiv 2512.05964. There a time of 0 says which rows those are, to a
+network that has a time for each, as ours with `--policy.window` and the vision-language-action models have. A
+small policy without it is told by `Context.committed`.
 """
 
 import numpy as np
@@ -20,16 +22,20 @@ from robo_rl.policies.policy import ChainPolicy, PolicyBase
 from robo_rl.policies.protocol import Obs
 
 
-def guided_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.ndarray, weights: np.ndarray, gains: list[float]
-                 ) -> torch.Tensor:
-    """Whole chunk [H, A] in the env's units, of one observation. actions [H, A]: to agree with; weights [H]: where; gains [K].
+def guided_chunk(
+    policy, obs: Obs, generator: torch.Generator, actions: np.ndarray, weights: np.ndarray, gains: list[float]
+) -> torch.Tensor:
+    """Whole chunk [H, A] in the env's units, of one observation. actions [H, A]: to agree with; weights [H]:
+    where; gains [K].
 
     UserError: the policy is no flow, or the prefix no chunk of it."""
     if not isinstance(policy, ChainPolicy) or policy.diffusion:
         raise UserError("--chunking rtc guides flow policies alone; this one is none: use --chunking blend")
     h, a = policy.options.horizon, policy.spec.action
     if actions.shape != (h, a) or weights.shape != (h,):
-        raise UserError(f"a prefix has {h} rows of {a} numbers and a weight each, got {actions.shape} and {weights.shape}")
+        raise UserError(
+            f"a prefix has {h} rows of {a} numbers and a weight each, got {actions.shape} and {weights.shape}"
+        )
     with torch.no_grad():
         context = policy.encode(obs)
         embedded, times = policy.head.embed(context), policy.head.steps(policy.features)
@@ -49,12 +55,18 @@ def guided_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.ndarr
         return policy.whole_chunk(x.view(1, h, policy.width), obs)[0]
 
 
-def committed_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.ndarray, count: int) -> torch.Tensor:
-    """Whole chunk [H, A] in the env's units, of one observation, whose first `count` rows are those of `actions` [H, A].
+def committed_chunk(
+    policy, obs: Obs, generator: torch.Generator, actions: np.ndarray, count: int
+) -> torch.Tensor:
+    """Whole chunk [H, A] in the env's units, of one observation, whose first `count` rows are those of
+    `actions` [H, A].
 
     UserError: the policy was not taught with so many rows given, or they are no chunk of it."""
     if not 0 <= count <= policy.options.commit:
-        raise UserError(f"this policy was taught with at most {policy.options.commit} rows given (--policy.commit), got {count}")
+        raise UserError(
+            f"this policy was taught with at most {policy.options.commit} rows given (--policy.commit), got "
+            f"{count}"
+        )
     h, a = policy.options.horizon, policy.spec.action
     if actions.shape != (h, a):
         raise UserError(f"a prefix has {h} rows of {a} numbers, got {actions.shape}")
@@ -80,4 +92,4 @@ def plain_chunks(policy, obs: Obs, generator: torch.Generator) -> torch.Tensor:
         x = policy.act(obs, generator, explore=False).x0
         if isinstance(policy, PolicyBase):
             return policy.whole_chunk(x, obs)
-        return policy.action_norm.inverse(x[..., :policy.spec.action])
+        return policy.action_norm.inverse(x[..., : policy.spec.action])

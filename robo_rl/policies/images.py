@@ -1,7 +1,8 @@
 """Pictures of any size made the size that a network takes, on the device where they are.
 
-`fit` keeps the whole picture and pads it (pi0, pi0.5, SmolVLA), cuts its middle out, or stretches it. Interpolation is bilinear
-without anti-aliasing (torch's), which is what the public PyTorch checkpoints were made and are evaluated with.
+`fit` keeps the whole picture and pads it (pi0, pi0.5, SmolVLA), cuts its middle out, or stretches it.
+Interpolation is bilinear without anti-aliasing (torch's), which is what the public PyTorch checkpoints were
+made and are evaluated with.
 """
 
 from typing import Literal
@@ -19,8 +20,10 @@ FITS: tuple[Fit, ...] = ("pad", "pad_top_left", "crop", "stretch")
 def fit(images: Tensor, size: int, how: Fit = "pad") -> Tensor:
     """float [B,3,h,w] in 0..1 -> [B,3,size,size] in 0..1; what is padded is 0.
 
-    pad: the longer side becomes `size`, the shorter one is padded on both sides (one more at the end where it does not halve).
-    pad_top_left: padded on the top and on the left alone (SmolVLA). crop: the largest square in the middle. stretch: sides apart.
+    pad: the longer side becomes `size`, the shorter one is padded on both sides (one more at the end where it
+    does not halve).
+    pad_top_left: padded on the top and on the left alone (SmolVLA). crop: the largest square in the middle.
+    stretch: sides apart.
     """
     h, w = images.shape[-2:]
     if (h, w) == (size, size):
@@ -28,7 +31,7 @@ def fit(images: Tensor, size: int, how: Fit = "pad") -> Tensor:
     if how == "crop":
         side = min(h, w)
         top, left = (h - side) // 2, (w - side) // 2
-        images = images[..., top:top + side, left:left + side]
+        images = images[..., top : top + side, left : left + side]
         return images if side == size else _resized(images, size, size)
     if how == "stretch":
         return _resized(images, size, size)

@@ -15,14 +15,19 @@ from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy
 
 KINDS: dict[str, type[ChainPolicy] | type[GaussianPolicy] | type[SquashedPolicy]] = {
-    "squashed": SquashedPolicy, "guided": GuidedPolicy, "gaussian": GaussianPolicy}  # every other one is a chain
+    # every other one is a chain
+    "squashed": SquashedPolicy,
+    "guided": GuidedPolicy,
+    "gaussian": GaussianPolicy,
+}
 WHAT = "--policy.kind"
 
 
 def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
     """Fresh policy with weights drawn from `seed` alone (the global generator is left as it was).
 
-    kind "module:function": function(options, spec, seed) makes it; the first one in a process is checked (`policies.check`).
+    kind "module:function": function(options, spec, seed) makes it; the first one in a process is checked
+    (`policies.check`).
     """
     if is_object(options.kind):
         _look(options, spec)
@@ -35,14 +40,20 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
             from robo_rl.policies.vla.one_step_policy import OneStepPolicy
             from robo_rl.policies.vla.policy import VlaPolicy, XVlaPolicy
             from robo_rl.policies.vla.token_policy import TokenPolicy
+
             own = {"xvla": XVlaPolicy, "pi0_fast": TokenPolicy, "openvla_oft": OneStepPolicy}
-            kind = replay_policy(options) if options.acts in ("guided", "squashed") else own.get(options.kind, VlaPolicy)
+            kind = (
+                replay_policy(options)
+                if options.acts in ("guided", "squashed")
+                else own.get(options.kind, VlaPolicy)
+            )
         return attach(slimmed(kind(options, spec)), options.lora, seed)
 
 
 def slimmed(policy):
-    """Do what the options ask for the sake of memory, in place -> the policy: blocks that keep no activations; the weights of the modules
-    that `policy.low` names in bf16. Buffers (statistics, grids, tables), heads, traces and log-probs stay float32."""
+    """Do what the options ask for the sake of memory, in place -> the policy: blocks that keep no
+    activations; the weights of the modules that `policy.low` names in bf16. Buffers (statistics, grids,
+    tables), heads, traces and log-probs stay float32."""
     if policy.options.recompute:
         recompute(policy)
     if policy.options.dtype == "bf16":
@@ -64,6 +75,7 @@ def _own(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
 def _look(options: PolicyOptions, spec: ObsSpec) -> None:
     """UserError unless the user's policy keeps the contract; once per process."""
     from robo_rl.policies.check import check_policy
+
     try:
         check_policy(lambda seed: _own(options, spec, seed), options, spec)
     except AssertionError as e:

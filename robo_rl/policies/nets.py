@@ -1,8 +1,8 @@
 """Networks: a chunk head whose chain is cheap, a state trunk, a small vision-language trunk, a critic.
 
-The head is an MLP on [context, x, time features]. Its first layer is kept as three matrices, so over a chain the
-context product is made once instead of K times and the time product is one of K rows of a table. That is the same
-function as one matrix on the concatenation.
+The head is an MLP on [context, x, time features]. Its first layer is kept as three matrices, so over a chain
+the context product is made once instead of K times and the time product is one of K rows of a table. That is
+the same function as one matrix on the concatenation.
 """
 
 import math
@@ -29,7 +29,8 @@ def activation(name: str) -> nn.Module:
 
 
 def tokenize(texts: "list[str] | np.ndarray") -> np.ndarray:
-    """Instructions -> int64[B, TOKENS]: each word hashed (CRC-32) into 1 .. VOCAB-1, zero padded, rest cut off."""
+    """Instructions -> int64[B, TOKENS]: each word hashed (CRC-32) into 1 .. VOCAB-1, zero padded, rest cut
+    off."""
     out = np.zeros((len(texts), TOKENS), np.int64)
     known: dict[str, np.ndarray] = {}
     for i, text in enumerate(texts):
@@ -37,18 +38,22 @@ def tokenize(texts: "list[str] | np.ndarray") -> np.ndarray:
             words = str(text).lower().split()[:TOKENS]
             known[text] = np.array([zlib.crc32(w.encode()) % (VOCAB - 1) + 1 for w in words], np.int64)
         row = known[text]
-        out[i, :len(row)] = row
+        out[i, : len(row)] = row
     return out
 
 
 def text_tokens(texts: "list[str] | np.ndarray", length: int) -> np.ndarray:
-    """Instructions -> uint8[B, length]: their UTF-8, zero padded, for policies with a tokeniser of their own. UserError: a longer one."""
+    """Instructions -> uint8[B, length]: their UTF-8, zero padded, for policies with a tokeniser of their own.
+    UserError: a longer one."""
     out = np.zeros((len(texts), length), np.uint8)
     for i, text in enumerate(texts):
         data = str(text).encode()
         if len(data) > length:
-            raise UserError(f"an instruction has {len(data)} bytes, policies read {length} at most: {str(text)[:60]!r}…; shorten it")
-        out[i, :len(data)] = np.frombuffer(data, np.uint8)
+            raise UserError(
+                f"an instruction has {len(data)} bytes, policies read {length} at most: {str(text)[:60]!r}…; "
+                "shorten it"
+            )
+        out[i, : len(data)] = np.frombuffer(data, np.uint8)
     return out
 
 
@@ -74,8 +79,8 @@ def mlp(sizes: list[int], act: str) -> nn.Sequential:
 
 
 def orthogonal(net: nn.Sequential, last: float) -> None:
-    """Orthogonal weights of gain sqrt 2, `last` in the last layer, and biases of 0: how PPO's networks begin (Andrychowicz et
-    al. 2021; the defaults of CleanRL and Stable-Baselines3)."""
+    """Orthogonal weights of gain sqrt 2, `last` in the last layer, and biases of 0: how PPO's networks begin
+    (Andrychowicz et al. 2021; the defaults of CleanRL and Stable-Baselines3)."""
     linears = [m for m in net if isinstance(m, nn.Linear)]
     for layer in linears:
         nn.init.orthogonal_(layer.weight, last if layer is linears[-1] else 2**0.5)
@@ -85,8 +90,8 @@ def orthogonal(net: nn.Sequential, last: float) -> None:
 class VelocityNet(nn.Module):
     """What a chain asks of the network of a policy: v(context, x, t) for chunks x [B,D].
 
-    What the steps of a chain share is made once: `embed` of a context, `features` of the chain's K times. Noised chunks at any other
-    time go through `time` and `forward`.
+    What the steps of a chain share is made once: `embed` of a context, `features` of the chain's K times.
+    Noised chunks at any other time go through `time` and `forward`.
     """
 
     beta: float = 1.0  # of `policies.guidance.Guidance`
@@ -112,7 +117,8 @@ class VelocityNet(nn.Module):
         raise NotImplementedError
 
     def at_steps(self, embedded: Any, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """v [B,D] for rows x [B,D] at the steps k int64[B] of a chain, and the `time` of all its steps [K,...]."""
+        """v [B,D] for rows x [B,D] at the steps k int64[B] of a chain, and the `time` of all its steps
+        [K,...]."""
         raise NotImplementedError
 
 
@@ -163,14 +169,15 @@ class ChunkHead(VelocityNet):
         return linear(nn.functional.silu(linear(features, first.weight, first.bias)), second.weight)
 
     def table(self, features: Tensor) -> Tensor:
-        """First-layer matrix `[D + K, hidden]` for x beside a one-hot of which of K times (their features) it is at."""
+        """First-layer matrix `[D + K, hidden]` for x beside a one-hot of which of K times (their features) it
+        is at."""
         return torch.cat([self.from_x.weight.t(), self.time_product(features)])
 
     def at_steps(self, embedded: Tensor, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """One product for x and time together."""
         table = self.table(features)
         step = nn.functional.one_hot(k, len(features)).to(x.dtype)
-        return self._rest(torch.addmm(embedded, torch.cat([x, step], 1), table)), table[x.shape[1]:]
+        return self._rest(torch.addmm(embedded, torch.cat([x, step], 1), table)), table[x.shape[1] :]
 
     def forward(self, embedded: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """v for x [B,D] and the time product of any times."""
@@ -190,9 +197,10 @@ class Trunk(nn.Module):
 
 
 class StateTrunk(Trunk):
-    """Context of a state policy: the normalised state; if asked beside it each of its entries times a factor that the instruction
-    decides, and the mean word embedding. "Red" is then a choice among entries, which from words and state side by side would have to
-    be learnt at every place of the cubes anew (FiLM, Perez et al. 2018, arXiv 1709.07871)."""
+    """Context of a state policy: the normalised state; if asked beside it each of its entries times a factor
+    that the instruction decides, and the mean word embedding. "Red" is then a choice among entries, which
+    from words and state side by side would have to be learnt at every place of the cubes anew (FiLM, Perez et
+    al. 2018, arXiv 1709.07871)."""
 
     def __init__(self, state: int, language: bool):
         super().__init__()
@@ -204,7 +212,8 @@ class StateTrunk(Trunk):
         if self.words is None or self.gate is None or tokens is None:
             return state
         mean = self.words(tokens)
-        factor = self.gate(mean * (tokens != 0).sum(1, keepdim=True))  # of the sum: one word of five must count
+        # of the sum: one word of five must count
+        factor = self.gate(mean * (tokens != 0).sum(1, keepdim=True))
         return torch.cat([state, state * factor, mean], -1)
 
 
@@ -233,11 +242,13 @@ class Block(BlockLayers):
 
 
 class ImageEncoder(nn.Module):
-    """uint8[B,h,w,3] and an instruction [B,width] -> tokens [B, n, width] (one per 16 x 16 pixels) and key points.
+    """uint8[B,h,w,3] and an instruction [B,width] -> tokens [B, n, width] (one per 16 x 16 pixels) and key
+    points.
 
-    The instruction scales and shifts the first features (FiLM, Perez et al. 2018), so that "red" can mean a place;
-    key points are the expected pixel coordinates under `points` spatial softmaxes (Finn et al. 2016), in -1..1:
-    what grasping needs and what patch tokens tell only roughly. Activations stay channels-last, as images come.
+    The instruction scales and shifts the first features (FiLM, Perez et al. 2018), so that "red" can mean a
+    place; key points are the expected pixel coordinates under `points` spatial softmaxes (Finn et al. 2016),
+    in -1..1: what grasping needs and what patch tokens tell only roughly. Activations stay channels-last, as
+    images come.
     """
 
     grid: Tensor
@@ -249,8 +260,13 @@ class ImageEncoder(nn.Module):
         self.film = nn.Linear(width, 64)
         self.mix = nn.Conv2d(32, 32, 1)
         self.maps = nn.Conv2d(32, points, 1)
-        self.net = nn.Sequential(nn.Conv2d(32, 48, 3, 2, 1), nn.SiLU(), nn.Conv2d(48, 64, 3, 2, 1), nn.SiLU(),
-                                 nn.Conv2d(64, width, 3, 2, 1))
+        self.net = nn.Sequential(
+            nn.Conv2d(32, 48, 3, 2, 1),
+            nn.SiLU(),
+            nn.Conv2d(48, 64, 3, 2, 1),
+            nn.SiLU(),
+            nn.Conv2d(64, width, 3, 2, 1),
+        )
         side = math.ceil(math.ceil(math.ceil(half / 2) / 2) / 2)
         self.place = nn.Parameter(torch.randn(1, side * side, width) * 0.02)
         line = torch.linspace(-1, 1, half)
@@ -269,8 +285,9 @@ class ImageEncoder(nn.Module):
 class VisionLanguageTrunk(Trunk):
     """Images, instruction and proprioception -> context, the shape of pi0 at about a million parameters.
 
-    Tokens: patches of every view, words, one of the normalised state, one read-out; transformer. Context: the read-out
-    and state tokens, with the key points of every view and the normalised state passed on as they are.
+    Tokens: patches of every view, words, one of the normalised state, one read-out; transformer. Context: the
+    read-out and state tokens, with the key points of every view and the normalised state passed on as they
+    are.
     """
 
     def __init__(self, state: int, views: tuple[str, ...], size: int, width: int, depth: int):
@@ -293,9 +310,19 @@ class VisionLanguageTrunk(Trunk):
         words = self.words(tokens)
         heard = (tokens != 0).sum(1, keepdim=True).clamp(min=1).to(words.dtype)
         instruction = words.sum(1) / heard  # padding embeds as zero
-        patches, points = zip(*[encode(images[v], instruction) for v, encode in zip(self.views, self.images, strict=False)], strict=False)
-        x = torch.cat([self.read.expand(b, -1, -1), self.state(state.to(words.dtype))[:, None], *patches,
-                       words + self.place[:, :length]], 1)
+        patches, points = zip(
+            *[encode(images[v], instruction) for v, encode in zip(self.views, self.images, strict=False)],
+            strict=False,
+        )
+        x = torch.cat(
+            [
+                self.read.expand(b, -1, -1),
+                self.state(state.to(words.dtype))[:, None],
+                *patches,
+                words + self.place[:, :length],
+            ],
+            1,
+        )
         bias = torch.zeros(b, 1, 1, x.shape[1], dtype=x.dtype, device=x.device)
         bias[:, 0, 0, -length:].masked_fill_(tokens == 0, -torch.inf)
         for block in self.blocks:

@@ -1,13 +1,14 @@
 """Acting without torch: one chunk for one robot from a checkpoint's weights, NumPy alone.
 
-The chain of `ChainPolicy.act(explore=False)` at batch 1, with everything constant folded into the weights when they
-are loaded. Rows of the first matrix are [state, one-hot step, x] (before x, [H] flags of given rows, where the policy was taught with
-some), so a step's product is a single one:
+The chain of `ChainPolicy.act(explore=False)` at batch 1, with everything constant folded into the weights
+when they are loaded. Rows of the first matrix are [state, one-hot step, x] (before x, [H] flags of given
+rows, where the policy was taught with some), so a step's product is a single one:
 
     h = act([clip(s), e_k, x] W1),  h = act([h, 1] W) ...,  x <- x + [h, 1] Wout
 
-W1's state rows hold the normaliser, its K step rows the time product and the biases; Wout is scaled by the Euler step
-t' - t = -1/K. Of a network that predicts actions D the step is x <- (1 - w) x + w D with w = 1/(K - k).
+W1's state rows hold the normaliser, its K step rows the time product and the biases; Wout is scaled by the
+Euler step t' - t = -1/K. Of a network that predicts actions D the step is x <- (1 - w) x + w D with w = 1/(K
+- k).
 
 Axes: S state, H chunk, E executed, A action, D = H A, K denoise steps.
 """
@@ -33,36 +34,52 @@ class NumpyActor:
     """Flow policy on a state; `act` gives what the torch policy gives for the same initial noise, to 1e-5."""
 
     def __init__(self, weights: dict[str, np.ndarray], options: dict, spec: dict):
-        """weights: the policy's state_dict as arrays; options and spec: PolicyOptions and ObsSpec as dicts."""
+        """weights: the policy's state_dict as arrays; options and spec: PolicyOptions and ObsSpec as
+        dicts."""
         if options["kind"] != "flow" or spec["views"] or spec["language"]:
             seen = "images" if spec["views"] else "an instruction" if spec["language"] else "a state"
-            raise UserError(f"NumpyActor carries flow policies that see a state alone, got kind {options['kind']!r} "
-                            f"that sees {seen}; load it with robo_rl.checkpoint.load_policy")
+            raise UserError(
+                f"NumpyActor carries flow policies that see a state alone, got kind {options['kind']!r} "
+                f"that sees {seen}; load it with robo_rl.checkpoint.load_policy"
+            )
         if options.get("window", 0):
-            raise UserError("NumpyActor carries no policy of --policy.window; load it with robo_rl.checkpoint.load_policy")
+            raise UserError(
+                "NumpyActor carries no policy of --policy.window; load it with robo_rl.checkpoint.load_policy"
+            )
         told = options.get("advantage", False)
         if told and options["guidance"] != 1:
-            raise UserError(f"NumpyActor makes one pass per step, a policy guided by beta {options['guidance']:g} takes two; load it with "
-                            "robo_rl.checkpoint.load_policy, or train it with --policy.guidance 1")
+            raise UserError(
+                f"NumpyActor makes one pass per step, a policy guided by beta {options['guidance']:g} takes "
+                "two; load it with robo_rl.checkpoint.load_policy, or train it with --policy.guidance 1"
+            )
         self.activation = choose("activation", options["activation"], ("relu", "silu", "tanh"))
-        self.steps, self.horizon, self.execute = options["denoise_steps"], options["horizon"], options["execute"]
+        self.steps, self.horizon, self.execute = (
+            options["denoise_steps"],
+            options["horizon"],
+            options["execute"],
+        )
         self.clean = options.get("predict", "velocity") == "action"
         self.commit = options.get("commit", 0)
         self.state, self.action = spec["state"], spec["action"]
-        w = LoraOptions(**options.get("lora", {})).merged({k: np.asarray(v, np.float64) for k, v in weights.items()})
+        w = LoraOptions(**options.get("lora", {})).merged(
+            {k: np.asarray(v, np.float64) for k, v in weights.items()}
+        )
         mean, std = w["obs_norm.mean"], w["obs_norm.std"]
         self._low, self._high = (mean - CLIP * std).astype(F), (mean + CLIP * std).astype(F)
         self._mean, self._std = w["action_norm.mean"].astype(F), w["action_norm.std"].astype(F)
 
         context = w["head.from_context.weight"]
-        good = context[:, self.state] if told else 0  # the last number of the context says that the action is good
-        context = context[:, :self.state] / std
+        # the last number of the context says that the action is good
+        good = context[:, self.state] if told else 0
+        context = context[:, : self.state] / std
         bias = w["head.from_context.bias"] + good - context @ mean
         times = 1 - np.arange(self.steps) / self.steps
         given = w["head.from_committed.weight"].T if self.commit else np.zeros((0, len(bias)))
         rows = [context.T, _time_product(times, w) + bias, given, w["head.from_x.weight"].T]
         body = [f"head.body.{i}" for i in range(options["layers"] - 1)]
-        layers = [np.concatenate([w[f"{n}.weight"], w[f"{n}.bias"][:, None]], 1).T for n in (*body, "head.out")]
+        layers = [
+            np.concatenate([w[f"{n}.weight"], w[f"{n}.bias"][:, None]], 1).T for n in (*body, "head.out")
+        ]
         if not self.clean:
             layers[-1] = layers[-1] / -self.steps
         self._weights = [np.ascontiguousarray(m, F) for m in (np.concatenate(rows), *layers)]
@@ -72,7 +89,8 @@ class NumpyActor:
         first = np.zeros(s + k + g + d, F)
         self._state, self._step, self._given, self._x = np.split(first, np.cumsum([s, k, g]))
         hidden = self._weights[0].shape[1]
-        buffers = [np.ones(hidden + 1, F) for _ in self._weights[1:]]  # the last entry stays 1: it carries the bias
+        # the last entry stays 1: it carries the bias
+        buffers = [np.ones(hidden + 1, F) for _ in self._weights[1:]]
         self._out = np.empty(d, F)
         self._layers = list(zip([first, *buffers], self._weights, (b[:-1] for b in buffers), strict=False))
         self._last = buffers[-1], self._weights[-1]
@@ -90,8 +108,10 @@ class NumpyActor:
             if meta["format"] != FORMAT:
                 raise UserError(f"{path} has checkpoint format {meta['format']}, this robo_rl reads {FORMAT}")
             if zlib.crc32(blob) != meta["crc"]["policy.safetensors"]:
-                raise UserError(f"{path / 'policy.safetensors'} is damaged (its checksum differs from meta.json). "
-                                f"Use another checkpoint of {path.parent}")
+                raise UserError(
+                    f"{path / 'policy.safetensors'} is damaged (its checksum differs from meta.json). "
+                    f"Use another checkpoint of {path.parent}"
+                )
             policy = meta["policy"]
             return NumpyActor(load(blob), policy["options"], policy["spec"])
         except UserError:
@@ -99,11 +119,18 @@ class NumpyActor:
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as e:
             raise UserError(f"{path} is not a checkpoint that can be read ({type(e).__name__}: {e})") from e
 
-    def act(self, state: np.ndarray, noise: "np.ndarray | None" = None, rng: "np.random.Generator | None" = None,
-            rows: int = 0, prefix: "tuple[np.ndarray, np.ndarray, list[float]] | None" = None,
-            committed: "tuple[np.ndarray, int] | None" = None) -> np.ndarray:
-        """state float32[S], initial noise float32[D] (or drawn from `rng`) -> the first actions float32[rows, A] of the chunk in -1 .. 1
-        units; rows 0: E. prefix: actions [H, A] that the chunk is guided to, weights [H] that say where, and gains [K] (`_guide`).
+    def act(
+        self,
+        state: np.ndarray,
+        noise: "np.ndarray | None" = None,
+        rng: "np.random.Generator | None" = None,
+        rows: int = 0,
+        prefix: "tuple[np.ndarray, np.ndarray, list[float]] | None" = None,
+        committed: "tuple[np.ndarray, int] | None" = None,
+    ) -> np.ndarray:
+        """state float32[S], initial noise float32[D] (or drawn from `rng`) -> the first actions float32[rows,
+        A] of the chunk in -1 .. 1 units; rows 0: E. prefix: actions [H, A] that the chunk is guided to,
+        weights [H] that say where, and gains [K] (`_guide`).
         committed: actions [H, A] of which the first so many are given (`policies.guided.committed_chunk`)."""
         if np.shape(state) != (self.state,):
             raise UserError(f"state must have shape ({self.state},), got {np.shape(state)}")
@@ -114,7 +141,9 @@ class NumpyActor:
         elif rng is not None:
             rng.standard_normal(out=x, dtype=F)
         else:
-            raise UserError("act needs the initial noise or a generator: act(state, rng=np.random.default_rng(0))")
+            raise UserError(
+                "act needs the initial noise or a generator: act(state, rng=np.random.default_rng(0))"
+            )
         np.maximum(state, self._low, out=self._state)
         np.minimum(self._state, self._high, out=self._state)
         last, last_weight = self._last
@@ -135,7 +164,9 @@ class NumpyActor:
                 else:
                     _silu(h, scratch)
             np.dot(last, last_weight, out=out)
-            pull = None if goal is None or prefix is None else prefix[2][k] / self.steps * self._guide(k, *goal)
+            pull = (
+                None if goal is None or prefix is None else prefix[2][k] / self.steps * self._guide(k, *goal)
+            )
             if self.clean:
                 np.subtract(out, x, out=out)
                 np.multiply(out, F(1 / (self.steps - k)), out=out)
@@ -149,23 +180,31 @@ class NumpyActor:
         return actions
 
     def _fix(self, actions: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tell the network that the first `count` rows are given -> (their place in x, their normalised values)."""
+        """Tell the network that the first `count` rows are given -> (their place in x, their normalised
+        values)."""
         if not 0 <= count <= self.commit:
-            raise UserError(f"this policy was taught with at most {self.commit} rows given (--policy.commit), got {count}")
+            raise UserError(
+                f"this policy was taught with at most {self.commit} rows given (--policy.commit), got {count}"
+            )
         goal, _ = self._goal(actions, np.zeros(self.horizon))
         self._given[:count] = 1
-        return self._x[:count * self.action], goal[:count * self.action]
+        return self._x[: count * self.action], goal[: count * self.action]
 
     def _goal(self, actions: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(normalised actions, weights), both float32[D]. UserError: they are no chunk of this policy."""
         if np.shape(actions) != (self.horizon, self.action) or np.shape(weights) != (self.horizon,):
-            raise UserError(f"a prefix has {self.horizon} rows of {self.action} numbers and a weight each, got "
-                            f"{np.shape(actions)} and {np.shape(weights)}")
-        return ((np.asarray(actions, F) - self._mean) / self._std).ravel(), np.repeat(np.asarray(weights, F), self.action)
+            raise UserError(
+                f"a prefix has {self.horizon} rows of {self.action} numbers and a weight each, got "
+                f"{np.shape(actions)} and {np.shape(weights)}"
+            )
+        return ((np.asarray(actions, F) - self._mean) / self._std).ravel(), np.repeat(
+            np.asarray(weights, F), self.action
+        )
 
     def _guide(self, k: int, goal: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """J^T [W (goal - x0)] with J = dx0/dx at step k, backwards through the layers whose activations the step has left. The chain adds
-        gain/K times it to x, as `controllers.schedule.guided_velocity` does to the velocity."""
+        """J^T [W (goal - x0)] with J = dx0/dx at step k, backwards through the layers whose activations the
+        step has left. The chain adds gain/K times it to x, as `controllers.schedule.guided_velocity` does to
+        the velocity."""
         t = 1 - k / self.steps
         d = len(goal)
         x0 = self._out if self.clean else self._x + t * self.steps * self._out
@@ -179,7 +218,8 @@ class NumpyActor:
         return (back if self.clean else pull + back).astype(F)
 
     def _slope(self, at: int, h: np.ndarray) -> np.ndarray:
-        """Derivative of the activation of a layer, from its output h; silu is not monotone, and asks for its input again."""
+        """Derivative of the activation of a layer, from its output h; silu is not monotone, and asks for its
+        input again."""
         if self.activation == "relu":
             return h > 0
         if self.activation == "tanh":
@@ -203,5 +243,8 @@ def _time_product(times: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
     """`ChunkHead.time` of times [K] -> [K, hidden], in float64."""
     freq = np.exp(np.linspace(0, math.log(100.0), 16)) * math.pi
     angle = times[:, None] * freq
-    h = np.concatenate([np.sin(angle), np.cos(angle)], 1) @ w["head.from_time.0.weight"].T + w["head.from_time.0.bias"]
+    h = (
+        np.concatenate([np.sin(angle), np.cos(angle)], 1) @ w["head.from_time.0.weight"].T
+        + w["head.from_time.0.bias"]
+    )
     return (h / (1 + np.exp(-h))) @ w["head.from_time.2.weight"].T

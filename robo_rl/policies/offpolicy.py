@@ -1,7 +1,9 @@
-"""Policies of off-policy methods: a squashed Gaussian over chunks, a flow policy steered by a critic, and the critics.
+"""Policies of off-policy methods: a squashed Gaussian over chunks, a flow policy steered by a critic, and the
+critics.
 
-Actions here are the executed entries of a chunk in the env's -1..1 units, flat: D = E A. Axes: B batch, M candidates,
-C context, E executed steps, Q critics of the ensemble (called heads here), O options of the gripper.
+Actions here are the executed entries of a chunk in the env's -1..1 units, flat: D = E A. Axes: B batch, M
+candidates, C context, E executed steps, Q critics of the ensemble (called heads here), O options of the
+gripper.
 """
 
 import copy
@@ -19,12 +21,14 @@ from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, PolicyBase
 from robo_rl.sampling import Noise, randint, randn
 
 LOG_STD = (-5.0, 1.0)  # of a squashed Gaussian, before the tanh
-GRASP = 0.05  # temperature of supervised gripper options: what they are worth begins below what a taken one is found to be
+# temperature of supervised gripper options: what they are worth begins below what a taken one is found to be
+GRASP = 0.05
 ALL = slice(None)
 
 
 class Ensemble(nn.Module):
-    """Q_i(context, action), `heads` MLPs as batched products, layer norm after every hidden one (RLPD, arXiv 2302.02948).
+    """Q_i(context, action), `heads` MLPs as batched products, layer norm after every hidden one (RLPD, arXiv
+    2302.02948).
 
     `norm=False` leaves the layer norm out.
     """
@@ -56,11 +60,12 @@ class Ensemble(nn.Module):
         return self._rest(torch.baddbmm(self.biases[0][only], x, w), only)
 
     def many(self, context: Tensor, actions: Tensor, only: "Tensor | slice" = ALL) -> Tensor:
-        """context [B,C], candidates [B,M,D] -> [Q,B,M], `only` these heads; the context's product is made once."""
+        """context [B,C], candidates [B,M,D] -> [Q,B,M], `only` these heads; the context's product is made
+        once."""
         b, m, d = actions.shape
         w = self.weights[0][only]
-        seen = torch.baddbmm(self.biases[0][only], context.expand(len(w), -1, -1), w[:, :self.context])
-        h = actions.reshape(b * m, d).expand(len(w), -1, -1) @ w[:, self.context:]
+        seen = torch.baddbmm(self.biases[0][only], context.expand(len(w), -1, -1), w[:, : self.context])
+        h = actions.reshape(b * m, d).expand(len(w), -1, -1) @ w[:, self.context :]
         h = (h.view(len(w), b, m, -1) + seen[:, :, None]).view(len(w), b * m, -1)
         return self._rest(h, only).view(len(w), b, m)
 
@@ -106,10 +111,14 @@ class SquashedHead(nn.Module):
 
 
 def gripper_options(execute: int) -> Tensor:
-    """[O,E] with O = 2E: every command sequence in {-1,1} that changes at most once; option 2(k-1)+v holds the value v
-    for k steps and the other one after that."""
+    """[O,E] with O = 2E: every command sequence in {-1,1} that changes at most once; option 2(k-1)+v holds
+    the value v for k steps and the other one after that."""
     steps = torch.arange(execute)
-    rows = [(1.0 if v else -1.0) * torch.where(steps < k, 1.0, -1.0) for k in range(1, execute + 1) for v in (0, 1)]
+    rows = [
+        (1.0 if v else -1.0) * torch.where(steps < k, 1.0, -1.0)
+        for k in range(1, execute + 1)
+        for v in (0, 1)
+    ]
     return torch.stack(rows)
 
 
@@ -118,7 +127,9 @@ def gripper_label(commands: Tensor) -> Tensor:
     closed = commands < 0
     changed = closed != closed[:, :1]
     e = commands.shape[1]
-    first = torch.where(changed.any(1), changed.float().argmax(1), torch.full_like(changed[:, 0], e, dtype=torch.long))
+    first = torch.where(
+        changed.any(1), changed.float().argmax(1), torch.full_like(changed[:, 0], e, dtype=torch.long)
+    )
     return 2 * (first - 1) + (~closed[:, 0]).long()
 
 
@@ -133,8 +144,9 @@ class SquashedPolicy(OwnUnits):
     """tanh(N(mean, std^2)) over the executed entries of a chunk, as in SAC; std depends on the state.
 
     With `gripper "toggle"` a discrete critic of its own picks the gripper's commands among `gripper_options`
-    (HIL-SERL's grasp critic, for chunks), and the Gaussian covers the other axes. With a `teacher` the actor as it was when
-    `remember` was called proposes too, and the critics in `judge` choose (IBRL, Hu et al. 2023, arXiv 2311.02198, eq. 3).
+    (HIL-SERL's grasp critic, for chunks), and the Gaussian covers the other axes. With a `teacher` the actor
+    as it was when `remember` was called proposes too, and the critics in `judge` choose (IBRL, Hu et al.
+    2023, arXiv 2311.02198, eq. 3).
     """
 
     factors = 1
@@ -149,13 +161,21 @@ class SquashedPolicy(OwnUnits):
         self.gripper = names.index("gripper") if options.gripper == "toggle" and "gripper" in names else -1
         self.axes = [i for i in range(spec.action) if i != self.gripper]
         self.size = e * len(self.axes)
-        self.actor = SquashedHead(self.context_size, self.size, options.hidden, options.layers, options.init_std)
+        self.actor = SquashedHead(
+            self.context_size, self.size, options.hidden, options.layers, options.init_std
+        )
         if self.gripper >= 0:
             self.grasp = mlp([self.context_size] + [options.hidden] * options.layers + [2 * e], "relu")
             self.register_buffer("sequences", gripper_options(e), persistent=False)
         self.judge = self.teacher = None
         if options.teacher:
-            self.judge = Ensemble(self.context_size, e * spec.action, options.critic_hidden, options.critic_layers, options.critics)
+            self.judge = Ensemble(
+                self.context_size,
+                e * spec.action,
+                options.critic_hidden,
+                options.critic_layers,
+                options.critics,
+            )
             self.judge.requires_grad_(False)
             self.register_buffer("taught", torch.zeros((), dtype=torch.bool))
             self.remember()
@@ -163,7 +183,9 @@ class SquashedPolicy(OwnUnits):
 
     def remember(self) -> None:
         """The actor (and the gripper's critic) of now are the teacher from here on."""
-        self.teacher = copy.deepcopy(nn.ModuleList([self.actor] + ([self.grasp] if self.gripper >= 0 else [])))
+        self.teacher = copy.deepcopy(
+            nn.ModuleList([self.actor] + ([self.grasp] if self.gripper >= 0 else []))
+        )
         self.teacher.requires_grad_(False)
         self.taught.fill_(True)
 
@@ -190,13 +212,17 @@ class SquashedPolicy(OwnUnits):
         return (actions if self.gripper < 0 else actions[..., self.axes]).flatten(1)
 
     def commands_of(self, moves: Tensor, context: Context, grasp: "nn.Module | None" = None) -> Tensor:
-        """The Gaussian's entries [B,size] with the gripper as its critic (`grasp`: another one) has it -> [B,E,A]."""
+        """The Gaussian's entries [B,size] with the gripper as its critic (`grasp`: another one) has it ->
+        [B,E,A]."""
         if self.gripper < 0:
             return self.whole(moves, None)
         return self.whole(moves, self.sequences[(grasp or self.grasp)(context.pooled).argmax(1)])
 
-    def better(self, context: Context, own: Tensor, heads: "Tensor | slice" = ALL) -> tuple[Tensor, Tensor, Tensor]:
-        """Own chunk [B,E,A] or the teacher's, by the least of the critics `heads` -> it, its value [B], whether it is own [B]."""
+    def better(
+        self, context: Context, own: Tensor, heads: "Tensor | slice" = ALL
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Own chunk [B,E,A] or the teacher's, by the least of the critics `heads` -> it, its value [B],
+        whether it is own [B]."""
         assert self.teacher is not None and self.judge is not None
         old = self.commands_of(torch.tanh(self.teacher[0](context.pooled)[0]), context, self.teacher[-1])
         value = self.judge.many(context.pooled, torch.stack([own, old], 1).flatten(2), heads).min(0).values
@@ -218,26 +244,32 @@ class SquashedPolicy(OwnUnits):
     def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("off-policy methods re-score nothing")
 
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
-        """Squared error of tanh(mean), and the cross-entropy of the gripper's option; no noise drawn, the std left to RL."""
+    def bc_loss(
+        self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1
+    ) -> Tensor:
+        """Squared error of tanh(mean), and the cross-entropy of the gripper's option; no noise drawn, the std
+        left to RL."""
         e, context = self.options.execute, self.encode(obs)
         chunk, mask = chunk[:, :e], mask[:, :e]
         moves = torch.tanh(self.actor(context.pooled)[0]).view(len(chunk), e, -1)
         err = (moves - (chunk if self.gripper < 0 else chunk[..., self.axes])).square().mean(-1) * mask
         loss = err.sum() / mask.sum().clamp(min=1)
         if self.gripper >= 0:
-            loss = loss + 0.1 * nn.functional.cross_entropy(self.grasp(context.pooled) / GRASP, gripper_label(chunk[..., self.gripper]))
+            loss = loss + 0.1 * nn.functional.cross_entropy(
+                self.grasp(context.pooled) / GRASP, gripper_label(chunk[..., self.gripper])
+            )
         return loss
 
 
 class GuidedPolicy(OwnUnits, ChainPolicy):
     """A flow policy whose samples a critic chooses among: the acting policy of EXPO and PA-RL.
 
-        a_1..a_N ~ flow;   EXPO: also a_i + edit_scale * tanh-Gaussian(s, a_i), clipped;   act = argmax_a min_i Q_i(s, a)
+        a_1..a_N ~ flow;   EXPO: also a_i + edit_scale * tanh-Gaussian(s, a_i), clipped;   act = argmax_a
+                           min_i Q_i(s, a)
         PA-RL: the `keep` best of the N by mean Q climb dQ/da for `local_steps`, each keeps its best point
 
-    `judge` is the (target) critic. Until `steered` is set it explores with any candidate and is evaluated as the plain flow.
-    The flow itself is `head`.
+    `judge` is the (target) critic. Until `steered` is set it explores with any candidate and is evaluated as
+    the plain flow. The flow itself is `head`.
     """
 
     steered: Tensor
@@ -245,10 +277,21 @@ class GuidedPolicy(OwnUnits, ChainPolicy):
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
         self.size = options.execute * spec.action
-        self.judge = Ensemble(self.context_size, self.size, options.critic_hidden, options.critic_layers, options.critics)
+        self.judge = Ensemble(
+            self.context_size, self.size, options.critic_hidden, options.critic_layers, options.critics
+        )
         self.judge.requires_grad_(False)
-        self.edit = (SquashedHead(self.context_size + self.size, self.size, options.critic_hidden, options.critic_layers,
-                                  options.init_std) if options.edit_scale else None)
+        self.edit = (
+            SquashedHead(
+                self.context_size + self.size,
+                self.size,
+                options.critic_hidden,
+                options.critic_layers,
+                options.init_std,
+            )
+            if options.edit_scale
+            else None
+        )
         self.register_buffer("steered", torch.zeros((), dtype=torch.bool))
 
     def flow(self, context: Context, m: int, generator: Noise, head=None) -> Tensor:
@@ -272,18 +315,30 @@ class GuidedPolicy(OwnUnits, ChainPolicy):
         """Everything the critic may choose from: [B,M,D]."""
         out = self.proposals(context, generator, head)
         if self.options.local_steps:
-            out = climb(self.judge, context.pooled, out, self.options.keep, self.options.local_steps, self.options.local_rate)
+            out = climb(
+                self.judge,
+                context.pooled,
+                out,
+                self.options.keep,
+                self.options.local_steps,
+                self.options.local_rate,
+            )
         return out
 
-    def choose(self, context: Context, generator: Noise, head=None, heads: Tensor | None = None,
-               greedy: bool = True) -> tuple[Tensor, Tensor]:
-        """-> the chosen actions [B,D] and their values [B]: least of the critics `heads` (None: the mean of all).
+    def choose(
+        self, context: Context, generator: Noise, head=None, heads: Tensor | None = None, greedy: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """-> the chosen actions [B,D] and their values [B]: least of the critics `heads` (None: the mean of
+        all).
 
         Not `greedy`: a draw of softmax(value / softness)."""
         found = self.candidates(context, generator, head)
         with torch.no_grad():
-            value = self.judge.many(context.pooled, found).mean(0) if heads is None else \
-                self.judge.many(context.pooled, found, heads).min(0).values
+            value = (
+                self.judge.many(context.pooled, found).mean(0)
+                if heads is None
+                else self.judge.many(context.pooled, found, heads).min(0).values
+            )
             if greedy:
                 best = value.argmax(1)
             else:
@@ -308,11 +363,15 @@ class GuidedPolicy(OwnUnits, ChainPolicy):
         return Chunk(actions, self.action_norm(actions), actions.new_empty(len(actions), 0), {})
 
 
-def flow_samples(policy: ChainPolicy, context: Context, m: int, generator: Noise, head=None, spread: float = 1.0) -> Tensor:
-    """`m` samples of a flow policy per row of the context, by its plain chain -> actions [B,m,D], clipped to the box.
+def flow_samples(
+    policy: ChainPolicy, context: Context, m: int, generator: Noise, head=None, spread: float = 1.0
+) -> Tensor:
+    """`m` samples of a flow policy per row of the context, by its plain chain -> actions [B,m,D], clipped to
+    the box.
 
-    `head` may stand in for the policy's own. With `spread` s < 1 the noise is s eps, and none for the first sample, which
-    is then near the mean of the demonstrated chunks: few updates teach a flow that long before they teach it to sample."""
+    `head` may stand in for the policy's own. With `spread` s < 1 the noise is s eps, and none for the first
+    sample, which is then near the mean of the demonstrated chunks: few updates teach a flow that long before
+    they teach it to sample."""
     head = head or policy.head
     b, d = len(context), policy.chunk
     embedded = head.embed(context, m)
@@ -334,7 +393,8 @@ def gumbel(like: Tensor, generator: Noise) -> Tensor:
 
 def climb(judge: Ensemble, context: Tensor, actions: Tensor, keep: int, steps: int, rate: float) -> Tensor:
     """PA-RL's action optimisation: the `keep` of candidates [B,M,D] best by mean Q take `steps` of
-    a <- clip(a + rate dQ/da), and each keeps its best iterate -> [B,keep,D]. No gradient reaches the critic."""
+    a <- clip(a + rate dQ/da), and each keeps its best iterate -> [B,keep,D]. No gradient reaches the
+    critic."""
     with torch.no_grad():
         q = judge.many(context, actions).mean(0)
         top = q.topk(min(keep, actions.shape[1]), 1).indices
@@ -344,7 +404,7 @@ def climb(judge: Ensemble, context: Tensor, actions: Tensor, keep: int, steps: i
         x = x.detach().requires_grad_(True)
         with torch.enable_grad():
             q = judge.many(context, x).mean(0)
-            slope, = torch.autograd.grad(q.sum(), x)
+            (slope,) = torch.autograd.grad(q.sum(), x)
         with torch.no_grad():
             better = q > best_q
             best, best_q = torch.where(better[..., None], x, best), torch.where(better, q, best_q)

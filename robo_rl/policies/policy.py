@@ -1,8 +1,8 @@
 """Flow, diffusion and Gaussian chunk policies under one small interface.
 
-A policy samples a chunk by a chain of K Gaussian (or deterministic) steps. `act` keeps, for each random step, the
-x before it, the x after it and its index: that is the *trace*, and `score` gives its exact log-density under any
-weights. Same weights, same density; ratios therefore start at 1.
+A policy samples a chunk by a chain of K Gaussian (or deterministic) steps. `act` keeps, for each random step,
+the x before it, the x after it and its index: that is the *trace*, and `score` gives its exact log-density
+under any weights. Same weights, same density; ratios therefore start at 1.
 
 Shapes: B batch, H steps in the chunk, E executed, A action, D = H A, F random steps kept.
 """
@@ -55,28 +55,34 @@ def words_of(texts: "list[str] | np.ndarray", spec: ObsSpec) -> np.ndarray:
 
 
 def blank_obs(spec: ObsSpec, *rows: int) -> dict[str, np.ndarray]:
-    """An observation of zeros [*rows, ...] without an instruction: what a policy tries itself on before anything is seen."""
-    pictures = {f"image/{v}": np.zeros((*rows, spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    """An observation of zeros [*rows, ...] without an instruction: what a policy tries itself on before
+    anything is seen."""
+    pictures = {
+        f"image/{v}": np.zeros((*rows, spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views
+    }
     return {"state": np.zeros((*rows, spec.state), np.float32)} | pictures
 
 
 def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
-    """Env observation (NumPy or torch, batch first) -> what the policy takes; copies nothing but the tokens, and pictures that it
-    makes square (`ObsSpec.fit`; a policy that reads text does so by itself)."""
+    """Env observation (NumPy or torch, batch first) -> what the policy takes; copies nothing but the tokens,
+    and pictures that it makes square (`ObsSpec.fit`; a policy that reads text does so by itself)."""
     out = {"state": torch.as_tensor(obs["state"])}
     if spec.language:
         out["tokens"] = torch.from_numpy(words_of(obs["task"], spec))
     for view in spec.views:
         image = torch.as_tensor(obs[f"image/{view}"])
-        out[f"image/{view}"] = fit_bytes(image, spec.image_size, cast(Fit, spec.fit)) if spec.fit and not spec.text else image
+        out[f"image/{view}"] = (
+            fit_bytes(image, spec.image_size, cast(Fit, spec.fit)) if spec.fit and not spec.text else image
+        )
     return out
 
 
 class PolicyBase(nn.Module):
-    """What all policies share: normalisers, the trunk that encodes observations, and actions in the env's units.
+    """What all policies share: normalisers, the trunk that encodes observations, and actions in the env's
+    units.
 
-    `self.context_size` is C, the width of what a trunk pools, and `self.chunk` D = H W: W numbers of a step (`self.width`), of which
-    the first A are the env's. W is A but for models whose width is their own.
+    `self.context_size` is C, the width of what a trunk pools, and `self.chunk` D = H W: W numbers of a step
+    (`self.width`), of which the first A are the env's. W is A but for models whose width is their own.
     """
 
     trunk: nn.Module
@@ -98,38 +104,49 @@ class PolicyBase(nn.Module):
     def make_trunk(self) -> tuple[nn.Module, int]:
         """The trunk, and C."""
         o, spec = self.options, self.spec
-        trunk = (VisionLanguageTrunk(spec.state, spec.views, spec.image_size, o.width, o.depth) if spec.views
-                 else StateTrunk(spec.state, spec.language))
+        trunk = (
+            VisionLanguageTrunk(spec.state, spec.views, spec.image_size, o.width, o.depth)
+            if spec.views
+            else StateTrunk(spec.state, spec.language)
+        )
         return trunk, trunk.size
 
     def encode(self, obs: Obs) -> Context:
-        """Observation -> context; one that was encoded already is among `obs` as its columns. A policy of `advantage` is told what `obs`
-        says of it, and where it says nothing that its action is good."""
+        """Observation -> context; one that was encoded already is among `obs` as its columns. A policy of
+        `advantage` is told what `obs` says of it, and where it says nothing that its action is good."""
         if PREFIX in obs:
             return Context.of(obs)
         images = {v: obs[f"image/{v}"] for v in self.spec.views}
         pooled = self.trunk(self.obs_norm(obs["state"]), obs.get("tokens"), images)
-        return told_context(pooled, obs.get(ADVANTAGE), self.options.guidance) if self.options.advantage else Context(pooled)
+        return (
+            told_context(pooled, obs.get(ADVANTAGE), self.options.guidance)
+            if self.options.advantage
+            else Context(pooled)
+        )
 
     def commands(self, x: Tensor) -> Tensor:
         """Normalised chunk [B,D] or [B,H,A] -> executed actions [B,E,A] in the env's -1..1 units."""
-        return self.action_norm.inverse(x.view(len(x), self.options.horizon, self.spec.action)[:, :self.options.execute])
+        return self.action_norm.inverse(
+            x.view(len(x), self.options.horizon, self.spec.action)[:, : self.options.execute]
+        )
 
     def whole_chunk(self, x: Tensor, obs: Obs) -> Tensor:
         """Clean chunk [B,H,W] of these observations -> all of its actions [B,H,A] in the env's units."""
-        return self.action_norm.inverse(x[..., :self.spec.action])
+        return self.action_norm.inverse(x[..., : self.spec.action])
 
     def freeze_base(self) -> None:
         """Nothing is frozen unless a policy says so."""
 
     def _entries(self) -> tuple[int, float]:
         """Executed entries of a chunk, which come first, and the weight of each in its log-density."""
-        return (count := self.options.execute * self.spec.action), 1.0 if self.options.logp_reduction == "sum" else 1 / count
+        return (
+            count := self.options.execute * self.spec.action
+        ), 1.0 if self.options.logp_reduction == "sum" else 1 / count
 
     def _executed(self, x: Tensor) -> Tensor:
         """Chunks [B,D] -> the entries that the env executes, [B,E*A]."""
         e, a = self.options.execute, self.spec.action
-        return x[:, :e * a] if a == self.width else x.unflatten(1, (-1, self.width))[:, :e, :a].flatten(1)
+        return x[:, : e * a] if a == self.width else x.unflatten(1, (-1, self.width))[:, :e, :a].flatten(1)
 
     def clean_chunk(self, chunk: Tensor) -> Tensor:
         """Actions [B,H,A] in the env's units -> x0 of the chain, [B,D]."""
@@ -139,13 +156,13 @@ class PolicyBase(nn.Module):
 class ChainPolicy(PolicyBase):
     """Flow matching, or DDPM, over action chunks.
 
-    With `predict` action the network gives the clean chunk D in place of the velocity v = (x - D)/t or of the noise; it learns by
-    the error of D over t, at the K times of the chain, which are all that it is ever asked at (Salimans and Ho 2022, arXiv 2202.00512,
-    section 4; Li and He 2025, arXiv 2511.13720).
+    With `predict` action the network gives the clean chunk D in place of the velocity v = (x - D)/t or of the
+    noise; it learns by the error of D over t, at the K times of the chain, which are all that it is ever
+    asked at (Salimans and Ho 2022, arXiv 2202.00512, section 4; Li and He 2025, arXiv 2511.13720).
 
-    Without exploration a flow is its ODE, and every step of a diffusion chain is its mean: that of the chain that RL
-    trains, whose noise is then `std_scale` of DDPM's, at least `std_floor`. DDIM's means are other ones. (DPPO evaluates
-    with DDPM's own noise at every step but the last.)
+    Without exploration a flow is its ODE, and every step of a diffusion chain is its mean: that of the chain
+    that RL trains, whose noise is then `std_scale` of DDPM's, at least `std_floor`. DDIM's means are other
+    ones. (DPPO evaluates with DDPM's own noise at every step but the last.)
     """
 
     bars: Tensor  # diffusion only, as the next
@@ -158,7 +175,8 @@ class ChainPolicy(PolicyBase):
     base: VelocityNet | None
     head: VelocityNet
     noise: NoiseNet | None
-    noisy: Tensor | None  # bool [D]: entries that exploration moves, the others follow the plain ODE; None: all
+    # bool [D]: entries that exploration moves, the others follow the plain ODE; None: all
+    noisy: Tensor | None
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
@@ -166,17 +184,23 @@ class ChainPolicy(PolicyBase):
         self.head, self.noise = self.make_head()
         self.head.beta = o.guidance
         self.diffusion, self.clean = o.kind == "diffusion", o.predict == "action"
-        self.base = copy.deepcopy(self.head).requires_grad_(False) if self.diffusion and o.finetune_steps < o.denoise_steps else None
+        self.base = (
+            copy.deepcopy(self.head).requires_grad_(False)
+            if self.diffusion and o.finetune_steps < o.denoise_steps
+            else None
+        )
         self.make_tables()
         self.register_buffer("noisy", None, persistent=False)
 
     def make_tables(self) -> None:
-        """What follows from the options of the chain: its times, its steps' tables, which of them are drawn."""
+        """What follows from the options of the chain: its times, its steps' tables, which of them are
+        drawn."""
         o, k = self.options, self.options.denoise_steps
         self.first = max(0, k - o.finetune_steps) if self.diffusion else 0
         if self.diffusion:
             table, bars, bars_prev = diffusion_table(o.train_steps, k, 1.0)
-            quiet = ChainTable(table.a, table.b, torch.zeros(k), table.t)  # evaluation: the means that RL moves
+            # evaluation: the means that RL moves
+            quiet = ChainTable(table.a, table.b, torch.zeros(k), table.t)
             loud = ChainTable(table.a, table.b, (o.std_scale * table.s).clamp(min=o.std_floor), table.t)
             self.register_buffer("bars", bars, persistent=False)
             self.register_buffer("bars_prev", bars_prev, persistent=False)
@@ -189,16 +213,20 @@ class ChainPolicy(PolicyBase):
                 self.register_buffer(f"{name}_{field}", getattr(table, field), persistent=False)
         self.register_buffer("times", quiet.t, persistent=False)
         self.register_buffer("features", self.head.features(quiet.t), persistent=False)
-        self.plain = list(zip(quiet.a.tolist(), quiet.b.tolist(), strict=True))  # a plain flow step is a x + b out
+        # a plain flow step is a x + b out
+        self.plain = list(zip(quiet.a.tolist(), quiet.b.tolist(), strict=True))
         self.one = o.noise_steps != "all" and not self.diffusion
         self.factors = 1 if self.one else k - self.first
         noisy = torch.ones(k, dtype=torch.bool) if self.noise is not None else loud.s > 0
-        self.still = not bool(noisy.all())  # some step is deterministic: CPS's last, all of them without noise
+        # some step is deterministic: CPS's last, all of them without noise
+        self.still = not bool(noisy.all())
         draws = noisy.nonzero().squeeze(1) if noisy.any() else torch.arange(k)
         draws = draws[-1:] if o.noise_steps == "last" else draws
         self.register_buffer("draws", draws, persistent=False)  # the steps of which one is drawn
         if self.one:
-            self.register_buffer("drawn", drawn_table(quiet, loud, self.noise is not None, self._entries()), persistent=False)
+            self.register_buffer(
+                "drawn", drawn_table(quiet, loud, self.noise is not None, self._entries()), persistent=False
+            )
 
     def make_head(self) -> "tuple[VelocityNet, NoiseNet | None]":
         """The network of the chain, and that of its std where it is learned."""
@@ -207,11 +235,14 @@ class ChainPolicy(PolicyBase):
             return RowHead(self.context_size, o.horizon, self.width, o.hidden, o.layers, o.window), None
         kind, rows = GuidedChunkHead if o.advantage else ChunkHead, o.horizon if o.commit else 0
         head = kind(self.context_size, self.chunk, o.hidden, o.layers, o.activation, rows)
-        return head, NoiseNet(o.hidden, self.chunk, o.noise_min, o.noise_max) if o.kind == "flow" and o.noise == "learned" else None
+        return head, NoiseNet(
+            o.hidden, self.chunk, o.noise_min, o.noise_max
+        ) if o.kind == "flow" and o.noise == "learned" else None
 
     @property
     def noise_scale(self) -> float:
-        """Exploration: the upper bound of a learned std, the level of Flow-SDE or CPS, or diffusion's std floor."""
+        """Exploration: the upper bound of a learned std, the level of Flow-SDE or CPS, or diffusion's std
+        floor."""
         if self.noise is not None:
             return float(self.noise.high)
         return self.options.std_floor if self.diffusion else self.options.noise_level
@@ -229,7 +260,8 @@ class ChainPolicy(PolicyBase):
         if not self.diffusion:
             return a * x + b * out
         bar, prev = col(self.bars), col(self.bars_prev)
-        x0 = (out if self.clean else (x - (1 - bar).sqrt() * out) / bar.sqrt()).clamp(-3, 3)  # normalised actions live within +-3
+        # normalised actions live within +-3
+        x0 = (out if self.clean else (x - (1 - bar).sqrt() * out) / bar.sqrt()).clamp(-3, 3)
         eps = (x - bar.sqrt() * x0) / (1 - bar).sqrt()
         direction = b + a * (1 - bar).sqrt()  # sqrt(1 - bar' - sigma^2) of the table
         return prev.sqrt() * x0 + direction * eps
@@ -253,7 +285,9 @@ class ChainPolicy(PolicyBase):
         context = self.encode(obs)
         b, d, steps, one = len(context), self.chunk, self.options.denoise_steps, self.one and explore
         embedded, times = self.head.embed(context), self.head.steps(self.features)
-        early, early_times = (None, ()) if self.base is None else (self.base.embed(context), self.base.steps(self.features))
+        early, early_times = (
+            (None, ()) if self.base is None else (self.base.embed(context), self.base.steps(self.features))
+        )
         chain = torch.empty(steps + 1, b, d, device=self.times.device)
         xs, outs, stds = chain.unbind(), [], []
         randn(generator, b, d, out=xs[0])
@@ -261,16 +295,20 @@ class ChainPolicy(PolicyBase):
             draw = self.draws[randint(generator, len(self.draws), b).to(chain.device)]
             noise = randn(generator, b, d).to(chain.device)
             columns = self.drawn.index_select(0, draw).t().unsqueeze(-1)  # [3K+3,B,1]
-            spread = columns[2 * steps:3 * steps]
+            spread = columns[2 * steps : 3 * steps]
             if self.noise is not None:
                 learned = torch.stack([self.noise(embedded, time) for time in times])
                 spread = spread * learned
             torch.mul(noise, spread, out=chain[1:])
             columns = columns.unbind()
-            a, c, (constant, factor) = columns[:steps], columns[steps:2 * steps], columns[3 * steps:]
+            a, c, (constant, factor) = columns[:steps], columns[steps : 2 * steps], columns[3 * steps :]
         for k in range(steps):
             x, after = xs[k], xs[k + 1]
-            out = self.base(early, x, early_times[k]) if self.base is not None and k < self.first else self.head(embedded, x, times[k])
+            out = (
+                self.base(early, x, early_times[k])
+                if self.base is not None and k < self.first
+                else self.head(embedded, x, times[k])
+            )
             if one:
                 after.addcmul_(x, a[k]).addcmul_(out, c[k])
             elif explore:
@@ -290,13 +328,16 @@ class ChainPolicy(PolicyBase):
         if not explore:
             return Chunk(self.commands(xs[steps]), x0, x0.new_empty(b, 0), {})
         if one:
-            rows = torch.arange(b, device=draw.device).add_(draw, alpha=b)  # of [K*B, D]; far cheaper than a pair of indices
+            # of [K*B, D]; far cheaper than a pair of indices
+            rows = torch.arange(b, device=draw.device).add_(draw, alpha=b)
             states = chain.view(-1, d)
             x, x_next = states.index_select(0, rows), states[b:].index_select(0, rows)
             count, scale = self._entries()
             if self.noisy is not None:  # as `score` has it: a trace and its log-prob agree to the last bit
                 std = self._std(draw, embedded, torch.stack(times)[draw])
-                logp = self._logp(x_next, self._mean(x, torch.cat(outs).index_select(0, rows), draw, "loud"), std)[:, None]
+                logp = self._logp(
+                    x_next, self._mean(x, torch.cat(outs).index_select(0, rows), draw, "loud"), std
+                )[:, None]
             else:
                 if self.noise is not None:
                     own = learned.view(-1, d).index_select(0, rows)[:, :count]
@@ -306,22 +347,33 @@ class ChainPolicy(PolicyBase):
             index, x, x_next = draw[:, None], x[:, None], x_next[:, None]
         else:
             index = torch.arange(self.first, steps, device=chain.device).expand(b, -1)
-            x, x_next = chain[self.first:-1].transpose(0, 1), chain[self.first + 1:].transpose(0, 1)
-            logp = torch.stack([self._logp(xs[k + 1], self._mean(xs[k], outs[k], k, "loud"), stds[k])
-                                for k in range(self.first, steps)], 1)
+            x, x_next = chain[self.first : -1].transpose(0, 1), chain[self.first + 1 :].transpose(0, 1)
+            logp = torch.stack(
+                [
+                    self._logp(xs[k + 1], self._mean(xs[k], outs[k], k, "loud"), stds[k])
+                    for k in range(self.first, steps)
+                ],
+                1,
+            )
         return Chunk(self.commands(xs[steps]), x0, logp, {"x": x, "x_next": x_next, "k": index})
 
     def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Context of B rows, trace [B,F,..] -> logp [B,F] and the mean entropy per action entry of random steps, a scalar."""
+        """Context of B rows, trace [B,F,..] -> logp [B,F] and the mean entropy per action entry of random
+        steps, a scalar."""
         b, f, d = trace["x"].shape
         mean, std = self._steps(context, trace)
-        return self._logp(trace["x_next"].reshape(b * f, d), mean, std).view(b, f), _entropy(std[std > 0] if self.still else std)
+        return self._logp(trace["x_next"].reshape(b * f, d), mean, std).view(b, f), _entropy(
+            std[std > 0] if self.still else std
+        )
 
     def moments(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and std of the executed entries n after each random step, given the x before it, [B,F,n] both."""
+        """Mean and std of the executed entries n after each random step, given the x before it, [B,F,n]
+        both."""
         b, f, _ = trace["x"].shape
         mean, std = self._steps(context, trace)
-        return self._executed(mean).unflatten(0, (b, f)), self._executed(std.expand_as(mean)).unflatten(0, (b, f))
+        return self._executed(mean).unflatten(0, (b, f)), self._executed(std.expand_as(mean)).unflatten(
+            0, (b, f)
+        )
 
     def _steps(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean [B*F,D] of the random steps of a trace and their std, [B*F,1] or [B*F,D]."""
@@ -329,27 +381,41 @@ class ChainPolicy(PolicyBase):
         k = trace["k"].reshape(-1)
         embedded, x = self.head.embed(context, f), trace["x"].reshape(b * f, d)
         out, times = self.head.at_steps(embedded, self.features, x, k)
-        return self._mean(x, out, k, "loud"), self._std(k, embedded, times[k] if self.noise is not None else times)
+        return self._mean(x, out, k, "loud"), self._std(
+            k, embedded, times[k] if self.noise is not None else times
+        )
 
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
-        """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
-        steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2 / t` (diffusion: without / t) on the K steps, over `noises` draws
-        of time and noise per row. chunk[B,H,A] in env units, mask[B,H]."""
+    def bc_loss(
+        self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1
+    ) -> Tensor:
+        """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction
+        on the K chain steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2 / t` (diffusion: without /
+        t) on the K steps, over `noises` draws of time and noise per row. chunk[B,H,A] in env units,
+        mask[B,H]."""
         context = self.encode(supervised(obs, self)).repeat(noises)
         chunk, mask = (x if noises == 1 else x.repeat_interleave(noises, 0) for x in (chunk, mask))
         return self.imitation(context, chunk, mask, generator)
 
-    def imitation(self, context: Context, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
-                  weight: Tensor | None = None) -> Tensor:
-        """`bc_loss` on a context of B rows; `head` may stand in for the policy's own, weight[B] scales samples."""
+    def imitation(
+        self,
+        context: Context,
+        chunk: Tensor,
+        mask: Tensor,
+        generator: torch.Generator,
+        head=None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """`bc_loss` on a context of B rows; `head` may stand in for the policy's own, weight[B] scales
+        samples."""
         head = head or self.head
         x0 = self.clean_chunk(chunk)
         eps = torch.randn(x0.shape, generator=generator).to(x0.device)
         given = None
-        if c := self.options.commit:  # every second chunk has none: the first of an episode, and a robot that waits
+        # every second chunk has none: the first of an episode, and a robot that waits
+        if c := self.options.commit:
             count = torch.randint(1 - c, c + 1, (len(x0),), generator=generator).clamp(min=0).to(x0.device)
             context, given = self.commit(context, count)
-            mask = mask * ~given[:, ::self.width]  # their error says nothing
+            mask = mask * ~given[:, :: self.width]  # their error says nothing
         embedded = head.embed(context)
         if self.diffusion:
             k = torch.randint(0, self.options.denoise_steps, (len(x0),), generator=generator).to(x0.device)
@@ -362,16 +428,20 @@ class ChainPolicy(PolicyBase):
             out = head(embedded, x_t if given is None else torch.where(given, x0, x_t), head.time(t))
             target = eps - x0
         target = x0 if self.clean else target
-        if self.clean and not self.diffusion:  # between errors of the chunk, and those of its velocity, which weigh 1/t^2
+        # between errors of the chunk, and those of its velocity, which weigh 1/t^2
+        if self.clean and not self.diffusion:
             weight = torch.as_tensor(1 / t) if weight is None else weight / t
-        err = (out - target).view(len(x0), self.options.horizon, self.width)[..., :self.spec.action]
-        err = ((error_weights(err.detach(), mask) if self.options.weigh_errors else 1.0) * err.square()).mean(-1) * mask
+        err = (out - target).view(len(x0), self.options.horizon, self.width)[..., : self.spec.action]
+        err = ((error_weights(err.detach(), mask) if self.options.weigh_errors else 1.0) * err.square()).mean(
+            -1
+        ) * mask
         if weight is not None:
             err = err * weight[:, None]
         return err.sum() / mask.sum().clamp(min=1)
 
     def commit(self, context: Context, count: Tensor) -> tuple[Context, Tensor]:
-        """The context of chunks whose first `count` [B] rows are given, and which entries those are, bool [B,D]."""
+        """The context of chunks whose first `count` [B] rows are given, and which entries those are, bool
+        [B,D]."""
         rows = torch.arange(self.options.horizon, device=count.device) < count[:, None]
         return replace(context, committed=rows.float()), rows.repeat_interleave(self.width, 1)
 
@@ -381,9 +451,12 @@ class ChainPolicy(PolicyBase):
         return (x - out) / t[:, None, None] if self.clean else out
 
     def draw_times(self, n: int, generator: torch.Generator) -> Tensor:
-        """Times [n] that a flow learns at: Beta(1.5, 1), tilted to noise, or where it predicts actions those of its chain."""
+        """Times [n] that a flow learns at: Beta(1.5, 1), tilted to noise, or where it predicts actions those
+        of its chain."""
         if self.clean:
-            return self.times[torch.randint(0, len(self.times), (n,), generator=generator).to(self.times.device)]
+            return self.times[
+                torch.randint(0, len(self.times), (n,), generator=generator).to(self.times.device)
+            ]
         return torch.rand(n, generator=generator).to(self.times.device) ** (1 / 1.5)
 
 
@@ -399,7 +472,9 @@ class GaussianPolicy(PolicyBase):
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
-        self.net = mlp([self.context_size] + [options.hidden] * options.layers + [self.chunk], options.activation)
+        self.net = mlp(
+            [self.context_size] + [options.hidden] * options.layers + [self.chunk], options.activation
+        )
         orthogonal(self.net, 0.01)
         self.log_std = nn.Parameter(torch.full((self.chunk,), float(np.log(options.init_std))))
 
@@ -418,7 +493,9 @@ class GaussianPolicy(PolicyBase):
         return Chunk(self.commands(x), x.view(shape), self._density(x, mean)[:, None], {"x_next": x[:, None]})
 
     def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self._density(trace["x_next"][:, 0], self.net(context.pooled))[:, None], (self.log_std + 1.4189385).mean()
+        return self._density(trace["x_next"][:, 0], self.net(context.pooled))[:, None], (
+            self.log_std + 1.4189385
+        ).mean()
 
     def moments(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and std of the executed entries n, [B,1,n] both."""
@@ -435,7 +512,9 @@ class GaussianPolicy(PolicyBase):
         logp = torch.add(-log_std.sum() - 0.5 * LOG_2PI * d, z.square().sum(-1), alpha=-0.5)
         return logp / d if self.options.logp_reduction == "mean" else logp
 
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
+    def bc_loss(
+        self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1
+    ) -> Tensor:
         """Squared error of the mean, which draws no noise; the std is left to RL."""
         err = (self.net(self.encode(obs).pooled) - self.action_norm(chunk).flatten(1)).view(chunk.shape)
         return (err.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)

@@ -1,4 +1,5 @@
-"""What a policy is: what it sees, the chunk that it gives, and the protocol that algorithms and rollouts need."""
+"""What a policy is: what it sees, the chunk that it gives, and the protocol that algorithms and rollouts
+need."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,18 +25,21 @@ class ObsSpec:
     views: tuple[str, ...] = ()
     image_size: int = 0
     language: bool = False
-    text: int = 0  # bytes of an instruction that is handed on as text, for a tokeniser of the policy's own; 0: its words are hashed
+    # bytes of an instruction that is handed on as text, for a tokeniser of the policy's own; 0: its words are
+    # hashed
+    text: int = 0
     action_names: tuple[str, ...] = ()
     fit: str = ""
     """How pictures of another size become square (`policies.images`); empty: they have `image_size`."""
     units: tuple[str, ...] = ()
-    """Unit of every action axis of a policy that learnt from data in their own units; empty: commands of -1 to 1."""
+    """Unit of every action axis of a policy that learnt from data in their own units; empty: commands of -1
+    to 1."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """`actions[B,E,A]` for the env, the clean chunk `x0[B,H,A]` in normalised units, `logp[B,F]` and the trace
-    (`x[B,F,D]`, `x_next[B,F,D]`, `k int64[B,F]`); logp and trace are empty when not exploring."""
+    """`actions[B,E,A]` for the env, the clean chunk `x0[B,H,A]` in normalised units, `logp[B,F]` and the
+    trace (`x[B,F,D]`, `x_next[B,F,D]`, `k int64[B,F]`); logp and trace are empty when not exploring."""
 
     actions: Tensor
     x0: Tensor
@@ -44,21 +48,24 @@ class Chunk:
 
 
 class Policy(Protocol):
-    """What algorithms and rollouts need; every policy is also an nn.Module (`PolicyBase` has all but the last four).
+    """What algorithms and rollouts need; every policy is also an nn.Module (`PolicyBase` has all but the last
+    four).
 
-    The contract, which `policies.check` tests: `score(encode(obs), trace)` under the weights that acted is the log-prob of `act`;
-    noise comes from `generator` alone; a `state_dict` is all that a copy needs.
+    The contract, which `policies.check` tests: `score(encode(obs), trace)` under the weights that acted is
+    the log-prob of `act`; noise comes from `generator` alone; a `state_dict` is all that a copy needs.
     """
 
     options: PolicyOptions
     spec: ObsSpec
     obs_norm: Normaliser  # fitted to the demonstrations' states
     action_norm: Normaliser  # and actions
-    trunk: nn.Module  # observation -> context: what `encode` learns, or what stays as it is where that is frozen
+    # observation -> context: what `encode` learns, or what stays as it is where that is frozen
+    trunk: nn.Module
     context_size: int  # C, the width of `Context.pooled`, which critics of the learner's own see
 
     def encode(self, obs: Obs) -> Context:
-        """Observations, or the columns that a context was stored in (`Context.columns`), as a context of B rows."""
+        """Observations, or the columns that a context was stored in (`Context.columns`), as a context of B
+        rows."""
         ...
 
     def commands(self, x: Tensor) -> Tensor:
@@ -83,8 +90,11 @@ class Policy(Protocol):
         """(logp [B,F], entropy per action entry, a scalar) of traces under the present weights."""
         ...
 
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
-        """Supervised loss, a scalar, on actions `chunk` [B,H,A] in the env's units where `mask` [B,H] is 1."""
+    def bc_loss(
+        self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1
+    ) -> Tensor:
+        """Supervised loss, a scalar, on actions `chunk` [B,H,A] in the env's units where `mask` [B,H] is
+        1."""
         ...
 
     # of nn.Module

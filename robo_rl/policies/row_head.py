@@ -1,11 +1,13 @@
-"""The network of a small flow whose tokens are the rows of a chunk, behind a Λ-shaped mask (`--policy.window`).
+"""The network of a small flow whose tokens are the rows of a chunk, behind a Λ-shaped mask
+(`--policy.window`).
 
-The observation is a token of its own, the sink, which sees itself alone. Row h sees the sink and rows h - w + 1 .. h, so that only the
-first rows after those that are given go on from them; the others must look at the observation (through L layers a row is reached by
-L (w - 1) before it). Given rows are clean, at flow time 0; all other rows stand 10 places further back (`blocks.OFFSET`), which tells
-the two apart.
+The observation is a token of its own, the sink, which sees itself alone. Row h sees the sink and rows h - w +
+1 .. h, so that only the first rows after those that are given go on from them; the others must look at the
+observation (through L layers a row is reached by L (w - 1) before it). Given rows are clean, at flow time 0;
+all other rows stand 10 places further back (`blocks.OFFSET`), which tells the two apart.
 
-Source: Xiaomi-Robotics-0, arXiv 2602.12684 (mask, places); training-time real-time chunking, arXiv 2512.05964 (time of given rows).
+Source: Xiaomi-Robotics-0, arXiv 2602.12684 (mask, places); training-time real-time chunking, arXiv 2512.05964
+(time of given rows).
 
 Axes: B observations, H rows, A action, C context, N heads, d width of a head.
 """
@@ -21,7 +23,8 @@ from robo_rl.policies.vla.blocks import OFFSET, attend, lambda_mask, rotate, rot
 
 
 class RowContext(NamedTuple):
-    """What every step needs of B observations: the sink's token [B,hidden], `rotation` of all places, which rows are given, bool [B,H]."""
+    """What every step needs of B observations: the sink's token [B,hidden], `rotation` of all places, which
+    rows are given, bool [B,H]."""
 
     sink: Tensor
     turn: Tensor
@@ -38,7 +41,8 @@ class RowBlock(BlockLayers):
 
 
 class RowHead(VelocityNet):
-    """v(context, x, t) by a transformer over rows: `layers` blocks of width `hidden`; window: w of the mask."""
+    """v(context, x, t) by a transformer over rows: `layers` blocks of width `hidden`; window: w of the
+    mask."""
 
     mask: Tensor
 

@@ -1,4 +1,5 @@
-"""Charts as plain HTML and inline SVG: no script needed to read them, no network, colours from the page's CSS.
+"""Charts as plain HTML and inline SVG: no script needed to read them, no network, colours from the page's
+CSS.
 
 The SVG of a chart is stretched to its box, so only shapes live in it (strokes do not scale); all text is HTML
 placed by percentages and keeps its size on any screen. A block of JSON beside it feeds the hover read-out.
@@ -67,11 +68,21 @@ def thin(s: Series, most: int = POINTS) -> Series:
     return Series(s.name, each(np.mean, s.x), each(np.mean, s.y), s.colour, low, high, s.look)
 
 
-def chart(title: str, what: str, series: Sequence[Series], *, x_name: str = "environment steps",
-          percent: bool = False, y_range: "tuple[float, float] | None" = None, zero: bool = False,
-          log: bool = False, tall: bool = False, missing: str = "Not logged in this run.") -> str:
-    """A figure: title, what is shown (with its unit), legend, plot. `zero` puts 0 into the range; `log` takes a
-    logarithmic y axis where all values are positive and span more than 30-fold."""
+def chart(
+    title: str,
+    what: str,
+    series: Sequence[Series],
+    *,
+    x_name: str = "environment steps",
+    percent: bool = False,
+    y_range: "tuple[float, float] | None" = None,
+    zero: bool = False,
+    log: bool = False,
+    tall: bool = False,
+    missing: str = "Not logged in this run.",
+) -> str:
+    """A figure: title, what is shown (with its unit), legend, plot. `zero` puts 0 into the range; `log` takes
+    a logarithmic y axis where all values are positive and span more than 30-fold."""
     head = f"<figcaption><b>{escape(title)}</b><span>{escape(what)}</span></figcaption>"
     kept = [thin(s) for s in series if len(s.x) and np.isfinite(s.y).any()]
     if not kept:
@@ -83,7 +94,10 @@ def chart(title: str, what: str, series: Sequence[Series], *, x_name: str = "env
     if log:
         y0, y1 = math.log10(ys.min()), math.log10(ys.max())
     else:
-        y0, y1 = y_range or (min(ys.min(), 0.0) if zero else ys.min(), max(ys.max(), 0.0) if zero else ys.max())
+        y0, y1 = y_range or (
+            min(ys.min(), 0.0) if zero else ys.min(),
+            max(ys.max(), 0.0) if zero else ys.max(),
+        )
     if y1 - y0 < 1e-12 * max(abs(y0), abs(y1), 1e-3):  # a constant
         y0, y1 = y0 - (abs(y0) or 1.0) * 0.5, y1 + (abs(y1) or 1.0) * 0.5
     elif y_range is None:
@@ -99,42 +113,88 @@ def chart(title: str, what: str, series: Sequence[Series], *, x_name: str = "env
     def py(y: float) -> float:
         return 100 * (1 - ((math.log10(y) if log else y) - y0) / (y1 - y0))
 
-    y_ticks = ([m * 10.0**k for k in range(math.floor(y0), math.ceil(y1) + 1) for m in (1, 2, 5)
-                if y0 <= math.log10(m * 10.0**k) <= y1] if log else ticks(y0, y1, 5 if tall else 4))
+    y_ticks = (
+        [
+            m * 10.0**k
+            for k in range(math.floor(y0), math.ceil(y1) + 1)
+            for m in (1, 2, 5)
+            if y0 <= math.log10(m * 10.0**k) <= y1
+        ]
+        if log
+        else ticks(y0, y1, 5 if tall else 4)
+    )
     if log and len(y_ticks) > 6:
         y_ticks = [t for t in y_ticks if f"{t:e}"[0] == "1"]
     x_ticks = ticks(x0, x1, 5)
-    svg = [f'<path class="tick{" zero" if t == 0 and y0 < 0 else ""}" d="M0 {py(t):.2f}H100"/>' for t in y_ticks]
+    svg = [
+        f'<path class="tick{" zero" if t == 0 and y0 < 0 else ""}" d="M0 {py(t):.2f}H100"/>' for t in y_ticks
+    ]
     for s in kept:
         if s.low is not None and s.high is not None:
-            svg += [f'<path class="band c{s.colour}" d="M{_points(s, s.high, a, b, px, py)}'
-                    f'L{_points(s, s.low, a, b, px, py, -1)}Z"/>'
-                    for a, b in _runs(np.isfinite(s.low) & np.isfinite(s.high))]
+            svg += [
+                f'<path class="band c{s.colour}" d="M{_points(s, s.high, a, b, px, py)}'
+                f'L{_points(s, s.low, a, b, px, py, -1)}Z"/>'
+                for a, b in _runs(np.isfinite(s.low) & np.isfinite(s.high))
+            ]
     for s in kept:
         runs = _runs(np.isfinite(s.y))
         if s.look != "band":
-            svg += [f'<path class="line {s.look} c{s.colour}" d="M{_points(s, s.y, a, b, px, py)}"/>' for a, b in runs]
-        dots = range(len(s.x)) if s.look == "dots" else [a for a, b in runs if b - a == 1 and s.look != "band"]
-        svg += [f'<path class="dot c{s.colour}" d="M{px(s.x[i]):.2f} {py(s.y[i]):.2f}h0"/>'
-                for i in dots if math.isfinite(s.y[i])]
+            svg += [
+                f'<path class="line {s.look} c{s.colour}" d="M{_points(s, s.y, a, b, px, py)}"/>'
+                for a, b in runs
+            ]
+        dots = (
+            range(len(s.x)) if s.look == "dots" else [a for a, b in runs if b - a == 1 and s.look != "band"]
+        )
+        svg += [
+            f'<path class="dot c{s.colour}" d="M{px(s.x[i]):.2f} {py(s.y[i]):.2f}h0"/>'
+            for i in dots
+            if math.isfinite(s.y[i])
+        ]
     labels = [f'<i class="y" style="top:{py(t):.2f}%">{number(t, percent)}</i>' for t in y_ticks]
     labels += [f'<i class="x" style="left:{px(t):.2f}%">{number(t)}</i>' for t in x_ticks]
     legend = ""
     if len(kept) > 1 or kept[0].look == "band":
         names = "".join(f'<span><s class="{s.look} c{s.colour}"></s>{escape(s.name)}</span>' for s in kept)
         legend = f'<div class="legend">{names}</div>'
-    data = {"x": [x0, x1], "y": [y0, y1], "log": log, "percent": percent, "xName": x_name,
-            "series": [{"name": s.name, "c": s.colour, "x": _round(s.x), "y": _round(s.y), "band": s.look == "band",
-                        **({"low": _round(s.low), "high": _round(s.high)} if s.low is not None and s.high is not None else {})}
-                       for s in kept]}
-    return (f'<figure class="card chart{" tall" if tall else ""}">{head}{legend}'
-            f'<div class="plot" role="img" aria-label="{escape(title)}: {escape(what)}">'
-            f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
-            f'<div class="xname">{escape(x_name)}</div>{_json(data)}</figure>')
+    data = {
+        "x": [x0, x1],
+        "y": [y0, y1],
+        "log": log,
+        "percent": percent,
+        "xName": x_name,
+        "series": [
+            {
+                "name": s.name,
+                "c": s.colour,
+                "x": _round(s.x),
+                "y": _round(s.y),
+                "band": s.look == "band",
+                **(
+                    {"low": _round(s.low), "high": _round(s.high)}
+                    if s.low is not None and s.high is not None
+                    else {}
+                ),
+            }
+            for s in kept
+        ],
+    }
+    return (
+        f'<figure class="card chart{" tall" if tall else ""}">{head}{legend}'
+        f'<div class="plot" role="img" aria-label="{escape(title)}: {escape(what)}">'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
+        f'<div class="xname">{escape(x_name)}</div>{_json(data)}</figure>'
+    )
 
 
-def stacked(title: str, what: str, edges: Sequence[float], parts: Sequence[tuple[str, int, np.ndarray]], *,
-            x_name: str) -> str:
+def stacked(
+    title: str,
+    what: str,
+    edges: Sequence[float],
+    parts: Sequence[tuple[str, int, np.ndarray]],
+    *,
+    x_name: str,
+) -> str:
     """Stacked bars: `parts` are (name, colour, share [bins] of 0..1), bar i spans edges[i] .. edges[i+1]."""
     head = f"<figcaption><b>{escape(title)}</b><span>{escape(what)}</span></figcaption>"
     x0, x1 = float(edges[0]), float(edges[-1])
@@ -145,23 +205,38 @@ def stacked(title: str, what: str, edges: Sequence[float], parts: Sequence[tuple
         for i, v in enumerate(share):
             if v > 0:
                 left, right = (100 * (edges[i + k] - x0) / (x1 - x0) for k in (0, 1))
-                svg.append(f'<rect class="c{colour}" x="{left:.2f}" y="{100 * (1 - base[i] - v):.2f}" '
-                           f'width="{max(right - left - gap, 0.05):.2f}" height="{100 * v:.2f}"/>')
+                svg.append(
+                    f'<rect class="c{colour}" x="{left:.2f}" y="{100 * (1 - base[i] - v):.2f}" '
+                    f'width="{max(right - left - gap, 0.05):.2f}" height="{100 * v:.2f}"/>'
+                )
         base = base + share
     labels = [f'<i class="y" style="top:{100 - y}%">{y} %</i>' for y in (0, 25, 50, 75, 100)]
-    labels += [f'<i class="x" style="left:{100 * (t - x0) / (x1 - x0):.2f}%">{number(t)}</i>'
-               for t in ticks(x0, x1, 5)]
+    labels += [
+        f'<i class="x" style="left:{100 * (t - x0) / (x1 - x0):.2f}%">{number(t)}</i>'
+        for t in ticks(x0, x1, 5)
+    ]
     legend = "".join(f'<span><s class="box c{c}"></s>{escape(n)}</span>' for n, c, _ in parts)
     middle = _round((np.asarray(edges[:-1]) + np.asarray(edges[1:])) / 2)
-    data = {"x": [x0, x1], "y": [0, 1], "log": False, "percent": True, "xName": x_name, "stacked": True,
-            "series": [{"name": n, "c": c, "x": middle, "y": _round(v)} for n, c, v in parts]}
-    return (f'<figure class="card chart">{head}<div class="legend">{legend}</div>'
-            f'<div class="plot" role="img" aria-label="{escape(title)}">'
-            f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
-            f'<div class="xname">{escape(x_name)}</div>{_json(data)}</figure>')
+    data = {
+        "x": [x0, x1],
+        "y": [0, 1],
+        "log": False,
+        "percent": True,
+        "xName": x_name,
+        "stacked": True,
+        "series": [{"name": n, "c": c, "x": middle, "y": _round(v)} for n, c, v in parts],
+    }
+    return (
+        f'<figure class="card chart">{head}<div class="legend">{legend}</div>'
+        f'<div class="plot" role="img" aria-label="{escape(title)}">'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
+        f'<div class="xname">{escape(x_name)}</div>{_json(data)}</figure>'
+    )
 
 
-def lanes(title: str, what: str, rows: Sequence[tuple[str, int, Sequence[tuple[float, float]]]], *, x_name: str) -> str:
+def lanes(
+    title: str, what: str, rows: Sequence[tuple[str, int, Sequence[tuple[float, float]]]], *, x_name: str
+) -> str:
     """One lane per role: `rows` are (name, colour, [(begin, end) ...]); blank is waiting."""
     head = f"<figcaption><b>{escape(title)}</b><span>{escape(what)}</span></figcaption>"
     every = [t for _, _, spans in rows for s in spans for t in s]
@@ -171,21 +246,32 @@ def lanes(title: str, what: str, rows: Sequence[tuple[str, int, Sequence[tuple[f
     high, svg, labels = 100 / len(rows), [], []
     for i, (name, colour, spans) in enumerate(rows):
         labels.append(f'<i class="y" style="top:{(i + 0.5) * high:.2f}%">{escape(name)}</i>')
-        svg += [f'<rect class="c{colour}" x="{100 * (a - x0) / (x1 - x0):.3f}" y="{(i + 0.15) * high:.2f}" '
-                f'width="{max(100 * (b - a) / (x1 - x0) - 0.1, 0.05):.3f}" height="{0.7 * high:.2f}"/>' for a, b in spans]
-    labels += [f'<i class="x" style="left:{100 * (t - x0) / (x1 - x0):.2f}%">{number(t)}</i>' for t in ticks(x0, x1, 6)]
-    return (f'<figure class="card chart lanes">{head}<div class="plot" role="img" aria-label="{escape(title)}: {escape(what)}">'
-            f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
-            f'<div class="xname">{escape(x_name)}</div></figure>')
+        svg += [
+            f'<rect class="c{colour}" x="{100 * (a - x0) / (x1 - x0):.3f}" y="{(i + 0.15) * high:.2f}" '
+            f'width="{max(100 * (b - a) / (x1 - x0) - 0.1, 0.05):.3f}" height="{0.7 * high:.2f}"/>'
+            for a, b in spans
+        ]
+    labels += [
+        f'<i class="x" style="left:{100 * (t - x0) / (x1 - x0):.2f}%">{number(t)}</i>'
+        for t in ticks(x0, x1, 6)
+    ]
+    return (
+        f'<figure class="card chart lanes">{head}<div class="plot" role="img" aria-label="{escape(title)}: '
+        f'{escape(what)}"><svg viewBox="0 0 100 100" '
+        f'preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div><div '
+        f'class="xname">{escape(x_name)}</div></figure>'
+    )
 
 
 def whisker(value: float, low: float, high: float, colour: int) -> str:
     """A rate in 0..1 with its interval on a track from 0 to 100 %."""
     if not math.isfinite(value):
         return '<span class="track"></span>'
-    return (f'<span class="track"><span class="span c{colour}" style="left:{100 * low:.2f}%;'
-            f'width:{100 * (high - low):.2f}%"></span><span class="at c{colour}" style="left:{100 * value:.2f}%">'
-            "</span></span>")
+    return (
+        f'<span class="track"><span class="span c{colour}" style="left:{100 * low:.2f}%;'
+        f'width:{100 * (high - low):.2f}%"></span><span class="at c{colour}" style="left:{100 * value:.2f}%">'
+        "</span></span>"
+    )
 
 
 def _runs(ok: np.ndarray) -> list[tuple[int, int]]:

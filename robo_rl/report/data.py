@@ -66,19 +66,27 @@ class RunRecord:
     @property
     def start(self) -> "Evaluation | None":
         """The policy RL began with: label "sft", else the first of several evaluations."""
-        return next((e for e in self.evals if e.label == "sft"), self.evals[0] if len(self.evals) > 1 else None)
+        return next(
+            (e for e in self.evals if e.label == "sft"), self.evals[0] if len(self.evals) > 1 else None
+        )
 
     @property
     def end(self) -> "Evaluation | None":
         """What came out: label "final", else the latest that is neither the start nor picked as the best."""
         supervised = self.start is not None and self.start.label == "sft"
-        late = [e for e in self.evals if e is not self.start and e.label != "best" and (e.step or not supervised)]
+        late = [
+            e for e in self.evals if e is not self.start and e.label != "best" and (e.step or not supervised)
+        ]
         return next((e for e in late if e.label == "final"), late[-1] if late else None)
 
     @property
     def best(self) -> "Evaluation | None":
-        """The checkpoint that was best on the starts that choose: label "best", else the last policy, if it was that."""
-        return next((e for e in self.evals if e.label == "best"), next((e for e in self.evals if e.label == "final"), None))
+        """The checkpoint that was best on the starts that choose: label "best", else the last policy, if it
+        was that."""
+        return next(
+            (e for e in self.evals if e.label == "best"),
+            next((e for e in self.evals if e.label == "final"), None),
+        )
 
 
 def load_evaluation(path: Path) -> Evaluation:
@@ -88,12 +96,23 @@ def load_evaluation(path: Path) -> Evaluation:
         success = np.asarray(d["success"], dtype=float)
         n = len(success)
         starts, task, returns = (list(d.get(k) or []) for k in ("starts", "task", "return"))
-        ok = (np.isin(success, (0.0, 1.0)).all() and len(starts) in (0, n) and len(task) in (0, n)
-              and len(returns) in (0, n))
+        ok = (
+            np.isin(success, (0.0, 1.0)).all()
+            and len(starts) in (0, n)
+            and len(task) in (0, n)
+            and len(returns) in (0, n)
+        )
         if not ok or not n:
             raise ValueError("no episodes, lengths differ, or success is not 0 and 1")
-        return Evaluation(str(d.get("label") or path.stem), int(d.get("step") or 0), success.astype(bool), starts,
-                          [str(t) for t in task], np.asarray(returns, dtype=float), int(d.get("list") or CHOOSE))
+        return Evaluation(
+            str(d.get("label") or path.stem),
+            int(d.get("step") or 0),
+            success.astype(bool),
+            starts,
+            [str(t) for t in task],
+            np.asarray(returns, dtype=float),
+            int(d.get("list") or CHOOSE),
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"{path} is damaged ({e}); delete it, or evaluate again") from None
 
@@ -135,7 +154,9 @@ def load(folder: Path) -> RunRecord:
         if whole_mp4(path):
             videos.append((path.stem, path))
         else:
-            notes.append(f"The video {path.name} is no whole MP4 file (cut off while written?) and was left out.")
+            notes.append(
+                f"The video {path.name} is no whole MP4 file (cut off while written?) and was left out."
+            )
     rank = {"sft": 0, "final": 1, "best": 2}
     videos.sort(key=lambda v: (rank.get(v[0], 9), v[0]))
     try:
@@ -157,7 +178,8 @@ def difference(before: Evaluation, after: Evaluation) -> Difference:
 
 
 def totals(run: RunRecord) -> dict[str, float]:
-    """time_s and env_steps of the whole run, time by stage, steps_per_s over the RL stage (nan if unknown)."""
+    """time_s and env_steps of the whole run, time by stage, steps_per_s over the RL stage (nan if
+    unknown)."""
     m = run.metrics
     if not m:
         return dict.fromkeys(("time_s", "env_steps", "sft_s", "rl_s", "steps_per_s"), math.nan)
@@ -170,5 +192,10 @@ def totals(run: RunRecord) -> dict[str, float]:
         rate = float((steps[-1] - steps[0]) / (t[-1] - t[0]))
     elif np.isfinite(m.get("rate/steps_per_s", np.array([math.nan]))).any():
         rate = float(np.nanmedian(m["rate/steps_per_s"]))
-    return {"time_s": end, "env_steps": float(steps[-1]) if len(steps) else 0.0, "sft_s": sft_end,
-            "rl_s": end - sft_end if rl.any() else 0.0, "steps_per_s": rate}
+    return {
+        "time_s": end,
+        "env_steps": float(steps[-1]) if len(steps) else 0.0,
+        "sft_s": sft_end,
+        "rl_s": end - sft_end if rl.any() else 0.0,
+        "steps_per_s": rate,
+    }

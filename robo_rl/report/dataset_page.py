@@ -1,6 +1,8 @@
-"""One self-contained HTML page of a data set: every shown episode with its videos, and a curve per axis of state and action.
+"""One self-contained HTML page of a data set: every shown episode with its videos, and a curve per axis of
+state and action.
 
-Videos are made small and put into the page, so it is read offline, mailed or archived. A cursor shows one moment in all of them.
+Videos are made small and put into the page, so it is read offline, mailed or archived. A cursor shows one
+moment in all of them.
 """
 
 import base64
@@ -21,8 +23,10 @@ from robo_rl.report.text import esc
 SHOWN = 12  # episodes, where nobody says which
 POINTS = 240  # of a curve
 WIDE, HIGH = 240, 54  # of a curve's box [units of its drawing]
-LEGEND = ("<p class=legend><b>action</b> and <i>state</i>, each axis over its own range. Move over a curve to see a moment; play runs all "
-          "cameras together.</p>")
+LEGEND = (
+    "<p class=legend><b>action</b> and <i>state</i>, each axis over its own range. Move over a curve to see "
+    "a moment; play runs all cameras together.</p>"
+)
 
 
 def write_page(folder: Path, out: Path, episodes: str = "", width: int = 240) -> int:
@@ -33,9 +37,14 @@ def write_page(folder: Path, out: Path, episodes: str = "", width: int = 240) ->
     else:
         chosen = np.unique(np.linspace(0, len(data) - 1, SHOWN).round().astype(int))
     units = units_of(data.meta)
-    body = [header(data, folder, chosen), *(episode(data, int(e), units.unit if units else (), width) for e in chosen)]
+    body = [
+        header(data, folder, chosen),
+        *(episode(data, int(e), units.unit if units else (), width) for e in chosen),
+    ]
     template = Path(__file__).with_name("dataset.html").read_text(encoding="utf-8")
-    page = template.replace("<!-- title -->", esc(folder.resolve().name)).replace("<!-- body -->", "\n".join(body))
+    page = template.replace("<!-- title -->", esc(folder.resolve().name)).replace(
+        "<!-- body -->", "\n".join(body)
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, page.encode())
     return out.stat().st_size
@@ -46,9 +55,18 @@ def header(data: Dataset, folder: Path, chosen: np.ndarray) -> str:
     units = units_of(data.meta)
     facts = "".join(f"<dt>{esc(k)}</dt><dd>{esc(v)}</dd>" for k, v in facts_of(data, units))
     notes = "".join(f"<li>{esc(line)}</li>" for line in findings_of(data, units))
-    few = f"<p class=few>Shown are {len(chosen)} of {len(data)} episodes.</p>" if len(chosen) < len(data) else ""
-    return (f"<header><p class=eyebrow>data set</p><h1>{esc(folder.resolve().name)}</h1><dl>{facts}</dl>"
-            + (f"<ul class=notes>{notes}</ul>" if notes else "") + few + LEGEND + "</header>")
+    few = (
+        f"<p class=few>Shown are {len(chosen)} of {len(data)} episodes.</p>"
+        if len(chosen) < len(data)
+        else ""
+    )
+    return (
+        f"<header><p class=eyebrow>data set</p><h1>{esc(folder.resolve().name)}</h1><dl>{facts}</dl>"
+        + (f"<ul class=notes>{notes}</ul>" if notes else "")
+        + few
+        + LEGEND
+        + "</header>"
+    )
 
 
 def episode(data: Dataset, e: int, units: tuple[str, ...], width: int) -> str:
@@ -57,8 +75,11 @@ def episode(data: Dataset, e: int, units: tuple[str, ...], width: int) -> str:
     seconds = (b - a) / data.features.fps
     kind, word = ("won", "success") if data.success[e] else ("lost", "failure")
     mark = f"<span class={kind}>{word}</span>" if data.is_judged else ""
-    films = "".join(f"<figure><video muted playsinline preload=auto src='{film(data, view, e, width)}'></video>"
-                    f"<figcaption>{esc(view)}</figcaption></figure>" for view in data.views)
+    films = "".join(
+        f"<figure><video muted playsinline preload=auto src='{film(data, view, e, width)}'></video>"
+        f"<figcaption>{esc(view)}</figcaption></figure>"
+        for view in data.views
+    )
     pick = np.unique(np.linspace(a, b - 1, min(POINTS, b - a)).round().astype(int))
     same = data.features.state == data.features.action
     names, charts = data.features.action, []
@@ -68,9 +89,12 @@ def episode(data: Dataset, e: int, units: tuple[str, ...], width: int) -> str:
     if not same:
         charts += [chart(name, "", None, data.state[pick, i]) for i, name in enumerate(data.features.state)]
     play = "<button type=button aria-label='play or pause'>play</button>" if data.views else ""
-    return (f"<section data-seconds={seconds:.3f} data-frames={b - a}><h2>Episode {e} {mark}<small>{esc(data.task(e))}</small></h2>"
-            f"<p class=time>{play}<output>0.00 s</output> of {seconds:.2f} s</p><div class=films>{films}</div>"
-            f"<div class=charts>{''.join(charts)}</div></section>")
+    return (
+        f"<section data-seconds={seconds:.3f} data-frames={b - a}><h2>Episode {e} "
+        f"{mark}<small>{esc(data.task(e))}</small></h2><p class=time>{play}<output>0.00 s</output> of "
+        f"{seconds:.2f} s</p><div class=films>{films}</div><div "
+        f"class=charts>{''.join(charts)}</div></section>"
+    )
 
 
 def film(data: Dataset, view: str, e: int, width: int) -> str:
@@ -94,8 +118,11 @@ def chart(name: str, unit: str, action: "np.ndarray | None", state: "np.ndarray 
         across = np.linspace(0, WIDE, len(x))
         down = HIGH - 3 - (HIGH - 6) * (x - low) / span if high > low else np.full(len(x), HIGH / 2)
         return " ".join(f"{u:.1f},{v:.1f}" for u, v in zip(across, down, strict=True))
+
     drawn = "".join(f"<polyline class={kind} points='{path(x)}'/>" for kind, x in lines.items())
     values = esc(json.dumps({kind: [float(f"{v:.4g}") for v in x] for kind, x in lines.items()}))
-    return (f"<figure class=axis data-values='{values}'><figcaption><b>{esc(name)}</b><i></i>"
-            f"<span>{low:.3g} … {high:.3g} {esc('' if unit == '1' else unit)}</span></figcaption>"
-            f"<svg viewBox='0 0 {WIDE} {HIGH}' preserveAspectRatio=none>{drawn}<line y1=0 y2={HIGH} x1=0 x2=0 /></svg></figure>")
+    return (
+        f"<figure class=axis data-values='{values}'><figcaption><b>{esc(name)}</b><i></i><span>{low:.3g} … "
+        f"{high:.3g} {esc('' if unit == '1' else unit)}</span></figcaption><svg viewBox='0 0 {WIDE} {HIGH}' "
+        f"preserveAspectRatio=none>{drawn}<line y1=0 y2={HIGH} x1=0 x2=0 /></svg></figure>"
+    )

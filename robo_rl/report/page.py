@@ -1,7 +1,7 @@
 """One self-contained HTML page about a run, to read offline, mail or archive.
 
-Reads RUN/run.json, metrics.jsonl, evals/*.json and videos/*.mp4 (any of the last three may be missing: the page
-says so) and writes RUN/report.html with plots, videos and styles inside.
+Reads RUN/run.json, metrics.jsonl, evals/*.json and videos/*.mp4 (any of the last three may be missing: the
+page says so) and writes RUN/report.html with plots, videos and styles inside.
 """
 
 import base64
@@ -35,14 +35,26 @@ def header(run: RunRecord) -> str:
     created = str(info.get("created") or "")
     with contextlib.suppress(ValueError):
         created = datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M %Z").strip()
-    facts = [(k, config.get(k) if config.get(k) not in (None, "") else info.get(k))
-             for k in ("sim", "task", "algo", "policy", "obs")]
-    facts += [("seed", info.get("seed")), ("date", created), ("robo_rl", info.get("version")),
-              ("git", str(git)[:12] if git else None)]
-    chips = "".join(f"<li><span>{esc(k)}</span>{esc(v)}</li>" for k, v in facts
-                    if v not in (None, "") and not isinstance(v, (dict, list)))
+    facts = [
+        (k, config.get(k) if config.get(k) not in (None, "") else info.get(k))
+        for k in ("sim", "task", "algo", "policy", "obs")
+    ]
+    facts += [
+        ("seed", info.get("seed")),
+        ("date", created),
+        ("robo_rl", info.get("version")),
+        ("git", str(git)[:12] if git else None),
+    ]
+    chips = "".join(
+        f"<li><span>{esc(k)}</span>{esc(v)}</li>"
+        for k, v in facts
+        if v not in (None, "") and not isinstance(v, (dict, list))
+    )
     name = info.get("name") or run.folder.resolve().name
-    return f'<header><p class="eyebrow">robo_rl run</p><h1>{esc(name)}</h1><ul class="facts">{chips}</ul></header>'
+    return (
+        f'<header><p class="eyebrow">robo_rl run</p><h1>{esc(name)}</h1><ul '
+        f'class="facts">{chips}</ul></header>'
+    )
 
 
 def verdict(run: RunRecord) -> str:
@@ -50,39 +62,59 @@ def verdict(run: RunRecord) -> str:
     start, end = run.start, run.end
     only = end or start or (run.evals[0] if run.evals else None)
     if only is None:
-        return ('<section class="card verdict" style="grid-template-columns:1fr"><div>'
-                '<span class="badge even">not evaluated yet</span><p style="margin-top:10px">This run has no '
-                f"evaluation, so nothing can be said about its success. Make one: "
-                f"<code>robo_rl eval {esc(run.folder)}</code></p></div></section>")
+        return (
+            '<section class="card verdict" style="grid-template-columns:1fr"><div>'
+            '<span class="badge even">not evaluated yet</span><p style="margin-top:10px">This run has no '
+            f"evaluation, so nothing can be said about its success. Make one: "
+            f"<code>robo_rl eval {esc(run.folder)}</code></p></div></section>"
+        )
     if start and end:
         d = difference(start, end)
         kind = {"improved": "good", "worse": "bad"}.get(d.verdict, "even")
         how = f"paired over {d.n} shared starts" if d.paired else "two separate sets of starts"
-        text = (f'<span class="badge {kind}">{esc(d.verdict)}</span><div class="big">{100 * start.rate.value:.1f}'
-                f'<span class="to">→</span>{100 * end.rate.value:.1f} <small>% success</small></div>'
-                f"<p><b>{points(d.change.value)} points</b>, 95 % interval {change(d.change)}, {how}.</p>")
+        text = (
+            f'<span class="badge {kind}">{esc(d.verdict)}</span><div class="big">{100 * start.rate.value:.1f}'
+            f'<span class="to">→</span>{100 * end.rate.value:.1f} <small>% success</small></div>'
+            f"<p><b>{points(d.change.value)} points</b>, 95 % interval {change(d.change)}, {how}.</p>"
+        )
     else:
-        text = (f'<span class="badge even">one evaluation, nothing to compare with yet</span><div class="big">'
-                f"{100 * only.rate.value:.1f} <small>% success</small></div>"
-                f"<p>{esc(only.name)}, 95 % interval {interval(only.rate)}.</p>")
+        text = (
+            f'<span class="badge even">one evaluation, nothing to compare with yet</span><div class="big">'
+            f"{100 * only.rate.value:.1f} <small>% success</small></div>"
+            f"<p>{esc(only.name)}, 95 % interval {interval(only.rate)}.</p>"
+        )
     shown = [(e, c) for e, c in ((start, 3), (end, 1)) if e] or [(only, 1)]
     shown += [(e, 2) for e in run.evals if e.label == "best"]
-    rows = "".join(f'<span>{esc(e.name)}</span>{whisker(*e.rate, c)}<span class="r">{pct(e.rate.value)}<small>'
-                   f"{interval(e.rate)} · {int(e.success.sum())}/{len(e.success)}</small></span>"
-                   for e, c in shown)
+    rows = "".join(
+        f'<span>{esc(e.name)}</span>{whisker(*e.rate, c)}<span class="r">{pct(e.rate.value)}<small>'
+        f"{interval(e.rate)} · {int(e.success.sum())}/{len(e.success)}</small></span>"
+        for e, c in shown
+    )
     scale = '<span class="scale"><span>0</span><span>50</span><span>100 %</span></span>'
     return f'<section class="card verdict"><div>{text}</div><div class="rows">{rows}{scale}</div></section>'
 
 
 def tiles(run: RunRecord) -> str:
     t = totals(run)
-    stages = " · ".join(f"{k} {duration(t[f'{s}_s'])}" for k, s in (("SFT", "sft"), ("RL", "rl")) if t[f"{s}_s"] > 0)
+    stages = " · ".join(
+        f"{k} {duration(t[f'{s}_s'])}" for k, s in (("SFT", "sft"), ("RL", "rl")) if t[f"{s}_s"] > 0
+    )
     fast = run.metrics.get("rate/steps_per_s", np.array([]))
     fast = fast[np.isfinite(fast)]
-    cells = [("Training time", duration(t["time_s"]), stages or "no metrics yet"),
-             ("Environment steps", si(t["env_steps"]) if math.isfinite(t["env_steps"]) else "–", "in the RL stage"),
-             ("Speed", f"{si(t['steps_per_s'])}/s" if math.isfinite(t["steps_per_s"]) else "–",
-              "env steps, whole RL stage" + (f"; median update {si(float(np.median(fast)))}/s" if len(fast) else ""))]
+    cells = [
+        ("Training time", duration(t["time_s"]), stages or "no metrics yet"),
+        (
+            "Environment steps",
+            si(t["env_steps"]) if math.isfinite(t["env_steps"]) else "–",
+            "in the RL stage",
+        ),
+        (
+            "Speed",
+            f"{si(t['steps_per_s'])}/s" if math.isfinite(t["steps_per_s"]) else "–",
+            "env steps, whole RL stage"
+            + (f"; median update {si(float(np.median(fast)))}/s" if len(fast) else ""),
+        ),
+    ]
     end = run.end or run.start
     if end is not None and len(end.returns):
         r = bootstrap_mean(end.returns)
@@ -91,8 +123,13 @@ def tiles(run: RunRecord) -> str:
         sizes = sorted({len(e.success) for e in run.evals})
         span = " to ".join(str(n) for n in sizes[:: len(sizes) - 1 or 1])
         cells.append(("Evaluations", str(len(run.evals)), f"of {span} episodes each"))
-    return '<section class="tiles">' + "".join(
-        f'<div class="card tile"><span>{a}</span><b>{b}</b><small>{c}</small></div>' for a, b, c in cells) + "</section>"
+    return (
+        '<section class="tiles">'
+        + "".join(
+            f'<div class="card tile"><span>{a}</span><b>{b}</b><small>{c}</small></div>' for a, b, c in cells
+        )
+        + "</section>"
+    )
 
 
 def task_table(run: RunRecord) -> str:
@@ -101,64 +138,110 @@ def task_table(run: RunRecord) -> str:
         return '<div class="empty">No evaluation yet.</div>'
     if not end.task:
         return '<div class="empty">The evaluation does not say which task each episode had.</div>'
-    before = {r.task: r for r in per_task(start.task, start.success)} if start and start is not end and start.task else {}
+    before = (
+        {r.task: r for r in per_task(start.task, start.success)}
+        if start and start is not end and start.task
+        else {}
+    )
     rows = []
     for row in per_task(end.task, end.success):
         cells = [f'<td class="name">{esc(row.task) or "(no instruction)"}</td>']
         if before:
             old = before.get(row.task)
             cells.append(f'<td class="n">{pct(old.rate.value) if old else "–"}</td>')
-        cells.append(f'<td class="n"><b>{pct(row.rate.value)}</b></td><td>{whisker(*row.rate, 1)}</td>'
-                     f'<td class="n"><small>{interval(row.rate)}</small></td>')
+        cells.append(
+            f'<td class="n"><b>{pct(row.rate.value)}</b></td><td>{whisker(*row.rate, 1)}</td>'
+            f'<td class="n"><small>{interval(row.rate)}</small></td>'
+        )
         if before:
-            d = difference(_only(start, row.task), _only(end, row.task)) if start and row.task in before else None
+            d = (
+                difference(_only(start, row.task), _only(end, row.task))
+                if start and row.task in before
+                else None
+            )
             look = {"improved": "up", "worse": "down"}.get(d.verdict, "") if d else ""
-            cells.append(f'<td class="n"><span class="{look}">{points(d.change.value)}</span> <small>{change(d.change)}'
-                         "</small></td>" if d else '<td class="n">–</td>')
+            cells.append(
+                f'<td class="n"><span class="{look}">{points(d.change.value)}</span> '
+                f"<small>{change(d.change)}"
+                "</small></td>"
+                if d
+                else '<td class="n">–</td>'
+            )
         cells.append(f'<td class="n">{row.successes} / {row.n}</td>')
         rows.append("<tr>" + "".join(cells) + "</tr>")
     more = ('<th class="n">Before</th>', '<th class="n">Change in points</th>') if before else ("", "")
-    return ('<div class="card scroll pad"><table><tr><th>Task or instruction</th>' + more[0] + '<th class="n">Success'
-            '</th><th></th><th class="n">95 % interval</th>' + more[1] + '<th class="n">Episodes</th></tr>'
-            + "".join(rows) + "</table></div>")
+    return (
+        '<div class="card scroll pad"><table><tr><th>Task or instruction</th>'
+        + more[0]
+        + '<th class="n">Success'
+        '</th><th></th><th class="n">95 % interval</th>'
+        + more[1]
+        + '<th class="n">Episodes</th></tr>'
+        + "".join(rows)
+        + "</table></div>"
+    )
 
 
 def _only(e: Evaluation, task: str) -> Evaluation:
     rows = [i for i, t in enumerate(e.task) if t == task]
-    return Evaluation(e.label, e.step, e.success[rows], [e.starts[i] for i in rows] if e.starts else [],
-                      [task] * len(rows), e.returns[rows] if len(e.returns) else e.returns)
+    return Evaluation(
+        e.label,
+        e.step,
+        e.success[rows],
+        [e.starts[i] for i in rows] if e.starts else [],
+        [task] * len(rows),
+        e.returns[rows] if len(e.returns) else e.returns,
+    )
 
 
 def video_grid(run: RunRecord, notes: list[str]) -> str:
     """Players with the videos inside, start and end side by side; what does not fit is named in `notes`."""
     if not run.videos:
-        return ('<div class="empty">No videos in this run. Training films the policy before and after RL where the '
-                "machine can render.</div>")
+        return (
+            '<div class="empty">No videos in this run. Training films the policy before and after RL where '
+            "the "
+            "machine can render.</div>"
+        )
     rates = {e.label: e for e in run.evals}
     figures, room = [], VIDEO_BYTES
     for label, path in run.videos:
         size = path.stat().st_size
         if size > room:
-            notes.append(f"The video {path.name} ({size / 1e6:.0f} MB) was left out: the page holds at most "
-                         f"{VIDEO_BYTES / 1e6:.0f} MB of video.")
+            notes.append(
+                f"The video {path.name} ({size / 1e6:.0f} MB) was left out: the page holds at most "
+                f"{VIDEO_BYTES / 1e6:.0f} MB of video."
+            )
             continue
         room -= size
         data = base64.b64encode(path.read_bytes()).decode()
-        says = f"{pct(rates[label].rate.value)} over {len(rates[label].success)} starts" if label in rates else ""
-        figures.append(f'<figure class="card video"><video controls loop muted playsinline preload="auto" '
-                       f'src="data:video/mp4;base64,{data}"></video><figcaption><b>'
-                       f"{esc(NAMES.get(label, label.replace('_', ' ')))}</b><span>{says}</span></figcaption></figure>")
+        says = (
+            f"{pct(rates[label].rate.value)} over {len(rates[label].success)} starts"
+            if label in rates
+            else ""
+        )
+        figures.append(
+            f'<figure class="card video"><video controls loop muted playsinline preload="auto" '
+            f'src="data:video/mp4;base64,{data}"></video><figcaption><b>'
+            f"{esc(NAMES.get(label, label.replace('_', ' ')))}</b><span>{says}</span></figcaption></figure>"
+        )
     first = 2 if {"sft", "final"} <= {label for label, _ in run.videos} else 4
     more = figures[first:]
-    rest = (f"<details><summary>More videos ({len(more)})</summary><div class='grid'>{''.join(more)}</div></details>"
-            if more else "")
+    rest = (
+        f"<details><summary>More videos ({len(more)})</summary><div "
+        f"class='grid'>{''.join(more)}</div></details>"
+        if more
+        else ""
+    )
     return f'<div class="grid">{"".join(figures[:first])}</div>{rest}'
 
 
 def configuration(run: RunRecord) -> str:
     """How the run was made: its options by group, the command, versions."""
+
     def table(title: str, pairs: list[tuple[str, str]]) -> str:
-        rows = "".join(f"<tr><td>{esc(k)}</td><td>{f'<code>{esc(v)}</code>' if v else '–'}</td></tr>" for k, v in pairs)
+        rows = "".join(
+            f"<tr><td>{esc(k)}</td><td>{f'<code>{esc(v)}</code>' if v else '–'}</td></tr>" for k, v in pairs
+        )
         rows = rows or "<tr><td>not recorded</td></tr>"
         return f'<div class="card pad"><h3>{esc(title)}</h3><table class="kv">{rows}</table></div>'
 
@@ -170,8 +253,12 @@ def configuration(run: RunRecord) -> str:
     about += flat({k: info[k] for k in ("created", "version", "git", "seed") if info.get(k) is not None})
     config = info.get("config") or {}
     groups = {k: v for k, v in config.items() if isinstance(v, dict) and v}
-    tables = [table("Run", about), table("Options", flat({k: v for k, v in config.items() if k not in groups})),
-              *(table(k, flat(v)) for k, v in groups.items()), table("Versions", flat(info.get("versions") or {}))]
+    tables = [
+        table("Run", about),
+        table("Options", flat({k: v for k, v in config.items() if k not in groups})),
+        *(table(k, flat(v)) for k, v in groups.items()),
+        table("Versions", flat(info.get("versions") or {})),
+    ]
     return f'<div class="masonry">{"".join(tables)}</div>'
 
 
@@ -183,8 +270,14 @@ def not_finite(run: RunRecord) -> list[str]:
             continue
         last = np.flatnonzero(np.isfinite(v))[-1]
         kin = [k for k in run.metrics if k.split("/")[0] == key.split("/")[0] and "/" in k and k != key]
-        later = max((np.flatnonzero(np.isfinite(run.metrics[k]))[-1] for k in kin
-                     if np.isfinite(run.metrics[k]).any()), default=last)
+        later = max(
+            (
+                np.flatnonzero(np.isfinite(run.metrics[k]))[-1]
+                for k in kin
+                if np.isfinite(run.metrics[k]).any()
+            ),
+            default=last,
+        )
         if later - last > 3 and key.startswith("train/"):
             out.append(f"{key} has no finite value after step {si(float(run.metrics['step'][last]))}.")
     return out
@@ -194,19 +287,38 @@ def page(run: RunRecord) -> str:
     """The whole page."""
     notes = [*(f.text[0].upper() + f.text[1:] + "." for f in run.findings), *run.notes, *not_finite(run)]
     if run.start and run.end and not difference(run.start, run.end).paired:
-        notes.append("The evaluations before and after RL used different starts, so the difference is not paired.")
+        notes.append(
+            "The evaluations before and after RL used different starts, so the difference is not paired."
+        )
     chosen = run.best is not None and run.best.which == CHOOSE
     if run.best is not None and (run.best.label == "best" or not chosen):
-        notes.append("The best checkpoint was picked for its success, so its rate is on the bright side." if chosen else
-                     f"The best checkpoint was chosen on the starts of list {CHOOSE} and is reported on those of list {REPORT}.")
+        notes.append(
+            "The best checkpoint was picked for its success, so its rate is on the bright side."
+            if chosen
+            else f"The best checkpoint was chosen on the starts of list {CHOOSE} and is reported on those of "
+            f"list {REPORT}."
+        )
     if run.metrics and not any(e.label == "final" for e in run.evals):
         notes.append("There is no final evaluation: the run is still going, or it was stopped.")
     videos = video_grid(run, notes)
     rl = bool(run.metrics) and bool((run.metrics["stage"] == "rl").any())
-    training = health(run) if rl else (f'{sft_chart(run)}<div class="gap"></div><div class="empty">No RL updates yet. '
-                                       "They appear here once the RL stage has begun.</div>")
-    note_card = ('<section class="card notes"><ul>' + "".join(f"<li>{esc(n)}</li>" for n in notes)
-                 + "</ul></section>") if notes else ""
+    training = (
+        health(run)
+        if rl
+        else (
+            f'{sft_chart(run)}<div class="gap"></div><div class="empty">No RL updates yet. '
+            "They appear here once the RL stage has begun.</div>"
+        )
+    )
+    note_card = (
+        (
+            '<section class="card notes"><ul>'
+            + "".join(f"<li>{esc(n)}</li>" for n in notes)
+            + "</ul></section>"
+        )
+        if notes
+        else ""
+    )
     sections = f"""
 {header(run)}{verdict(run)}{tiles(run)}{note_card}
 <h2>Success</h2>
@@ -226,7 +338,7 @@ they say nothing about other training seeds.</p>
 <h2>Configuration</h2>
 {configuration(run)}
 <footer>Made by <code>robo_rl report</code>. Intervals: Wilson for rates, Newcombe's method 10 for differences,
-percentile bootstrap for returns.</footer>"""
+percentile bootstrap for returns.</footer>"""  # noqa: E501
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     name = str(run.info.get("name") or run.folder.resolve().name)
     return template.replace("{{title}}", esc(f"{name} · robo_rl")).replace("{{body}}", sections)
@@ -234,32 +346,63 @@ percentile bootstrap for returns.</footer>"""
 
 def summary(run: RunRecord, path: Path) -> dict:
     """The numbers of the page, for scripts."""
+
     def rate(e: "Evaluation | None") -> "dict | None":
-        return e and {"label": e.label, "step": e.step, "list": e.which, "n": len(e.success), "successes": int(e.success.sum()),
-                      "success": e.rate.value, "low": e.rate.low, "high": e.rate.high}
+        return e and {
+            "label": e.label,
+            "step": e.step,
+            "list": e.which,
+            "n": len(e.success),
+            "successes": int(e.success.sum()),
+            "success": e.rate.value,
+            "low": e.rate.low,
+            "high": e.rate.high,
+        }
 
     config = run.info.get("config") or {}
     d = difference(run.start, run.end) if run.start and run.end else None
     end = run.end or run.start
     return {
-        "page": str(path), "run": str(run.folder), "name": run.info.get("name"), "created": run.info.get("created"),
-        "sim": config.get("sim"), "task": config.get("task"), "algo": config.get("algo"), "seed": run.info.get("seed"),
-        "version": run.info.get("version"), "git": run.info.get("git"),
-        "start": rate(run.start), "final": rate(run.end), "best": rate(run.best), "evaluations": [rate(e) for e in run.evals],
-        "difference": d and {"value": d.change.value, "low": d.change.low, "high": d.change.high,
-                             "paired": d.paired, "n": d.n},
+        "page": str(path),
+        "run": str(run.folder),
+        "name": run.info.get("name"),
+        "created": run.info.get("created"),
+        "sim": config.get("sim"),
+        "task": config.get("task"),
+        "algo": config.get("algo"),
+        "seed": run.info.get("seed"),
+        "version": run.info.get("version"),
+        "git": run.info.get("git"),
+        "start": rate(run.start),
+        "final": rate(run.end),
+        "best": rate(run.best),
+        "evaluations": [rate(e) for e in run.evals],
+        "difference": d
+        and {
+            "value": d.change.value,
+            "low": d.change.low,
+            "high": d.change.high,
+            "paired": d.paired,
+            "n": d.n,
+        },
         "verdict": d.verdict if d else "unknown",
-        "tasks": [{"task": r.task, "n": r.n, "success": r.rate.value, "low": r.rate.low, "high": r.rate.high}
-                  for r in (per_task(end.task, end.success) if end and end.task else [])],
+        "tasks": [
+            {"task": r.task, "n": r.n, "success": r.rate.value, "low": r.rate.low, "high": r.rate.high}
+            for r in (per_task(end.task, end.success) if end and end.task else [])
+        ],
         **{k: v if math.isfinite(v) else None for k, v in totals(run).items()},
-        "notes": run.notes, "rounds": read_rounds(run.folder),
-        "unhealthy": [{"metric": f.metric, "begin": f.begin, "end": f.end, "worst": f.worst, "text": f.text}
-                      for f in run.findings],
+        "notes": run.notes,
+        "rounds": read_rounds(run.folder),
+        "unhealthy": [
+            {"metric": f.metric, "begin": f.begin, "end": f.end, "worst": f.worst, "text": f.text}
+            for f in run.findings
+        ],
     }
 
 
 def write_page(run: RunRecord, out: str | Path = "") -> Path:
-    """Write the page of `run` to the file or into the folder `out` (RUN/report.html where that is empty) -> its path."""
+    """Write the page of `run` to the file or into the folder `out` (RUN/report.html where that is empty) ->
+    its path."""
     path = Path(out) if out else run.folder / "report.html"
     if path.is_dir():
         path = path / "report.html"

@@ -1,4 +1,5 @@
-"""The pages of measured results (docs/results.md, and docs/results/ with one for each file of results) and the README's table."""
+"""The pages of measured results (docs/results.md, and docs/results/ with one for each file of results) and
+the README's table."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,7 +7,19 @@ from pathlib import Path
 
 from robo_rl import files
 from robo_rl.errors import UserError
-from robo_rl.results import CURRENT, NO_COMMIT, NO_GIT, OLDER, STEPS, UNKNOWN, ResultFile, ResultRow, age, read_all, repository_of
+from robo_rl.results import (
+    CURRENT,
+    NO_COMMIT,
+    NO_GIT,
+    OLDER,
+    STEPS,
+    UNKNOWN,
+    ResultFile,
+    ResultRow,
+    age,
+    read_all,
+    repository_of,
+)
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 MADE = "Generated from `results/{name}.json` by `robo_rl results page`; change the rows, not this page.\n"
@@ -19,13 +32,13 @@ How the benches measure: [Measure speed](howto/bench.md). What falls short: [kno
 An interval is a Wilson 95 % interval unless its row says otherwise. *older than the code*: a file that the row measures changed after
 its commit, so the figure is of earlier code. *≤ abc1234*: measured at that commit or before; it is the one that wrote the figure down.
 Where a line has several seeds, its figures are in their order.
-"""
+"""  # noqa: E501
 NO_REPOSITORY = "This page was made outside a git repository: no row was compared with the code.\n"
 
 
 def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
-    """Write the page, those of its topics, in the folder beside it that has its name, and the table between the marks of `readme` ->
-    the paths that were written.
+    """Write the page, those of its topics, in the folder beside it that has its name, and the table between
+    the marks of `readme` -> the paths that were written.
 
     UserError: there is no file of results, or the README lacks the marks.
     """
@@ -34,7 +47,10 @@ def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
         raise UserError(f"{folder} has no file of results; add one with: robo_rl results add RUN")
     text = readme.read_text(encoding="utf-8") if readme is not None and readme.exists() else None
     if text is not None and (BEGIN not in text or END not in text):
-        raise UserError(f"{readme} has no place for the table: put {BEGIN} and {END} on lines of their own, or pass --readme ''")
+        raise UserError(
+            f"{readme} has no place for the table: put {BEGIN} and {END} on lines of their own, or pass "
+            "--readme ''"
+        )
     repository, topics = repository_of(folder), page.with_suffix("")
     made = {page: index_text(found, repository, topics.name)}
     made |= {topics / f"{file.path.stem}.md": topic_text(file, repository) for file in found}
@@ -55,40 +71,71 @@ def index_text(found: Sequence[ResultFile], repository: "Path | None", folder: s
     for file in found:
         dates = sorted({row.date[:10] for row in file.rows})
         older = sum(age(row, repository) == OLDER for row in file.rows)
-        lines.append(cells(f"[{file.title}]({folder}/{file.path.stem}.md)", str(len(file.rows)),
-                           dates[0] + (f" to {dates[-1]}" if len(dates) > 1 else ""), f"*{older}*"))
-    parts = [HEAD.format(made=MADE.format(name="*")), *([NO_REPOSITORY] if repository is None else []), headline_table(found) + "\n",
-             "## Topics\n", *lines]
+        lines.append(
+            cells(
+                f"[{file.title}]({folder}/{file.path.stem}.md)",
+                str(len(file.rows)),
+                dates[0] + (f" to {dates[-1]}" if len(dates) > 1 else ""),
+                f"*{older}*",
+            )
+        )
+    parts = [
+        HEAD.format(made=MADE.format(name="*")),
+        *([NO_REPOSITORY] if repository is None else []),
+        headline_table(found) + "\n",
+        "## Topics\n",
+        *lines,
+    ]
     return "\n".join(parts) + "\n"
 
 
 def topic_text(file: ResultFile, repository: "Path | None") -> str:
     """The page of one file of results in Markdown."""
     about = [f"{file.about}\n"] if file.about else []
-    return "\n".join([f"# {file.title}\n", MADE.format(name=file.path.stem), *about, *([NO_REPOSITORY] if repository is None else []),
-                      table(file.rows, repository), conditions(file.rows)])
+    return "\n".join(
+        [
+            f"# {file.title}\n",
+            MADE.format(name=file.path.stem),
+            *about,
+            *([NO_REPOSITORY] if repository is None else []),
+            table(file.rows, repository),
+            conditions(file.rows),
+        ]
+    )
 
 
 def table(rows: Sequence[ResultRow], repository: "Path | None") -> str:
-    """One line per thing that was measured, with a figure for each seed; the conditions are numbered (see `conditions`)."""
+    """One line per thing that was measured, with a figure for each seed; the conditions are numbered (see
+    `conditions`)."""
     numbers = condition_numbers(rows)
     groups: dict[tuple, list[ResultRow]] = {}
     for row in rows:
         groups.setdefault((row.what, condition(row)), []).append(row)
     lines = ["| what | measured | n | seeds | commit | date | conditions |", "|---|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *(line(group, numbers[at], repository) for (_, at), group in groups.items())]) + "\n"
+    return (
+        "\n".join([*lines, *(line(group, numbers[at], repository) for (_, at), group in groups.items())])
+        + "\n"
+    )
 
 
 def line(rows: Sequence[ResultRow], number_of: int, repository: "Path | None") -> str:
     """The rows of one thing, under one condition."""
-    return cells(*figures(rows), joined(commit(row, repository) for row in rows), dates(rows),
-                 f"({number_of}) {joined((row.note for row in rows), '; ')}".strip())
+    return cells(
+        *figures(rows),
+        joined(commit(row, repository) for row in rows),
+        dates(rows),
+        f"({number_of}) {joined((row.note for row in rows), '; ')}".strip(),
+    )
 
 
 def figures(rows: Sequence[ResultRow]) -> tuple[str, str, str, str]:
     """Of rows of one thing: what, its figures with their intervals, n, seeds."""
-    return (rows[0].what, ", ".join(f"{value(row)} {interval(row)}".strip() for row in rows), joined(str(row.n or "") for row in rows),
-            ", ".join(str(seed) for row in rows for seed in row.seeds))
+    return (
+        rows[0].what,
+        ", ".join(f"{value(row)} {interval(row)}".strip() for row in rows),
+        joined(str(row.n or "") for row in rows),
+        ", ".join(str(seed) for row in rows for seed in row.seeds),
+    )
 
 
 def dates(rows: Sequence[ResultRow]) -> str:
@@ -148,14 +195,19 @@ def commit(row: ResultRow, repository: "Path | None") -> str:
 
 
 def without_marks(page: str) -> str:
-    """The page without what changes with every commit of the code: the marks of age, and how many rows have them."""
-    return re.sub(r" ?\*(older than the code|commit not in this history|names no files|not checked|\d+)\*", "", page)
+    """The page without what changes with every commit of the code: the marks of age, and how many rows have
+    them."""
+    return re.sub(
+        r" ?\*(older than the code|commit not in this history|names no files|not checked|\d+)\*", "", page
+    )
 
 
 def headline_table(found: Sequence[ResultFile]) -> str:
     """The rows that have a `headline`, in its order, as the README shows them."""
     groups: dict[str, list[ResultRow]] = {}
-    for row in sorted((row for file in found for row in file.rows if row.headline), key=lambda row: row.headline):
+    for row in sorted(
+        (row for file in found for row in file.rows if row.headline), key=lambda row: row.headline
+    ):
         groups.setdefault(row.what, []).append(row)
     lines = ["| what | measured | n | seeds | commit | date |", "|---|---|---|---|---|---|"]
     lines += [cells(*figures(rows), joined(map(origin, rows)), dates(rows)) for rows in groups.values()]
@@ -163,9 +215,17 @@ def headline_table(found: Sequence[ResultFile]) -> str:
 
 
 def methods_table(rows: Sequence[ResultRow]) -> str:
-    """One line per task and method of rows that `robo_rl results add RUN` wrote: a figure for each seed, in the order of the seeds."""
-    measures = {"supervised": "success after supervised learning", "steps": STEPS, "end": "success after online RL"}
-    lines = [f"| task | method | seeds | {measures['supervised']} | {measures['steps']} | {measures['end']} |", "|---|---|---|---|---|---|"]
+    """One line per task and method of rows that `robo_rl results add RUN` wrote: a figure for each seed, in
+    the order of the seeds."""
+    measures = {
+        "supervised": "success after supervised learning",
+        "steps": STEPS,
+        "end": "success after online RL",
+    }
+    lines = [
+        f"| task | method | seeds | {measures['supervised']} | {measures['steps']} | {measures['end']} |",
+        "|---|---|---|---|---|---|",
+    ]
     groups: dict[tuple[str, str], dict[str, dict[int, ResultRow]]] = {}
     for row in rows:
         run, _, measure = row.what.rpartition(": ")
@@ -173,7 +233,10 @@ def methods_table(rows: Sequence[ResultRow]) -> str:
         groups.setdefault((task, method), {}).setdefault(measure, {})[row.seeds[0]] = row
     for (task, method), found in sorted(groups.items()):
         seeds = sorted({seed for m in measures.values() for seed in found.get(m, ())})
-        shown = [", ".join(value(found[m][seed]) if seed in found.get(m, ()) else "-" for seed in seeds) for m in measures.values()]
+        shown = [
+            ", ".join(value(found[m][seed]) if seed in found.get(m, ()) else "-" for seed in seeds)
+            for m in measures.values()
+        ]
         lines.append(cells(task, method, ", ".join(map(str, seeds)), *shown))
     return "\n".join(lines)
 

@@ -12,8 +12,15 @@ def duration(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "–"
     s = round(seconds)
-    return (f"{s // 3600} h {s // 60 % 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s" if s >= 60
-            else f"{s} s" if s >= 10 else f"{seconds:.1f} s")
+    return (
+        f"{s // 3600} h {s // 60 % 60:02d} min"
+        if s >= 3600
+        else f"{s // 60} min {s % 60:02d} s"
+        if s >= 60
+        else f"{s} s"
+        if s >= 10
+        else f"{seconds:.1f} s"
+    )
 
 
 def pct(v: float) -> str:

@@ -1,6 +1,8 @@
-"""How often each part of the starts is played: weights of tasks, or of bins of difficulty. B bins or tasks, K arms.
+"""How often each part of the starts is played: weights of tasks, or of bins of difficulty. B bins or tasks, K
+arms.
 
-The samplers have the methods of `robo_rl.rollout_control.samplers`; MoDoMoDo's surrogate is two pure functions.
+The samplers have the methods of `robo_rl.rollout_control.samplers`; MoDoMoDo's surrogate is two pure
+functions.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +19,8 @@ def softmax(x: Floats) -> Floats:
 
 
 def rebinned(rate: Floats, bins: Arms, edges: Floats, hysteresis: float) -> Arms:
-    """The bin of each success rate [K]: bin i is [edges[i-1], edges[i]); an arm leaves its bin in `bins` [K] only when its rate is
-    `hysteresis` beyond the edge that it crosses."""
+    """The bin of each success rate [K]: bin i is [edges[i-1], edges[i]); an arm leaves its bin in `bins` [K]
+    only when its rate is `hysteresis` beyond the edge that it crosses."""
     new = np.searchsorted(edges, rate, side="right")
     up, down = new > bins, new < bins
     above = np.searchsorted(edges, rate - hysteresis, side="right")
@@ -30,15 +32,18 @@ def rebinned(rate: Floats, bins: Arms, edges: Floats, hysteresis: float) -> Arms
 class PromptGdro:
     """Group DRO over bins of difficulty: the bins with the greatest mean loss are played most.
 
-        S_b <- (1 - beta) S_b + beta (mean loss of the round's episodes in bin b)     a mean: frequent bins gain nothing by it
+        S_b <- (1 - beta) S_b + beta (mean loss of the round's episodes in bin b)     a mean: frequent bins
+                                                            gain nothing by it
         omega_b = exp(eta clip(S_b, +-cap)),   q = (1 - gamma) omega / sum omega + gamma / B
 
-    An arm's bin is that of its success over its last `window` episodes (`rebinned`). A bin is drawn from q, then an arm of it
-    evenly; an empty bin's share goes to the others. The loss of an episode is 1 - success. `weights()` are the paper's weights
-    of advantages, min(omega, 15), for starts that are drawn evenly instead: use one of the two.
+    An arm's bin is that of its success over its last `window` episodes (`rebinned`). A bin is drawn from q,
+    then an arm of it evenly; an empty bin's share goes to the others. The loss of an episode is 1 - success.
+    `weights()` are the paper's weights of advantages, min(omega, 15), for starts that are drawn evenly
+    instead: use one of the two.
 
-    Source: Prompt-GDRO, arXiv 2601.19280; code kishanpb/verl-gdro (beta 0.12, eta 0.65, gamma 0.01, hysteresis 0.03). Where we
-    differ: the window is an exponential average of the same mean age, and the loss is of the outcome, not the surrogate's.
+    Source: Prompt-GDRO, arXiv 2601.19280; code kishanpb/verl-gdro (beta 0.12, eta 0.65, gamma 0.01,
+    hysteresis 0.03). Where we differ: the window is an exponential average of the same mean age, and the loss
+    is of the outcome, not the surrogate's.
     """
 
     k: int
@@ -113,12 +118,14 @@ class PromptGdro:
 
 @dataclass(slots=True)
 class RuleReasoner:
-    """Tasks in proportion to what they lack of a target success: the sampler of a run over several tasks. Arms are tasks.
+    """Tasks in proportion to what they lack of a target success: the sampler of a run over several tasks.
+    Arms are tasks.
 
         r_i <- (r_i + mean success of task i in this round) / 2
         v_i = max(0, target - r_i),     w = softmax((v + 0.1) / 0.8)          every `period` rounds
 
-    Source: RuleReasoner, arXiv 2506.08672; code bigai-nlco/RuleReasoner. A task that a round did not play keeps its r.
+    Source: RuleReasoner, arXiv 2506.08672; code bigai-nlco/RuleReasoner. A task that a round did not play
+    keeps its r.
     """
 
     k: int
@@ -162,30 +169,35 @@ class RuleReasoner:
         restore(self, ("calls", "rounds", "rate", "known", "weights"), state)
 
 
-# ---- MoDoMoDo: the result of a run as a quadratic function of its mixture ----------------------------------------------
+# ---- MoDoMoDo: the result of a run as a quadratic function of its mixture ----------------------------------
 
 
 def quadratic_terms(mixtures: Floats) -> Floats:
-    """[M,D] -> [M, D + D(D+1)/2]: w_i, then w_i w_j for i <= j. No constant: on the simplex it is the sum of the w_i."""
+    """[M,D] -> [M, D + D(D+1)/2]: w_i, then w_i w_j for i <= j. No constant: on the simplex it is the sum of
+    the w_i."""
     i, j = np.triu_indices(mixtures.shape[1])
     return np.concatenate([mixtures, mixtures[:, i] * mixtures[:, j]], 1)
 
 
 def fit_mixtures(mixtures: Floats, scores: Floats, ridge: float = 1e-3) -> Floats:
-    """Coefficients of MoDoMoDo's surrogate: the scores [M] of finished runs as a quadratic function of their mixtures [M,D].
+    """Coefficients of MoDoMoDo's surrogate: the scores [M] of finished runs as a quadratic function of their
+    mixtures [M,D].
 
     Least squares with `ridge` times the squared norm of the coefficients. Source: MoDoMoDo, arXiv 2505.24871
     (its model-based mixtures: a multivariate quadratic function); the ridge is ours.
     """
     x = quadratic_terms(np.asarray(mixtures, np.float64))
-    return np.asarray(np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ np.asarray(scores, np.float64)), np.float64)
+    return np.asarray(
+        np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ np.asarray(scores, np.float64)),
+        np.float64,
+    )
 
 
 def best_mixture(coefficients: Floats, tasks: int, steps: int = 2000) -> Floats:
     """The mixture [D] on the simplex with the greatest predicted score.
 
-    Frank-Wolfe with exact line search from the centre and from every corner, the best of all: each step goes towards the
-    corner of the greatest slope, so that it stays on the simplex.
+    Frank-Wolfe with exact line search from the centre and from every corner, the best of all: each step goes
+    towards the corner of the greatest slope, so that it stays on the simplex.
     """
     i, j = np.triu_indices(tasks)
     linear, a = coefficients[:tasks], np.zeros((tasks, tasks))
@@ -194,6 +206,7 @@ def best_mixture(coefficients: Floats, tasks: int, steps: int = 2000) -> Floats:
 
     def score(w: Floats) -> float:
         return float(linear @ w + w @ a @ w)
+
     best = np.full(tasks, 1 / tasks)
     for start in [best, *np.eye(tasks)]:
         w = start.copy()

@@ -3,8 +3,9 @@
     arms  = sampler.propose(rows)              robo_rl.rollout_control.samplers, .predictors, .v0, .mixtures
     table = the starts of these arms, and with probability `uniform` any start of the task
 
-A task has 2^31 starts, of which hardly one would come twice. A pool of K of them, the same for the whole run, is played often
-enough to be known; the uniform share keeps all others in play, and its episodes are not counted.
+A task has 2^31 starts, of which hardly one would come twice. A pool of K of them, the same for the whole run,
+is played often enough to be known; the uniform share keeps all others in play, and its episodes are not
+counted.
 """
 
 from collections.abc import Callable
@@ -52,7 +53,8 @@ def pool_ids(k: int, seed: int) -> np.ndarray:
 
 
 class PoolSampler:
-    """The `Sampler` of a run: `ids` [K] are the pool, `rows` arms make a table, `uniform` is the share of any start of the task."""
+    """The `Sampler` of a run: `ids` [K] are the pool, `rows` arms make a table, `uniform` is the share of any
+    start of the task."""
 
     def __init__(self, ids: np.ndarray, arms: ArmSampler, rows: int, uniform: float):
         self.arms, self.rows, self.uniform = arms, rows, uniform
@@ -63,7 +65,14 @@ class PoolSampler:
         self.proposed, weights = np.unique(self.arms.propose(self.rows), return_counts=True)
         return StartTable(self.ids[self.proposed], weights.astype(np.float64), self.uniform)
 
-    def observe(self, starts: np.ndarray, tasks: np.ndarray, success: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> None:
+    def observe(
+        self,
+        starts: np.ndarray,
+        tasks: np.ndarray,
+        success: np.ndarray,
+        returns: np.ndarray,
+        lengths: np.ndarray,
+    ) -> None:
         at = np.minimum(np.searchsorted(self.ids, starts, sorter=self.order), len(self.ids) - 1)
         arms = self.order[at]
         known = self.ids[arms] == starts
@@ -75,10 +84,14 @@ class PoolSampler:
         return np.minimum((self.arms.predict() * BINS).astype(np.int64), BINS - 1)
 
     def metrics(self) -> dict[str, float]:
-        """Shares of the pool, and of the last round's episodes in it, by predicted success in fifths; the mean prediction."""
+        """Shares of the pool, and of the last round's episodes in it, by predicted success in fifths; the
+        mean prediction."""
         pool = np.bincount(self.bins(), minlength=BINS) / len(self.ids)
-        return {f"pool_{i}": float(pool[i]) for i in range(BINS)} | {f"played_{i}": float(self.played[i]) for i in range(BINS)} | {
-            "predicted": float(self.arms.predict().mean())}
+        return (
+            {f"pool_{i}": float(pool[i]) for i in range(BINS)}
+            | {f"played_{i}": float(self.played[i]) for i in range(BINS)}
+            | {"predicted": float(self.arms.predict().mean())}
+        )
 
     def state_dict(self) -> dict:
         return {"arms": self.arms.state_dict(), "played": self.played.copy()}

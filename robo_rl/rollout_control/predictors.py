@@ -1,7 +1,9 @@
-"""Success of starts that were not played yet, from what is seen at them. K arms with features [K,D], the first observations.
+"""Success of starts that were not played yet, from what is seen at them. K arms with features [K,D], the
+first observations.
 
-A sampler with the methods of `robo_rl.rollout_control.samplers`: difficulty-targeted selection, whose predictor compares a start
-with reference starts that were just played. V_0, a network that learns from every episode: `robo_rl.rollout_control.v0`.
+A sampler with the methods of `robo_rl.rollout_control.samplers`: difficulty-targeted selection, whose
+predictor compares a start with reference starts that were just played. V_0, a network that learns from every
+episode: `robo_rl.rollout_control.v0`.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +22,8 @@ def standardised(features: Floats) -> Floats:
 
 
 def attend(queries: Floats, references: Floats, success: Floats, sharpness: float = 1.0) -> Floats:
-    """Mean success [M] of the references [R], weighted by softmax(sharpness q.r / sqrt(d)) over the references.
+    """Mean success [M] of the references [R], weighted by softmax(sharpness q.r / sqrt(d)) over the
+    references.
 
     queries[M,D], references[R,D], success[R]. Sun et al. 2025, arXiv 2506.05316.
     """
@@ -30,9 +33,11 @@ def attend(queries: Floats, references: Floats, success: Floats, sharpness: floa
 
 
 def fit_platt(p: Floats, target: Floats, steps: int = 50) -> tuple[float, float]:
-    """(a, b) of the least cross-entropy of sigmoid(a logit(p) + b) to `target` [R], by Newton steps (Platt 1999).
+    """(a, b) of the least cross-entropy of sigmoid(a logit(p) + b) to `target` [R], by Newton steps (Platt
+    1999).
 
-    A ridge of 1e-3 holds (a, b) near (1, 0) where the references cannot say: all of them solved, or all alike.
+    A ridge of 1e-3 holds (a, b) near (1, 0) where the references cannot say: all of them solved, or all
+    alike.
     """
     x = np.stack([_logit(p), np.ones(len(p))], 1)
     theta = prior = np.array([1.0, 0.0])
@@ -54,7 +59,8 @@ def _logit(p: Floats) -> Floats:
 
 @dataclass(slots=True)
 class Dots:
-    """Difficulty-targeted selection: reference starts are played, the success of all others is predicted from theirs.
+    """Difficulty-targeted selection: reference starts are played, the success of all others is predicted from
+    theirs.
 
         d = 1 - sigmoid(a logit(attend) + b)           (a, b) fitted on the references themselves
         n arms without return with probability softmax(-|d - 0.5| / tau)
@@ -62,8 +68,8 @@ class Dots:
     `references` arms are measured with `tries` episodes each, anew every `serves` rounds.
 
     Source: Sun et al. 2025, arXiv 2506.05316; code ASTRAL-Group/data-efficient-llm-rl (256 references,
-    tau 1e-3, a selection serves 2 steps). Where we differ: features are the first observations, not a trained embedding, and
-    the calibration is Platt's on the references (one of the three that the code has).
+    tau 1e-3, a selection serves 2 steps). Where we differ: features are the first observations, not a trained
+    embedding, and the calibration is Platt's on the references (one of the three that the code has).
     """
 
     features: Floats

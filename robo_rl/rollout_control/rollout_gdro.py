@@ -1,9 +1,10 @@
-"""Rollout-GDRO: how many episodes a bin of difficulty gets, learnt as a bandit under an exact budget. B bins, arms n_min..n_max.
+"""Rollout-GDRO: how many episodes a bin of difficulty gets, learnt as a bandit under an exact budget. B bins,
+arms n_min..n_max.
 
     choose n_b to maximise sum q_b J_b(n_b)  with  sum q_b n_b = the mean number of episodes
 
-q_b is the share of groups in bin b, J_b what n episodes of it are worth. Source: arXiv 2601.19280 (Prompt- and Rollout-GDRO);
-code kishanpb/verl-gdro.
+q_b is the share of groups in bin b, J_b what n episodes of it are worth. Source: arXiv 2601.19280 (Prompt-
+and Rollout-GDRO); code kishanpb/verl-gdro.
 """
 
 from dataclasses import dataclass, field
@@ -19,11 +20,12 @@ Ints = NDArray[np.int64]
 
 
 def best_plan(worth: Floats, groups: Ints, budget: int, low: int) -> Ints:
-    """The arms n_b [B] with the greatest sum of groups_b worth[b, n_b - low], and exactly sum groups_b n_b = budget episodes.
+    """The arms n_b [B] with the greatest sum of groups_b worth[b, n_b - low], and exactly sum groups_b n_b =
+    budget episodes.
 
-    `worth` [B, arms], arm j being low + j episodes a group; `groups` [B] groups of each bin in this round. Dynamic programming
-    over bins and episodes: O(B budget arms). A bin without groups gets `low`. Where no plan spends exactly the budget, the
-    nearest spend below it does.
+    `worth` [B, arms], arm j being low + j episodes a group; `groups` [B] groups of each bin in this round.
+    Dynamic programming over bins and episodes: O(B budget arms). A bin without groups gets `low`. Where no
+    plan spends exactly the budget, the nearest spend below it does.
     """
     bins, arms = worth.shape
     if low * int(groups.sum()) > budget:
@@ -37,7 +39,7 @@ def best_plan(worth: Floats, groups: Ints, budget: int, low: int) -> Ints:
             if cost > budget:
                 break
             candidate = np.full(budget + 1, -np.inf)
-            candidate[cost:] = value[:budget + 1 - cost] + groups[b] * worth[b, j]
+            candidate[cost:] = value[: budget + 1 - cost] + groups[b] * worth[b, j]
             better = candidate > new
             new[better], choice[b][better] = candidate[better], j
         value = new
@@ -58,10 +60,10 @@ class RolloutGdro:
         pi = (1 - gamma) softmax(log-weights) + gamma / arms
         mu <- max(0, mu + 0.05 (spent mean - mean)),    the spent mean an average with weight `ema`
 
-    The plan has the greatest sum over bins of log pi + Gumbel noise: without a budget a draw from pi (Gumbel-max), with one it is met
-    exactly in every round. Source: arXiv 2601.19280.
-    Where we differ: `ix` of EXP3-IX bounds the estimate in place of EXP3.P's bonus, and the noise takes the place of drawing and
-    repairing.
+    The plan has the greatest sum over bins of log pi + Gumbel noise: without a budget a draw from pi
+    (Gumbel-max), with one it is met exactly in every round. Source: arXiv 2601.19280.
+    Where we differ: `ix` of EXP3-IX bounds the estimate in place of EXP3.P's bonus, and the noise takes the
+    place of drawing and repairing.
     """
 
     bins: int
@@ -90,14 +92,18 @@ class RolloutGdro:
         return (1 - self.gamma) * w / w.sum(1, keepdims=True) + self.gamma / w.shape[1]
 
     def propose(self, groups: Ints) -> Ints:
-        """Episodes a group [B] for `groups` [B] groups of each bin: sum groups_b n_b = mean sum groups_b, exactly where it can be."""
+        """Episodes a group [B] for `groups` [B] groups of each bin: sum groups_b n_b = mean sum groups_b,
+        exactly where it can be."""
         rng = draws(self.seed, self.calls)
         self.calls += 1
-        drawn = (np.log(self.chances()) + rng.gumbel(size=self.log_weights.shape)) / np.maximum(groups, 1)[:, None]
+        drawn = (np.log(self.chances()) + rng.gumbel(size=self.log_weights.shape)) / np.maximum(groups, 1)[
+            :, None
+        ]
         return best_plan(drawn, groups, self.mean * int(groups.sum()), self.low)
 
     def observe(self, n: Ints, worth: Floats, groups: Ints) -> None:
-        """`worth` [B]: what the n [B] episodes of a group of each bin were worth (J in [0, 1], such as the mean |A| of the group)."""
+        """`worth` [B]: what the n [B] episodes of a group of each bin were worth (J in [0, 1], such as the
+        mean |A| of the group)."""
         played = np.flatnonzero(groups > 0)
         arms = n[played] - self.low
         p = self.chances()[played, arms]

@@ -1,8 +1,8 @@
 """What decides which starts come next, and the learner's side of it.
 
-A sampler sees every episode that a batch brings, with the start it began from, and proposes a table of starts after every update.
-Whoever collects draws from the newest table. Episodes are seen late and out of order where workers collect: a sampler's estimates
-must not depend on which table an episode was drawn from.
+A sampler sees every episode that a batch brings, with the start it began from, and proposes a table of starts
+after every update. Whoever collects draws from the newest table. Episodes are seen late and out of order
+where workers collect: a sampler's estimates must not depend on which table an episode was drawn from.
 """
 
 import time
@@ -18,8 +18,14 @@ class Sampler(Protocol):
     """Which starts come next. All of its state is in `state_dict`: plain values, lists and arrays."""
 
     def propose(self, generator: np.random.Generator) -> StartTable: ...
-    def observe(self, starts: np.ndarray, tasks: np.ndarray, success: np.ndarray, returns: np.ndarray,
-                lengths: np.ndarray) -> None: ...
+    def observe(
+        self,
+        starts: np.ndarray,
+        tasks: np.ndarray,
+        success: np.ndarray,
+        returns: np.ndarray,
+        lengths: np.ndarray,
+    ) -> None: ...
     def metrics(self) -> dict[str, float]: ...
     def state_dict(self) -> dict: ...
     def load_state_dict(self, state: dict) -> None: ...
@@ -45,7 +51,8 @@ class Uniform:
 
 
 class StartControl:
-    """Owns the sampler, its generator and the table in force; itself the source of collectors in this process.
+    """Owns the sampler, its generator and the table in force; itself the source of collectors in this
+    process.
 
     `publish(table)`, if set, hands every new table to other processes.
     """
@@ -81,17 +88,25 @@ class StartControl:
         return taken
 
     def metrics(self) -> dict[str, float]:
-        """The sampler's own figures, and the table's: rows, share of uniform draws, effective number of rows (of the others)."""
+        """The sampler's own figures, and the table's: rows, share of uniform draws, effective number of rows
+        (of the others)."""
         w = self.table.weights
-        return self.sampler.metrics() | {"rows": float(len(w)), "uniform": self.table.uniform,
-                                         "rows_effective": float(w.sum() ** 2 / (w**2).sum()) if w.any() else 0.0}
+        return self.sampler.metrics() | {
+            "rows": float(len(w)),
+            "uniform": self.table.uniform,
+            "rows_effective": float(w.sum() ** 2 / (w**2).sum()) if w.any() else 0.0,
+        }
 
     def state_dict(self) -> dict:
-        return {"sampler": self.sampler.state_dict(), "generator": self.generator.bit_generator.state,
-                **self.table.columns()}
+        return {
+            "sampler": self.sampler.state_dict(),
+            "generator": self.generator.bit_generator.state,
+            **self.table.columns(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.sampler.load_state_dict(state["sampler"])
         self.generator.bit_generator.state = state["generator"]
-        self.table = StartTable(**{k: state[k] for k in self.table.columns() if k in state})  # earlier versions had no tasks
+        # earlier versions had no tasks
+        self.table = StartTable(**{k: state[k] for k in self.table.columns() if k in state})
         self.publish(self.table)

@@ -1,16 +1,19 @@
 """Which start or task to play next: small states over K arms.
 
-An arm is whatever can be asked for again: a start of a pool, a place along a demonstration, a task. Every sampler has
+An arm is whatever can be asked for again: a start of a pool, a place along a demonstration, a task. Every
+sampler has
 
     propose(n)                     -> the next n arms [n] int64, distinct while there are n different ones
-    observe(arms, success, age=0)  one round: outcomes [m] in [0, 1] of episodes on `arms` [m]; `age` [m] counts the versions of
-                                   the weights since each was played, and its evidence is discounted by the sampler's own decay
+    observe(arms, success, age=0)  one round: outcomes [m] in [0, 1] of episodes on `arms` [m]; `age` [m]
+                                   counts the versions of the weights since each was played, and its evidence
+                                   is discounted by the sampler's own decay
     predict()                      -> probability of success of each arm [K]
     state_dict(), load_state_dict(state)   everything that decides what is proposed next
 
-A sampler has no generator: call c of a sampler draws from (seed, c) alone, so a resumed run proposes the same arms.
-What the methods have in common: an episode teaches most where success is uncertain, for the variance of a binary outcome,
-and with it the expected squared group advantage, is p (1 - p).
+A sampler has no generator: call c of a sampler draws from (seed, c) alone, so a resumed run proposes the same
+arms.
+What the methods have in common: an episode teaches most where success is uncertain, for the variance of a
+binary outcome, and with it the expected squared group advantage, is p (1 - p).
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +28,8 @@ Arms = NDArray[np.int64]
 
 
 def learnability(p: Floats) -> Floats:
-    """p (1 - p): SFL's score of an arm, the variance of its outcome (Rutherford et al. 2024, arXiv 2408.15099)."""
+    """p (1 - p): SFL's score of an arm, the variance of its outcome (Rutherford et al. 2024, arXiv
+    2408.15099)."""
     return p * (1 - p)
 
 
@@ -36,7 +40,8 @@ def counts(arms: Arms, success: Floats, weight: "Floats | float", k: int) -> tup
 
 
 def largest(score: Floats, n: int, noise: Floats) -> Arms:
-    """The n arms with the greatest score; equal ones in the order of `noise` [K]. Of fewer than n arms all, then anew."""
+    """The n arms with the greatest score; equal ones in the order of `noise` [K]. Of fewer than n arms all,
+    then anew."""
     order = np.lexsort((noise, -score))
     return np.resize(order, n).astype(np.int64)
 
@@ -56,8 +61,10 @@ def restore(sampler: object, names: tuple[str, ...], state: dict) -> None:
     for name in names:
         old, new = getattr(sampler, name), state[name]
         if isinstance(old, np.ndarray) and name not in ("buffer", "queue") and np.shape(new) != old.shape:
-            raise ValueError(f"the saved sampler has {name} of shape {np.shape(new)}, this one has {old.shape}: "
-                             "the number of starts must not change")
+            raise ValueError(
+                f"the saved sampler has {name} of shape {np.shape(new)}, this one has {old.shape}: "
+                "the number of starts must not change"
+            )
         setattr(sampler, name, np.copy(new) if isinstance(old, np.ndarray) else new)
 
 
@@ -153,7 +160,8 @@ class Mopps:
         a <- lam a + (1 - lam) a0 + s,     b <- lam b + (1 - lam) b0 + n - s       of arms that were played
         p ~ Beta(a, b);   of `pool` n arms drawn without return the n with the least |p - target|
 
-    lam = 1 is exact conjugacy; lam = 0 keeps the prior and the last outcomes. The pool is what keeps the choice broad.
+    lam = 1 is exact conjugacy; lam = 0 keeps the prior and the last outcomes. The pool is what keeps the
+    choice broad.
     Source: MoPPS, arXiv 2507.04632; code thu-rllab/MoPPS (prior Beta(1, 1), pool 8, target 0.5).
     """
 
@@ -203,7 +211,8 @@ FAIL, PARTIAL, SOLVED = range(3)
 
 @dataclass(slots=True)
 class Dps:
-    """A hidden Markov model of learning for each arm: all episodes of a round fail, some succeed, all succeed.
+    """A hidden Markov model of learning for each arm: all episodes of a round fail, some succeed, all
+    succeed.
 
         P = A / (column sums of A)           expected transitions, column = from, row = to
         predicted = P belief                 the n arms with the greatest predicted[partial] are played
@@ -264,7 +273,8 @@ class Dps:
 
 @dataclass(slots=True)
 class Measured:
-    """Arms that are played `tries` times each to be measured. Plays that were proposed and not seen yet are proposed again."""
+    """Arms that are played `tries` times each to be measured. Plays that were proposed and not seen yet are
+    proposed again."""
 
     k: int
     tries: int
@@ -285,7 +295,8 @@ class Measured:
         return np.repeat(np.arange(self.k), lacks)
 
     def add(self, arms: Arms, success: Floats) -> None:
-        """Outcomes of arms that are being measured, until each has its `tries`; later ones are not counted."""
+        """Outcomes of arms that are being measured, until each has its `tries`; later ones are not
+        counted."""
         for arm, s in zip(arms, success, strict=True):
             if 0 <= self.episodes[arm] < self.tries:
                 self.success[arm] += s
@@ -307,11 +318,12 @@ class Measured:
 
 @dataclass(slots=True)
 class Sfl:
-    """Sampling for learnability: measure random arms, keep the most learnable, play them in a share of the episodes.
+    """Sampling for learnability: measure random arms, keep the most learnable, play them in a share of the
+    episodes.
 
     Every `period` rounds `candidates` random arms are played `tries` times each; the `keep` with the greatest
-    p (1 - p) + 0.001 p make the buffer. Arms that always fail or always succeed never enter it. From then on a share
-    `rho` of the arms is drawn from the buffer, the rest from all.
+    p (1 - p) + 0.001 p make the buffer. Arms that always fail or always succeed never enter it. From then on
+    a share `rho` of the arms is drawn from the buffer, the rest from all.
 
     Source: Rutherford et al. 2024, arXiv 2408.15099, algorithm 1; tie-break and rho = 0.5 as in Kinetix,
     FLAIROx/Kinetix `experiments/sfl.py`. Where we differ: the episodes that measure are trained on too.
@@ -362,19 +374,22 @@ class Sfl:
             self.fill()
 
     def fill(self) -> None:
-        """The most learnable of the measured arms make the buffer; the old one stays where nothing is learnable."""
+        """The most learnable of the measured arms make the buffer; the old one stays where nothing is
+        learnable."""
         done = self.measured.done()
         p = self.measured.rates(done)
         learnable = learnability(p) > 0
         if learnable.any():
             order = np.argsort(-(learnability(p) + 0.001 * p)[learnable], kind="stable")
-            self.buffer = done[learnable][order[:self.keep]]
+            self.buffer = done[learnable][order[: self.keep]]
 
     def predict(self) -> Floats:
         return (self.success + 1) / (self.episodes + 2)
 
     def state_dict(self) -> dict:
-        return state_of(self, ("calls", "rounds", "buffer", "success", "episodes")) | {"measured": self.measured.state_dict()}
+        return state_of(self, ("calls", "rounds", "buffer", "success", "episodes")) | {
+            "measured": self.measured.state_dict()
+        }
 
     def load_state_dict(self, state: dict) -> None:
         restore(self, ("calls", "rounds", "buffer", "success", "episodes"), state)

@@ -1,9 +1,11 @@
 """Which task comes next in a run over several: the weights of tasks of a `StartTable`.
 
-    weights = (1 - LEAST) share of each task among DRAWS draws of the arm sampler + LEAST / M          arms are tasks
+    weights = (1 - LEAST) share of each task among DRAWS draws of the arm sampler + LEAST / M          arms
+                                                            are tasks
 
-The table is that of an inner sampler (any start alike, a pool, starts along demonstrations): the weights say of which task a start is
-where any start comes next. LEAST keeps every task in play, so that what is forgotten is seen.
+The table is that of an inner sampler (any start alike, a pool, starts along demonstrations): the weights say
+of which task a start is where any start comes next. LEAST keeps every task in play, so that what is forgotten
+is seen.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,12 +33,16 @@ TASK_SAMPLERS: dict[str, Callable[[int, int], "ArmSampler"]] = {  # name -> samp
 
 
 class FixedMixture:
-    """Tasks in fixed proportions `weights` [M]: an arm sampler that learns nothing but their success, an average over some 50 episodes."""
+    """Tasks in fixed proportions `weights` [M]: an arm sampler that learns nothing but their success, an
+    average over some 50 episodes."""
 
     def __init__(self, weights: Sequence[float]):
         w = np.asarray(weights, np.float64)
         if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
-            raise UserError(f"--tasks: weights must be at least 0 and one of them above, got {', '.join(map(str, weights))}")
+            raise UserError(
+                "--tasks: weights must be at least 0 and one of them above, got "
+                f"{', '.join(map(str, weights))}"
+            )
         self.weights, self.rate = w / w.sum(), np.full(len(w), 0.5)
 
     def propose(self, n: int) -> Arms:
@@ -58,7 +64,8 @@ class FixedMixture:
 
 
 class TaskSampler:
-    """The `Sampler` of a run over the tasks `names`: `arms` says of which task any start is, `inner` all else."""
+    """The `Sampler` of a run over the tasks `names`: `arms` says of which task any start is, `inner` all
+    else."""
 
     def __init__(self, names: Sequence[str], arms: "ArmSampler", inner: Sampler):
         self.names, self.arms, self.inner = tuple(names), arms, inner
@@ -69,7 +76,14 @@ class TaskSampler:
         self.weights = (1 - LEAST) * drawn + LEAST / len(self.names)
         return replace(self.inner.propose(generator), tasks=self.weights)
 
-    def observe(self, starts: np.ndarray, tasks: np.ndarray, success: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> None:
+    def observe(
+        self,
+        starts: np.ndarray,
+        tasks: np.ndarray,
+        success: np.ndarray,
+        returns: np.ndarray,
+        lengths: np.ndarray,
+    ) -> None:
         self.inner.observe(starts, tasks, success, returns, lengths)
         own = starts >= 0
         self.arms.observe(tasks[own], success[own].astype(np.float64))

@@ -1,4 +1,5 @@
-"""V_0: a value model that predicts the success of a start from its first observation, trained beside the policy."""
+"""V_0: a value model that predicts the success of a start from its first observation, trained beside the
+policy."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +14,8 @@ from robo_rl.rollout_control.samplers import Arms, Floats, draws, largest
 
 
 def contrast(p: Floats, n: int) -> Floats:
-    """n (1 - p) [1 - (1 - p)^(n-1)]: the expected number of failures among n episodes that have a success to compare with.
+    """n (1 - p) [1 - (1 - p)^(n-1)]: the expected number of failures among n episodes that have a success to
+    compare with.
 
     V_0, arXiv 2602.03584, its utility of n rollouts of one prompt.
     """
@@ -23,22 +25,26 @@ def contrast(p: Floats, n: int) -> Floats:
 def v0_loss(logits: Tensor, outcome: Tensor) -> Tensor:
     """0.25 pairwise ranking + 0.75 cross-entropy of `logits` [M] to outcomes in [0, 1] [M].
 
-    Ranking: mean of -log sigmoid(z_i - z_j) over the pairs with outcome_i > outcome_j; 0 without any. V_0, arXiv 2602.03584.
+    Ranking: mean of -log sigmoid(z_i - z_j) over the pairs with outcome_i > outcome_j; 0 without any. V_0,
+    arXiv 2602.03584.
     """
     entropy = nn.functional.binary_cross_entropy_with_logits(logits, outcome)
     better = (outcome[:, None] > outcome[None]).float()
-    ranking = (better * nn.functional.softplus(logits[None] - logits[:, None])).sum() / better.sum().clamp(min=1)
+    ranking = (better * nn.functional.softplus(logits[None] - logits[:, None])).sum() / better.sum().clamp(
+        min=1
+    )
     return 0.25 * ranking + 0.75 * entropy
 
 
 @dataclass(slots=True)
 class V0:
-    """A network on the first observations `features` [K,D], trained on the last `memory` episodes in every round; the n arms
-    with the greatest `contrast` in `tries` episodes are played, but a share `explore` is drawn from all.
+    """A network on the first observations `features` [K,D], trained on the last `memory` episodes in every
+    round; the n arms with the greatest `contrast` in `tries` episodes are played, but a share `explore` is
+    drawn from all.
 
-    Methods: `robo_rl.rollout_control.samplers`. Source: V_0, arXiv 2602.03584 (loss and utility); code Now-Join-Us/V0. Where we differ:
-    a small network that is trained on takes the place of the frozen in-context head, and `explore` is ours: a network knows only
-    what was played.
+    Methods: `robo_rl.rollout_control.samplers`. Source: V_0, arXiv 2602.03584 (loss and utility); code
+    Now-Join-Us/V0. Where we differ: a small network that is trained on takes the place of the frozen
+    in-context head, and `explore` is ours: a network knows only what was played.
     """
 
     features: Floats
@@ -63,7 +69,9 @@ class V0:
         self.x = torch.from_numpy(standardised(self.features)).float()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            self.net = nn.Sequential(nn.Linear(self.x.shape[1], 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+            self.net = nn.Sequential(
+                nn.Linear(self.x.shape[1], 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+            )
         self.opt = AdamW(self.net.parameters(), lr=3e-3, weight_decay=1e-4)
         self.p = np.full(len(self.x), 0.5)
 
@@ -76,14 +84,16 @@ class V0:
         return out
 
     def observe(self, arms: Arms, success: Floats, age: "Floats | int" = 0) -> None:
-        self.arms = np.concatenate([self.arms, arms])[-self.memory:]
-        self.outcomes = np.concatenate([self.outcomes, np.asarray(success, np.float64)])[-self.memory:]
+        self.arms = np.concatenate([self.arms, arms])[-self.memory :]
+        self.outcomes = np.concatenate([self.outcomes, np.asarray(success, np.float64)])[-self.memory :]
         if not len(self.arms):
             return
         for _ in range(self.steps):
             rows = draws(self.seed + 1, self.updates).integers(0, len(self.arms), self.batch)
             self.updates += 1
-            loss = v0_loss(self.net(self.x[self.arms[rows]]).squeeze(-1), torch.from_numpy(self.outcomes[rows]).float())
+            loss = v0_loss(
+                self.net(self.x[self.arms[rows]]).squeeze(-1), torch.from_numpy(self.outcomes[rows]).float()
+            )
             for w in self.net.parameters():
                 w.grad = None
             loss.backward()
@@ -95,8 +105,15 @@ class V0:
         return self.p.copy()
 
     def state_dict(self) -> dict:
-        return {"calls": self.calls, "updates": self.updates, "arms": self.arms.copy(), "outcomes": self.outcomes.copy(),
-                "p": self.p.copy(), "net": self.net.state_dict(), "opt": self.opt.state_dict()}
+        return {
+            "calls": self.calls,
+            "updates": self.updates,
+            "arms": self.arms.copy(),
+            "outcomes": self.outcomes.copy(),
+            "p": self.p.copy(),
+            "net": self.net.state_dict(),
+            "opt": self.opt.state_dict(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.calls, self.updates = state["calls"], state["updates"]

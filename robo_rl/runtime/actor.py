@@ -1,9 +1,11 @@
-"""Learning from replay with the actor in a process beside the learner: what they hand over is the journal of replay.
+"""Learning from replay with the actor in a process beside the learner: what they hand over is the journal of
+replay.
 
-The actor steps the env and writes each change of the stores into their journals, one write each; the learner reads on in the
-same files and makes the same changes to its own. There is no queue to fill or to lose: `kill -9` of either costs no control
-step that was written, and who comes next goes on from the files. The learner grants control steps, so the actor is never
-further ahead than `LEAD` rounds; weights change between control steps (`robo_rl.runtime.weights`).
+The actor steps the env and writes each change of the stores into their journals, one write each; the learner
+reads on in the same files and makes the same changes to its own. There is no queue to fill or to lose: `kill
+-9` of either costs no control step that was written, and who comes next goes on from the files. The learner
+grants control steps, so the actor is never further ahead than `LEAD` rounds; weights change between control
+steps (`robo_rl.runtime.weights`).
 
 `InProcessActor` is the same in one process, which repeats exactly for a seed.
 """
@@ -42,15 +44,16 @@ if TYPE_CHECKING:
     from robo_rl.rewards import Judge
 
 LEAD = 2  # rounds that the actor may be ahead of what the learner has read
-GRANT, HELP, BEAT = range(3)  # words they share: control steps allowed, human steps made, time of the last sign of life [ns]
+# words they share: control steps allowed, human steps made, time of the last sign of life [ns]
+GRANT, HELP, BEAT = range(3)
 WAIT = 0.001  # seconds between looks at the grant
 TELL = 0.2  # seconds between sums told to the learner
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What an actor acts in: the env, the judge of success (None: the env), the recorder of episodes with help, a function to close
-    it all, and how many of those episodes are recorded already."""
+    """What an actor acts in: the env, the judge of success (None: the env), the recorder of episodes with
+    help, a function to close it all, and how many of those episodes are recorded already."""
 
     env: object
     judge: "Judge | None"
@@ -74,7 +77,8 @@ class ActorJob:
     steps: int = 0  # control steps made before
     helped: int = 0  # human steps among them
     incarnation: int = 0  # > 0: another one was at it before
-    whole: bool = False  # an episode that began is played to its end, grant or not: an arm cannot stand still in time
+    # an episode that began is played to its end, grant or not: an arm cannot stand still in time
+    whole: bool = False
     starts: bool = False  # the learner says where episodes begin (robo_rl.runtime.start_file)
 
     @property
@@ -92,11 +96,12 @@ def shared(path: Path) -> np.ndarray:
         return np.frombuffer(mmap.mmap(f.fileno(), 4096), np.int64)[:3]
 
 
-# ---- the actor's process -----------------------------------------------------------------------------------------
+# ---- the actor's process -----------------------------------------------------------------------------------
 
 
 def main(job: ActorJob, pipe) -> None:
-    """Act until told to stop or orphaned. A UserError is reported as such, any other error with its traceback."""
+    """Act until told to stop or orphaned. A UserError is reported as such, any other error with its
+    traceback."""
     with snapshot.at_work(job.flight, "actor"):
         try:
             _act(job, pipe)
@@ -118,8 +123,16 @@ def _act(job: ActorJob, pipe) -> None:
     for tape in (online, corrections):
         tape.cut()  # episodes of who was at it before
     seed = mix(job.seed, job.incarnation) >> 33 if job.incarnation else job.seed
-    g = ReplayCollector(stage.env, policy, online, corrections, seed, stage.judge, stage.record,
-                        starts=StartFile(job.flight) if job.starts else None)
+    g = ReplayCollector(
+        stage.env,
+        policy,
+        online,
+        corrections,
+        seed,
+        stage.judge,
+        stage.record,
+        starts=StartFile(job.flight) if job.starts else None,
+    )
     g.steps, g.help_steps, told = job.steps, job.helped, time.monotonic()
     pipe.send(("ready",))
     try:
@@ -145,7 +158,7 @@ def _act(job: ActorJob, pipe) -> None:
         stage.close()
 
 
-# ---- the learner's side ------------------------------------------------------------------------------------------
+# ---- the learner's side ------------------------------------------------------------------------------------
 
 
 class InProcessActor:
@@ -186,12 +199,19 @@ class InProcessActor:
 class SeparateProcessActor:
     """The actor in a process of its own, restarted when it dies or makes no progress for `hang` seconds.
 
-    `stores` are online and corrections, with the journals they are read from; a round is `round_` control steps, of all envs
-    together.
+    `stores` are online and corrections, with the journals they are read from; a round is `round_` control
+    steps, of all envs together.
     """
 
-    def __init__(self, job: ActorJob, policy: Policy, stores: tuple[Replay, Replay], round_: int, hang: float = 60.0,
-                 back_off: tuple[float, ...] = BACK_OFF):
+    def __init__(
+        self,
+        job: ActorJob,
+        policy: Policy,
+        stores: tuple[Replay, Replay],
+        round_: int,
+        hang: float = 60.0,
+        back_off: tuple[float, ...] = BACK_OFF,
+    ):
         self.job, self.stores, self.round, self.hang, self.back_off = job, stores, round_, hang, back_off
         self.steps, self.restarts, self.deaths, self.again = job.steps, 0, 0, 0.0
         self.clock, self.beat, self.heard = snapshot.AwakeClock(min(1.0, hang / 4)), 0, 0.0
@@ -326,7 +346,11 @@ class SeparateProcessActor:
         self.restarts += 1
         self.deaths += 1
         if self.deaths >= DEATHS:
-            raise WorkerFailure(f"the actor ended {self.deaths} times in a row (last exit status {code}). Its last words: "
-                                f"{self.last.strip() or 'none'}")
+            raise WorkerFailure(
+                f"the actor ended {self.deaths} times in a row (last exit status {code}). Its last words: "
+                f"{self.last.strip() or 'none'}"
+            )
         self.again = time.monotonic() + self.back_off[min(self.deaths - 1, len(self.back_off) - 1)]
-        self.job = replace(self.job, steps=self.steps, helped=self.help_steps, incarnation=self.job.incarnation + 1)
+        self.job = replace(
+            self.job, steps=self.steps, helped=self.help_steps, incarnation=self.job.incarnation + 1
+        )

@@ -1,10 +1,13 @@
-"""Episode slots that fork: the branches of a group, what waits for an env, and the columns that say how they hang together.
+"""Episode slots that fork: the branches of a group, what waits for an env, and the columns that say how they
+hang together.
 
-A branch is a member of its group. Where one forks, it goes on as one child itself; each other child is a new member with a snapshot
-of its env, which begins as soon as an env is idle. Columns, from a member's first decision on:
+A branch is a member of its group. Where one forks, it goes on as one child itself; each other child is a new
+member with a snapshot of its env, which begins as soon as an env is idle. Columns, from a member's first
+decision on:
 
     tree/parent, tree/row   the member and its decision before which this one begins; -1, 0 for a root
-    tree/weight             weight of the decision: 1 at a root, over the children at each fork, over `keep` at each gate passed
+    tree/weight             weight of the decision: 1 at a root, over the children at each fork, over `keep`
+                            at each gate passed
     tree/keep, tree/guess   the gate behind the decision (`robo_rl.tree_credit`); keep 1: none
 """
 
@@ -20,8 +23,16 @@ from robo_rl.rollout_control.trees import TreeControl, check_snapshots
 
 def tree_layout(n: int) -> Layout:
     """Rows of the columns of n branches."""
-    return {TREE + k: ((n,), np.dtype(d)) for k, d in (("parent", np.int64), ("row", np.int64), ("weight", np.float64),
-                                                       ("keep", np.float64), ("guess", np.float64))}
+    return {
+        TREE + k: ((n,), np.dtype(d))
+        for k, d in (
+            ("parent", np.int64),
+            ("row", np.int64),
+            ("weight", np.float64),
+            ("keep", np.float64),
+            ("guess", np.float64),
+        )
+    }
 
 
 def make_control(options: RolloutOptions | None, collector: Collector) -> TreeControl | None:
@@ -30,12 +41,18 @@ def make_control(options: RolloutOptions | None, collector: Collector) -> TreeCo
         return None
     if options.tree_forks:
         check_snapshots(collector.env)
-    return TreeControl(options, collector.longest(), collector.obs["state"].shape[1], mix(collector.seed, collector.lane, 8) >> 32)
+    return TreeControl(
+        options,
+        collector.longest(),
+        collector.obs["state"].shape[1],
+        mix(collector.seed, collector.lane, 8) >> 32,
+    )
 
 
 @dataclass(slots=True)
 class Branch:
-    """One member: where it begins, the decisions before that, the weight of its next decision, 1 over the chance of its gates."""
+    """One member: where it begins, the decisions before that, the weight of its next decision, 1 over the
+    chance of its gates."""
 
     parent: int = -1
     row: int = 0
@@ -53,8 +70,10 @@ class GroupTree:
     waiting: dict[int, dict] = field(default_factory=dict)
 
     def state(self) -> dict:
-        return {"branches": [[getattr(b, k) for k in Branch.__slots__] for b in self.branches],
-                "waiting": [[m, snapshot] for m, snapshot in self.waiting.items()]}
+        return {
+            "branches": [[getattr(b, k) for k in Branch.__slots__] for b in self.branches],
+            "waiting": [[m, snapshot] for m, snapshot in self.waiting.items()],
+        }
 
 
 def tree_of(state: dict) -> GroupTree:
@@ -70,9 +89,19 @@ def write_branches(tree: GroupTree, columns: Columns, rows: np.ndarray, members:
     columns[TREE + "keep"][rows, members], columns[TREE + "guess"][rows, members] = 1.0, 0.0
 
 
-def grow(control: TreeControl, collector: Collector, tree: GroupTree, columns: Columns, lanes: np.ndarray, members: np.ndarray,
-         made: np.ndarray, most: int, key: int) -> list[int]:
-    """Gates and forks of `members`, which play in `lanes` and have made `made` decisions each -> the members that were stopped.
+def grow(
+    control: TreeControl,
+    collector: Collector,
+    tree: GroupTree,
+    columns: Columns,
+    lanes: np.ndarray,
+    members: np.ndarray,
+    made: np.ndarray,
+    most: int,
+    key: int,
+) -> list[int]:
+    """Gates and forks of `members`, which play in `lanes` and have made `made` decisions each -> the members
+    that were stopped.
 
     `most` branches fit the group; `key` names it for the draws.
     """
@@ -101,10 +130,14 @@ def grow(control: TreeControl, collector: Collector, tree: GroupTree, columns: C
 
 def lane_of(snapshot: dict, lane: int) -> dict:
     """Of a collector's state what belongs to one lane."""
-    return {"env": {k: np.array(v[lane]) for k, v in snapshot["env"].items()},
-            "obs": {k: np.array(v[lane]) for k, v in snapshot["obs"].items()},
-            "begun": [] if snapshot["starts"] is None else [snapshot["starts"][k][lane].item() for k in ("starts", "tasks")],
-            **{k: snapshot[k][lane].item() for k in ("returns", "lengths", "gains")}}
+    return {
+        "env": {k: np.array(v[lane]) for k, v in snapshot["env"].items()},
+        "obs": {k: np.array(v[lane]) for k, v in snapshot["obs"].items()},
+        "begun": []
+        if snapshot["starts"] is None
+        else [snapshot["starts"][k][lane].item() for k in ("starts", "tasks")],
+        **{k: snapshot[k][lane].item() for k in ("returns", "lengths", "gains")},
+    }
 
 
 def put(collector: Collector, lanes: list[int], snapshots: list[dict]) -> None:
@@ -116,7 +149,11 @@ def put(collector: Collector, lanes: list[int], snapshots: list[dict]) -> None:
             state[k][lane] = v
         for k, v in saved["obs"].items():
             obs[k][lane] = v
-        collector.returns[lane], collector.lengths[lane], collector.gains[lane] = saved["returns"], saved["lengths"], saved["gains"]
+        collector.returns[lane], collector.lengths[lane], collector.gains[lane] = (
+            saved["returns"],
+            saved["lengths"],
+            saved["gains"],
+        )
         if collector.chooser is not None:
             collector.chooser.starts[lane], collector.chooser.tasks[lane] = saved["begun"]
         mask[lane] = True

@@ -1,12 +1,13 @@
 """Lossless sparse weight updates for thin links: what changed, bit for bit, as index gaps and new values.
 
-A small step moves few bf16 weights into another cell. A tensor is sent as *same* (nothing changed), *sparse* (gaps
-between changed elements, and their new bits) or *dense*, whichever arrives first over the link. Elements are
-compared as integers, never as floats (-0.0 equals 0.0, NaN differs from itself), and overwritten, never added or
-XORed, so that a delta applied twice is applied once. The hash is that of the whole weights that must come out.
+A small step moves few bf16 weights into another cell. A tensor is sent as *same* (nothing changed), *sparse*
+(gaps between changed elements, and their new bits) or *dense*, whichever arrives first over the link.
+Elements are compared as integers, never as floats (-0.0 equals 0.0, NaN differs from itself), and
+overwritten, never added or XORed, so that a delta applied twice is applied once. The hash is that of the
+whole weights that must come out.
 
-Message, little-endian: header, table (a row per tensor, by name), per tensor [gaps, wide gaps, values], each padded
-to 8 bytes, then xxh3 of everything before.
+Message, little-endian: header, table (a row per tensor, by name), per tensor [gaps, wide gaps, values], each
+padded to 8 bytes, then xxh3 of everything before.
 Source: SparseRL-Sync, 2605.07330; its NaN as the mark of "unchanged" is not used, NaN can be a weight.
 """
 
@@ -25,7 +26,8 @@ from robo_rl.runtime.weights import Layout, Verify, check_verify, content_hash, 
 SAME, SPARSE, DENSE = 0, 1, 2
 FULL = -1  # base version of a delta that needs none
 MAGIC = b"RRLDLT01"
-HEADER = struct.Struct("<8sQqqQQ")  # magic, schema hash, base version, new version, hash of the result, bytes in all
+# magic, schema hash, base version, new version, hash of the result, bytes in all
+HEADER = struct.Struct("<8sQqqQQ")
 ROW = np.dtype([("mode", "<u4"), ("gap", "<u4"), ("changed", "<u8"), ("wide", "<u8"), ("values", "<u8")])
 BLOCK = 1 << 18  # words of 8 bytes compared at once: 2 MB of each copy
 CHUNK = 1 << 16  # changes written at once
@@ -37,7 +39,7 @@ class BadDelta(ValueError):
     """A message that cannot be used; the receiver asks for the full weights."""
 
 
-# ---- cost --------------------------------------------------------------------------------------------------------
+# ---- cost --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +57,20 @@ def gap_bytes(rho: float) -> float:
     return 1 + 4 * wide if wide * 64 < 1 else 2 + 4 * (1 - rho) ** 65534
 
 
-def sparse_pays(size: int, itemsize: int, rho: float, link: float, costs: Costs, compared: bool = False) -> bool:
-    """Whether a tensor of `size` bytes arrives sooner sparse than dense, with a share `rho` of elements changed.
+def sparse_pays(
+    size: int, itemsize: int, rho: float, link: float, costs: Costs, compared: bool = False
+) -> bool:
+    """Whether a tensor of `size` bytes arrives sooner sparse than dense, with a share `rho` of elements
+    changed.
 
     sparse: size·compare + n·change + n·(itemsize + gap)/link, n = rho·size/itemsize
     dense:  size·copy + size/link
     link: [B/s]. compared: the comparison is done already and counts no more.
     """
     n = rho * size / itemsize
-    sparse = n * costs.change + n * (itemsize + gap_bytes(rho)) / link + (0 if compared else size * costs.compare)
+    sparse = (
+        n * costs.change + n * (itemsize + gap_bytes(rho)) / link + (0 if compared else size * costs.compare)
+    )
     return sparse < size * costs.copy + size / link
 
 
@@ -72,23 +79,24 @@ def sampled_density(base: np.ndarray, new: np.ndarray, runs: int = 8, length: in
     step = len(base) // runs
     if step <= length:
         return float(np.mean(base != new)) if len(base) else 0.0
-    a, b = (x[:runs * step].reshape(runs, step)[:, :length] for x in (base, new))
+    a, b = (x[: runs * step].reshape(runs, step)[:, :length] for x in (base, new))
     return np.count_nonzero(a != b) / (runs * length)
 
 
-# ---- finding changes ---------------------------------------------------------------------------------------------
+# ---- finding changes ---------------------------------------------------------------------------------------
 
 
 def elements(tensor: Tensor) -> np.ndarray:
-    """The bits of a tensor as unsigned integers [numel] (complex128: two each); no copy if contiguous on the CPU."""
+    """The bits of a tensor as unsigned integers [numel] (complex128: two each); no copy if contiguous on the
+    CPU."""
     return flat_bytes(tensor).view(UNSIGNED[min(tensor.dtype.itemsize, 8)])
 
 
 def _changes(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices and new values of the elements that differ, of one block.
 
-    The search narrows from groups of 32 bytes to words of 8 to elements: at each level about a tenth or more of the
-    candidates are hits, where `flatnonzero` runs without mispredicted branches.
+    The search narrows from groups of 32 bytes to words of 8 to elements: at each level about a tenth or more
+    of the candidates are hits, where `flatnonzero` runs without mispredicted branches.
     """
     per, shift = 8 // base.itemsize, 3 - base.itemsize.bit_length() + 1
     whole = len(base) // (4 * per) * (4 * per)
@@ -121,7 +129,8 @@ def _join(high: np.ndarray, low: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _block(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Changes of one block -> (gaps uint32, the first one from the block's start; values; first and last index)."""
+    """Changes of one block -> (gaps uint32, the first one from the block's start; values; first and last
+    index)."""
     index, values = _changes(base, new)
     if not len(index):
         return np.empty(0, np.uint32), values, 0, 0
@@ -153,8 +162,11 @@ def _sparse(found: list[tuple[np.ndarray, np.ndarray, int, int]], starts: list[i
         if len(gaps):
             gaps[0] = start + first - last
             last = start + final
-    gaps, values, *_ = found[0] if len(found) == 1 else (np.concatenate([f[0] for f in found]),
-                                                         np.concatenate([f[1] for f in found]))
+    gaps, values, *_ = (
+        found[0]
+        if len(found) == 1
+        else (np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found]))
+    )
     narrow = np.count_nonzero(gaps >= WIDE[1]) * 64 < len(gaps)
     dtype = np.uint8 if narrow else np.uint16
     escape = WIDE[np.dtype(dtype).itemsize]
@@ -162,7 +174,7 @@ def _sparse(found: list[tuple[np.ndarray, np.ndarray, int, int]], starts: list[i
     return Part(SPARSE, (np.minimum(gaps, escape) if len(wide) else gaps).astype(dtype), wide, values)
 
 
-# ---- a delta -----------------------------------------------------------------------------------------------------
+# ---- a delta -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,25 +192,38 @@ class Delta:
         return [("same", "sparse", "dense")[p.mode] for p in self.parts]
 
 
-def diff(base: dict[str, Tensor], new: dict[str, Tensor], base_version: int, new_version: int, *, link: float,
-         costs: Costs = Costs(), result: int | None = None) -> Delta:
+def diff(
+    base: dict[str, Tensor],
+    new: dict[str, Tensor],
+    base_version: int,
+    new_version: int,
+    *,
+    link: float,
+    costs: Costs = Costs(),
+    result: int | None = None,
+) -> Delta:
     """What turns `base` into `new`, each tensor in the mode that arrives first over a link of `link` [B/s].
 
     The density is sampled first, so that a tensor that will go dense is not compared in full; inf: all dense.
-    result: the content hash of `new` if it is known (`WeightWriter.publish` returns it). Only sparse values are
-    copied: use or pack the delta before `new` changes. One thread: NumPy holds the interpreter's lock in the searches that take the
-    time, and a second thread only waited for it.
+    result: the content hash of `new` if it is known (`WeightWriter.publish` returns it). Only sparse values
+    are copied: use or pack the delta before `new` changes. One thread: NumPy holds the interpreter's lock in
+    the searches that take the time, and a second thread only waited for it.
     """
     layout = layout_of(new)
     if layout_of(base).hash != layout.hash:
         raise UserError("a delta needs the same tensors in base and new; send the full weights")
     olds, news = ([elements(t[n]) for n in layout.names] for t in (base, new))
-    tried = [sparse_pays(n.nbytes, n.itemsize, sampled_density(o, n), link, costs) and n.size < 2**32
-             for o, n in zip(olds, news, strict=True)]
+    tried = [
+        sparse_pays(n.nbytes, n.itemsize, sampled_density(o, n), link, costs) and n.size < 2**32
+        for o, n in zip(olds, news, strict=True)
+    ]
     found: dict[int, list] = {}
     for i, n in enumerate(news):
         size = BLOCK * 8 // n.itemsize
-        found[i] = [(s, _block(olds[i][s:s + size], n[s:s + size])) for s in range(0, len(n) if tried[i] else 0, size)]
+        found[i] = [
+            (s, _block(olds[i][s : s + size], n[s : s + size]))
+            for s in range(0, len(n) if tried[i] else 0, size)
+        ]
     parts = []
     for i, n in enumerate(news):
         changed = sum(len(b[0]) for _, b in found[i])
@@ -209,7 +234,9 @@ def diff(base: dict[str, Tensor], new: dict[str, Tensor], base_version: int, new
             parts.append(_sparse([b for _, b in found[i]], [s for s, _ in found[i]]))
         else:
             parts.append(_dense(n))
-    return Delta(layout.hash, base_version, new_version, content_hash(new) if result is None else result, tuple(parts))
+    return Delta(
+        layout.hash, base_version, new_version, content_hash(new) if result is None else result, tuple(parts)
+    )
 
 
 def full(new: dict[str, Tensor], new_version: int, result: int | None = None) -> Delta:
@@ -225,7 +252,7 @@ def _indices(part: Part, start: int, stop: int, wide: int, last: int) -> tuple[n
     gaps = code.astype(np.int64)
     if wide < len(part.wide):
         escaped = np.flatnonzero(code == WIDE[code.itemsize])
-        gaps[escaped] = part.wide[wide:wide + len(escaped)]
+        gaps[escaped] = part.wide[wide : wide + len(escaped)]
         wide += len(escaped)
     gaps[0] += last
     return gaps.cumsum(out=gaps), wide
@@ -234,8 +261,8 @@ def _indices(part: Part, start: int, stop: int, wide: int, last: int) -> tuple[n
 def apply(tensors: dict[str, Tensor], delta: Delta) -> None:
     """Overwrite what changed, in place (contiguous CPU tensors).
 
-    BadDelta if it does not fit; where an index is out of range (a sender's defect: `from_bytes` has checked the
-    bytes) some tensors are written by then.
+    BadDelta if it does not fit; where an index is out of range (a sender's defect: `from_bytes` has checked
+    the bytes) some tensors are written by then.
     """
     layout = layout_of(tensors)
     if layout.hash != delta.schema:
@@ -253,13 +280,13 @@ def apply(tensors: dict[str, Tensor], delta: Delta) -> None:
         try:
             for s in range(0, len(p.gaps), CHUNK):
                 index, wide = _indices(p, s, s + CHUNK, wide, last)
-                t[index] = p.values[s:s + CHUNK]
+                t[index] = p.values[s : s + CHUNK]
                 last = index[-1]
         except (IndexError, ValueError):
             raise BadDelta(f"tensor {name!r} of the delta has an index out of range") from None
 
 
-# ---- bytes -------------------------------------------------------------------------------------------------------
+# ---- bytes -------------------------------------------------------------------------------------------------
 
 
 def to_bytes(delta: Delta) -> np.ndarray:
@@ -277,8 +304,8 @@ def to_bytes(delta: Delta) -> np.ndarray:
     out[:at] = np.frombuffer(head, np.uint8)
     for section in (table, *sections):
         n = section.nbytes
-        out[at:at + n] = section.view(np.uint8)
-        out[at + n:at + _padded(n)] = 0
+        out[at : at + n] = section.view(np.uint8)
+        out[at + n : at + _padded(n)] = 0
         at += _padded(n)
     out[at:] = np.array([xxhash.xxh3_64_intdigest(out[:at].data)], "<u8").view(np.uint8)
     return out
@@ -289,7 +316,8 @@ def _padded(n: int) -> int:
 
 
 def from_bytes(data: "bytes | bytearray | memoryview | np.ndarray", layout: Layout) -> Delta:
-    """The delta of a message, as views of `data`. Raises BadDelta if it is cut, damaged or of other tensors."""
+    """The delta of a message, as views of `data`. Raises BadDelta if it is cut, damaged or of other
+    tensors."""
     raw = np.frombuffer(data, np.uint8)
     if len(raw) < HEADER.size + 8:
         raise BadDelta(f"the message is cut: {len(raw)} bytes")
@@ -303,7 +331,7 @@ def from_bytes(data: "bytes | bytearray | memoryview | np.ndarray", layout: Layo
     if schema != layout.hash:
         raise BadDelta("the delta is for other tensors")
     at = HEADER.size + ROW.itemsize * len(layout.names)
-    table, parts = raw[HEADER.size:at].view(ROW), []
+    table, parts = raw[HEADER.size : at].view(ROW), []
     try:
         for row in table.tolist():
             mode, gap, *counts = row
@@ -318,7 +346,7 @@ def from_bytes(data: "bytes | bytearray | memoryview | np.ndarray", layout: Layo
     return Delta(schema, base, new, result, tuple(parts))
 
 
-# ---- the two ends of a link --------------------------------------------------------------------------------------
+# ---- the two ends of a link --------------------------------------------------------------------------------
 
 
 class DeltaSender:
@@ -329,13 +357,18 @@ class DeltaSender:
         if not link > 0:
             raise UserError(f"link must be above 0 B/s, got {link}")
         self.version, self._link, self._costs = version, link, costs
-        self._last = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+        self._last = {
+            n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()
+        }
 
     def send(self, version: int, tensors: dict[str, Tensor], result: int | None = None) -> np.ndarray:
-        """The message from the last version to this one, uint8 [B]. result: content hash of `tensors` if known."""
+        """The message from the last version to this one, uint8 [B]. result: content hash of `tensors` if
+        known."""
         if version <= self.version:
             raise UserError(f"version {version} cannot follow {self.version}: versions only grow")
-        delta = diff(self._last, tensors, self.version, version, link=self._link, costs=self._costs, result=result)
+        delta = diff(
+            self._last, tensors, self.version, version, link=self._link, costs=self._costs, result=result
+        )
         message = to_bytes(delta)
         apply(self._last, delta)
         self.version = version
@@ -349,8 +382,9 @@ class DeltaSender:
 class DeltaReceiver:
     """A worker's end: `tensors` follow the messages in place.
 
-    The tensors must not be acted with meanwhile. On a host of several workers one process receives and gives each
-    version on by `WeightWriter.publish`: a receiver that dies half-way through a delta then harms nobody.
+    The tensors must not be acted with meanwhile. On a host of several workers one process receives and gives
+    each version on by `WeightWriter.publish`: a receiver that dies half-way through a delta then harms
+    nobody.
     """
 
     def __init__(self, tensors: dict[str, Tensor], verify: Verify = "always"):
@@ -360,12 +394,14 @@ class DeltaReceiver:
         self._verify: Verify = verify
         self._layout, self._count = layout_of(tensors), 0
 
-    def receive(self, data: "bytes | bytearray | memoryview | np.ndarray") -> Literal["applied", "old", "need_full"]:
+    def receive(
+        self, data: "bytes | bytearray | memoryview | np.ndarray"
+    ) -> Literal["applied", "old", "need_full"]:
         """Take one message.
 
         applied: `tensors` are whole and of `version` now. old: a repeated or late message, nothing was done.
-        need_full: it could not be used, `why` says why; ask the sender for `full()`. `version` is None while the
-        tensors are unusable.
+        need_full: it could not be used, `why` says why; ask the sender for `full()`. `version` is None while
+        the tensors are unusable.
         """
         try:
             delta = from_bytes(data, self._layout)

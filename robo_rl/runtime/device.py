@@ -1,7 +1,9 @@
-"""Rollouts of simulators whose tensors live on a device: observations, actions and rewards never come to the host.
+"""Rollouts of simulators whose tensors live on a device: observations, actions and rewards never come to the
+host.
 
-What `robo_rl.rollout.Collector` does with arrays, for envs that give torch tensors (Isaac, ManiSkill's GPU backend). The host waits for
-the device once per decision, to know which envs begin anew, not once per step. Axes as in `robo_rl.rollout`.
+What `robo_rl.rollout.Collector` does with arrays, for envs that give torch tensors (Isaac, ManiSkill's GPU
+backend). The host waits for the device once per decision, to know which envs begin anew, not once per step.
+Axes as in `robo_rl.rollout`.
 """
 
 from typing import Any
@@ -24,15 +26,18 @@ def on_device(env) -> bool:
 
 
 class DeviceCollector:
-    """Keeps a vector env of tensors going; the only owner of its episode statistics, which are on the device too."""
+    """Keeps a vector env of tensors going; the only owner of its episode statistics, which are on the device
+    too."""
 
     def __init__(self, env, policy: Policy, gamma: float, seed: int):
         self.env, self.gamma, self.seed = env, gamma, seed
         self.spec, self.execute, self.device = policy.spec, policy.options.execute, device_of(policy)
         self.n, self.decision, self.timer, self.generator = env.num_envs, 0, Timer(), torch.Generator()
         self.obs = self._read(env.reset(seed=seed)[0])
-        self.returns, self.lengths, self.gains = (torch.zeros(self.n, dtype=d, device=self.device)
-                                                  for d in (torch.float64, torch.int64, torch.float32))
+        self.returns, self.lengths, self.gains = (
+            torch.zeros(self.n, dtype=d, device=self.device)
+            for d in (torch.float64, torch.int64, torch.float32)
+        )
         self.alive = torch.ones(self.n, dtype=torch.bool, device=self.device)
 
     def _read(self, raw: dict) -> Obs:
@@ -40,19 +45,26 @@ class DeviceCollector:
 
     def begin(self, starts: np.ndarray) -> None:
         """Start one episode per env from `starts[N]`."""
-        self.obs = self._read(self.env.reset(options={"reset_mask": np.ones(self.n, bool), "starts": starts})[0])
+        self.obs = self._read(
+            self.env.reset(options={"reset_mask": np.ones(self.n, bool), "starts": starts})[0]
+        )
         for x in (self.returns, self.lengths, self.gains):
             x.zero_()
         self.alive.fill_(True)
 
     def run_chunk(self, actions: Tensor) -> tuple[dict, dict[str, Tensor]]:
-        """Execute `actions[N,E,A]` -> the observation after it, and what `robo_rl.rollout.run_chunk` gives beside it, as columns [N].
+        """Execute `actions[N,E,A]` -> the observation after it, and what `robo_rl.rollout.run_chunk` gives
+        beside it, as columns [N].
 
-        Every step is made: an env that is over stays as it is, and to ask whether all are over would wait for the device.
+        Every step is made: an env that is over stays as it is, and to ask whether all are over would wait for
+        the device.
         """
         out, e = {}, actions.shape[1]
         over = torch.zeros(self.n, dtype=torch.bool, device=self.device)
-        reward, steps = torch.zeros(self.n, dtype=torch.float64, device=self.device), torch.zeros_like(self.lengths)
+        reward, steps = (
+            torch.zeros(self.n, dtype=torch.float64, device=self.device),
+            torch.zeros_like(self.lengths),
+        )
         raw_sum, raw = torch.zeros_like(reward), {}
         for j in range(e):
             if e > 1 and hasattr(self.env, "images"):
@@ -67,7 +79,8 @@ class DeviceCollector:
         return raw, out | {"reward": reward.float(), "raw": raw_sum, "steps": steps}
 
     def decide(self, policy: Policy, version: int, explore: bool, whole: bool) -> tuple[dict[str, Any], bool]:
-        """One decision in every env -> its row of columns, and whether an episode ended; `whole` leaves an env that is over as it is."""
+        """One decision in every env -> its row of columns, and whether an episode ended; `whole` leaves an
+        env that is over as it is."""
         seed_noise(self.generator, mix(self.seed, 0, self.decision))
         self.timer.skip()
         seen, chunk = self.obs, policy.act(self.obs, self.generator, explore)
@@ -78,10 +91,23 @@ class DeviceCollector:
         self.returns += c["raw"] * alive
         self.lengths += c["steps"] * alive
         self.gains = self.gains * self.gamma**self.execute + c["reward"] * alive
-        row = {"obs": seen, "trace": chunk.trace, "x0": chunk.x0, "logp": chunk.logp, "rewards": c["reward"] * alive, "done": done,
-               "mask": alive.clone(), "discounts": torch.where(c["terminated"], 0.0, (self.gamma ** c["steps"]).float()),
-               "executed": c["steps"], "success": c["success"], "returns": self.returns.clone(), "lengths": self.lengths.clone(),
-               "gains": self.gains.clone(), "version": torch.full_like(c["steps"], version), "final": {}}
+        row = {
+            "obs": seen,
+            "trace": chunk.trace,
+            "x0": chunk.x0,
+            "logp": chunk.logp,
+            "rewards": c["reward"] * alive,
+            "done": done,
+            "mask": alive.clone(),
+            "discounts": torch.where(c["terminated"], 0.0, (self.gamma ** c["steps"]).float()),
+            "executed": c["steps"],
+            "success": c["success"],
+            "returns": self.returns.clone(),
+            "lengths": self.lengths.clone(),
+            "gains": self.gains.clone(),
+            "version": torch.full_like(c["steps"], version),
+            "final": {},
+        }
         self.gains = torch.where(done, 0.0, self.gains)
         self.obs = self._read(raw)
         ended = bool(done.any())  # the one wait of a decision
@@ -112,7 +138,9 @@ class DeviceCollector:
         return self._rollout(rows)
 
     def _rollout(self, rows: list[dict[str, Any]]) -> Rollout:
-        c: dict[str, Any] = {k: torch.stack([r[k] for r in rows]) for k, v in rows[0].items() if isinstance(v, Tensor)}
+        c: dict[str, Any] = {
+            k: torch.stack([r[k] for r in rows]) for k, v in rows[0].items() if isinstance(v, Tensor)
+        }
         groups = {g: {k: torch.stack([r[g][k] for r in rows]) for k in rows[0][g]} for g in ("obs", "trace")}
         finals = [r["final"] for r in rows if r["final"]]
         final = {k: torch.cat([f[k] for f in finals]) if finals else v[:0] for k, v in self.obs.items()}
@@ -120,23 +148,45 @@ class DeviceCollector:
         counts = torch.stack([over.sum(), (c["executed"] * c["mask"]).sum()]).tolist()
         stats = {"episodes": float(counts[0]), "env_steps": float(counts[1])}
         if counts[0]:
-            means = torch.stack([c[k][over].double().mean() for k in ("success", "returns", "lengths")]).tolist()
+            means = torch.stack(
+                [c[k][over].double().mean() for k in ("success", "returns", "lengths")]
+            ).tolist()
             stats |= dict(zip(("success", "return", "length"), means, strict=True))
         return Rollout(
-            obs=groups["obs"], trace=groups["trace"], x0=c["x0"], logp=c["logp"], rewards=c["rewards"], discounts=c["discounts"],
-            done=over, executed=c["executed"], mask=c["mask"], version=c["version"], gains=c["gains"],
-            outcome=c["returns"][-1].float(), final_obs=final, last_obs=dict(self.obs), stats=stats, success=(c["success"] & over).any(0),
-            lengths=c["lengths"][-1])
+            obs=groups["obs"],
+            trace=groups["trace"],
+            x0=c["x0"],
+            logp=c["logp"],
+            rewards=c["rewards"],
+            discounts=c["discounts"],
+            done=over,
+            executed=c["executed"],
+            mask=c["mask"],
+            version=c["version"],
+            gains=c["gains"],
+            outcome=c["returns"][-1].float(),
+            final_obs=final,
+            last_obs=dict(self.obs),
+            stats=stats,
+            success=(c["success"] & over).any(0),
+            lengths=c["lengths"][-1],
+        )
 
 
 class DeviceFeed:
-    """A synchronous feed of one `DeviceCollector`: collect, update, collect. The sim has no snapshots, so what is in flight is lost
-    with the process; a run goes on with new episodes."""
+    """A synchronous feed of one `DeviceCollector`: collect, update, collect. The sim has no snapshots, so
+    what is in flight is lost with the process; a run goes on with new episodes."""
 
     ledger = None  # nothing is in flight while the learner learns
 
     def __init__(self, collector: DeviceCollector, policy: Policy, decisions: int, group: int, explore: bool):
-        self.collector, self.policy, self.decisions, self.group, self.explore = collector, policy, decisions, group, explore
+        self.collector, self.policy, self.decisions, self.group, self.explore = (
+            collector,
+            policy,
+            decisions,
+            group,
+            explore,
+        )
         self.version = 0
         if group and collector.n % group:
             raise UserError(f"--envs must be a multiple of --rl.group {group}, got {collector.n}")

@@ -1,19 +1,23 @@
 """Groups of episodes without a barrier: the rollout role with a group advantage, where data may be stale.
 
-A lease is a *group*: `group` whole episodes from one start, in a slot [decisions, group]. Each env (an *episode slot*) plays one
-episode after another, of whichever group is next in line, so that no env waits for the slowest of its group, its worker
-or its batch. More episodes are in flight than a batch needs; a batch closes when enough groups are whole, and what is
-unfinished then simply goes on under newer weights: every chunk carries the version that acted.
+A lease is a *group*: `group` whole episodes from one start, in a slot [decisions, group]. Each env (an
+*episode slot*) plays one episode after another, of whichever group is next in line, so that no env waits for
+the slowest of its group, its worker or its batch. More episodes are in flight than a batch needs; a batch
+closes when enough groups are whole, and what is unfinished then simply goes on under newer weights: every
+chunk carries the version that acted.
 
-The noise of decision t of member m of group u is drawn from (seed, worker, u, m, t) alone: it depends on no other env.
+The noise of decision t of member m of group u is drawn from (seed, worker, u, m, t) alone: it depends on no
+other env.
 
-With `control` a group is a tree: only its roots begin at the start, the other members where one forks (`robo_rl.runtime.branches`).
-With `shape` the size of a group comes with its lease, and may grow by rounds (`robo_rl.rollout_control.group_plan`).
-With `cheap` a group is played twice: first as `candidates` by the cheaper policy, then those of them that are kept, with the same noise, by
-the policy itself; the slot has these alone (`robo_rl.runtime.candidates`).
+With `control` a group is a tree: only its roots begin at the start, the other members where one forks
+(`robo_rl.runtime.branches`). With `shape` the size of a group comes with its lease, and may grow by rounds
+(`robo_rl.rollout_control.group_plan`).
+With `cheap` a group is played twice: first as `candidates` by the cheaper policy, then those of them that are
+kept, with the same noise, by the policy itself; the slot has these alone (`robo_rl.runtime.candidates`).
 
-Source: APRIL (arXiv 2509.18521), over-provisioned groups and recycled partial episodes. Where we differ: a simulator need
-not be interrupted to change its weights, so nothing is cut and put back; groups finished beyond a batch are in the next.
+Source: APRIL (arXiv 2509.18521), over-provisioned groups and recycled partial episodes. Where we differ: a
+simulator need not be interrupted to change its weights, so nothing is cut and put back; groups finished
+beyond a batch are in the next.
 """
 
 from collections.abc import Callable
@@ -37,8 +41,8 @@ from robo_rl.runtime.rollout_buffer import Lease
 
 @dataclass(slots=True)
 class Group:
-    """One lease that is being played: `begun` of `roots` members that begin at the start have had an env, member m has made
-    `made[m]` decisions."""
+    """One lease that is being played: `begun` of `roots` members that begin at the start have had an env,
+    member m has made `made[m]` decisions."""
 
     lease: Lease
     columns: Columns
@@ -60,7 +64,8 @@ class Group:
         return self.to_begin() + (len(self.tree.waiting) if self.tree else 0)
 
     def begin_next(self) -> tuple[int, int]:
-        """The next member, or candidate, begins at the start -> it, and the number that its noise follows from."""
+        """The next member, or candidate, begins at the start -> it, and the number that its noise follows
+        from."""
         c = self.candidates
         if c and c.kept is None:
             c.begun += 1
@@ -78,13 +83,25 @@ class Group:
 
 
 class EpisodeSlots:
-    """The envs of one collector, each on its own. `refresh()` makes the newest weights the policy's -> their version.
+    """The envs of one collector, each on its own. `refresh()` makes the newest weights the policy's -> their
+    version.
 
-    `group` members fit a slot; `shape`: how many of them a group has is said by its lease; `cheap`: plays so many `candidates` first."""
+    `group` members fit a slot; `shape`: how many of them a group has is said by its lease; `cheap`: plays so
+    many `candidates` first."""
 
-    def __init__(self, index: int, collector: Collector, policy: Policy, refresh: Callable[[], int], group: int,
-                 explore: bool = True, control: TreeControl | None = None, shape: GroupShape | None = None,
-                 cheap: CheapPolicy | None = None, candidates: int = 0):
+    def __init__(
+        self,
+        index: int,
+        collector: Collector,
+        policy: Policy,
+        refresh: Callable[[], int],
+        group: int,
+        explore: bool = True,
+        control: TreeControl | None = None,
+        shape: GroupShape | None = None,
+        cheap: CheapPolicy | None = None,
+        candidates: int = 0,
+    ):
         self.control, self.shape, self.cheap, self.candidates = control, shape, cheap, candidates
         self.renewed = -1  # version of the weights that `cheap` has
         self.size = shape.group if shape else group  # samples of a batch that a group is, on average
@@ -103,8 +120,14 @@ class EpisodeSlots:
         """Rows of one group's columns."""
         rows = self.collector.layout(self.policy, self.explore)
         return {k: ((self.group, *row[1:]), dtype) for k, (row, dtype) in rows.items()} | (
-            tree_layout(self.group) if self.control else group_layout(self.group) if self.shape else
-            candidate_layout(self.group, self.candidates) if self.candidates else {})
+            tree_layout(self.group)
+            if self.control
+            else group_layout(self.group)
+            if self.shape
+            else candidate_layout(self.group, self.candidates)
+            if self.candidates
+            else {}
+        )
 
     @property
     def waiting(self) -> int:
@@ -124,12 +147,21 @@ class EpisodeSlots:
         key, chooser = mix(self.collector.seed, 5, self.index, lease.uid, 0), self.collector.chooser
         start = lease.start if self.shape else key >> 32 if chooser is None else int(chooser.draw(key, 1)[0])
         tree = GroupTree([Branch() for _ in range(self.roots)]) if self.control else None
-        self.groups[lease.uid] = Group(lease, columns, start, 0, np.zeros(self.group, np.int64), np.zeros(self.group, bool),
-                                       lease.members or self.roots, tree,
-                                       Candidates.of(self.candidates) if self.candidates else None)
+        self.groups[lease.uid] = Group(
+            lease,
+            columns,
+            start,
+            0,
+            np.zeros(self.group, np.int64),
+            np.zeros(self.group, bool),
+            lease.members or self.roots,
+            tree,
+            Candidates.of(self.candidates) if self.candidates else None,
+        )
 
     def decide(self) -> list[tuple[int, int, int]]:
-        """One decision in every env that plays -> the groups that are whole now: (uid, rows, oldest version)."""
+        """One decision in every env that plays -> the groups that are whole now: (uid, rows, oldest
+        version)."""
         self._assign()
         c = self.collector
         c.observe(self.line, 0)
@@ -145,7 +177,7 @@ class EpisodeSlots:
                 self._keep(g, envs)
                 if self.control:
                     self._grow(uid, g, envs)
-            if g.over[:g.members()].all() and not self._another_round(g):
+            if g.over[: g.members()].all() and not self._another_round(g):
                 rows = int(g.made.max())
                 fill(g.columns, g.made, rows)
                 whole.append((uid, rows, int(g.columns["version"][:rows, g.made > 0].min())))
@@ -177,34 +209,42 @@ class EpisodeSlots:
         """Whether a start whose episodes are over is to be played again; then its group grows."""
         if self.shape is None or self.shape.rounds is None:
             return False
-        last = g.made[:g.roots] - 1
+        last = g.made[: g.roots] - 1
         more = self.shape.rounds.more(g.columns["returns"][last, np.arange(g.roots)])
         g.roots += more
         return more > 0
 
     def _grow(self, uid: int, g: Group, envs: np.ndarray) -> None:
-        """Tell the control which of the branches that `envs` played ended, and let it stop and fork the others."""
+        """Tell the control which of the branches that `envs` played ended, and let it stop and fork the
+        others."""
         control, tree, ended = self.control, g.tree, self.line["done"][0, envs]
         assert control is not None and tree is not None
         for env in envs[ended].tolist():
             m = int(self.member[env])
             branch = tree.branches[m]
-            control.over(g.columns[OBS + "state"][:g.made[m], m], branch.depth, bool(self.line["success"][0, env]),
-                         float(self.line["returns"][0, env]), branch.odds)
+            control.over(
+                g.columns[OBS + "state"][: g.made[m], m],
+                branch.depth,
+                bool(self.line["success"][0, env]),
+                float(self.line["returns"][0, env]),
+                branch.odds,
+            )
         envs = envs[~ended]
         if len(envs):
             members, key = self.member[envs], mix(self.collector.seed, self.index, uid)
-            stopped = grow(control, self.collector, tree, g.columns, envs, members, g.made[members], self.group, key)
+            stopped = grow(
+                control, self.collector, tree, g.columns, envs, members, g.made[members], self.group, key
+            )
             gone = envs[np.isin(members, stopped)]
             g.over[stopped] = True
             self.uid[gone], self.collector.alive[gone] = -1, False
 
     def _think(self) -> np.ndarray:
-        """Decide -> actions [N,E,A]. Where there are candidates each policy acts in the envs that are its own; of a candidate nothing but
-        its actions is kept."""
+        """Decide -> actions [N,E,A]. Where there are candidates each policy acts in the envs that are its
+        own; of a candidate nothing but its actions is kept."""
         c, noise, version = self.collector, self._noise(), self.refresh()
         if self.cheap is None:
-            actions, = think(self.policy, [(self.line, 0)], noise, version, self.explore)
+            (actions,) = think(self.policy, [(self.line, 0)], noise, version, self.explore)
             c.timer.add("policy")
             return actions
         if version != self.renewed:
@@ -214,20 +254,25 @@ class EpisodeSlots:
         choosing = np.isin(self.uid, [uid for uid, g in self.groups.items() if g.chooses()])
         if len(envs := np.flatnonzero((self.uid >= 0) & ~choosing)):
             part = {k: v[:, envs] for k, v in self.line.items()}
-            actions[envs], = think(self.policy, [(part, 0)], [noise[i] for i in envs], version, self.explore)
+            (actions[envs],) = think(
+                self.policy, [(part, 0)], [noise[i] for i in envs], version, self.explore
+            )
             for k, v in part.items():
                 if not k.startswith((OBS, FINAL)):
                     self.line[k][:, envs] = v
             c.timer.add("policy")
         if len(envs := np.flatnonzero(choosing)):
-            obs = {k[len(OBS):]: torch.from_numpy(v[0, envs]) for k, v in self.line.items() if k.startswith(OBS)}
+            obs = {
+                k[len(OBS) :]: torch.from_numpy(v[0, envs]) for k, v in self.line.items() if k.startswith(OBS)
+            }
             chunk = self.cheap.act(to_policy(obs, self.policy), [noise[i] for i in envs], self.explore)
             actions[envs] = chunk.actions.cpu().numpy()
             c.timer.add("candidates")
         return actions
 
     def _judge(self, g: Group, envs: np.ndarray) -> None:
-        """Take up which of the candidates that `envs` play ended; where all have, choose those that are played again."""
+        """Take up which of the candidates that `envs` play ended; where all have, choose those that are
+        played again."""
         assert g.candidates is not None
         ended = envs[self.line["done"][0, envs]]
         g.candidates.ended(self.member[ended], self.line, ended)
@@ -264,22 +309,49 @@ class EpisodeSlots:
     # ---- state
 
     def state(self) -> dict:
-        """Everything but the rows, which are in the slots, and their checksums; {} where the sim has no snapshots."""
+        """Everything but the rows, which are in the slots, and their checksums; {} where the sim has no
+        snapshots."""
         state = self.collector.state()
-        return {"collector": state, "uid": self.uid.copy(), "member": self.member.copy(), "row": self.row.copy(),
+        return (
+            {
+                "collector": state,
+                "uid": self.uid.copy(),
+                "member": self.member.copy(),
+                "row": self.row.copy(),
                 "number": self.number.copy(),
-                "groups": [[uid, g.start, g.begun, g.made.tolist(), g.over.tolist(), digest(g.columns, g.made),
-                            g.tree and g.tree.state(), g.roots, g.candidates and g.candidates.state()] for uid, g in self.groups.items()],
-                "control": self.control and self.control.state()} if state else {}
+                "groups": [
+                    [
+                        uid,
+                        g.start,
+                        g.begun,
+                        g.made.tolist(),
+                        g.over.tolist(),
+                        digest(g.columns, g.made),
+                        g.tree and g.tree.state(),
+                        g.roots,
+                        g.candidates and g.candidates.state(),
+                    ]
+                    for uid, g in self.groups.items()
+                ],
+                "control": self.control and self.control.state(),
+            }
+            if state
+            else {}
+        )
 
     def resume(self, state: dict, leases: list[tuple[Lease, Columns]]) -> None:
-        """Go on with `leases`, all that this worker holds: those in `state` where they were, others from their start.
+        """Go on with `leases`, all that this worker holds: those in `state` where they were, others from
+        their start.
 
         A group whose rows are not those that the state was saved with (torn by a power cut) begins anew.
         """
         known = {row[0]: row[1:] for row in state["groups"]} if state else {}
-        whole = [lease.uid for lease, columns in leases if lease.uid in known and
-                 digest(columns, np.array(known[lease.uid][2], np.int64)) == known[lease.uid][4]]
+        whole = [
+            lease.uid
+            for lease, columns in leases
+            if lease.uid in known
+            and digest(columns, np.array(known[lease.uid][2], np.int64)) == known[lease.uid][4]
+        ]
         if state:
             self.collector.set_state(state["collector"])
             self.uid, self.member, self.row = (np.array(state[k]) for k in ("uid", "member", "row"))
@@ -302,24 +374,26 @@ class EpisodeSlots:
 
 
 def digest(columns: Columns, made: np.ndarray) -> int:
-    """63 bits of what members wrote: rows before `made[m]` of member m, the observation after, last ones of its episode."""
+    """63 bits of what members wrote: rows before `made[m]` of member m, the observation after, last ones of
+    its episode."""
     h, rows = xxhash.xxh3_64(), np.arange(int(made.max(initial=0)) + 1)[:, None]
     before, upto = (rows < made)[:-1], rows <= made
-    ended = before & (columns["done"].view(np.uint8)[:len(before)] != 0)
+    ended = before & (columns["done"].view(np.uint8)[: len(before)] != 0)
     for k, v in columns.items():
         mask = upto & (made > 0) if k.startswith(OBS) else ended if k.startswith(FINAL) else before
-        h.update(np.ascontiguousarray(v[:len(mask)][mask]).data)
+        h.update(np.ascontiguousarray(v[: len(mask)][mask]).data)
     return h.intdigest() >> 1
 
 
 def fill(columns: Columns, made: np.ndarray, rows: int) -> None:
-    """Make what follows a member's last decision, up to `rows`, what it is in an env that is over: masked, reward 0."""
+    """Make what follows a member's last decision, up to `rows`, what it is in an env that is over: masked,
+    reward 0."""
     for m, last in enumerate(made.tolist()):
         for k, v in columns.items():
             if not last and not k.startswith(FINAL):  # a member that a tree had no need of
-                v[:rows + k.startswith(OBS), m] = k == "discounts"
+                v[: rows + k.startswith(OBS), m] = k == "discounts"
             elif k.startswith(OBS):
-                v[last + 1:rows + 1, m] = v[last, m]
+                v[last + 1 : rows + 1, m] = v[last, m]
             elif k in REPEATED:
                 v[last:rows, m] = v[last - 1, m]
             elif not k.startswith(FINAL):

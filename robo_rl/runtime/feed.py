@@ -1,10 +1,12 @@
 """What a learner sees of the collecting side: the next batch, new weights out, a checkpoint made.
 
-    while training:                              (periodic: learner.accumulate(feed.stream(), progress) in their place)
-        rollout = feed.next()                    fresh enough: no decision in it is more than `staleness` versions old
-        learner.update(rollout, progress, feed.version)
-        feed.publish()                           version + 1
-        save(..., feed.state()); feed.commit()   what was learnt from is durable, its slots are free
+while training:                              (periodic: learner.accumulate(feed.stream(), progress) in their
+                                             place)
+    rollout = feed.next()                    fresh enough: no decision in it is more than `staleness` versions
+                                             old
+    learner.update(rollout, progress, feed.version)
+    feed.publish()                           version + 1
+    save(..., feed.state()); feed.commit()   what was learnt from is durable, its slots are free
 """
 
 from collections.abc import Iterator
@@ -34,10 +36,11 @@ class Feed(Protocol):
 
 
 def make_batch(parts: list[tuple[Columns, int]], version: int, staleness: int) -> Rollout:
-    """One rollout of finished fragments; decisions more than `staleness` versions old are masked out and counted.
+    """One rollout of finished fragments; decisions more than `staleness` versions old are masked out and
+    counted.
 
-    Statistics: staleness/mean, staleness/max (of what is trained on), staleness/masked (fraction), staleness/hist_<i> (fraction of
-    decisions i versions old, the last bin and beyond together).
+    Statistics: staleness/mean, staleness/max (of what is trained on), staleness/masked (fraction),
+    staleness/hist_<i> (fraction of decisions i versions old, the last bin and beyond together).
     """
     r = rollout_of(parts)
     age = version - r.version
@@ -46,9 +49,11 @@ def make_batch(parts: list[tuple[Columns, int]], version: int, staleness: int) -
         r.mask = live & ~old
     made = max(int(live.sum()), 1)
     kept = age[r.mask]
-    r.stats |= {"staleness/mean": float(kept.float().mean()) if len(kept) else 0.0,
-                "staleness/max": float(kept.max()) if len(kept) else 0.0,
-                "staleness/masked": float((live & old).sum()) / made}
+    r.stats |= {
+        "staleness/mean": float(kept.float().mean()) if len(kept) else 0.0,
+        "staleness/max": float(kept.max()) if len(kept) else 0.0,
+        "staleness/masked": float((live & old).sum()) / made,
+    }
     for i in range(min(staleness, 8) + 1):
         here = age == i if i < 8 else age >= 8
         r.stats[f"staleness/hist_{i}"] = float((live & here).sum()) / made
@@ -57,12 +62,17 @@ def make_batch(parts: list[tuple[Columns, int]], version: int, staleness: int) -
 
 
 def merge_batch_stats(stats: list[dict[str, float]]) -> dict[str, float]:
-    """Statistics of one batch from those of its pieces: sums of counts, greatest ages, means over episodes of the rest."""
+    """Statistics of one batch from those of its pieces: sums of counts, greatest ages, means over episodes of
+    the rest."""
     if len(stats) == 1:
         return stats[0]
     out: dict[str, float] = {}
     for k in dict.fromkeys(k for s in stats for k in s):
-        rows = [(s[k], s["episodes"] if k in ("success", "return", "length", "stored") else 1.0) for s in stats if k in s]
+        rows = [
+            (s[k], s["episodes"] if k in ("success", "return", "length", "stored") else 1.0)
+            for s in stats
+            if k in s
+        ]
         if k in ("episodes", "env_steps"):
             out[k] = sum(v for v, _ in rows)
         elif k == "staleness/max":

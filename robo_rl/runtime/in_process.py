@@ -1,7 +1,7 @@
 """Every role in this process, in an order drawn from a seed: for proofs, for debugging, and for one core.
 
-With staleness 0 and one worker this is the plain loop: collect, update, collect. With more it is as asynchronous as
-processes are, and repeats exactly: which role moves next is drawn from (seed, move).
+With staleness 0 and one worker this is the plain loop: collect, update, collect. With more it is as
+asynchronous as processes are, and repeats exactly: which role moves next is drawn from (seed, move).
 """
 
 from collections.abc import Callable, Iterator
@@ -20,21 +20,34 @@ from robo_rl.runtime.worker import Worker
 
 
 class InProcessFeed:
-    """A feed of workers that are stepped in turn. `make(index, refresh)` builds one, or one's `EpisodeSlots`; weights are the
-    learner's own, so they are always new.
+    """A feed of workers that are stepped in turn. `make(index, refresh)` builds one, or one's `EpisodeSlots`;
+    weights are the learner's own, so they are always new.
 
-    `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in flight. `planned`: the
-    groups of episode slots have sizes that are decided.
+    `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in
+    flight. `planned`: the groups of episode slots have sizes that are decided.
     """
 
-    def __init__(self, workers: int, make: "Callable[[int, Callable[[], int]], Worker | EpisodeSlots]", batch: int, staleness: int,
-                 decisions: int, seed: int, planned: PlannedGroups | None = None):
+    def __init__(
+        self,
+        workers: int,
+        make: "Callable[[int, Callable[[], int]], Worker | EpisodeSlots]",
+        batch: int,
+        staleness: int,
+        decisions: int,
+        seed: int,
+        planned: PlannedGroups | None = None,
+    ):
         self.seed, self.moves, self.planned = seed, 0, planned
         self.workers = [make(i, lambda: self.version) for i in range(workers)]
         self.whole = bool(self.workers[0].group)
         self.rows = self.workers[0].collector.longest() if self.whole else decisions
-        shares = {w.index: (1 if self.whole else decisions, w.size if isinstance(w, EpisodeSlots) else w.collector.n)
-                  for w in self.workers}
+        shares = {
+            w.index: (
+                1 if self.whole else decisions,
+                w.size if isinstance(w, EpisodeSlots) else w.collector.n,
+            )
+            for w in self.workers
+        }
         per_batch = max(workers, -(-batch // min(n for _, n in shares.values())) if self.whole else 0)
         self.ledger = Ledger(batch, staleness, 2 * per_batch * (staleness + 2), shares)
         self.columns: dict[int, Columns] = {}  # by slot
@@ -52,7 +65,11 @@ class InProcessFeed:
         """One decision of a worker -> False where it must wait."""
         if isinstance(worker, EpisodeSlots):
             for _ in range(worker.wants()):
-                f = self.planned.lease(self.ledger, worker.index, True) if self.planned else self.ledger.lease(worker.index, more=True)
+                f = (
+                    self.planned.lease(self.ledger, worker.index, True)
+                    if self.planned
+                    else self.ledger.lease(worker.index, more=True)
+                )
                 if f is None:
                     break
                 worker.begin(*self._work(f, worker.layout()))
@@ -81,8 +98,15 @@ class InProcessFeed:
         return self._lease(f), self.columns[f.slot]
 
     def _lease(self, f: Fragment) -> Lease:
-        return Lease(f.uid, f.slot, self.rows if self.whole else f.decisions, 0, f.due, members=f.envs if self.planned else 0,
-                     start=f.start)
+        return Lease(
+            f.uid,
+            f.slot,
+            self.rows if self.whole else f.decisions,
+            0,
+            f.due,
+            members=f.envs if self.planned else 0,
+            start=f.start,
+        )
 
     def _seal(self, uid: int, rows: int, oldest: int) -> None:
         f = self.ledger.fragments[uid]
@@ -94,7 +118,8 @@ class InProcessFeed:
             self.ledger.refuse(uid, broken=False)
 
     def next(self) -> Rollout:
-        """The next batch; with staleness, workers have by then run ahead by a number of decisions that is drawn."""
+        """The next batch; with staleness, workers have by then run ahead by a number of decisions that is
+        drawn."""
         ahead = self._draw(1 + 2 * self.rows * len(self.workers)) if self.ledger.staleness else 0
         waiting: set[int] = set()
         refused = self.ledger.refused
@@ -104,8 +129,10 @@ class InProcessFeed:
                 break
             assert len(waiting) < len(self.workers), "every worker waits and no batch is ready"
             if self.ledger.refused - refused > 10 * self.ledger.batch:
-                raise UserError("the sim or the policy keeps giving numbers that are not finite; "
-                                "lower --rl.lr, or look at the sim")
+                raise UserError(
+                    "the sim or the policy keeps giving numbers that are not finite; "
+                    "lower --rl.lr, or look at the sim"
+                )
             i = self._draw(len(self.workers)) if len(self.workers) > 1 else 0
             if self._move(self.workers[i]):
                 waiting.clear()
@@ -123,7 +150,9 @@ class InProcessFeed:
         assert rounds and self.ledger.staleness == 0, "a stream is synchronous"
         for i in range(rounds):
             for w in self.workers:
-                while (f := self.ledger.take_from(w.index, i == rounds - 1 and w is self.workers[-1])) is None:
+                while (
+                    f := self.ledger.take_from(w.index, i == rounds - 1 and w is self.workers[-1])
+                ) is None:
                     assert self._move(w), "a worker waits and its fragment is not there"
                 yield make_batch([(self.columns[f.slot], f.rows)], self.version, 0)
 
@@ -156,13 +185,25 @@ class InProcessFeed:
         return ""
 
     def state(self) -> dict:
-        """Everything in flight; where the sim has no snapshots, the unfinished fragments are cut when it is loaded."""
+        """Everything in flight; where the sim has no snapshots, the unfinished fragments are cut when it is
+        loaded."""
         slots = {f.slot for f in self.ledger.fragments.values()}
-        return {"ledger": self.ledger.state_dict(), "moves": self.moves,
-                "columns": {s: self.columns[s] for s in sorted(slots)},
-                "workers": [w.state() if isinstance(w, EpisodeSlots) else {
-                    "collector": w.collector.state(), "last": w.last, "lease": w.lease and [
-                        w.lease.uid, w.lease.slot, w.lease.rows, w.made, w.lease.due, w.oldest]} for w in self.workers]}
+        return {
+            "ledger": self.ledger.state_dict(),
+            "moves": self.moves,
+            "columns": {s: self.columns[s] for s in sorted(slots)},
+            "workers": [
+                w.state()
+                if isinstance(w, EpisodeSlots)
+                else {
+                    "collector": w.collector.state(),
+                    "last": w.last,
+                    "lease": w.lease
+                    and [w.lease.uid, w.lease.slot, w.lease.rows, w.made, w.lease.due, w.oldest],
+                }
+                for w in self.workers
+            ],
+        }
 
     def load_state(self, state: dict) -> bool:
         """Go on from `state()` -> whether exactly (False: the sim has no snapshots)."""

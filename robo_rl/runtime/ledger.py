@@ -1,7 +1,7 @@
 """Who may collect, what is finished, what is trained on: counts and states, no clock, no files, no processes.
 
-Work comes in *fragments*: up to T decisions of the n envs of one worker, in a slot of its own. Everything is counted in
-*samples* (decisions times envs).
+Work comes in *fragments*: up to T decisions of the n envs of one worker, in a slot of its own. Everything is
+counted in *samples* (decisions times envs).
 
     lease -> LEASED --seal--> READY --take--> TAKEN --commit--> (slot free again)
                |  worker dies: attempt + 1, the same worker goes on at its last decision
@@ -9,12 +9,13 @@ Work comes in *fragments*: up to T decisions of the n envs of one worker, in a s
 
 Admission (AReaL's arithmetic): with a batch of B samples and staleness bound eta,
 
-    admitted <= learnt + (eta + 1) B,        learnt = samples of the batches behind the present version (v B, or more where
-                                             fragments do not add up to B)
+    admitted <= learnt + (eta + 1) B,        learnt = samples of the batches behind the present version (v B,
+                                             or more where fragments do not add up to B)
 
-so at most eta batches wait or are being made beyond the one the learner needs. eta = 0 is synchronous: every worker
-then has a fixed share of every batch. Fragments are taken oldest first as they are finished (completion order); the
-bound itself is kept by the learner, which trains on no decision more than eta versions old (`robo_rl.runtime.feed`).
+so at most eta batches wait or are being made beyond the one the learner needs. eta = 0 is synchronous: every
+worker then has a fixed share of every batch. Fragments are taken oldest first as they are finished
+(completion order); the bound itself is kept by the learner, which trains on no decision more than eta
+versions old (`robo_rl.runtime.feed`).
 """
 
 from collections.abc import Callable
@@ -64,7 +65,8 @@ class Ledger:
         self.used: dict[int, int] = {}  # samples leased per worker since the last version (staleness 0)
         self.replay: list[list[int]] = []  # uids of batches that a learner took and then died over, in order
         self.taken = self.learnt = self.committed = self.refused = 0  # samples
-        self.recovered = False  # after a crash, or under a bound that was lowered, more may be admitted than the version allows
+        # after a crash, or under a bound that was lowered, more may be admitted than the version allows
+        self.recovered = False
 
     # ---- collecting
 
@@ -72,9 +74,12 @@ class Ledger:
         """What the worker has not finished."""
         return list(self.leased.get(worker, {}).values())
 
-    def lease(self, worker: int, more: bool = False, group: "Callable[[int], tuple[int, int]] | None" = None) -> Fragment | None:
-        """The worker's unfinished fragment, else a new one, else None: it must wait. `more`: one beside those it has. `group(room)` says
-        where a group begins and of how many episodes it is; such fragments are nobody's fixed share."""
+    def lease(
+        self, worker: int, more: bool = False, group: "Callable[[int], tuple[int, int]] | None" = None
+    ) -> Fragment | None:
+        """The worker's unfinished fragment, else a new one, else None: it must wait. `more`: one beside those
+        it has. `group(room)` says where a group begins and of how many episodes it is; such fragments are
+        nobody's fixed share."""
         if not more and (held := self.held(worker)):
             return held[0]
         decisions, envs = self.shares[worker]
@@ -128,7 +133,8 @@ class Ledger:
         self.widest = max(self.widest, share[1])
 
     def refuse(self, uid: int, broken: bool = True) -> None:
-        """A finished fragment is unusable (not finite, wrong shape), or teaches nothing (not `broken`): its samples are collected anew."""
+        """A finished fragment is unusable (not finite, wrong shape), or teaches nothing (not `broken`): its
+        samples are collected anew."""
         f = self.fragments[uid]
         assert f.state == READY, f
         self.refused += f.made * f.envs * broken
@@ -136,7 +142,8 @@ class Ledger:
         self._drop(f)
 
     def bound(self, staleness: int) -> None:
-        """Admit and train by another bound from now on; what was admitted by a wider one stays, and is masked where it is too old."""
+        """Admit and train by another bound from now on; what was admitted by a wider one stays, and is masked
+        where it is too old."""
         self.recovered = self.recovered or staleness < self.staleness
         self.staleness = staleness
 
@@ -153,7 +160,8 @@ class Ledger:
         return 0 if self.batch % self.round_samples else self.batch // self.round_samples
 
     def take_from(self, worker: int, last: bool) -> Fragment | None:
-        """The worker's oldest finished fragment becomes a part of the next batch, perhaps its `last`; None: wait."""
+        """The worker's oldest finished fragment becomes a part of the next batch, perhaps its `last`; None:
+        wait."""
         ready = [f for f in self.finished.values() if f.worker == worker]
         if not ready:
             return None
@@ -164,7 +172,8 @@ class Ledger:
         return f
 
     def oldest(self) -> tuple[list[Fragment], int]:
-        """The finished fragments that the next batch would be of if no other came, oldest first, and their samples."""
+        """The finished fragments that the next batch would be of if no other came, oldest first, and their
+        samples."""
         ready = self.finished.values()
         if self.samples <= self.batch:
             return list(ready), self.samples
@@ -177,7 +186,8 @@ class Ledger:
         return chosen, total
 
     def take(self) -> list[Fragment] | None:
-        """Fragments of the next batch, oldest first chosen, in an order that depends on no timing; None: wait."""
+        """Fragments of the next batch, oldest first chosen, in an order that depends on no timing; None:
+        wait."""
         if self.replay:
             chosen = [self.fragments[uid] for uid in self.replay.pop(0)]
             for f in chosen:
@@ -210,14 +220,23 @@ class Ledger:
 
     # ---- a learner that died
 
-    def recover(self, found: "list[Fragment]", version: int, next_batch: int, taken: int, next_uid: int) -> list[int]:
-        """Go on from a checkpoint (its version, next batch, samples taken) with the fragments found in the slots.
+    def recover(
+        self, found: "list[Fragment]", version: int, next_batch: int, taken: int, next_uid: int
+    ) -> list[int]:
+        """Go on from a checkpoint (its version, next batch, samples taken) with the fragments found in the
+        slots.
 
-        Batches taken after the checkpoint come again, in the same order; a fragment of an earlier one is spent. What is left
-        of a batch that is not whole any more (a power cut tore a part) is finished work like any other.
-        Returns the slots that are free.
+        Batches taken after the checkpoint come again, in the same order; a fragment of an earlier one is
+        spent. What is left of a batch that is not whole any more (a power cut tore a part) is finished work
+        like any other. Returns the slots that are free.
         """
-        self.version, self.next_batch, self.taken, self.learnt, self.committed = version, next_batch, taken, taken, taken
+        self.version, self.next_batch, self.taken, self.learnt, self.committed = (
+            version,
+            next_batch,
+            taken,
+            taken,
+            taken,
+        )
         live = [f for f in found if not (f.state == TAKEN and f.batch < next_batch)]
         self.fragments = {f.uid: f for f in live}
         self.next_uid = max([next_uid, *(f.uid + 1 for f in live)])
@@ -235,7 +254,8 @@ class Ledger:
     # ---- inside
 
     def _index(self) -> None:
-        """By worker what is leased, and what is finished: no question to the ledger looks at every fragment."""
+        """By worker what is leased, and what is finished: no question to the ledger looks at every
+        fragment."""
         self.leased: dict[int, dict[int, Fragment]] = {}
         self.finished: dict[int, Fragment] = {}
         for f in self.fragments.values():
@@ -269,13 +289,20 @@ class Ledger:
         self.free.append(f.slot)
 
     def check(self) -> None:
-        """Assert what must always hold: every sample in one state, every slot free or in use, the admission bound."""
-        live = {s: sum(f.samples for f in self.fragments.values() if f.state == s) for s in (LEASED, READY, TAKEN)}
+        """Assert what must always hold: every sample in one state, every slot free or in use, the admission
+        bound."""
+        live = {
+            s: sum(f.samples for f in self.fragments.values() if f.state == s) for s in (LEASED, READY, TAKEN)
+        }
         assert live[READY] == self.samples == sum(f.made * f.envs for f in self.finished.values())
-        assert {u for held in self.leased.values() for u in held} == {u for u, f in self.fragments.items() if f.state == LEASED}
+        assert {u for held in self.leased.values() for u in held} == {
+            u for u, f in self.fragments.items() if f.state == LEASED
+        }
         assert self.round_samples == sum(d * n for d, n in self.shares.values())
         assert self.admitted == sum(live.values()) + self.committed, (self.admitted, live, self.committed)
-        again = sum(self.fragments[uid].made * self.fragments[uid].envs for uids in self.replay for uid in uids)
+        again = sum(
+            self.fragments[uid].made * self.fragments[uid].envs for uids in self.replay for uid in uids
+        )
         assert self.taken == live[TAKEN] - again + self.committed
         slots = [f.slot for f in self.fragments.values()] + self.free
         assert len(set(slots)) == len(slots)
@@ -284,10 +311,13 @@ class Ledger:
 
     def state_dict(self) -> dict:
         """Everything, as plain JSON."""
-        return {"fragments": [[getattr(f, k) for k in Fragment.__slots__] for f in self.fragments.values()],
-                "free": list(self.free), "used": sorted(self.used.items()), "shares": sorted(
-                    [w, *s] for w, s in self.shares.items()),
-                **{k: getattr(self, k) for k in COUNTERS}}
+        return {
+            "fragments": [[getattr(f, k) for k in Fragment.__slots__] for f in self.fragments.values()],
+            "free": list(self.free),
+            "used": sorted(self.used.items()),
+            "shares": sorted([w, *s] for w, s in self.shares.items()),
+            **{k: getattr(self, k) for k in COUNTERS},
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.fragments = {row[0]: Fragment(*row) for row in state["fragments"]}
@@ -304,7 +334,8 @@ COUNTERS = ("version", "admitted", "next_uid", "next_batch", "taken", "learnt", 
 
 
 def taken_again(live: list[Fragment], batch: int) -> list[list[int]]:
-    """Uids of the batches of `batch` samples that had been taken, in order; what is left of one that is not whole becomes READY."""
+    """Uids of the batches of `batch` samples that had been taken, in order; what is left of one that is not
+    whole becomes READY."""
     again: dict[int, list[Fragment]] = {}
     for f in sorted(live, key=lambda f: (f.worker, f.uid)):
         if f.state == TAKEN:

@@ -1,7 +1,8 @@
-"""Groups whose sizes are decided (`--rl.allocate`), as a feed sees them: the planner behind a lock, and the episodes of groups that
-were played and are not learnt from.
+"""Groups whose sizes are decided (`--rl.allocate`), as a feed sees them: the planner behind a lock, and the
+episodes of groups that were played and are not learnt from.
 
-A slot has room for the greatest group. Column `group` is 1 + the group's uid where a member was played, 0 where none was.
+A slot has room for the greatest group. Column `group` is 1 + the group's uid where a member was played, 0
+where none was.
 """
 
 import threading
@@ -29,8 +30,15 @@ def played(columns: Columns, rows: int) -> tuple[Columns, int]:
     return {k: v[:, :n] for k, v in columns.items()}, rows
 
 
-def make_batch_of(planned: "PlannedGroups | None", parts: list[tuple[Columns, int]], version: int, staleness: int, group: int) -> Rollout:
-    """`make_batch` of finished fragments; of planned groups, or chosen candidates, with what else was played for them."""
+def make_batch_of(
+    planned: "PlannedGroups | None",
+    parts: list[tuple[Columns, int]],
+    version: int,
+    staleness: int,
+    group: int,
+) -> Rollout:
+    """`make_batch` of finished fragments; of planned groups, or chosen candidates, with what else was played
+    for them."""
     if planned is None:
         rollout = make_batch(parts, version, staleness)
         if NUMBER in parts[0][0]:
@@ -44,26 +52,31 @@ class PlannedGroups:
 
     def __init__(self, planner: GroupPlanner):
         self.planner, self.lock = planner, threading.Lock()
-        self.aside: list[tuple[dict[str, float], Ended | None]] = []  # of groups that were replaced since the last batch
+        # of groups that were replaced since the last batch
+        self.aside: list[tuple[dict[str, float], Ended | None]] = []
 
     @property
     def shape(self) -> GroupShape:
         return self.planner.shape
 
     def lease(self, ledger: Ledger, worker: int, more: bool) -> Fragment | None:
-        """`ledger.lease` of the planner's next group; without staleness a plan has what is missing of the batch."""
+        """`ledger.lease` of the planner's next group; without staleness a plan has what is missing of the
+        batch."""
+
         def group(room: int) -> tuple[int, int]:
             with self.lock:
                 return self.planner.next(room if ledger.staleness == 0 else ledger.batch)
+
         return ledger.lease(worker, more, group)
 
     def keeps(self, columns: Columns, rows: int) -> bool:
-        """Whether a finished group is learnt from; of one that is not, its episodes are counted with the next batch."""
+        """Whether a finished group is learnt from; of one that is not, its episodes are counted with the next
+        batch."""
         columns, rows = played(columns, rows)
         with self.lock:
             if self.planner.keeps(columns["returns"][rows - 1].astype(np.float64)):
                 return True
-            used = {k: v[:rows + k.startswith(OBS)].copy() for k, v in columns.items()}
+            used = {k: v[: rows + k.startswith(OBS)].copy() for k, v in columns.items()}
             rollout = rollout_of([(used, rows)])
             self.aside.append((rollout.stats, rollout.ended))
             return False
@@ -92,10 +105,17 @@ class PlannedGroups:
     def state_dict(self) -> dict:
         """The planner's state and what was played for a batch that is not complete."""
         with self.lock:
-            return {"planner": self.planner.state_dict(), "aside": [
-                [stats, None if ended is None else {k: getattr(ended, k) for k in Ended.__slots__}] for stats, ended in self.aside]}
+            return {
+                "planner": self.planner.state_dict(),
+                "aside": [
+                    [stats, None if ended is None else {k: getattr(ended, k) for k in Ended.__slots__}]
+                    for stats, ended in self.aside
+                ],
+            }
 
     def load_state_dict(self, state: dict) -> None:
         with self.lock:
             self.planner.load_state_dict(state["planner"])
-            self.aside = [(stats, None if ended is None else Ended(**ended)) for stats, ended in state["aside"]]
+            self.aside = [
+                (stats, None if ended is None else Ended(**ended)) for stats, ended in state["aside"]
+            ]

@@ -1,8 +1,9 @@
-"""Workers as processes of this machine: leases over one pipe each, decisions through the rollout buffer, weights through
-a mapped file.
+"""Workers as processes of this machine: leases over one pipe each, decisions through the rollout buffer,
+weights through a mapped file.
 
-A worker that dies costs the decision it was making: its successor drives the env from the last snapshot through the
-actions in the slot and goes on. One that makes no decision for `hang` seconds is asked for its stack and killed.
+A worker that dies costs the decision it was making: its successor drives the env from the last snapshot
+through the actions in the slot and goes on. One that makes no decision for `hang` seconds is asked for its
+stack and killed.
 """
 
 import contextlib
@@ -28,21 +29,25 @@ SERVER = -1  # index of the policy server among the processes
 
 
 def context():
-    """Processes come from a server that has imported torch once, so that one starts in a fraction of a second."""
+    """Processes come from a server that has imported torch once, so that one starts in a fraction of a
+    second."""
     ctx = multiprocessing.get_context("forkserver")
     ctx.set_forkserver_preload(["robo_rl.runtime.worker"])
     return ctx
 
 
 def warm(modules: tuple[str, ...] = ()) -> None:
-    """Let that server import torch, and `modules` that every worker needs, while this process does something else."""
+    """Let that server import torch, and `modules` that every worker needs, while this process does something
+    else."""
     from multiprocessing import forkserver
+
     context().set_forkserver_preload(["robo_rl.runtime.worker", *modules])
     forkserver.ensure_running()
 
 
 class DuplexPipe:
-    """One end of two one-way pipes. (A socket pair wakes who waits on another core in two to three times the time.)"""
+    """One end of two one-way pipes. (A socket pair wakes who waits on another core in two to three times the
+    time.)"""
 
     def __init__(self, ours: mpc.Connection, theirs: mpc.Connection):
         self.ours, self.theirs = ours, theirs  # what we read, what they read
@@ -103,7 +108,8 @@ class WorkerProcess:
 
 
 class ProcessPool:
-    """One process per job, and a policy server for jobs that are `served`. `policy`: whose weights are published."""
+    """One process per job, and a policy server for jobs that are `served`. `policy`: whose weights are
+    published."""
 
     def __init__(self, jobs: list[Job], policy, hang: float = 60.0, back_off: tuple[float, ...] = BACK_OFF):
         self.jobs, self.policy, self.hang, self.back_off = jobs, policy, hang, back_off
@@ -135,21 +141,34 @@ class ProcessPool:
         self.writer = create(first.weights, self.policy)
         self.publish(feed.version)
         incarnation = int(time.time()) % 10**9 if resumed else 0
-        self.processes = {j.index: WorkerProcess(f"worker{j.index}", replace(j, incarnation=incarnation)) for j in self.jobs}
+        self.processes = {
+            j.index: WorkerProcess(f"worker{j.index}", replace(j, incarnation=incarnation)) for j in self.jobs
+        }
         if first.served:
-            self.processes[SERVER] = WorkerProcess("server", ServerJob(first.options, first.spec, first.explore, feed.folder,
-                                                              first.weights, len(self.jobs)))
+            self.processes[SERVER] = WorkerProcess(
+                "server",
+                ServerJob(
+                    first.options, first.spec, first.explore, feed.folder, first.weights, len(self.jobs)
+                ),
+            )
         self.context, self.left = context(), {}
         self.resize(feed.workers)
 
     def resize(self, workers: int) -> None:
-        """Run workers 0 … `workers` - 1 from now on: others hand over their fragments and leave, new ones join."""
+        """Run workers 0 … `workers` - 1 from now on: others hand over their fragments and leave, new ones
+        join."""
         for i, m in self.processes.items():
             m.leaving = i >= workers
         for i in range(workers):
             if i not in self.processes:  # one that was here before goes on where it was, or with another seed
-                self.processes[i] = WorkerProcess(f"worker{i}", replace(
-                    self.jobs[-1], index=i, incarnation=self.left.get(i, self.processes[0].work.incarnation)))
+                self.processes[i] = WorkerProcess(
+                    f"worker{i}",
+                    replace(
+                        self.jobs[-1],
+                        index=i,
+                        incarnation=self.left.get(i, self.processes[0].work.incarnation),
+                    ),
+                )
                 self.feed.join(i)
 
     def publish(self, version: int) -> None:
@@ -164,8 +183,9 @@ class ProcessPool:
         """Workers are children of this process: they can always be started anew."""
 
     def turn(self) -> None:
-        """Start processes, read their messages, restart those that died, hand out leases. It looks at those that sent something, and
-        at all of them only now and then: a turn takes the same time for any number of workers."""
+        """Start processes, read their messages, restart those that died, hand out leases. It looks at those
+        that sent something, and at all of them only now and then: a turn takes the same time for any number
+        of workers."""
         now, pause = self.clock.now(), LOOK if self.down else self.pause
         if now - self.looked >= pause or self.turned:
             self.looked, self.turned = now, False
@@ -188,8 +208,12 @@ class ProcessPool:
         room = self.feed.room
         for i in list(self.asking if room == self.tried else self.processes):
             m = self.processes.get(i)
-            while m is not None and m.wants and not m.leaving and \
-                    (lease := self.feed.lease(i, m.work.episode_slots)) is not None:
+            while (
+                m is not None
+                and m.wants
+                and not m.leaving
+                and (lease := self.feed.lease(i, m.work.episode_slots)) is not None
+            ):
                 m.wants -= 1
                 m.leases[lease.uid] = lease.slot
                 self._send(m, [lease])
@@ -233,7 +257,9 @@ class ProcessPool:
 
     def _start(self, m: WorkerProcess) -> None:
         m.pipe, theirs = ours, _ = duplex_pair()
-        m.process = process = self.context.Process(target=server.main if m.decides else main, args=(m.job, theirs), name=m.name)
+        m.process = process = self.context.Process(
+            target=server.main if m.decides else main, args=(m.job, theirs), name=m.name
+        )
         process.start()
         theirs.close()
         for thing in (ours, process.sentinel):
@@ -262,7 +288,8 @@ class ProcessPool:
                     self.processes[SERVER].deaths = 0
 
     def _watch(self, now: float) -> None:
-        """Kill processes that make no progress for `hang` seconds; `now`: seconds that the broker was at work."""
+        """Kill processes that make no progress for `hang` seconds; `now`: seconds that the broker was at
+        work."""
         for m in self.processes.values():
             if m.process is None or not m.process.is_alive():
                 continue
@@ -299,5 +326,7 @@ class ProcessPool:
             m.job = replace(m.work, incarnation=m.work.incarnation + 1)
             self.feed.lost(m.work.index)
         if m.deaths >= DEATHS:
-            self.feed.give_up(f"{m.name} ended {m.deaths} times in a row (last exit status {code}). "
-                              f"Its last words: {m.words.strip() or 'none'}")
+            self.feed.give_up(
+                f"{m.name} ended {m.deaths} times in a row (last exit status {code}). "
+                f"Its last words: {m.words.strip() or 'none'}"
+            )

@@ -1,13 +1,15 @@
-"""Workers as Ray actors, on any machine of a cluster: the same worker, ledger and rollout buffer with other transports.
+"""Workers as Ray actors, on any machine of a cluster: the same worker, ledger and rollout buffer with other
+transports.
 
-An actor collects a whole fragment for one lease and sends it; the learner's side writes it into its slot, and from then
-on it is in the journal. An actor or a node that dies costs the fragment it was making: its successor starts from the
-state that came with the one before. It gets its first lease once it has a place in the cluster; one that waits for a place
-has no share of the work meanwhile.
+An actor collects a whole fragment for one lease and sends it; the learner's side writes it into its slot, and
+from then on it is in the journal. An actor or a node that dies costs the fragment it was making: its
+successor starts from the state that came with the one before. It gets its first lease once it has a place in
+the cluster; one that waits for a place has no share of the work meanwhile.
 
-Weights travel as deltas, sparse where that is faster over the link, while the actor collects, and are swapped in between two
-decisions. They spread as a tree: the learner sends to `FAN` machines, one actor of each passes them on to `FAN` more and to
-its neighbours on the machine. What is lost with an actor on the way is noticed at the next lease and sent whole.
+Weights travel as deltas, sparse where that is faster over the link, while the actor collects, and are swapped
+in between two decisions. They spread as a tree: the learner sends to `FAN` machines, one actor of each passes
+them on to `FAN` more and to its neighbours on the machine. What is lost with an actor on the way is noticed
+at the next lease and sent whole.
 """
 
 import contextlib
@@ -37,18 +39,21 @@ PLACE = 10.0  # seconds an actor may wait for a place in the cluster before its 
 NOBODY = 300.0  # seconds after which a run ends if no actor has a place
 FAN = 4  # machines that one machine sends weights to
 DAEMONS = ("raylet", "gcs_server")
-STARTS = 3  # times to start a cluster of our own: a raylet gives up where its helpers take more than 15 s, as on a busy machine
+# times to start a cluster of our own: a raylet gives up where its helpers take more than 15 s, as on a busy
+# machine
+STARTS = 3
 LINK = 1.25e9  # B/s between machines unless told otherwise: 10 Gbit/s
 
 
 class RayWorker:
-    """The actor: a worker, its columns, and the newest weights that came. It has a place as soon as it answers; the sim is
-    built with its first lease."""
+    """The actor: a worker, its columns, and the newest weights that came. It has a place as soon as it
+    answers; the sim is built with its first lease."""
 
     def __init__(self, job: Job):
         import torch
 
         from robo_rl.policies import make_policy
+
         torch.set_num_threads(job.threads)
         self.job, self.policy = job, make_policy(job.options, job.spec, 0).eval()
         self.standby = {k: v.clone() for k, v in self.policy.state_dict().items()}
@@ -62,15 +67,18 @@ class RayWorker:
         self.refresh()
         seed = mix(job.seed, job.incarnation) if job.incarnation else job.seed
         collector = Collector(job.build(job.envs), self.policy, job.gamma, seed, job.index)
-        self.worker = Worker(job.index, collector, self.policy, self.refresh, job.staleness, job.explore, job.group)
+        self.worker = Worker(
+            job.index, collector, self.policy, self.refresh, job.staleness, job.explore, job.group
+        )
         self.asked = time.monotonic_ns()
         return self.worker
 
     def receive(self, message: np.ndarray, below: tuple = ()) -> str:
-        """New weights, in a thread beside `collect` -> "applied", "old" or "need_full". They are passed on to `below`, pairs of
-        an actor and those below it, first."""
+        """New weights, in a thread beside `collect` -> "applied", "old" or "need_full". They are passed on to
+        `below`, pairs of an actor and those below it, first."""
         if below:
             import ray
+
             again = ray.put(message)  # from this machine
             for handle, further in below:
                 handle.receive.remote(again, further)
@@ -96,12 +104,15 @@ class RayWorker:
         return self.version
 
     def collect(self, lease: Lease, rows: int, state: dict, least: int) -> dict[str, Any]:
-        """One fragment, begun with weights of version `least` or newer -> its columns, rows and times, and the state after
-        it; {"lacks": why} if they do not come within `NEWS` seconds."""
+        """One fragment, begun with weights of version `least` or newer -> its columns, rows and times, and
+        the state after it; {"lacks": why} if they do not come within `NEWS` seconds."""
         clock = snapshot.AwakeClock(NEWS / 4)
         while (version := self.receiver.version) is None or version < least:
             if clock.now() > NEWS:
-                return {"lacks": f"weights of version {least} did not come; here is {version} ({self.receiver.why})"}
+                return {
+                    "lacks": f"weights of version {least} did not come; here is {version} "
+                    f"({self.receiver.why})"
+                }
             time.sleep(0.001)
         worker = self._build() if self.worker is None else self.worker
         begin, columns = time.monotonic_ns(), self.columns
@@ -115,16 +126,25 @@ class RayWorker:
         made, oldest, end = worker.made, worker.oldest, time.monotonic_ns()
         worker.end()
         spent = worker.collector.timer.take()
-        out = {"columns": {k: v[:made + k.startswith(OBS)] for k, v in columns.items()}, "rows": made,
-               "bad": finite(columns, made), "sums": [self.sums.of(t, lease.salt) for t in range(made)],
-               "oldest": oldest, "state": worker.state().get("collector", {}), "took": end - begin,
-               "waited": begin - self.asked, "sim": spent.get("sim", 0.0), "policy": spent.get("policy", 0.0)}
+        out = {
+            "columns": {k: v[: made + k.startswith(OBS)] for k, v in columns.items()},
+            "rows": made,
+            "bad": finite(columns, made),
+            "sums": [self.sums.of(t, lease.salt) for t in range(made)],
+            "oldest": oldest,
+            "state": worker.state().get("collector", {}),
+            "took": end - begin,
+            "waited": begin - self.asked,
+            "sim": spent.get("sim", 0.0),
+            "policy": spent.get("policy", 0.0),
+        }
         self.asked = end
         return out
 
     def node(self) -> str:
         """Where this actor runs."""
         import ray
+
         return ray.get_runtime_context().get_node_id()
 
 
@@ -150,8 +170,9 @@ class RayWorkerHandle:
 
 
 def check(address: str) -> None:
-    """Raise UserError where Ray is missing or nobody listens at host:port. Ray itself takes a minute to say so, and the process
-    that joins must be the learner: Ray ends it if the daemon of this machine dies, not the guard that starts it again."""
+    """Raise UserError where Ray is missing or nobody listens at host:port. Ray itself takes a minute to say
+    so, and the process that joins must be the learner: Ray ends it if the daemon of this machine dies, not
+    the guard that starts it again."""
     if importlib.util.find_spec("ray") is None:
         raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'")
     host, _, port = address.rpartition(":")
@@ -159,12 +180,15 @@ def check(address: str) -> None:
         try:
             socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), 3).close()
         except OSError as e:
-            raise UserError(f"cannot join the Ray cluster at {address}: {e}; start one with: ray start --head") from e
+            raise UserError(
+                f"cannot join the Ray cluster at {address}: {e}; start one with: ray start --head"
+            ) from e
 
 
 def join(address: str, cpus: int):
     """Ray, joined to the cluster at `address`, or to one of `cpus` CPUs of its own ("") -> the module."""
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^Raylet is terminated")  # twenty lines of log; the guard says it in one
+    # twenty lines of log; the guard says it in one
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^Raylet is terminated")
     try:
         import ray
     except ImportError:
@@ -174,29 +198,41 @@ def join(address: str, cpus: int):
     check(address)
     for left in reversed(range(1 if address else STARTS)):
         try:
-            # Ray's own workers would run at niceness 15: on a busy machine they starve where the process pool's do not.
-            options: dict[str, Any] = {"address": address} if address else {
-                "address": "local", "num_cpus": cpus, "_system_config": {"worker_niceness": 0}}
+            # ers would run at niceness 15: on a busy machine they starve where the process pool's do not.
+            options: dict[str, Any] = (
+                {"address": address}
+                if address
+                else {"address": "local", "num_cpus": cpus, "_system_config": {"worker_niceness": 0}}
+            )
             options["logging_level"] = "ERROR"
             ray.init(include_dashboard=False, log_to_driver=False, **options)
             break
         except Exception as e:  # noqa: BLE001 (Ray raises whatever there is, also bare Exception, where a daemon does not start)
-            said = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[:300].strip()
+            said = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[
+                :300
+            ].strip()
             ray.shutdown()
             if left:
                 continue
             if not address:
-                raise UserError(f"cannot start Ray on this machine: {said}; look at its logs in /tmp/ray/session_latest/logs, "
-                                "or leave --backend ray out") from e
-            token = "" if "RAY_AUTH_MODE" in os.environ else "; if it asks for a token, set RAY_AUTH_MODE=token"  # Ray hides why
-            raise UserError(f"cannot join the Ray cluster at {address}: {said}; start one with: ray start --head, or join this "
-                            f"machine to one with: ray start --address HOST:PORT{token}") from e
+                raise UserError(
+                    f"cannot start Ray on this machine: {said}; look at its logs in "
+                    "/tmp/ray/session_latest/logs, or leave --backend ray out"
+                ) from e
+            # Ray hides why
+            token = (
+                "" if "RAY_AUTH_MODE" in os.environ else "; if it asks for a token, set RAY_AUTH_MODE=token"
+            )
+            raise UserError(
+                f"cannot join the Ray cluster at {address}: {said}; start one with: ray start --head, or "
+                f"join this machine to one with: ray start --address HOST:PORT{token}"
+            ) from e
     return ray
 
 
 def own_daemons() -> dict[int, str]:
-    """{process id: name} of the Ray daemons that this process started: with one of them dead its cluster answers no more, and
-    Ray does not always end the process that waits for it."""
+    """{process id: name} of the Ray daemons that this process started: with one of them dead its cluster
+    answers no more, and Ray does not always end the process that waits for it."""
     found = {}
     for pid in (int(p.name) for p in Path("/proc").glob("[0-9]*")):
         name, state, parent = process_state(pid)
@@ -216,9 +252,11 @@ def process_state(pid: int) -> tuple[str, str, int]:
 
 
 def tree(nodes: dict[str, list], fan: int = FAN) -> list[tuple]:
-    """Who passes weights on to whom: machine i to machines fan·(i+1) … fan·(i+1) + fan - 1 and to the rest of its own actors.
+    """Who passes weights on to whom: machine i to machines fan·(i+1) … fan·(i+1) + fan - 1 and to the rest of
+    its own actors.
 
-    `nodes` maps machines to their actors -> (actor, those below it) of the machines 0 … fan - 1, that the learner sends to.
+    `nodes` maps machines to their actors -> (actor, those below it) of the machines 0 … fan - 1, that the
+    learner sends to.
     """
     groups = list(nodes.values())
 
@@ -226,20 +264,34 @@ def tree(nodes: dict[str, list], fan: int = FAN) -> list[tuple]:
         first = fan * (i + 1)
         further = tuple((groups[j][0], below(j)) for j in range(first, min(first + fan, len(groups))))
         return further + tuple((other, ()) for other in groups[i][1:])
+
     return [(groups[i][0], below(i)) for i in range(min(fan, len(groups)))]
 
 
 class RayPool:
-    """One actor per job, each with a CPU of its own. `hang` [s] without a finished fragment, at least ten of them, ends one."""
+    """One actor per job, each with a CPU of its own. `hang` [s] without a finished fragment, at least ten of
+    them, ends one."""
 
-    def __init__(self, jobs: list[Job], policy, address: str = "", hang: float = 60.0, link: float = LINK, *,
-                 fan: int = FAN, place: float = PLACE):
+    def __init__(
+        self,
+        jobs: list[Job],
+        policy,
+        address: str = "",
+        hang: float = 60.0,
+        link: float = LINK,
+        *,
+        fan: int = FAN,
+        place: float = PLACE,
+    ):
         before = own_daemons()
         self.ray, self.policy, self.hang, self.link = join(address, len(jobs) + 1), policy, hang, link
         self.fan, self.place = fan, place
-        self.daemons = {pid: name for pid, name in own_daemons().items() if pid not in before}  # none where it joined
+        # none where it joined
+        self.daemons = {pid: name for pid, name in own_daemons().items() if pid not in before}
         self.actors, self.left = {j.index: RayWorkerHandle(j) for j in jobs}, {}
-        self.kind = self.ray.remote(RayWorker).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
+        self.kind = self.ray.remote(RayWorker).options(
+            num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2
+        )
         self.lock = threading.Lock()  # the learner's thread publishes, the broker's asks for the whole
         self.clock = snapshot.AwakeClock(min(1.0, hang / 4))
         self.lonely = 0.0  # when somebody last had a place
@@ -288,7 +340,8 @@ class RayPool:
         """Turns are short."""
 
     def resize(self, workers: int) -> None:
-        """Run actors 0 … `workers` - 1 from now on: others finish their fragments and leave, new ones join."""
+        """Run actors 0 … `workers` - 1 from now on: others finish their fragments and leave, new ones
+        join."""
         for i, a in self.actors.items():
             a.leaving = i >= workers
         for i in range(workers):
@@ -301,7 +354,9 @@ class RayPool:
     def check(self) -> None:
         for pid, name in self.daemons.items():
             if process_state(pid)[1] in "ZX":
-                raise LostDaemon(f"Ray's {name} on this machine died, and its cluster with it; go on with --resume")
+                raise LostDaemon(
+                    f"Ray's {name} on this machine died, and its cluster with it; go on with --resume"
+                )
 
     def turn(self) -> None:
         """Start actors, hand out leases, store finished fragments, restart actors that died."""
@@ -367,21 +422,29 @@ class RayPool:
         self._ask(a)
 
     def _watch(self) -> None:
-        """End actors that finish nothing for too long; give the share of those without a place to the others."""
+        """End actors that finish nothing for too long; give the share of those without a place to the
+        others."""
         now = self.clock.now()
         for a in self.actors.values():
             if a.lease is not None and now - a.since > 10 * self.hang:
                 self._died(a, TimeoutError(f"no fragment for {10 * self.hang:.0f} s"))
-            elif a.handle is not None and not a.here and not a.away and now - a.since > self.place and \
-                    any(other.here for other in self.actors.values()):
+            elif (
+                a.handle is not None
+                and not a.here
+                and not a.away
+                and now - a.since > self.place
+                and any(other.here for other in self.actors.values())
+            ):
                 a.away = True
                 self.feed.leave(a.job.index)
         if any(a.here for a in self.actors.values()):
             self.lonely = now
         elif now - self.lonely > NOBODY:
             have = self.ray.cluster_resources().get("CPU", 0)
-            self.feed.give_up(f"no actor found a place in the Ray cluster within {NOBODY:.0f} s: each needs a CPU, and the "
-                              f"cluster has {have:.0f}; add machines with ray start --address …, or use fewer --workers")
+            self.feed.give_up(
+                f"no actor found a place in the Ray cluster within {NOBODY:.0f} s: each needs a CPU, and the "
+                f"cluster has {have:.0f}; add machines with ray start --address …, or use fewer --workers"
+            )
 
     def end(self) -> None:
         """End the actors (and a cluster of our own)."""
@@ -395,15 +458,24 @@ class RayPool:
         assert lease is not None
         columns, head = buffer.columns(lease.slot, a.job.index), buffer.head
         for k, v in got["columns"].items():
-            columns[k][:len(v)] = v
-        buffer.sums(lease.slot, a.job.index)[:got["rows"]] = got["sums"]
+            columns[k][: len(v)] = v
+        buffer.sums(lease.slot, a.job.index)[: got["rows"]] = got["sums"]
         end = time.monotonic_ns()
-        for name, value in (("rows", got["rows"]), ("oldest", got["oldest"]), ("begin", end - got["took"]), ("end", end),
-                            ("sim_ns", int(got["sim"] * 1e9)), ("policy_ns", int(got["policy"] * 1e9)),
-                            ("wait_ns", got["waited"])):
+        for name, value in (
+            ("rows", got["rows"]),
+            ("oldest", got["oldest"]),
+            ("begin", end - got["took"]),
+            ("end", end),
+            ("sim_ns", int(got["sim"] * 1e9)),
+            ("policy_ns", int(got["policy"] * 1e9)),
+            ("wait_ns", got["waited"]),
+        ):
             head[name][lease.slot] = value
-        a.kept, a.state, a.lease, a.result, a.asks = got["state"], None, None, None, 0  # it knows its state from now on
-        if self.feed.sealed(a.job.index, f"worker{a.job.index}", lease.uid, got["rows"], got["oldest"], False, got["bad"]):
+        # it knows its state from now on
+        a.kept, a.state, a.lease, a.result, a.asks = got["state"], None, None, None, 0
+        if self.feed.sealed(
+            a.job.index, f"worker{a.job.index}", lease.uid, got["rows"], got["oldest"], False, got["bad"]
+        ):
             a.deaths = 0
 
     def _died(self, a: RayWorkerHandle, error: Exception) -> None:
@@ -416,8 +488,12 @@ class RayPool:
         a.job = replace(a.job, incarnation=a.job.incarnation + 1)
         self.feed.lost(a.job.index)
         own = isinstance(error, self.ray.exceptions.RayTaskError)  # not that of its machine
-        if own and (words := self.feed.errors.add(f"worker{a.job.index}", str(error).strip().rpartition("\n")[2])):
+        if own and (
+            words := self.feed.errors.add(f"worker{a.job.index}", str(error).strip().rpartition("\n")[2])
+        ):
             self.feed.give_up(words)
         if a.deaths >= DEATHS:
-            self.feed.give_up(f"worker{a.job.index} ended {a.deaths} times in a row. Its last words: "
-                              f"{str(error).strip()[-2000:]}")
+            self.feed.give_up(
+                f"worker{a.job.index} ended {a.deaths} times in a row. Its last words: "
+                f"{str(error).strip()[-2000:]}"
+            )

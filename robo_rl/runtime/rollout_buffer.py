@@ -1,15 +1,19 @@
-"""The rollout buffer: fragments in slots of a mapped file, which is the hand-over between processes and the journal of a run.
+"""The rollout buffer: fragments in slots of a mapped file, which is the hand-over between processes and the
+journal of a run.
 
-A worker writes each decision into its slot, then its checksum, and then counts it; whatever was counted survives the death
-of any process, for the pages belong to the kernel. A slot is used again only once a checkpoint covers its fragment.
+A worker writes each decision into its slot, then its checksum, and then counts it; whatever was counted
+survives the death of any process, for the pages belong to the kernel. A slot is used again only once a
+checkpoint covers its fragment.
 
-After a power cut a page may hold what was written, zeros, or what was there before. Each lease draws a salt, and the checksum
-of decision t is seeded with the salt and t, so that what an earlier lease wrote does not pass either. A learner that resumes
-compares the checksums of every slot: of a fragment in progress the decisions before the first that is torn stay, a finished
-fragment that is torn is collected anew (`robo_rl.runtime.worker_pool`).
+After a power cut a page may hold what was written, zeros, or what was there before. Each lease draws a salt,
+and the checksum of decision t is seeded with the salt and t, so that what an earlier lease wrote does not
+pass either. A learner that resumes compares the checksums of every slot: of a fragment in progress the
+decisions before the first that is torn stay, a finished fragment that is torn is collected anew
+(`robo_rl.runtime.worker_pool`).
 
-File: one header row of int64 per slot, then the slots, each the columns of `robo_rl.rollout` one after the other and an int64
-checksum for each decision. Space is reserved when the file is made, so that a full disk is an error there and then.
+File: one header row of int64 per slot, then the slots, each the columns of `robo_rl.rollout` one after the
+other and an int64 checksum for each decision. Space is reserved when the file is made, so that a full disk is
+an error there and then.
 """
 
 import errno
@@ -28,9 +32,32 @@ from robo_rl.errors import UserError
 from robo_rl.files import private_file, private_folder, read_json
 from robo_rl.rollout import FINAL, OBS, Columns, Layout, column_shape
 
-FIELDS = ("uid", "worker", "attempt", "granted", "made", "oldest", "state", "batch", "due", "rows", "beat", "sim_ns",
-          "policy_ns", "wait_ns", "begin", "end", "salt", "since", "place", "checksum", "members", "start")
-SEALED_FIELDS = ("uid", "worker", "granted", "made", "oldest", "due", "rows", "salt", "members", "start")  # what a seal vouches for
+FIELDS = (
+    "uid",
+    "worker",
+    "attempt",
+    "granted",
+    "made",
+    "oldest",
+    "state",
+    "batch",
+    "due",
+    "rows",
+    "beat",
+    "sim_ns",
+    "policy_ns",
+    "wait_ns",
+    "begin",
+    "end",
+    "salt",
+    "since",
+    "place",
+    "checksum",
+    "members",
+    "start",
+)
+# what a seal vouches for
+SEALED_FIELDS = ("uid", "worker", "granted", "made", "oldest", "due", "rows", "salt", "members", "start")
 EMPTY, LEASED, SEALED, TAKEN = range(4)  # header state
 ALIGN, PAGE = 64, 4096
 FORMAT = 3
@@ -71,22 +98,31 @@ def _geometry(layouts: list[Layout], decisions: int, count: int) -> tuple[int, i
 
 def schema(layouts: list[Layout], decisions: int, count: int) -> dict:
     """What readers and writers must agree on, as plain JSON."""
-    return {"format": FORMAT, "decisions": decisions, "count": count,
-            "layouts": [[[k, list(row), np.dtype(dtype).str] for k, (row, dtype) in rows.items()] for rows in layouts]}
+    return {
+        "format": FORMAT,
+        "decisions": decisions,
+        "count": count,
+        "layouts": [
+            [[k, list(row), np.dtype(dtype).str] for k, (row, dtype) in rows.items()] for rows in layouts
+        ],
+    }
 
 
 class RowSums:
     """Checksums of single decisions, of contiguous columns that stay where they are in memory.
 
-    Decision t covers row t of every column, the observation after it (row 0 also the first), and the last observations of
-    the envs whose episodes ended in it.
+    Decision t covers row t of every column, the observation after it (row 0 also the first), and the last
+    observations of the envs whose episodes ended in it.
     """
 
     def __init__(self, columns: Columns):
         flat = {k: v.reshape(len(v), -1).view(np.uint8) for k, v in columns.items() if v[0].size}
         self.rows = [v for k, v in flat.items() if not k.startswith((OBS, FINAL))]
         self.obs = [v for k, v in flat.items() if k.startswith(OBS)]
-        self.final, self.done = [v for k, v in columns.items() if k.startswith(FINAL)], columns["done"].view(np.uint8)
+        self.final, self.done = (
+            [v for k, v in columns.items() if k.startswith(FINAL)],
+            columns["done"].view(np.uint8),
+        )
 
     def of(self, t: int, salt: int) -> int:
         """63 bits of decision t, xxh3 seeded with (salt, t)."""
@@ -115,7 +151,7 @@ class RolloutBuffer:
         with open(path, "r+b") as f:  # a plain array: np.memmap makes every view of it ten times dearer
             self.bytes = np.frombuffer(mmap.mmap(f.fileno(), self.start + self.count * self.stride), np.uint8)
         self._views: dict[tuple[int, int], tuple[Columns, RowSums, np.ndarray]] = {}
-        head = self.bytes[:self.count * len(FIELDS) * 8].view(np.int64).reshape(self.count, len(FIELDS))
+        head = self.bytes[: self.count * len(FIELDS) * 8].view(np.int64).reshape(self.count, len(FIELDS))
         self.head = {name: head[:, i] for i, name in enumerate(FIELDS)}
 
     @classmethod
@@ -139,8 +175,10 @@ class RolloutBuffer:
         except OSError as e:
             path.unlink()
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise UserError(f"rollouts in flight need {size / 1e6:.0f} MB in {path.parent}, and the disk is full; "
-                                "free some space, or use fewer --envs") from e
+                raise UserError(
+                    f"rollouts in flight need {size / 1e6:.0f} MB in {path.parent}, and the disk is full; "
+                    "free some space, or use fewer --envs"
+                ) from e
             raise
         finally:
             os.close(fd)
@@ -160,19 +198,37 @@ class RolloutBuffer:
         if (slot, worker) in self._views:
             return self._views[slot, worker]
         at, out = self.start + slot * self.stride, {}
-        for k, (row, dtype) in self.layouts[min(worker, len(self.layouts) - 1)].items():  # who joins is like the last
+        # who joins is like the last
+        for k, (row, dtype) in self.layouts[min(worker, len(self.layouts) - 1)].items():
             shape = column_shape(k, row, self.decisions)
-            out[k] = self.bytes[at:at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+            out[k] = self.bytes[at : at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             at += _size(k, row, dtype, self.decisions)
-        self._views[slot, worker] = out, RowSums(out), self.bytes[at:at + 8 * self.decisions].view(np.int64)
+        self._views[slot, worker] = out, RowSums(out), self.bytes[at : at + 8 * self.decisions].view(np.int64)
         return self._views[slot, worker]
 
-    def begin(self, slot: int, uid: int, worker: int, granted: int, due: int, members: int = 0, start: int = 0) -> None:
+    def begin(
+        self, slot: int, uid: int, worker: int, granted: int, due: int, members: int = 0, start: int = 0
+    ) -> None:
         """The header of a new lease, with a salt of its own."""
-        for name, value in (("rows", 0), ("oldest", -1), ("made", 0), ("uid", uid), ("worker", worker),
-                            ("granted", granted), ("due", due), ("batch", -1), ("sim_ns", 0), ("policy_ns", 0),
-                            ("wait_ns", 0), ("begin", 0), ("salt", secrets.randbits(62)), ("since", -1),
-                            ("members", members), ("start", start), ("state", LEASED)):
+        for name, value in (
+            ("rows", 0),
+            ("oldest", -1),
+            ("made", 0),
+            ("uid", uid),
+            ("worker", worker),
+            ("granted", granted),
+            ("due", due),
+            ("batch", -1),
+            ("sim_ns", 0),
+            ("policy_ns", 0),
+            ("wait_ns", 0),
+            ("begin", 0),
+            ("salt", secrets.randbits(62)),
+            ("since", -1),
+            ("members", members),
+            ("start", start),
+            ("state", LEASED),
+        ):
             self.head[name][slot] = value  # the state last
 
     def sums(self, slot: int, worker: int) -> np.ndarray:
@@ -193,16 +249,20 @@ class RolloutBuffer:
         return next((t for t in range(rows) if of.of(t, salt) != sums[t]), rows)
 
     def checksum(self, slot: int, worker: int) -> int:
-        """Hash of what a seal vouches for: the fields of the header that describe a fragment and its decisions' checksums."""
+        """Hash of what a seal vouches for: the fields of the header that describe a fragment and its
+        decisions' checksums."""
         h = xxhash.xxh3_64(np.array([self.head[k][slot] for k in SEALED_FIELDS]).tobytes())
-        h.update(self.sums(slot, worker)[:int(self.head["rows"][slot])].data)
+        h.update(self.sums(slot, worker)[: int(self.head["rows"][slot])].data)
         return h.intdigest() >> 1
 
     def is_sealed_whole(self, slot: int, worker: int) -> bool:
         """Whether a finished fragment is as it was when it was sealed."""
         rows = int(self.head["rows"][slot])
-        return 0 <= rows <= self.decisions and self.checksum(slot, worker) == int(self.head["checksum"][slot]) and \
-            self.sound(slot, worker, rows) == rows
+        return (
+            0 <= rows <= self.decisions
+            and self.checksum(slot, worker) == int(self.head["checksum"][slot])
+            and self.sound(slot, worker, rows) == rows
+        )
 
     def close(self) -> None:
         """Let go of the mapping (views of it stay valid as long as they live)."""
@@ -217,7 +277,7 @@ def finite(columns: Columns, rows: int) -> str:
     for k, v in columns.items():
         if v.dtype.kind != "f":
             continue
-        part = v[:rows][columns["done"][:rows]] if k.startswith(FINAL) else v[:rows + k.startswith(OBS)]
+        part = v[:rows][columns["done"][:rows]] if k.startswith(FINAL) else v[: rows + k.startswith(OBS)]
         if not np.isfinite(np.sum(part, dtype=np.float64)):
             return k
     return ""

@@ -1,11 +1,12 @@
 """One policy for many sims: a process that decides for whichever workers ask, in one batch.
 
-A request names a slot and a row; observations and decisions lie in the slot, so nothing but a few numbers travels. A
-worker's noise has a key of its own: what it is given depends on no one else's requests (up to the rounding of another
-batch size). If the server dies, workers ask its successor the same again.
+A request names a slot and a row; observations and decisions lie in the slot, so nothing but a few numbers
+travels. A worker's noise has a key of its own: what it is given depends on no one else's requests (up to the
+rounding of another batch size). If the server dies, workers ask its successor the same again.
 
-The socket is a file in the run's folder, which only its user may enter; either side asks the kernel who the other is
-(SO_PEERCRED). A request is 32 bytes, an answer 8: whatever else comes, or comes too slowly, ends that connection alone.
+The socket is a file in the run's folder, which only its user may enter; either side asks the kernel who the
+other is (SO_PEERCRED). A request is 32 bytes, an answer 8: whatever else comes, or comes too slowly, ends
+that connection alone.
 """
 
 import contextlib
@@ -39,11 +40,13 @@ MOST = 4096  # connections
 NAME = "server.sock"
 
 
-# ---- the socket --------------------------------------------------------------------------------------------------
+# ---- the socket --------------------------------------------------------------------------------------------
+
 
 @contextlib.contextmanager
 def _address(folder: Path) -> Iterator[str]:
-    """A path of the socket in `folder` that is short enough for the kernel (108 bytes), however long the folder's is."""
+    """A path of the socket in `folder` that is short enough for the kernel (108 bytes), however long the
+    folder's is."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_uid != os.geteuid():
@@ -62,7 +65,8 @@ def is_own(wire: socket.socket) -> bool:
 
 
 def listen(folder: Path) -> socket.socket:
-    """A listening socket in `folder`, which is closed to other users from now on; a predecessor's is replaced."""
+    """A listening socket in `folder`, which is closed to other users from now on; a predecessor's is
+    replaced."""
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _address(folder) as where:
@@ -104,9 +108,9 @@ class DecisionClient:
 
 
 class Requests:
-    """Requests of workers, over the socket in `folder`. `extra` is watched with it; `valid(slot, worker, row)` is required
-    of a request. Closed are connections of another user, of who breaks the rules, and the longest silent beyond `most`
-    (a worker connects again when it asks)."""
+    """Requests of workers, over the socket in `folder`. `extra` is watched with it; `valid(slot, worker,
+    row)` is required of a request. Closed are connections of another user, of who breaks the rules, and the
+    longest silent beyond `most` (a worker connects again when it asks)."""
 
     def __init__(self, folder: Path, extra: Any, valid: Callable[[int, int, int], bool], most: int = MOST):
         self.valid, self.clients = valid, set()
@@ -116,7 +120,8 @@ class Requests:
         self.selector.register(extra, selectors.EVENT_READ, "extra")
 
     def take(self, timeout: float) -> tuple[list[tuple[DecisionClient, tuple[int, ...]]], bool]:
-        """What has come within `timeout` [s]: (client, (slot, worker, row, key)) of each request; whether `extra` has."""
+        """What has come within `timeout` [s]: (client, (slot, worker, row, key)) of each request; whether
+        `extra` has."""
         out, extra, now = [], False, time.monotonic()
         for key, _ in self.selector.select(timeout):
             if key.data == "extra":
@@ -193,7 +198,8 @@ class Requests:
         return request
 
 
-# ---- the process -------------------------------------------------------------------------------------------------
+# ---- the process -------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class ServerJob:
@@ -210,7 +216,10 @@ class ServerJob:
 
 def main(job: ServerJob, pipe) -> None:
     """Serve until told to stop or orphaned."""
-    with snapshot.at_work(job.folder, "server", job.threads), contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with (
+        snapshot.at_work(job.folder, "server", job.threads),
+        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
+    ):
         _serve(job, pipe)
 
 
@@ -220,8 +229,13 @@ def _serve(job: ServerJob, pipe) -> None:
     version = reader.current
     buffer = RolloutBuffer.open(job.folder / "slots.bin")
     generators: list[torch.Generator] = []
-    requests = Requests(job.folder, pipe, lambda slot, worker, row: (
-        0 <= slot < buffer.count and 0 <= worker < MOST and 0 <= row < buffer.decisions))
+    requests = Requests(
+        job.folder,
+        pipe,
+        lambda slot, worker, row: (
+            0 <= slot < buffer.count and 0 <= worker < MOST and 0 <= row < buffer.decisions
+        ),
+    )
     pipe.send(("ready", -1, os.getpid()))
     waiting: list[tuple[DecisionClient, tuple[int, ...]]] = []
     since = 0.0
@@ -257,7 +271,8 @@ class PolicyServerClient:
         self.wire: socket.socket | None = None
 
     def ask(self, slot: int, worker: int, t: int, key: int) -> int:
-        """Request a decision -> the version that made it, once it is in the rollout buffer. TimeoutError after a minute."""
+        """Request a decision -> the version that made it, once it is in the rollout buffer. TimeoutError
+        after a minute."""
         clock = snapshot.AwakeClock(2.0)  # the server was stopped when this process was
         while clock.now() < DEADLINE and not self.stop():
             try:

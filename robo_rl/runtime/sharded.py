@@ -1,13 +1,15 @@
-"""A learner spread over several processes: FSDP2 shards of the parameters, each rank learning from its own rows.
+"""A learner spread over several processes: FSDP2 shards of the parameters, each rank learning from its own
+rows.
 
-Each transformer block is a unit of its own: its parameters are whole on a rank only while it computes, so a rank's memory falls with
-the number of ranks. What a rank is told are JSON and safetensors over a pipe.
+Each transformer block is a unit of its own: its parameters are whole on a rank only while it computes, so a
+rank's memory falls with the number of ranks. What a rank is told are JSON and safetensors over a pipe.
 
-Every rank runs the same update on the same rollout with the same generator; of each minibatch it takes the rows
-rank, rank + world, ..., and FSDP averages the gradients. With minibatches that divide evenly these are the gradients of one
-process up to the order of summation. `gather` gives the weights that workers act with. `ShardedLearner` starts the ranks
-itself, on this machine, over gloo (learners are on the CPU here). Each writes its rows of the optimizer's moments into a checkpoint,
-and reads its rows from one, however many wrote it: no process has all of them.
+Every rank runs the same update on the same rollout with the same generator; of each minibatch it takes the
+rows rank, rank + world, ..., and FSDP averages the gradients. With minibatches that divide evenly these are
+the gradients of one process up to the order of summation. `gather` gives the weights that workers act with.
+`ShardedLearner` starts the ranks itself, on this machine, over gloo (learners are on the CPU here). Each
+writes its rows of the optimizer's moments into a checkpoint, and reads its rows from one, however many wrote
+it: no process has all of them.
 """
 
 import contextlib
@@ -48,8 +50,10 @@ FORWARD = ("encode", "score", "moments", "act", "bc_loss")  # methods that need 
 
 
 def shard(policy: nn.Module, mesh=None) -> nn.Module:
-    """Split the parameters of a policy over the ranks of the default process group (or `mesh`), block by block, in place."""
+    """Split the parameters of a policy over the ranks of the default process group (or `mesh`), block by
+    block, in place."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
     if not dist.is_initialized():
         raise UserError("a sharded learner needs ranks: start it with torchrun --nproc-per-node N")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # nothing writes into a context in place
@@ -62,17 +66,20 @@ def shard(policy: nn.Module, mesh=None) -> nn.Module:
 
 
 def own_rows(batch: Tensor) -> Tensor:
-    """The rows of a minibatch [B] that this rank learns from; B must divide evenly or the mean would be another."""
+    """The rows of a minibatch [B] that this rank learns from; B must divide evenly or the mean would be
+    another."""
     world, rank = dist.get_world_size(), dist.get_rank()
     if len(batch) % world:
-        raise UserError(f"a minibatch of {len(batch)} rows does not divide over {world} ranks; "
-                        f"choose --rl.minibatch as a multiple of {world}")
+        raise UserError(
+            f"a minibatch of {len(batch)} rows does not divide over {world} ranks; "
+            f"choose --rl.minibatch as a multiple of {world}"
+        )
     return batch[rank::world]
 
 
 def gather(policy: nn.Module, changed: bool = False) -> dict[str, Tensor]:
-    """Whole weights of a sharded policy on rank 0, {} on the others, which hold one at a time (a collective call). `changed`: those
-    alone that learning changes (with adapters not the frozen ones)."""
+    """Whole weights of a sharded policy on rank 0, {} on the others, which hold one at a time (a collective
+    call). `changed`: those alone that learning changes (with adapters not the frozen ones)."""
     out = {}
     weights: dict[str, Any] = moving(policy) if changed else policy.state_dict()
     for k, v in weights.items():
@@ -88,7 +95,7 @@ def whole_gradients(policy: nn.Module) -> dict[str, Tensor]:
     return {k: g.full_tensor() if hasattr(g, "full_tensor") else g for k, g in grads.items()}
 
 
-# ---- a learner of several processes ------------------------------------------------------------------------------
+# ---- a learner of several processes ------------------------------------------------------------------------
 
 LIMIT = 300.0  # seconds a rank waits for the others
 METHODS = ("pi_rl", "ppo", "dppo")
@@ -114,12 +121,18 @@ def check(algo: str, options: MethodOptions, learners: int) -> None:
         raise UserError(f"--learners above 1 goes with {', '.join(METHODS)}, got --algo {algo}")
     assert isinstance(options, OnPolicyOptions)
     if options.minibatch % learners:
-        raise UserError(f"--rl.minibatch must be a multiple of --learners {learners}, got {options.minibatch}")
+        raise UserError(
+            f"--rl.minibatch must be a multiple of --learners {learners}, got {options.minibatch}"
+        )
     if options.proximal in ("snapshot", "ewma"):
-        raise UserError(f"--learners above 1 goes with --rl.proximal recompute or interpolate, got {options.proximal} (it "
-                        "keeps whole copies of the weights)")
+        raise UserError(
+            f"--learners above 1 goes with --rl.proximal recompute or interpolate, got {options.proximal} "
+            "(it keeps whole copies of the weights)"
+        )
     if options.bc_coef:
-        raise UserError("--learners above 1 goes without --rl.bc-coef: every rank would draw the same demonstrations")
+        raise UserError(
+            "--learners above 1 goes without --rl.bc-coef: every rank would draw the same demonstrations"
+        )
 
 
 class Rank:
@@ -130,13 +143,18 @@ class Rank:
 
     def __init__(self, job: RankJob):
         self.rank, self.world = job.rank, job.world
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; by default gloo listens where the host's name is
+        # all ranks are here; by default gloo listens where the host's name is
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = dist.FileStore(job.store, job.world)  # pyright: ignore[reportPrivateImportUsage]  # torch documents it there
-        dist.init_process_group("gloo", store=store, rank=job.rank, world_size=job.world, timeout=timedelta(seconds=LIMIT))
+        dist.init_process_group(
+            "gloo", store=store, rank=job.rank, world_size=job.world, timeout=timedelta(seconds=LIMIT)
+        )
         policy = make_policy(job.policy, job.spec, 0)
         assert isinstance(policy, nn.Module)
         shard(policy, init_device_mesh("cpu", (job.world,)))
-        self.learner = importlib.import_module(f"robo_rl.algos.{job.algo}").make(policy, job.options, job.seed)
+        self.learner = importlib.import_module(f"robo_rl.algos.{job.algo}").make(
+            policy, job.options, job.seed
+        )
         self.learner.share = slice(job.rank, None, job.world)
         self.learner.total_norm, self.learner.mean = self._total_norm, self._mean
         for p in self.learner.credit.params:
@@ -158,8 +176,11 @@ class Rank:
         dist.all_reduce(p.grad)
         p.grad /= self.world
 
-    def update(self, rollout: Rollout, progress: float, version: int | None) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """The learner's update, together with the other ranks -> metrics and, on rank 0, the weights that changed, whole."""
+    def update(
+        self, rollout: Rollout, progress: float, version: int | None
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """The learner's update, together with the other ranks -> metrics and, on rank 0, the weights that
+        changed, whole."""
         self.rollout = rollout
         with one_thread():  # two threads would mix up the order of what ranks say to each other
             metrics = self.learner.update(rollout, progress, version)
@@ -167,7 +188,9 @@ class Rank:
             both = torch.tensor([[metrics[n] for n in names]] * 2, dtype=torch.float64)
             dist.all_reduce(both[0])
             dist.all_reduce(both[1], dist.ReduceOp.MAX)
-            metrics = {n: float(both[1, i] if n in MAXIMA else both[0, i] / self.world) for i, n in enumerate(names)}
+            metrics = {
+                n: float(both[1, i] if n in MAXIMA else both[0, i] / self.world) for i, n in enumerate(names)
+            }
             return metrics, gather(self.learner.policy, changed=True)
 
     def after_collect(self) -> None:
@@ -175,19 +198,23 @@ class Rank:
         self.learner.after_collect(self.rollout)
 
     def state(self) -> dict:
-        """The learner's state; of what is split over the ranks a `ShardedTensor`, whose rows `write` writes."""
+        """The learner's state; of what is split over the ranks a `ShardedTensor`, whose rows `write`
+        writes."""
         files = tuple(file_of(k, self.world) for k in range(self.world))
 
         def told(path: str, x: Any) -> Any:
             rows = tuple(b - a for a, b in split_rows(len(x), self.world))
             return ShardedTensor(path, tuple(x.shape), rows, files)
+
         return each_shard(self.learner.state_dict(), told)
 
     def write(self, folder: str) -> dict[str, int]:
-        """Write this rank's rows of the state into its file -> CRC-32 of the file of every rank (a collective call). OSError, on rank 0
-        alone: one of them could not."""
+        """Write this rank's rows of the state into its file -> CRC-32 of the file of every rank (a collective
+        call). OSError, on rank 0 alone: one of them could not."""
         mine: dict[str, Tensor] = {}
-        each_shard(self.learner.state_dict(), lambda path, x: mine.update({path: x.to_local().detach().contiguous()}))
+        each_shard(
+            self.learner.state_dict(), lambda path, x: mine.update({path: x.to_local().detach().contiguous()})
+        )
         codes = torch.zeros(self.world, dtype=torch.int64)
         try:
             blob = save(mine)
@@ -205,8 +232,8 @@ class Rank:
 
     @torch.no_grad()
     def load(self, weights: str, state: dict | None) -> None:
-        """Take this rank's rows of the weights in the file `weights` and of a learner's state, whoever saved them; returns when all have
-        (a collective call)."""
+        """Take this rank's rows of the weights in the file `weights` and of a learner's state, whoever saved
+        them; returns when all have (a collective call)."""
         policy, stored = self.learner.policy, stored_tensors(Path(weights))
         for name, x in [*policy.named_parameters(), *policy.named_buffers()]:
             if hasattr(x, "to_local"):
@@ -217,9 +244,13 @@ class Rank:
             moments = dict(state["actor_opt"]["state"])
             for i, p in enumerate(self.learner.actor_params):
                 if i in moments:
-                    moments[i] = {k: self._like(v, p) if hasattr(v, "shape") and tuple(v.shape) == tuple(p.shape) else v
-                                  for k, v in moments[i].items()}
-            self.learner.load_state_dict(resolved(state | {"actor_opt": state["actor_opt"] | {"state": moments}}))
+                    moments[i] = {
+                        k: self._like(v, p) if hasattr(v, "shape") and tuple(v.shape) == tuple(p.shape) else v
+                        for k, v in moments[i].items()
+                    }
+            self.learner.load_state_dict(
+                resolved(state | {"actor_opt": state["actor_opt"] | {"state": moments}})
+            )
         dist.barrier()
 
     def _part(self, x: "Tensor | StoredTensor") -> Tensor:
@@ -230,8 +261,15 @@ class Rank:
         if not hasattr(p, "to_local"):
             return x
         from torch.distributed.tensor import DTensor
-        return DTensor.from_local(self._part(x).clone(), p.device_mesh, p.placements, run_check=False, shape=p.shape,
-                                  stride=p.stride())
+
+        return DTensor.from_local(
+            self._part(x).clone(),
+            p.device_mesh,
+            p.placements,
+            run_check=False,
+            shape=p.shape,
+            stride=p.stride(),
+        )
 
 
 def file_of(rank: int, world: int) -> str:
@@ -240,7 +278,8 @@ def file_of(rank: int, world: int) -> str:
 
 
 def each_shard(tree: Any, change: Callable[[str, Any], Any], path: str = "learner") -> Any:
-    """A tree of dicts and lists with change(path, tensor) in place of the tensors that are split over the ranks."""
+    """A tree of dicts and lists with change(path, tensor) in place of the tensors that are split over the
+    ranks."""
     if isinstance(tree, dict):
         return {k: each_shard(v, change, f"{path}/{k}") for k, v in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -249,16 +288,18 @@ def each_shard(tree: Any, change: Callable[[str, Any], Any], path: str = "learne
 
 
 class ShardedLearner:
-    """A learner of `learners` processes behind the interface of one: this process is rank 0 and has the whole policy too.
+    """A learner of `learners` processes behind the interface of one: this process is rank 0 and has the whole
+    policy too.
 
-    The same update as one process makes, up to the order of summation. Its state is that of one process, split by rows, so a run may be
-    resumed with another number. Where a rank dies this process ends as if it had been killed: whoever guards the run goes on
-    from its last checkpoint.
+    The same update as one process makes, up to the order of summation. Its state is that of one process,
+    split by rows, so a run may be resumed with another number. Where a rank dies this process ends as if it
+    had been killed: whoever guards the run goes on from its last checkpoint.
     """
 
     def __init__(self, algo: str, policy, options: OnPolicyOptions, seed: int, learners: int, folder: Path):
         check(algo, options, learners)
         from robo_rl.runtime.process_pool import context
+
         private_folder(folder)
         snapshot.evict(folder)  # ranks of a learner that died
         store = folder / f"ranks{os.getpid()}-{time.monotonic_ns()}"
@@ -267,7 +308,9 @@ class ShardedLearner:
         self.pipes, self.processes = [], []
         for i in range(1, learners):
             mine, theirs = context().Pipe()
-            process = context().Process(target=follow, args=(replace(job, rank=i), theirs), name=f"learner{i}")
+            process = context().Process(
+                target=follow, args=(replace(job, rank=i), theirs), name=f"learner{i}"
+            )
             process.start()
             theirs.close()
             self.pipes.append(mine)
@@ -297,7 +340,8 @@ class ShardedLearner:
         return ShardedState(self.own.state(), lambda folder: self._all("write", str(folder)))
 
     def load_state_dict(self, state: dict) -> None:
-        """As a learner's; the policy has its weights already. What of it is in files (`checkpoint.load_train`), each rank reads itself."""
+        """As a learner's; the policy has its weights already. What of it is in files
+        (`checkpoint.load_train`), each rank reads itself."""
         self._load(state)
 
     def _load(self, state: dict | None) -> None:
@@ -327,10 +371,12 @@ class ShardedLearner:
 
     def _all(self, what: str, *args) -> Any:
         told = to_bytes(what, args)
+
         def work():
             for pipe in self.pipes:
                 pipe.send_bytes(told)
             return getattr(self.own, what)(*args)
+
         return self._together(work)
 
     def _together(self, work: Callable) -> Any:
@@ -341,8 +387,11 @@ class ShardedLearner:
             gone = [p for p in self.processes if not p.is_alive()]
             if not gone:
                 raise
-            print(f"\n{gone[0].name} ended with status {gone[0].exitcode} ({str(e).splitlines()[0]})", file=sys.stderr,
-                  flush=True)
+            print(
+                f"\n{gone[0].name} ended with status {gone[0].exitcode} ({str(e).splitlines()[0]})",
+                file=sys.stderr,
+                flush=True,
+            )
             for p in self.processes:
                 p.kill()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -351,8 +400,12 @@ class ShardedLearner:
 def to_bytes(what: str, args: tuple) -> bytes:
     """A call of a method of `Rank`: length and text of a JSON tree, then its tensors as safetensors."""
     tensors: dict[str, Tensor] = {}
-    plain = [{"rollout": {f.name: getattr(x, f.name) for f in fields(x) if f.name != "ended"}} if isinstance(x, Rollout) else
-             {"value": x} for x in args]
+    plain = [
+        {"rollout": {f.name: getattr(x, f.name) for f in fields(x) if f.name != "ended"}}
+        if isinstance(x, Rollout)
+        else {"value": x}
+        for x in args
+    ]
     head = json.dumps(pack([what, plain], tensors)).encode()
     return len(head).to_bytes(8, "little") + head + save(tensors)
 
@@ -360,7 +413,9 @@ def to_bytes(what: str, args: tuple) -> bytes:
 def from_bytes(message: bytes) -> tuple[str, list]:
     """The inverse of `to_bytes` -> (method, arguments)."""
     end = 8 + int.from_bytes(message[:8], "little")
-    what, args = unpack(parse_json(message[8:end], "a message between ranks", limit=end, nan=True), load(message[end:]))
+    what, args = unpack(
+        parse_json(message[8:end], "a message between ranks", limit=end, nan=True), load(message[end:])
+    )
     return what, [Rollout(**x["rollout"]) if "rollout" in x else x["value"] for x in args]
 
 

@@ -1,9 +1,10 @@
 """A tree of arrays in one file, whole or not at all; it survives the death of any process.
 
-It begins with its checksum, for it is not waited for that it reaches the disk: a power cut may leave an older one, a piece or
-zeros, and a file that is not whole reads as none.
+It begins with its checksum, for it is not waited for that it reaches the disk: a power cut may leave an older
+one, a piece or zeros, and a file that is not whole reads as none.
 
-And who is at work in a run folder: a process signs in, so that the next owner can end it before it takes over its slots.
+And who is at work in a run folder: a process signs in, so that the next owner can end it before it takes over
+its slots.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ def load(path: Path) -> dict:
         if mark != xxhash.xxh3_64_digest(blob):
             return {}
         size = int.from_bytes(blob[:8], "little")
-        head = parse_json(blob[8:8 + size], str(path), limit=FILE)
+        head = parse_json(blob[8 : 8 + size], str(path), limit=FILE)
         tree = parse_json(head["__metadata__"]["tree"], str(path), limit=FILE)
         return unpack(tree, st.load(blob))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
@@ -69,7 +70,8 @@ def place(folder: Path) -> str:
 
 
 def sign(path: Path) -> None:
-    """Write down this process: pid, time of birth (pids come again), boot, and the folder (copies of it are not where it works)."""
+    """Write down this process: pid, time of birth (pids come again), boot, and the folder (copies of it are
+    not where it works)."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temp, "w", opener=private_file) as f:
         f.write(f"{os.getpid()} {psutil.Process().create_time()} {boot()} {place(path.parent)}")
@@ -89,7 +91,8 @@ def signed(path: Path) -> psutil.Process | None:
 
 @contextlib.contextmanager
 def at_work(folder: Path, name: str, threads: int = 1) -> Iterator[None]:
-    """What every process beside a learner begins with: it signs in as `name`, leaves Ctrl-C to the learner and its stack to SIGUSR1."""
+    """What every process beside a learner begins with: it signs in as `name`, leaves Ctrl-C to the learner
+    and its stack to SIGUSR1."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(threads)
@@ -110,10 +113,11 @@ def kill(process, folder: Path, name: str, why: str) -> str:
 
 
 class AwakeClock:
-    """Seconds in which this process was at work: a gap of more than `longest` seconds between two looks counts as `longest`.
+    """Seconds in which this process was at work: a gap of more than `longest` seconds between two looks
+    counts as `longest`.
 
-    Who watches others for signs of life must not count the time in which it was stopped itself (Ctrl-Z, a suspended machine,
-    SIGSTOP to the whole process group): they were stopped too.
+    Who watches others for signs of life must not count the time in which it was stopped itself (Ctrl-Z, a
+    suspended machine, SIGSTOP to the whole process group): they were stopped too.
     """
 
     def __init__(self, longest: float = 1.0, clock: Callable[[], float] = time.monotonic):

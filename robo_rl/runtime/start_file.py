@@ -1,7 +1,9 @@
-"""The table of starts in force, from the learner to the processes beside it: two files in the folder of what is in flight.
+"""The table of starts in force, from the learner to the processes beside it: two files in the folder of what
+is in flight.
 
-`starts.table` is replaced as a whole with every table; `starts.states`, the simulator states that its rows may name, is written once.
-A reader looks at the table's file when an episode begins, and reads it only where it is another one than before.
+`starts.table` is replaced as a whole with every table; `starts.states`, the simulator states that its rows
+may name, is written once. A reader looks at the table's file when an episode begins, and reads it only where
+it is another one than before.
 """
 
 import os
@@ -27,7 +29,8 @@ def publish_states(folder: Path, stored: StoredStates | None) -> None:
 
 
 class StartFile:
-    """A process's source of starts. RuntimeError: there is no sound table, which a learner writes before it starts workers."""
+    """A process's source of starts. RuntimeError: there is no sound table, which a learner writes before it
+    starts workers."""
 
     def __init__(self, folder: Path):
         self.path, self.seen = folder / TABLE, (-1, -1)

@@ -1,7 +1,9 @@
-"""The same ledger under a virtual clock: what N workers and a learner would do, from the times of their stages.
+"""The same ledger under a virtual clock: what N workers and a learner would do, from the times of their
+stages.
 
-Roles are the real ones' rules (lease, seal, take, publish) with work replaced by drawn durations. With `cores` they share
-that many equally (the operating system's fair share); without, each has hardware of its own, as in a cluster.
+Roles are the real ones' rules (lease, seal, take, publish) with work replaced by drawn durations. With
+`cores` they share that many equally (the operating system's fair share); without, each has hardware of its
+own, as in a cluster.
 """
 
 import bisect
@@ -20,8 +22,8 @@ Draw = Callable[[np.random.Generator], float]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a simulated run: samples per second, shares of their time that workers and learner wait, staleness [versions]
-    of what is trained on (mean, 99th percentile, greatest) and the share that is too old."""
+    """Of a simulated run: samples per second, shares of their time that workers and learner wait, staleness
+    [versions] of what is trained on (mean, 99th percentile, greatest) and the share that is too old."""
 
     rate: float
     worker_wait: float
@@ -31,13 +33,14 @@ class Outcome:
     stale_max: int
     masked: float
     seconds: float
-    broker_wait: float = 0.0  # share of its time that the learner waits though workers have finished enough for a batch
+    # share of its time that the learner waits though workers have finished enough for a batch
+    broker_wait: float = 0.0
 
 
 @dataclass(frozen=True)
 class Broker:
-    """Seconds of service: a lease with its message, a finished fragment with its message (the broker does one after
-    another), and what the learner itself does to take a batch and to publish."""
+    """Seconds of service: a lease with its message, a finished fragment with its message (the broker does one
+    after another), and what the learner itself does to take a batch and to publish."""
 
     lease: float = 0.0
     seal: float = 0.0
@@ -45,12 +48,25 @@ class Broker:
     publish: float = 0.0
 
 
-def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int, decide: Draw, learn: Draw,
-             updates: int, cores: float = math.inf, warm: int = 3, seed: int = 0, broker: Broker = Broker()) -> Outcome:
+def simulate(
+    workers: int,
+    envs: int,
+    decisions: int,
+    batch: int,
+    staleness: int,
+    decide: Draw,
+    learn: Draw,
+    updates: int,
+    cores: float = math.inf,
+    warm: int = 3,
+    seed: int = 0,
+    broker: Broker = Broker(),
+) -> Outcome:
     """Run until `updates` updates are made; the first `warm` are not counted.
 
-    decide draws the seconds that one decision of all envs of a worker takes alone, learn those of an update (with
-    publishing). The first order of workers is drawn, later ones follow from the clock. The broker has a core of its own.
+    decide draws the seconds that one decision of all envs of a worker takes alone, learn those of an update
+    (with publishing). The first order of workers is drawn, later ones follow from the clock. The broker has a
+    core of its own.
     """
     slots = workers * (staleness + 2) + -(-batch // (decisions * envs)) * (staleness + 8)
     book = Ledger(batch, staleness, slots, dict.fromkeys(range(workers), (decisions, envs)))
@@ -65,24 +81,43 @@ def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int
 class _Simulation:
     """The state of `simulate`: the clock, who is at work until when, and what was counted."""
 
-    def __init__(self, book: Ledger, workers: int, decide: Draw, learn: Draw, cores: float, seed: int, broker: Broker):
-        self.book, self.workers, self.decide, self.learn, self.cores, self.broker = book, workers, decide, learn, cores, broker
+    def __init__(
+        self, book: Ledger, workers: int, decide: Draw, learn: Draw, cores: float, seed: int, broker: Broker
+    ):
+        self.book, self.workers, self.decide, self.learn, self.cores, self.broker = (
+            book,
+            workers,
+            decide,
+            learn,
+            cores,
+            broker,
+        )
         self.rng = np.random.default_rng(seed)
-        self.now, self.turns = 0.0, 0.0  # `turns`: seconds of service each active role has had (virtual time of fair sharing)
+        # `turns`: seconds of service each active role has had (virtual time of fair sharing)
+        self.now, self.turns = 0.0, 0.0
         self.heap: list[tuple[float, int, Any]] = []  # (service at which it is done, tie, what)
         self.tie = 0
         self.published = [0.0]  # when version i was out
         self.waits, self.began = [0.0] * workers, [0.0] * workers
-        self.idle, self.refused = set(range(workers)), set()  # refused: who need not ask before something changes
+        # refused: who need not ask before something changes
+        self.idle, self.refused = set(range(workers)), set()
         self.spans: dict[int, tuple[float, float]] = {}  # uid -> begin, end
         self.learning, self.since, self.made = False, 0.0, 0
         self.busy = 0.0  # until when the broker is at work
-        self.there, self.enough = 0, math.inf  # samples finished and not taken; since when they are enough for a batch
+        # samples finished and not taken; since when they are enough for a batch
+        self.there, self.enough = 0, math.inf
         self.count_from(0.0)
 
     def count_from(self, now: float) -> None:
         """What is counted begins here."""
-        self.start, self.samples, self.learner_wait, self.broker_wait, self.masked, self.total = now, 0, 0.0, 0.0, 0, 0
+        self.start, self.samples, self.learner_wait, self.broker_wait, self.masked, self.total = (
+            now,
+            0,
+            0.0,
+            0.0,
+            0,
+            0,
+        )
         self.ages: list[np.ndarray] = []
         self.waits = [0.0] * self.workers
         self.began = [max(t, now) if i in self.idle else t for i, t in enumerate(self.began)]
@@ -143,7 +178,9 @@ class _Simulation:
         else:
             self.spans[what.uid] = (self.spans[what.uid][0], self.now)
             self.there += what.decisions * what.envs
-            self.enough = self.now if self.there >= self.book.batch and self.enough == math.inf else self.enough
+            self.enough = (
+                self.now if self.there >= self.book.batch and self.enough == math.inf else self.enough
+            )
             self.busy = max(self.busy, self.now) + self.broker.seal
             self.push(self.busy - self.now, (what, self.now))
 
@@ -162,9 +199,17 @@ class _Simulation:
         seconds = self.now - self.start
         age = np.concatenate(self.ages)
         waited = sum(self.waits) + sum(self.now - self.began[w] for w in self.idle)
-        return Outcome(self.samples / seconds, waited / (self.workers * seconds), self.learner_wait / seconds, float(age.mean()),
-                       float(np.percentile(age, 99)), int(age.max()), self.masked / max(self.total, 1), seconds,
-                       self.broker_wait / seconds)
+        return Outcome(
+            self.samples / seconds,
+            waited / (self.workers * seconds),
+            self.learner_wait / seconds,
+            float(age.mean()),
+            float(np.percentile(age, 99)),
+            int(age.max()),
+            self.masked / max(self.total, 1),
+            seconds,
+            self.broker_wait / seconds,
+        )
 
 
 def constant(seconds: float) -> Draw:

@@ -1,14 +1,15 @@
 """Versioned weights between a learner and the rollout processes of one host: one mapped file, two halves.
 
-File, little-endian words of 8 bytes: magic, schema hash, schema length, start of the halves, size of a half; then, each
-on a cache line of its own, the version register (2 · version + half, or EMPTY) and the sequence lock of each half;
-at 4096 the schema as JSON, then the halves. A half is [version, combined hash, hash per tensor, tensors]: one copy
-takes the weights together with the version they are.
+File, little-endian words of 8 bytes: magic, schema hash, schema length, start of the halves, size of a half;
+then, each on a cache line of its own, the version register (2 · version + half, or EMPTY) and the sequence
+lock of each half; at 4096 the schema as JSON, then the halves. A half is [version, combined hash, hash per
+tensor, tensors]: one copy takes the weights together with the version they are.
 
 publish: lock of the free half odd -> tensors, hashes, version -> lock even -> register (one store, last).
 fetch:   register -> lock -> copy -> lock unchanged? -> hashes. A copy that was overtaken is made again.
 
-The stores must become visible in program order, as they do on x86; where they may not, `verify="always"` tells.
+The stores must become visible in program order, as they do on x86; where they may not, `verify="always"`
+tells.
 Source: publication protocol of SparseRL-Sync (2605.07330), AstraFlow and RLinf; the sequence lock is Linux's.
 """
 
@@ -43,12 +44,13 @@ Verify = Literal["always", "never"] | int
 MAGIC = int.from_bytes(b"RRLWTS01", "little")
 PAGE, LINE = 4096, 64  # bytes
 REGISTER, LOCKS = 8, (16, 24)  # words
-COPY = 1 << 24  # bytes at once: from some 100 MB up memcpy may take a path that is 2.5 x slower on pages of 4 KB
+# bytes at once: from some 100 MB up memcpy may take a path that is 2.5 x slower on pages of 4 KB
+COPY = 1 << 24
 EMPTY = 2**64 - 1
 LAST = 2**62  # versions are below it
 
 
-# ---- what a set of weights is ------------------------------------------------------------------------------------
+# ---- what a set of weights is ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,11 @@ def _layout(rows: list[tuple[str, torch.dtype, tuple[int, ...]]]) -> Layout:
     for _, dtype, shape in rows:
         offsets.append(at)
         at = _up(at + dtype.itemsize * math.prod(shape), LINE)
-    names, dtypes, shapes = tuple(n for n, *_ in rows), tuple(d for _, d, _ in rows), tuple(s for *_, s in rows)
+    names, dtypes, shapes = (
+        tuple(n for n, *_ in rows),
+        tuple(d for _, d, _ in rows),
+        tuple(s for *_, s in rows),
+    )
     schema = json.dumps([[n, str(d).removeprefix("torch."), list(s)] for n, d, s in rows]).encode()
     return Layout(names, dtypes, shapes, tuple(offsets), at, schema, xxhash.xxh3_64_intdigest(schema))
 
@@ -86,8 +92,10 @@ def _up(n: int, step: int) -> int:
 def views(blob: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Tensors by name that lie in a blob, uint8 [layout.size]."""
     out = {}
-    for name, dtype, shape, at in zip(layout.names, layout.dtypes, layout.shapes, layout.offsets, strict=True):
-        out[name] = blob[at:at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+    for name, dtype, shape, at in zip(
+        layout.names, layout.dtypes, layout.shapes, layout.offsets, strict=True
+    ):
+        out[name] = blob[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
     return out
 
 
@@ -111,15 +119,18 @@ def content_hash(tensors: dict[str, Tensor]) -> int:
 def check_layout(tensors: dict[str, Tensor], layout: Layout, who: str) -> None:
     """Raise UserError naming the first tensor that is missing, superfluous, or of another dtype or shape."""
     if len(tensors) == len(layout.names) and all(
-            (t := tensors.get(n)) is not None and t.dtype == d and t.shape == s
-            for n, d, s in zip(layout.names, layout.dtypes, layout.shapes, strict=True)):
+        (t := tensors.get(n)) is not None and t.dtype == d and t.shape == s
+        for n, d, s in zip(layout.names, layout.dtypes, layout.shapes, strict=True)
+    ):
         return
     want = {n: (d, s) for n, d, s in zip(layout.names, layout.dtypes, layout.shapes, strict=True)}
     have = {n: (t.dtype, tuple(t.shape)) for n, t in tensors.items()}
     name = min(n for n in want.keys() | have.keys() if want.get(n) != have.get(n))
     say = [" ".join(map(str, x[name])) if name in x else "none" for x in (have, want)]
-    raise UserError(f"{who}: tensor {name!r} is {say[0]}, the published weights have {say[1]}; "
-                    f"build the policy with the options of the run")
+    raise UserError(
+        f"{who}: tensor {name!r} is {say[0]}, the published weights have {say[1]}; "
+        f"build the policy with the options of the run"
+    )
 
 
 def due(verify: Verify, count: int) -> bool:
@@ -132,11 +143,12 @@ def check_verify(verify: Verify) -> None:
         raise UserError(f"verify must be 'always', 'never' or a number n > 0 (every n-th), got {verify!r}")
 
 
-# ---- the file ----------------------------------------------------------------------------------------------------
+# ---- the file ----------------------------------------------------------------------------------------------
 
 
 def _map(fd: int, path: Path, prot: int) -> tuple[mmap.mmap, memoryview, Layout, list[int]]:
-    """Map a store -> (map, its header as words, layout, start of each half [B]); UserError if it is no sound store."""
+    """Map a store -> (map, its header as words, layout, start of each half [B]); UserError if it is no sound
+    store."""
     size = os.fstat(fd).st_size
     damaged = UserError(f"{path} is no sound store of weights; delete it and start the run again")
     if size < PAGE:
@@ -146,10 +158,12 @@ def _map(fd: int, path: Path, prot: int) -> tuple[mmap.mmap, memoryview, Layout,
     magic, schema_hash, length, start, half = words[:5]
     if magic != MAGIC or PAGE + length > start or start + 2 * half != size:
         raise damaged
-    schema = whole[PAGE:PAGE + length]
+    schema = whole[PAGE : PAGE + length]
     if xxhash.xxh3_64_intdigest(schema) != schema_hash:
         raise damaged
-    layout = _layout([(n, getattr(torch, d), tuple(s)) for n, d, s in parse_json(schema, str(path), list, limit=FILE)])
+    layout = _layout(
+        [(n, getattr(torch, d), tuple(s)) for n, d, s in parse_json(schema, str(path), list, limit=FILE)]
+    )
     if layout.size > half:
         raise damaged
     return whole, words, layout, [start, start + half]
@@ -171,15 +185,16 @@ class WeightWriter:
     """The learner's end: the one process that publishes. Make it with `create` or `open`."""
 
     def __init__(self, fd: int, path: Path):
-        self._fd, self._path = fd, path  # the descriptor that holds the lock; a map would keep the one it is made of
+        # the descriptor that holds the lock; a map would keep the one it is made of
+        self._fd, self._path = fd, path
         other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             whole, self._words, self.layout, starts = _map(other, path, mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(other)
         memory = np.frombuffer(whole, np.uint8)
-        self._halves = [memory[s:s + self.layout.size] for s in starts]
-        self._heads = [h[:8 * (2 + len(self.layout.names))].view(np.uint64) for h in self._halves]
+        self._halves = [memory[s : s + self.layout.size] for s in starts]
+        self._heads = [h[: 8 * (2 + len(self.layout.names))].view(np.uint64) for h in self._halves]
         self._tensors = [list(views(torch.from_numpy(h), self.layout).values()) for h in self._halves]
         self._flats = [[flat_bytes(t) for t in ts] for ts in self._tensors]
         self._word = self._words[REGISTER]
@@ -189,8 +204,8 @@ class WeightWriter:
     def create(cls, path: "str | Path", tensors: dict[str, Tensor]) -> "WeightWriter":
         """A new store for weights like these, with nothing published yet.
 
-        All the memory is claimed here, so that a full disk or a small /dev/shm is an error and no later crash.
-        Raises UserError if the file exists (`open` goes on with it) or does not fit.
+        All the memory is claimed here, so that a full disk or a small /dev/shm is an error and no later
+        crash. Raises UserError if the file exists (`open` goes on with it) or does not fit.
         """
         path, layout = Path(path), layout_of(tensors)
         temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -212,9 +227,13 @@ class WeightWriter:
             if isinstance(e, FileExistsError):
                 raise UserError(f"{path} exists; open it to go on, or delete it to start anew") from None
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise UserError(f"no room for {(start + 2 * half) / 1e6:.0f} MB of weights in {path.parent}; "
-                                f"enlarge it (docker run --shm-size=…) or use another folder") from e
-            raise UserError(f"cannot make {path}: {e.strerror}; use a folder of your own on a local disk") from e
+                raise UserError(
+                    f"no room for {(start + 2 * half) / 1e6:.0f} MB of weights in {path.parent}; "
+                    f"enlarge it (docker run --shm-size=…) or use another folder"
+                ) from e
+            raise UserError(
+                f"cannot make {path}: {e.strerror}; use a folder of your own on a local disk"
+            ) from e
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temp.unlink()
@@ -224,7 +243,8 @@ class WeightWriter:
     def open(cls, path: "str | Path", tensors: dict[str, Tensor]) -> "WeightWriter":
         """Go on with a store after a crash; what was published last is still there.
 
-        Raises UserError if another process writes it, if these weights are of another kind, or if it is damaged.
+        Raises UserError if another process writes it, if these weights are of another kind, or if it is
+        damaged.
         """
         path = Path(path)
         try:
@@ -254,12 +274,14 @@ class WeightWriter:
         """The version published last; -1 before the first."""
         return -1 if self._word == EMPTY else self._word >> 1
 
-    def publish(self, version: int, tensors: dict[str, Tensor], at: Callable[[str], None] = lambda point: None) -> int:
+    def publish(
+        self, version: int, tensors: dict[str, Tensor], at: Callable[[str], None] = lambda point: None
+    ) -> int:
         """Make these weights version `version` for all readers -> their combined hash.
 
-        Whatever happens before the register moves, the previous version stays whole and readable. Publishing the
-        current version once more does nothing if the weights are the same bits. `at` is called at the points
-        "open", "copied", "hashed", "closed", "moved", for tests that die there.
+        Whatever happens before the register moves, the previous version stays whole and readable. Publishing
+        the current version once more does nothing if the weights are the same bits. `at` is called at the
+        points "open", "copied", "hashed", "closed", "moved", for tests that die there.
         Raises UserError if the version goes backwards, is taken by other weights, or another writer was here.
         """
         check_layout(tensors, self.layout, "publish")
@@ -270,7 +292,8 @@ class WeightWriter:
             raise UserError(f"another process publishes to {self._path}; one learner per store")
         free = 0 if self._word == EMPTY else 1 - (self._word & 1)
         lock, head = LOCKS[free], self._heads[free]
-        self._words[lock] += 1 + self._words[lock] % 2  # odd, and new to a reader even after a crash left it odd
+        # odd, and new to a reader even after a crash left it odd
+        self._words[lock] += 1 + self._words[lock] % 2
         at("open")
         with torch.no_grad():
             for mine, name in zip(self._tensors[free], self.layout.names, strict=True):
@@ -283,7 +306,9 @@ class WeightWriter:
         at("closed")
         if version == current:
             if all_ != int(self._heads[1 - free][1]):
-                raise UserError(f"version {version} is published already with other weights; publish {version + 1}")
+                raise UserError(
+                    f"version {version} is published already with other weights; publish {version + 1}"
+                )
             return all_
         self._words[REGISTER] = self._word = 2 * version + free
         at("moved")
@@ -302,8 +327,8 @@ class WeightWriter:
 class WeightReader:
     """A rollout process's end: two warm copies, *current*, that the policy's tensors lie in, and *standby*.
 
-    fetch fills standby, at leisure or in a thread; swap, between two chunks, makes it current. The copy that was
-    current is the next standby: nothing else may keep the policy's old tensors.
+    fetch fills standby, at leisure or in a thread; swap, between two chunks, makes it current. The copy that
+    was current is the next standby: nothing else may keep the policy's old tensors.
     """
 
     def __init__(self, path: "str | Path", verify: Verify = "always"):
@@ -316,9 +341,9 @@ class WeightReader:
         except FileNotFoundError:
             raise UserError(f"{path} does not exist; start the learner first") from None
         memory, size = np.frombuffer(whole, np.uint8), self.layout.size
-        self._halves = [memory[s:s + size] for s in starts]
+        self._halves = [memory[s : s + size] for s in starts]
         self._blobs = [np.full(size, 0, np.uint8) for _ in range(2)]  # touched: no page faults later
-        self._heads = [b[:8 * (2 + len(self.layout.names))].view(np.uint64) for b in self._blobs]
+        self._heads = [b[: 8 * (2 + len(self.layout.names))].view(np.uint64) for b in self._blobs]
         self._views = [views(torch.from_numpy(b), self.layout) for b in self._blobs]
         self._flats = [[flat_bytes(t) for t in v.values()] for v in self._views]
         self._verify: Verify = verify
@@ -359,8 +384,8 @@ class WeightReader:
     def fetch(self, attempts: int = 8) -> int | None:
         """Copy the newest version into standby -> it, or None if there is none newer than what is here.
 
-        None also if `attempts` copies were all overtaken by the writer (`torn` counts them): ask again at the next
-        chunk. Standby holds nothing then, and the current copy is as it was.
+        None also if `attempts` copies were all overtaken by the writer (`torn` counts them): ask again at the
+        next chunk. Standby holds nothing then, and the current copy is as it was.
         """
         for _ in range(attempts):
             word = self._words[REGISTER]
@@ -370,7 +395,7 @@ class WeightReader:
             self._ready = False
             before = self._words[LOCKS[half]]
             for s in range(0, self.layout.size, COPY):
-                np.copyto(self._blobs[into][s:s + COPY], self._halves[half][s:s + COPY])
+                np.copyto(self._blobs[into][s : s + COPY], self._halves[half][s : s + COPY])
             head = self._heads[into]
             if before % 2 or self._words[LOCKS[half]] != before or int(head[0]) != word >> 1:
                 self.torn += 1
@@ -390,7 +415,8 @@ class WeightReader:
 
         A module keeps its parameters and buffers as objects, only their data move (with adapters, those that
         are no frozen weights); a dict gets new tensors. One
-        reader serves one target. Without a fetch before, nothing changes. Raises UserError if it does not fit.
+        reader serves one target. Without a fetch before, nothing changes. Raises UserError if it does not
+        fit.
         """
         if self._target is None:
             self._slots = self._bind(target)

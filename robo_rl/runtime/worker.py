@@ -1,7 +1,8 @@
 """The rollout role: one vector env, one decision at a time, into the slot of its present lease.
 
-`Worker` knows no process and no clock; `robo_rl.runtime.in_process` steps it by hand, `main` runs it as a process of its own.
-Weights change between decisions only, and each decision carries the version that really acted.
+`Worker` knows no process and no clock; `robo_rl.runtime.in_process` steps it by hand, `main` runs it as a
+process of its own. Weights change between decisions only, and each decision carries the version that really
+acted.
 """
 
 import os
@@ -32,12 +33,22 @@ from robo_rl.runtime.start_file import StartFile
 class Worker:
     """A collector, the policy that acts in it, and the fragment it is at.
 
-    `refresh()` makes the newest weights the policy's own and returns their version. `group` > 0: fragments are whole
-    episodes, `group` of them from each start. With `ask` (slot, worker, row, key -> version) another process decides.
+    `refresh()` makes the newest weights the policy's own and returns their version. `group` > 0: fragments
+    are whole episodes, `group` of them from each start. With `ask` (slot, worker, row, key -> version)
+    another process decides.
     """
 
-    def __init__(self, index: int, collector: Collector, policy: Policy, refresh: Callable[[], int], staleness: int,
-                 explore: bool = True, group: int = 0, ask: Callable[[int, int, int, int], int] | None = None):
+    def __init__(
+        self,
+        index: int,
+        collector: Collector,
+        policy: Policy,
+        refresh: Callable[[], int],
+        staleness: int,
+        explore: bool = True,
+        group: int = 0,
+        ask: Callable[[int, int, int, int], int] | None = None,
+    ):
         self.index, self.collector, self.policy, self.refresh = index, collector, policy, refresh
         self.staleness, self.explore, self.group, self.ask = staleness, explore, group, ask
         self.lease: Lease | None = None
@@ -51,18 +62,27 @@ class Worker:
             self.collector.set_state(state)
         if self.group:
             seed, n = self.collector.seed, self.collector.n // self.group
-            at = self.collector.decision  # not the uid: which of two workers is first with a lease is a matter of pace
+            # not the uid: which of two workers is first with a lease is a matter of pace
+            at = self.collector.decision
             chooser = self.collector.chooser
-            starts = [mix(seed, 5, self.index, at, i) >> 32 for i in range(n)] if chooser is None else \
-                columns["start"][0, ::self.group] if lease.made else chooser.draw(mix(seed, 5, self.index, at), n)
+            starts = (
+                [mix(seed, 5, self.index, at, i) >> 32 for i in range(n)]
+                if chooser is None
+                else columns["start"][0, :: self.group]
+                if lease.made
+                else chooser.draw(mix(seed, 5, self.index, at), n)
+            )
             self.collector.begin(np.repeat(starts, self.group))
-        for t in range(lease.made):  # drive the env where the other one was: the same actions from the same state
-            known = columns["start"][t + 1] if self.collector.chooser is not None and t + 1 < lease.made else None
+        # drive the env where the other one was: the same actions from the same state
+        for t in range(lease.made):
+            known = (
+                columns["start"][t + 1] if self.collector.chooser is not None and t + 1 < lease.made else None
+            )
             self.collector.act(self._commands(t), columns, t, bool(self.group), known)
         self.made = lease.made
         if self.made:
             self.version = int(columns["version"][self.made - 1].max())
-            self.oldest = int(columns["version"][:self.made].min())
+            self.oldest = int(columns["version"][: self.made].min())
 
     def decide(self) -> bool:
         """One decision in every env -> whether the fragment is finished."""
@@ -72,7 +92,9 @@ class Worker:
             if self.ask is None:
                 self.version = self.refresh()
                 with c.threads():
-                    c.decide(self.policy, self.columns, self.made, self.version, self.explore, bool(self.group))
+                    c.decide(
+                        self.policy, self.columns, self.made, self.version, self.explore, bool(self.group)
+                    )
             else:
                 key = c.observe(self.columns, self.made)
                 self.version = self.ask(lease.slot, self.index, self.made, key)
@@ -98,12 +120,14 @@ class Worker:
         self.collector.alive[:] = True
 
     def state(self) -> dict:
-        """What another worker needs to go on: the collector's state between two fragments ({}: no snapshots)."""
+        """What another worker needs to go on: the collector's state between two fragments ({}: no
+        snapshots)."""
         state = self.collector.state()
         return {"after": self.last, "rows": self.rows, "collector": state} if state else {}
 
 
-# ---- as a process ------------------------------------------------------------------------------------------------
+# ---- as a process ------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Job:
@@ -143,7 +167,8 @@ def main(job: Job, connection) -> None:
 
 
 def _following(job: Job) -> tuple[Policy, Callable[[], int]]:
-    """The policy with the newest weights, and `refresh()`, which swaps newer ones in -> the version it has now."""
+    """The policy with the newest weights, and `refresh()`, which swaps newer ones in -> the version it has
+    now."""
     reader, policy = follow(job.weights, job.options, job.spec)
     version = reader.current
 
@@ -155,6 +180,7 @@ def _following(job: Job) -> tuple[Policy, Callable[[], int]]:
                 reader.swap(policy)
                 version = new
         return version
+
     return policy, refresh
 
 
@@ -164,17 +190,31 @@ def _loop(job: Job, connection) -> None:
 
     def orphaned() -> bool:
         return os.getppid() != parent
+
     remote = PolicyServerClient(job.folder, orphaned) if job.served else None
     env = job.build(job.envs)
     saved = snapshot.load(where) if job.incarnation else {}
     seed = job.seed if saved or not job.incarnation else mix(job.seed, job.incarnation)
-    collector = Collector(env, policy, job.gamma, seed, job.index, StartFile(job.folder) if job.starts else None)
+    collector = Collector(
+        env, policy, job.gamma, seed, job.index, StartFile(job.folder) if job.starts else None
+    )
     buffer = RolloutBuffer.open(job.folder / "slots.bin")
     if job.episode_slots:
-        slots = EpisodeSlots(job.index, collector, policy, refresh, job.group, job.explore, make_control(job.tree, collector),
-                             job.shape, *make_cheap(job.choose, policy))
+        slots = EpisodeSlots(
+            job.index,
+            collector,
+            policy,
+            refresh,
+            job.group,
+            job.explore,
+            make_control(job.tree, collector),
+            job.shape,
+            *make_cheap(job.choose, policy),
+        )
         return _play(slots, connection, buffer, where, saved, orphaned)
-    worker = Worker(job.index, collector, policy, refresh, job.staleness, job.explore, job.group, remote and remote.ask)
+    worker = Worker(
+        job.index, collector, policy, refresh, job.staleness, job.explore, job.group, remote and remote.ask
+    )
     if not saved:
         _save(where, worker)
     connection.send(("ready", job.index, os.getpid()))
@@ -231,7 +271,7 @@ def _loop(job: Job, connection) -> None:
 
 def _handed_over(lease: Lease, columns: Columns, cut: bool) -> tuple:
     """What a successor says of a fragment that its predecessor left; `cut`: it is not whole."""
-    oldest = int(columns["version"][:lease.made].min()) if lease.made else 0
+    oldest = int(columns["version"][: lease.made].min()) if lease.made else 0
     return "sealed", lease.uid, lease.made, oldest, cut, finite(columns, lease.made)
 
 
@@ -243,11 +283,20 @@ def _told(connection, orphaned: Callable[[], bool]) -> list[Lease] | None:
     return connection.recv()
 
 
-def _play(episode_slots: EpisodeSlots, connection, buffer: RolloutBuffer, where: Path, saved: dict,
-          orphaned: Callable[[], bool]) -> None:
-    """Run episodes of groups until told to end: ask for a group where an env is idle, hand over groups that are whole."""
+def _play(
+    episode_slots: EpisodeSlots,
+    connection,
+    buffer: RolloutBuffer,
+    where: Path,
+    saved: dict,
+    orphaned: Callable[[], bool],
+) -> None:
+    """Run episodes of groups until told to end: ask for a group where an env is idle, hand over groups that
+    are whole."""
+
     def columns(lease: Lease) -> Columns:
         return buffer.columns(lease.slot, episode_slots.index)
+
     connection.send(("ready", episode_slots.index, os.getpid()))
     leases = _told(connection, orphaned)
     if leases is None:
@@ -285,7 +334,16 @@ def _play(episode_slots: EpisodeSlots, connection, buffer: RolloutBuffer, where:
             for name, value in zip(("sim_ns", "policy_ns", "wait_ns", "begin", "end"), times, strict=False):
                 head[name][held[uid]] = value
             buffer.sign(held[uid], episode_slots.index, 0, rows)
-            connection.send(("sealed", uid, rows, oldest, False, finite(buffer.columns(held[uid], episode_slots.index), rows)))
+            connection.send(
+                (
+                    "sealed",
+                    uid,
+                    rows,
+                    oldest,
+                    False,
+                    finite(buffer.columns(held[uid], episode_slots.index), rows),
+                )
+            )
             spent, idle, began = {}, 0, times[-1]
 
 

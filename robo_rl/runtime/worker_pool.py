@@ -1,8 +1,10 @@
-"""The feed of a pool of worker processes: the ledger and the rollout buffer on the learner's side, the pool on the other.
+"""The feed of a pool of worker processes: the ledger and the rollout buffer on the learner's side, the pool
+on the other.
 
-A thread of the learner's process (the *broker*) calls the pool's `turn` over and over: it hands out leases, takes finished
-fragments and restarts workers that died. A learner that dies loses what it learnt since its checkpoint: the rollout buffer holds
-the finished fragments, and batches that it had taken are taken again in their order.
+A thread of the learner's process (the *broker*) calls the pool's `turn` over and over: it hands out leases,
+takes finished fragments and restarts workers that died. A learner that dies loses what it learnt since its
+checkpoint: the rollout buffer holds the finished fragments, and batches that it had taken are taken again in
+their order.
 """
 
 import re
@@ -35,22 +37,27 @@ from robo_rl.runtime.rollout_buffer import (
 )
 from robo_rl.runtime.staging import Staging
 
-DEATHS = 6  # in a row without a finished fragment, or by the same error while fewer than RARE fragments for each are finished
+# in a row without a finished fragment, or by the same error while fewer than RARE fragments for each are
+# finished
+DEATHS = 6
 RARE = 10
 BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
 USELESS = 6  # fragments in a row with numbers that are not finite
-WORKER_COUNT_FILE = "workers.json"  # in the folder: the number of workers asked for, which may change while the run goes on
+# in the folder: the number of workers asked for, which may change while the run goes on
+WORKER_COUNT_FILE = "workers.json"
 LOOK = 0.3  # seconds between looks at it
 
 
-KEPT, KEPT_BYTES = 6, 1 << 28  # batches that are kept for a learner that dies, beyond the two at work, and their bytes at most
+# batches that are kept for a learner that dies, beyond the two at work, and their bytes at most
+KEPT, KEPT_BYTES = 6, 1 << 28
 
 
 def slot_count(workers: int, per_batch: int, staleness: int, kept: int) -> int:
-    """Slots for what may be in flight under the admission bound, for `kept` batches until a checkpoint, and one to begin.
+    """Slots for what may be in flight under the admission bound, for `kept` batches until a checkpoint, and
+    one to begin.
 
-    Fragments are whole without staleness: a batch is made while one is learnt from. With it workers hand over early what
-    newer weights overtook, so that there may be one fragment more of each worker for each version.
+    Fragments are whole without staleness: a batch is made while one is learnt from. With it workers hand over
+    early what newer weights overtook, so that there may be one fragment more of each worker for each version.
     """
     flying = 2 * per_batch if staleness == 0 else (staleness + 2) * (per_batch + workers)
     return flying + kept * per_batch + workers + 1
@@ -61,9 +68,11 @@ class WorkerFailure(UserError):
 
 
 class WorkerPool(Protocol):
-    """Starts, restarts and stops workers. Only the broker's thread calls `turn`, over and over; it waits a little itself.
+    """Starts, restarts and stops workers. Only the broker's thread calls `turn`, over and over; it waits a
+    little itself.
 
-    `check`, from the learner's thread while it waits, raises LostDaemon where workers cannot come back in this process.
+    `check`, from the learner's thread while it waits, raises LostDaemon where workers cannot come back in
+    this process.
     """
 
     @property
@@ -80,8 +89,9 @@ class WorkerPool(Protocol):
 
 
 class ErrorCounts:
-    """How often workers ended by errors that differ in numbers alone, while one came at each tenth fragment or oftener: what is finished
-    between would be the episodes that are too short or too lucky for the error."""
+    """How often workers ended by errors that differ in numbers alone, while one came at each tenth fragment
+    or oftener: what is finished between would be the episodes that are too short or too lucky for the
+    error."""
 
     def __init__(self) -> None:
         self.finished = 0  # useful fragments
@@ -99,18 +109,42 @@ class ErrorCounts:
         self.seen[kind] = times + 1, since
         if new:
             print(f"\nwarning: {name} ended and is started anew: {error}", file=sys.stderr, flush=True)
-        if times + 1 < DEATHS or finished == since:  # where nothing is finished, each worker counts its own deaths in a row
+        # where nothing is finished, each worker counts its own deaths in a row
+        if times + 1 < DEATHS or finished == since:
             return ""
-        return f"workers ended {times + 1} times by the same error, which {finished - since} fragments escaped: {error}"
+        return (
+            f"workers ended {times + 1} times by the same error, which {finished - since} fragments "
+            f"escaped: {error}"
+        )
 
 
 class WorkerPoolFeed:
-    """`envs` of each worker, their `layouts`; `group` > 0: fragments are whole episodes; `streams`: batches come by `stream`;
+    """`envs` of each worker, their `layouts`; `group` > 0: fragments are whole episodes; `streams`: batches
+    come by `stream`;
     `planned`: fragments are groups whose sizes are decided, `envs` on average."""
 
-    def __init__(self, folder: Path, pool: WorkerPool, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
-                 staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False, planned: PlannedGroups | None = None):
-        self.folder, self.pool, self.group, self.whole, self.rows, self.envs = folder, pool, group, bool(group), decisions, envs
+    def __init__(
+        self,
+        folder: Path,
+        pool: WorkerPool,
+        envs: list[int],
+        layouts: list[Layout],
+        batch: int,
+        decisions: int,
+        staleness: int,
+        resume: "dict | None" = None,
+        group: int = 0,
+        streams: bool = False,
+        planned: PlannedGroups | None = None,
+    ):
+        self.folder, self.pool, self.group, self.whole, self.rows, self.envs = (
+            folder,
+            pool,
+            group,
+            bool(group),
+            decisions,
+            envs,
+        )
         private_folder(folder)
         if not resume:
             (folder / WORKER_COUNT_FILE).unlink(missing_ok=True)
@@ -119,18 +153,32 @@ class WorkerPoolFeed:
         self.per_batch = -(-batch // min(d * n for d, n in shares.values()))
         size = max(slot_bytes(rows, decisions) for rows in layouts)
         self.kept = min(KEPT, KEPT_BYTES // (self.per_batch * size))
-        self.buffer = RolloutBuffer.create(folder / "slots.bin", layouts, decisions,
-                                  count := slot_count(len(envs), self.per_batch, staleness, self.kept))
+        self.buffer = RolloutBuffer.create(
+            folder / "slots.bin",
+            layouts,
+            decisions,
+            count := slot_count(len(envs), self.per_batch, staleness, self.kept),
+        )
         self.ledger = Ledger(batch, staleness, count, {i: self.share(i) for i in range(self.workers)})
         lock = threading.RLock()
         self.condition = threading.Condition(lock)  # for the learner
         self.busy, self.sums, self.failure, self.stopping = WorkIntervals(), {}, "", False
-        self.useless, self.stale, self.staging, self.planned, self.errors, self.streams = 0, 0.0, None, planned, ErrorCounts(), streams
+        self.useless, self.stale, self.staging, self.planned, self.errors, self.streams = (
+            0,
+            0.0,
+            None,
+            planned,
+            ErrorCounts(),
+            streams,
+        )
         self.room = 0  # counts whenever somebody who was refused a lease may ask again
-        if self.per_batch > 1 and not streams and not planned:  # a single fragment is a batch as it lies in its slot
+        # a single fragment is a batch as it lies in its slot
+        if self.per_batch > 1 and not streams and not planned:
             width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
             self.staging = Staging(self.buffer.columns(0, 0), decisions, width)
-        self.batches = BatchBuilder(self.ledger, self.buffer, lambda worker: self.share(worker)[1], self.staging, lock)
+        self.batches = BatchBuilder(
+            self.ledger, self.buffer, lambda worker: self.share(worker)[1], self.staging, lock
+        )
         pool.evict(folder)  # who is still at work for a learner that died would write into these slots
         if resume:
             recover_fragments(self.buffer, self.ledger, resume, lambda worker: self.share(worker)[1], streams)
@@ -169,21 +217,25 @@ class WorkerPoolFeed:
             self.batches.begin_next()
             head = self.buffer.head
             for i, f in enumerate(chosen):
-                head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN  # the state last
+                # the state last
+                head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN
         self.count("time/rollouts", time.perf_counter() - begin)
         rollout = make_batch_of(self.planned, parts, self.version, self.ledger.staleness, self.group)
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["staleness/mean"]
         return rollout
 
     def stream(self) -> Iterator[Rollout]:
-        """The next synchronous batch, fragment by fragment as they are finished: in turn one of each worker."""
+        """The next synchronous batch, fragment by fragment as they are finished: in turn one of each
+        worker."""
         rounds, order = self.ledger.rounds(), sorted(self.ledger.shares)
         assert rounds and self.ledger.staleness == 0, "a stream is synchronous"
         for i in range(rounds):
             for worker in order:
                 begin = time.perf_counter()
                 with self.condition:
-                    while (f := self.ledger.take_from(worker, i == rounds - 1 and worker == order[-1])) is None:
+                    while (
+                        f := self.ledger.take_from(worker, i == rounds - 1 and worker == order[-1])
+                    ) is None:
                         if self.failure:
                             raise WorkerFailure(self.failure)
                         self.pool.check()
@@ -223,12 +275,16 @@ class WorkerPoolFeed:
             return len(self.ledger.free) < len(self.ledger.shares) + 1 and taken > 0
 
     def stats(self) -> dict[str, float]:
-        """Since the last call: seconds of the learner by stage, shares of the workers' time; depths of the queues now."""
+        """Since the last call: seconds of the learner by stage, shares of the workers' time; depths of the
+        queues now."""
         with self.condition:
             out, self.sums = self.sums, {}
             spent = sum(out.get(f"workers/{k}", 0.0) for k in ("sim", "policy", "wait"))
             out |= {k: v / spent for k, v in out.items() if k.startswith("workers/") and spent}
-            out |= depths(self.ledger) | {"health/restarts": self.pool.restarts, "health/refused": self.ledger.refused}
+            out |= depths(self.ledger) | {
+                "health/restarts": self.pool.restarts,
+                "health/refused": self.ledger.refused,
+            }
         return {k: float(v) for k, v in out.items()}
 
     def spans(self) -> list[tuple[str, int, int]]:
@@ -239,8 +295,11 @@ class WorkerPoolFeed:
     def note(self) -> str:
         """A few words for the progress line: how many versions behind the data are, restarts."""
         n = self.pool.restarts
-        words = (f"{self.stale:.1f} behind" * bool(self.ledger.staleness), f"{self.workers} workers" * (self.workers != len(self.envs)),
-                 f"{n} restart{'s' * (n > 1)}" * bool(n))
+        words = (
+            f"{self.stale:.1f} behind" * bool(self.ledger.staleness),
+            f"{self.workers} workers" * (self.workers != len(self.envs)),
+            f"{n} restart{'s' * (n > 1)}" * bool(n),
+        )
         return " · ".join(filter(None, words))
 
     def close(self) -> None:
@@ -252,9 +311,14 @@ class WorkerPoolFeed:
     # ---- the pool's side
 
     def lease(self, worker: int, more: bool = False) -> Lease | None:
-        """Lease a fragment to a worker, perhaps one that its predecessor began; None: it must wait. `more`: beside those it has."""
+        """Lease a fragment to a worker, perhaps one that its predecessor began; None: it must wait. `more`:
+        beside those it has."""
         with self.condition:
-            f = self.planned.lease(self.ledger, worker, more) if self.planned else self.ledger.lease(worker, more)
+            f = (
+                self.planned.lease(self.ledger, worker, more)
+                if self.planned
+                else self.ledger.lease(worker, more)
+            )
             return f and self._lease(f)
 
     def held(self, worker: int) -> list[Lease]:
@@ -269,13 +333,21 @@ class WorkerPoolFeed:
             self.buffer.begin(s, f.uid, f.worker, f.decisions, f.due, f.envs if self.planned else 0, f.start)
         head["attempt"][s], head["beat"][s] = f.attempt, time.monotonic_ns()
         made = int(head["rows"][s]) if again else 0
-        return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due, int(head["salt"][s]), int(head["members"][s]),
-                     int(head["start"][s]))
+        return Lease(
+            f.uid,
+            s,
+            self.rows if self.whole else f.decisions,
+            made,
+            f.due,
+            int(head["salt"][s]),
+            int(head["members"][s]),
+            int(head["start"][s]),
+        )
 
     def sealed(self, worker: int, name: str, uid: int, rows: int, oldest: int, cut: bool, bad: str) -> bool:
-        """A fragment is finished (`cut`: not whole, its sim was lost; `bad`: a column that is not finite, or "") -> whether
-        it is of use. Who made it has looked at the numbers and written the checksums, so that this takes the same time for
-        any size."""
+        """A fragment is finished (`cut`: not whole, its sim was lost; `bad`: a column that is not finite, or
+        "") -> whether it is of use. Who made it has looked at the numbers and written the checksums, so that
+        this takes the same time for any size."""
         with self.condition:
             f = self.ledger.fragments.get(uid)
             if f is None or f.worker != worker or f.state != led.LEASED:
@@ -286,9 +358,16 @@ class WorkerPoolFeed:
                 self.ledger.refuse(uid)
                 self.useless += 1
                 if self.useless >= USELESS:
-                    self.give_up(f"{name} keeps giving numbers that are not finite (column {bad}): lower --rl.lr, or look at the sim")
+                    self.give_up(
+                        f"{name} keeps giving numbers that are not finite (column {bad}): lower --rl.lr, or "
+                        "look at the sim"
+                    )
             useful = good = uid in self.ledger.fragments
-            if good and self.planned and not (good := self.planned.keeps(self.buffer.columns(f.slot, worker), rows)):
+            if (
+                good
+                and self.planned
+                and not (good := self.planned.keeps(self.buffer.columns(f.slot, worker), rows))
+            ):
                 self.ledger.refuse(uid, broken=False)
             self.room += self.ledger.admitted < admitted  # something was given back
             if good:
@@ -359,8 +438,13 @@ class WorkerPoolFeed:
 def depths(ledger: Ledger) -> dict[str, float]:
     """Fragments by state, free slots and workers, for the log."""
     kinds = [f.state for f in ledger.fragments.values()]
-    return {"queue/leased": kinds.count(led.LEASED), "queue/ready": kinds.count(led.READY), "queue/taken": kinds.count(led.TAKEN),
-            "queue/free": len(ledger.free), "queue/workers": len(ledger.shares)}
+    return {
+        "queue/leased": kinds.count(led.LEASED),
+        "queue/ready": kinds.count(led.READY),
+        "queue/taken": kinds.count(led.TAKEN),
+        "queue/free": len(ledger.free),
+        "queue/workers": len(ledger.shares),
+    }
 
 
 def requested_workers(folder: Path) -> int:

@@ -2,14 +2,14 @@
 
 Isaac steps all envs at once and resets them by itself; the contract wants an env that is over to wait. So the
 adapter keeps for each env what the caller may see: after an end the observation, flags and success stay, the
-reward is 0 and Isaac gets zero actions for it, whatever Isaac does with that env meanwhile. `reset` of such an
-env starts a new episode in Isaac without advancing the others, or hands out the first observation that Isaac made
-by itself, when nothing has run since.
+reward is 0 and Isaac gets zero actions for it, whatever Isaac does with that env meanwhile. `reset` of such
+an env starts a new episode in Isaac without advancing the others, or hands out the first observation that
+Isaac made by itself, when nothing has run since.
 
-The last observation of an episode: `has_final_obs` in `step`'s info says for which envs it is true. Isaac Gym's
-usual tasks return it. Isaac Lab never does, so the adapter's time limit lies before Isaac Lab's, and a truncated
-episode has its last observation to bootstrap from; where Isaac Lab ends an episode (terminated, nothing to
-bootstrap), the observation before the end is shown instead.
+The last observation of an episode: `has_final_obs` in `step`'s info says for which envs it is true. Isaac
+Gym's usual tasks return it. Isaac Lab never does, so the adapter's time limit lies before Isaac Lab's, and a
+truncated episode has its last observation to bootstrap from; where Isaac Lab ends an episode (terminated,
+nothing to bootstrap), the observation before the end is shown instead.
 """
 
 from typing import ClassVar
@@ -51,11 +51,17 @@ class IsaacEnv(ControlEnv):
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
         if starts is not None:
-            raise UserError(f"{self.spec.sim} cannot take starts: one random stream serves all its envs; use a seed")
+            raise UserError(
+                f"{self.spec.sim} cannot take starts: one random stream serves all its envs; use a seed"
+            )
         if seed is not None and (np.ndim(seed) or not mask.all()):
-            raise UserError(f"{self.spec.sim} takes one seed for all envs at once: one random stream serves them")
+            raise UserError(
+                f"{self.spec.sim} takes one seed for all envs at once: one random stream serves them"
+            )
         if mask.all():
-            self._state = self._first = self._port.reset_all(None if seed is None else int(np.asarray(seed))).clone()
+            self._state = self._first = self._port.reset_all(
+                None if seed is None else int(np.asarray(seed))
+            ).clone()
             self._begun = True
         elif not self._begun:
             raise UserError("the first reset must reset every env: leave reset_mask out")
@@ -101,7 +107,9 @@ class IsaacEnv(ControlEnv):
         except (TypeError, ValueError, RuntimeError) as e:
             raise UserError(f"actions must be numbers of shape {self.action_space.shape}: {e}") from None
         if a.shape != self.action_space.shape:
-            raise UserError(f"actions must have shape {self.action_space.shape}, one row per env, got {tuple(a.shape)}")
+            raise UserError(
+                f"actions must have shape {self.action_space.shape}, one row per env, got {tuple(a.shape)}"
+            )
         if not torch.isfinite(a).all():
             raise UserError("actions must be finite, got NaN or infinity")
         return a.clamp(-1.0, 1.0)

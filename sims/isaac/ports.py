@@ -38,8 +38,14 @@ class GymPort:
         obs, reward, reset, extras = self._task.step(actions)
         reset = reset.bool()
         timed_out = _flag(extras.get("time_outs"), reset) & reset
-        return Step(obs["obs"], reward.float(), reset & ~timed_out, timed_out, _success(extras, reset),
-                    reset & (self._task.progress_buf == 0).to(self.device))
+        return Step(
+            obs["obs"],
+            reward.float(),
+            reset & ~timed_out,
+            timed_out,
+            _success(extras, reset),
+            reset & (self._task.progress_buf == 0).to(self.device),
+        )
 
     def reset_all(self, seed: "int | None") -> torch.Tensor:
         if seed is not None:  # the task draws from these, as IsaacGymEnvs' own set_seed
@@ -80,8 +86,14 @@ class LabPort:
     def step(self, actions: torch.Tensor) -> Step:
         obs, reward, terminated, truncated, extras = self._env.step(actions)
         terminated, truncated = terminated.bool(), truncated.bool()
-        return Step(self._policy(obs), reward.float(), terminated.clone(), truncated & ~terminated,
-                    _success(extras, terminated), terminated | truncated)
+        return Step(
+            self._policy(obs),
+            reward.float(),
+            terminated.clone(),
+            truncated & ~terminated,
+            _success(extras, terminated),
+            terminated | truncated,
+        )
 
     def reset_all(self, seed: "int | None") -> torch.Tensor:
         return self._policy(self._env.reset(seed=seed)[0])
@@ -107,7 +119,10 @@ class LabPort:
 
 
 def _require(env: object, protocol: type, what: str) -> None:
-    members = [*protocol.__annotations__, *(k for k, v in vars(protocol).items() if callable(v) and k[0] != "_")]
+    members = [
+        *protocol.__annotations__,
+        *(k for k, v in vars(protocol).items() if callable(v) and k[0] != "_"),
+    ]
     missing = [m for m in members if not hasattr(env, m)]
     if missing:
         raise UserError(f"{type(env).__name__} is no {what}: it lacks {', '.join(missing)}")

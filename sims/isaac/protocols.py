@@ -1,4 +1,5 @@
-"""The parts of Isaac's vector envs that the adapter uses, so that anything with these parts can stand in for them.
+"""The parts of Isaac's vector envs that the adapter uses, so that anything with these parts can stand in for
+them.
 
 Read from the sources of IsaacGymEnvs (`tasks/base/vec_task.py`) and Isaac Lab 2.3 (`envs/direct_rl_env.py`,
 `envs/manager_based_env.py`). Axes: `N` envs, `A` actions, `O` observations; tensors live on the env's device.
@@ -12,9 +13,9 @@ import torch
 class IsaacGymVecTask(Protocol):
     """A task of IsaacGymEnvs: one step for all envs, a 4-tuple, quaternions xyzw.
 
-    The usual task resets the envs that ended in the *next* step, after its physics and before its observations, so
-    the observation of the step that ends an episode is that episode's last. Some tasks reset at once instead;
-    `progress_buf` is 0 then.
+    The usual task resets the envs that ended in the *next* step, after its physics and before its
+    observations, so the observation of the step that ends an episode is that episode's last. Some tasks reset
+    at once instead; `progress_buf` is 0 then.
     """
 
     num_envs: int
@@ -60,8 +61,11 @@ class IsaacLabEnv(Protocol):
         """Actions [N, A] -> ({"policy": [N, O], ...}, rewards [N], terminated [N], time_outs [N], extras)."""
         ...
 
-    def reset(self, seed: "int | None" = None, options: "dict | None" = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start all envs again; a seed sets the global random states. ManagerBased takes `env_ids` as well."""
+    def reset(
+        self, seed: "int | None" = None, options: "dict | None" = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start all envs again; a seed sets the global random states. ManagerBased takes `env_ids` as
+        well."""
         ...
 
     def close(self) -> None: ...

@@ -1,10 +1,11 @@
 """ManiSkill 3 as a vector env: worker processes on the CPU, torch tensors on the device with the GPU backend.
 
-State needs no renderer. Images need Vulkan (see VULKAN_REMEDY). Actions: "joint_delta" (default: 0.1 rad per joint
-and step, and the gripper) or "ee_delta" (0.1 m and 0.1 rad of the hand; inverse kinematics halves the step rate).
-Reward "sparse" is 1 on success; "dense" is ManiSkill's, scaled to at most 1. Success (or failure, where a task has
-one) terminates; `max_steps` truncates, by default the task's own limit (LiftPegUpright 150, StackCube 100).
-With obs="rgb" the state holds what a robot knows of itself and the goal, not where the objects are.
+State needs no renderer. Images need Vulkan (see VULKAN_REMEDY). Actions: "joint_delta" (default: 0.1 rad per
+joint and step, and the gripper) or "ee_delta" (0.1 m and 0.1 rad of the hand; inverse kinematics halves the
+step rate). Reward "sparse" is 1 on success; "dense" is ManiSkill's, scaled to at most 1. Success (or failure,
+where a task has one) terminates; `max_steps` truncates, by default the task's own limit (LiftPegUpright 150,
+StackCube 100). With obs="rgb" the state holds what a robot knows of itself and the goal, not where the
+objects are.
 """
 
 import importlib.util
@@ -38,15 +39,17 @@ def make_maniskill(
 ):
     """The vector env of a ManiSkill task (default PickCube-v1); arguments as in `sims.make`.
 
-    threads: worker processes on the CPU, 0 = one per core and at most one per env. device "cuda" takes the GPU backend.
-    Raises UserError or MissingDependency before anything is started where it can tell.
+    threads: worker processes on the CPU, 0 = one per core and at most one per env. device "cuda" takes the
+    GPU backend. Raises UserError or MissingDependency before anything is started where it can tell.
     """
     task = task or TASKS[0]
     if task not in NEEDS_DOWNLOAD:
         choose("maniskill task", task, TASKS)
     choose("maniskill control", control, ("", "joint_delta", "ee_delta"))
     if randomise:
-        raise UserError(f"the maniskill sim has no randomise options, got {randomise!r}. Use the mujoco sim for those")
+        raise UserError(
+            f"the maniskill sim has no randomise options, got {randomise!r}. Use the mujoco sim for those"
+        )
     if threads < 0:
         raise UserError(f"threads must be >= 0 (0: all cores), got {threads}")
     if max_steps < 0:
@@ -57,9 +60,11 @@ def make_maniskill(
     config = _config(task, num_envs, obs, reward, control, image_size, max_steps, render)
     if device != "cpu":
         from sims.maniskill.gpu import ManiSkillGpuEnv, require_cuda
+
         require_cuda(device)
         return ManiSkillGpuEnv(config, device)
     from sims.maniskill.env import ManiSkillEnv
+
     return ManiSkillEnv(config, min(num_envs, threads or _cores()))
 
 
@@ -72,46 +77,78 @@ def _require() -> None:
         raise MissingDependency("the maniskill sim needs ManiSkill 3: pip install 'robo_rl[maniskill]'")
 
 
-def _config(task: str, num_envs: int, obs: str, reward: str, control: str, image_size: int, max_steps: int,
-            render: bool, raw: bool = False) -> dict:
+def _config(
+    task: str,
+    num_envs: int,
+    obs: str,
+    reward: str,
+    control: str,
+    image_size: int,
+    max_steps: int,
+    render: bool,
+    raw: bool = False,
+) -> dict:
     """What the workers are told (JSON)."""
     need = ""
     if task in NEEDS_DOWNLOAD:
-        need = (f"ManiSkill task {task!r} needs files that are not installed. Download them once with "
-                f"`python -m mani_skill.utils.download_asset {task}`, or take a task that needs none: "
-                f"{', '.join(TASKS[:8])} ...")
+        need = (
+            f"ManiSkill task {task!r} needs files that are not installed. Download them once with "
+            f"`python -m mani_skill.utils.download_asset {task}`, or take a task that needs none: "
+            f"{', '.join(TASKS[:8])} ..."
+        )
     reward = reward or ("dense" if task.startswith("MS-") else "sparse")  # the MS- tasks know no success
-    return {"task": task, "num_envs": num_envs, "obs": obs, "reward": reward, "control": control or "joint_delta",
-            "image_size": image_size, "max_steps": max_steps, "render": render, "raw": raw, "needs_download": need,
-            "render_needed": obs == "rgb" or render or task in NEEDS_RENDERER}
+    return {
+        "task": task,
+        "num_envs": num_envs,
+        "obs": obs,
+        "reward": reward,
+        "control": control or "joint_delta",
+        "image_size": image_size,
+        "max_steps": max_steps,
+        "render": render,
+        "raw": raw,
+        "needs_download": need,
+        "render_needed": obs == "rgb" or render or task in NEEDS_RENDERER,
+    }
 
 
 def vulkan_problem() -> str:
-    """Why ManiSkill cannot draw on this machine, "" if it can. Takes a second: it asks in a process of its own."""
+    """Why ManiSkill cannot draw on this machine, "" if it can. Takes a second: it asks in a process of its
+    own."""
     _require()
     code = "import sapien, sapien.render; sapien.render.RenderMaterial()"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True,
-                          timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
+    )
     lines = done.stderr.strip().splitlines()
-    return "" if done.returncode == 0 else (lines[-1] if lines else f"the renderer crashed ({done.returncode})")
+    return (
+        "" if done.returncode == 0 else (lines[-1] if lines else f"the renderer crashed ({done.returncode})")
+    )
 
 
 @contextmanager
-def bare_rates(task: str = "PickCube-v1", workers: int = 2, seconds: float = 5.0,
-               control: str = "") -> Iterator[Callable[[], dict[str, float]]]:
-    """A function that measures, for about `seconds` of each: control steps/s of `workers` processes, random actions.
+def bare_rates(
+    task: str = "PickCube-v1", workers: int = 2, seconds: float = 5.0, control: str = ""
+) -> Iterator[Callable[[], dict[str, float]]]:
+    """A function that measures, for about `seconds` of each: control steps/s of `workers` processes, random
+    actions.
 
-    `env`: of ManiSkill's own env, its resets not counted; `physics`: of the PhysX steps of such a control step alone.
+    `env`: of ManiSkill's own env, its resets not counted; `physics`: of the PhysX steps of such a control
+    step alone.
     """
     from sims.maniskill.env import START_DEADLINE, Workers
     from sims.maniskill.wire import RAW
+
     choose("maniskill task", task, TASKS)
     _require()
-    group = Workers(_config(task, workers, "state", "", control, 64, 0, False, raw=True) | {"seconds": seconds}, workers)
+    group = Workers(
+        _config(task, workers, "state", "", control, 64, 0, False, raw=True) | {"seconds": seconds}, workers
+    )
 
     def measure() -> dict[str, float]:
         answers = [parse_json(x, "a worker's answer") for x in group.ask(RAW, START_DEADLINE + 4 * seconds)]
         return {k: sum(a[k] for a in answers) for k in answers[0]}
+
     try:
         group.gather(START_DEADLINE)
         yield measure

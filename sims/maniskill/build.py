@@ -11,13 +11,14 @@ CONTROLS = {"joint_delta": "pd_joint_delta_pos", "ee_delta": "pd_ee_delta_pose"}
 FRAME = 256  # pixels, side of a `render()` frame
 VULKAN_REMEDY = (
     "Install Mesa >= 25: on Debian 12 `apt-get install -y libvulkan1` and, with bookworm-backports enabled, "
-    "`apt-get install -y -t bookworm-backports mesa-vulkan-drivers`, then "
-    "`export VK_ICD_FILENAMES=/usr/share/vulkan/icd.d/lvp_icd.json`; or use obs='state', which needs no Vulkan")
+    "`apt-get install -y -t bookworm-backports mesa-vulkan-drivers`, then `export "
+    "VK_ICD_FILENAMES=/usr/share/vulkan/icd.d/lvp_icd.json`; or use obs='state', which needs no Vulkan"
+)
 
 
 def without_renderer() -> None:
-    """ManiSkill builds a render material for every coloured shape, which starts Vulkan even where nothing is drawn.
-    A stand-in that takes any attribute lets state-only envs run on machines without Vulkan."""
+    """ManiSkill builds a render material for every coloured shape, which starts Vulkan even where nothing is
+    drawn. A stand-in that takes any attribute lets state-only envs run on machines without Vulkan."""
     import sapien
     import sapien.render
     from sapien.wrapper import actor_builder, urdf_loader
@@ -39,9 +40,14 @@ def without_renderer() -> None:
 def build(config: dict, device: str = "cpu") -> Any:
     """An unwrapped ManiSkill env: one simulator on the CPU, or config["num_envs"] on a CUDA device."""
     import gymnasium
+
     task, control = config["task"], config["control"]
-    kwargs = {"obs_mode": config["obs"], "sim_backend": "physx_cpu", "render_backend": "none",
-              "control_mode": CONTROLS[control]}
+    kwargs = {
+        "obs_mode": config["obs"],
+        "sim_backend": "physx_cpu",
+        "render_backend": "none",
+        "control_mode": CONTROLS[control],
+    }
     if device != "cpu":
         kwargs |= {"sim_backend": device.replace("cuda", "physx_cuda"), "num_envs": config["num_envs"]}
     if config["render_needed"]:
@@ -66,14 +72,17 @@ def build(config: dict, device: str = "cpu") -> Any:
 
 def _task_class(task: str):
     from mani_skill.utils.registration import REGISTERED_ENVS
+
     if task not in REGISTERED_ENVS:
         import mani_skill
+
         raise UserError(f"the installed ManiSkill {mani_skill.__version__} has no task {task!r}")
     return REGISTERED_ENVS[task].cls
 
 
 def _reward_mode(task: str, reward: str, supported) -> str:
-    """sparse: 1 on success, which we take from `info`; dense: ManiSkill's dense reward scaled to at most 1."""
+    """sparse: 1 on success, which we take from `info`; dense: ManiSkill's dense reward scaled to at most
+    1."""
     if reward == "dense":
         if "normalized_dense" not in supported:
             raise UserError(f"task {task!r} has no dense reward. Allowed: sparse")
@@ -85,6 +94,7 @@ def render_backend(device: str = "cpu") -> str:
     """ManiSkill's name of the renderer to use; UserError where there is none."""
     import sapien
     import sapien.render
+
     try:
         sapien.render.RenderMaterial()
     except RuntimeError as e:
@@ -100,6 +110,7 @@ def render_backend(device: str = "cpu") -> str:
 def describe(env, config: dict) -> dict:
     """What the vector env has to know of the task (JSON)."""
     from mani_skill.utils.registration import REGISTERED_ENVS
+
     task = config["task"]
     own = MAX_STEPS.get(task) or REGISTERED_ENVS[task].max_episode_steps or 200
     obs = env.get_obs(unflattened=True)
@@ -108,9 +119,15 @@ def describe(env, config: dict) -> dict:
     if config["render"]:
         frame = list(env.render_rgb_array().shape[1:3])
     return {
-        "axes": axes(env), "period": 1.0 / env.control_freq, "max_steps": config["max_steps"] or own,
-        "state_names": state_names(obs if config["obs"] == "state" else {k: obs[k] for k in ("agent", "extra")}),
-        "views": views, "image_size": config["image_size"], "frame": frame,
+        "axes": axes(env),
+        "period": 1.0 / env.control_freq,
+        "max_steps": config["max_steps"] or own,
+        "state_names": state_names(
+            obs if config["obs"] == "state" else {k: obs[k] for k in ("agent", "extra")}
+        ),
+        "views": views,
+        "image_size": config["image_size"],
+        "frame": frame,
         "expert": task in EXPERT_TASKS,
     }
 
@@ -139,8 +156,10 @@ def _controller_axes(c) -> list[list]:
     joints = c.joints if ids is None else [c.joints[int(i)] for i in ids]
     kind = "delta" if getattr(c.config, "use_delta", False) else "absolute"
     if len(joints) != len(low):  # a controller of another shape, such as a mobile base
-        return [[f"{c.joints[0].name}/{k}", "1", lo, hi, "rate", "base"]
-                for k, (lo, hi) in enumerate(zip(low, high, strict=True))]
+        return [
+            [f"{c.joints[0].name}/{k}", "1", lo, hi, "rate", "base"]
+            for k, (lo, hi) in enumerate(zip(low, high, strict=True))
+        ]
     units = ["m" if "prismatic" in str(j._objs[0].type) else "rad" for j in joints]
     return [[j.name, u, lo, hi, kind, "joint"] for j, u, lo, hi in zip(joints, units, low, high, strict=True)]
 
@@ -148,22 +167,29 @@ def _controller_axes(c) -> list[list]:
 def action_map(env) -> tuple[np.ndarray, np.ndarray]:
     """(middle [A], half [A]): what ManiSkill's action space takes is middle + half * ours, ours in [-1, 1].
 
-    ManiSkill multiplies hand rotations by their *lower* limit (-0.1 rad), so that its +1 turns by -0.1 rad: half is
-    -1 there, and ours turns by +0.1 rad, as the spec says. Spaces that it does not normalise are scaled.
+    ManiSkill multiplies hand rotations by their *lower* limit (-0.1 rad), so that its +1 turns by -0.1 rad:
+    half is -1 there, and ours turns by +0.1 rad, as the spec says. Spaces that it does not normalise are
+    scaled.
     """
     middle, half = [], []
     for agent in getattr(env.agent, "agents_dict", {"": env.agent}).values():
         for part in (getattr(agent.controller, "controllers", None) or {"": agent.controller}).values():
             space = part.single_action_space
             low, high = space.low.astype(float), space.high.astype(float)
-            turns = len(low) == 6 and hasattr(part, "ee_link") and part._normalize_action and part.config.rot_lower < 0
+            turns = (
+                len(low) == 6
+                and hasattr(part, "ee_link")
+                and part._normalize_action
+                and part.config.rot_lower < 0
+            )
             middle += (0.5 * (low + high)).tolist()
             half += (0.5 * (high - low) * ([1] * 3 + [-1] * 3 if turns else 1)).tolist()
     return np.array(middle, np.float32), np.array(half, np.float32)
 
 
 def action_split(env) -> "list[tuple[str, int]] | None":
-    """(agent, number of its action dimensions) of a task with several robots, whose action is a dict; else None."""
+    """(agent, number of its action dimensions) of a task with several robots, whose action is a dict; else
+    None."""
     agents = getattr(env.agent, "agents_dict", None)
     return None if agents is None else [(u, a.single_action_space.shape[0]) for u, a in agents.items()]
 

@@ -1,8 +1,10 @@
-"""The CPU vector env: worker processes that each hold some single-env ManiSkill simulators, one round trip per step.
+"""The CPU vector env: worker processes that each hold some single-env ManiSkill simulators, one round trip
+per step.
 
-The same start gives the same episode bit for bit in any worker (ManiSkill's seeded reset is exact). A snapshot is
-therefore the start and the actions since: `set_state` plays them again, which is exact where ManiSkill's own
-`set_state_dict` is not (contacts restart from cold, 1e-5 after a step), and costs the steps it replays.
+The same start gives the same episode bit for bit in any worker (ManiSkill's seeded reset is exact). A
+snapshot is therefore the start and the actions since: `set_state` plays them again, which is exact where
+ManiSkill's own `set_state_dict` is not (contacts restart from cold, 1e-5 after a step), and costs the steps
+it replays.
 """
 
 import contextlib
@@ -29,7 +31,8 @@ from robo_rl.types import ActionAxis, ControlSpec
 from sims.maniskill import wire
 from sims.maniskill.tasks import instruction
 
-START_DEADLINE = 600.0  # s, importing ManiSkill and building the envs; a software renderer compiles for a minute
+# s, importing ManiSkill and building the envs; a software renderer compiles for a minute
+START_DEADLINE = 600.0
 STEP_DEADLINE = 120.0  # s, one round trip
 _SNAPSHOT = ("starts", "steps", "history")
 
@@ -45,13 +48,25 @@ class Workers:
         self.sockets = [mine for mine, _ in pairs]
         theirs = [other.fileno() for _, other in pairs]
         root = str(Path(__file__).resolve().parents[2])
-        code = ("import json, sys; sys.path[:0] = json.loads(sys.argv[1]); from sims.maniskill.worker import main; "
-                "main(*json.loads(sys.argv[2]))")
+        code = (
+            "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); from sims.maniskill.worker import "
+            "main; main(*json.loads(sys.argv[2]))"
+        )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps([root, *sys.path]), json.dumps([config, self.memory, theirs])],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, pass_fds=[self.memory, *theirs],
+            [
+                sys.executable,
+                "-c",
+                code,
+                json.dumps([root, *sys.path]),
+                json.dumps([config, self.memory, theirs]),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[self.memory, *theirs],
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "LP_NUM_THREADS": "1"},
-            start_new_session=True)
+            start_new_session=True,
+        )
         for _, other in pairs:
             other.close()
         self.poll = select.poll()
@@ -71,7 +86,9 @@ class Workers:
                     self._fail(i, "")
             return self.gather(deadline)
         except KeyboardInterrupt:
-            self.broken = "interrupted in the middle of a step: make a new env and give it this one's get_state()"
+            self.broken = (
+                "interrupted in the middle of a step: make a new env and give it this one's get_state()"
+            )
             self.close(patience=0)
             raise
 
@@ -102,7 +119,11 @@ class Workers:
                 code = self.process.wait(1) if i == 0 else None
             except subprocess.TimeoutExpired:
                 code = None
-            how = f"signal {signal.Signals(-code).name}" if code and code < 0 else "killed or crashed in native code"
+            how = (
+                f"signal {signal.Signals(-code).name}"
+                if code and code < 0
+                else "killed or crashed in native code"
+            )
             why = f"died without a traceback ({how}). It last printed:\n{self._tail() or '(nothing)'}"
         self.close(patience=0)
         if user:
@@ -115,7 +136,8 @@ class Workers:
         return os.pread(self.log.fileno(), size, max(0, end - size)).decode(errors="replace").strip()
 
     def close(self, patience: float = 3.0) -> None:
-        """End the workers: they leave when their socket does, and are killed if they do not within `patience` s."""
+        """End the workers: they leave when their socket does, and are killed if they do not within `patience`
+        s."""
         if self.process.returncode is not None and not self.sockets:
             return
         for s in self.sockets:
@@ -125,7 +147,8 @@ class Workers:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # the whole group: workers forked by the first one too
+            # the whole group: workers forked by the first one too
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
         os.close(self.memory)
         self.log.close()
@@ -154,10 +177,18 @@ class ManiSkillEnv(ControlEnv):
             raise
         self.render_mode = "rgb_array" if config["render"] else None
         axes = tuple(ActionAxis(*row) for row in info["axes"])
-        self.spec = ControlSpec("maniskill", config["task"], axes, info["period"], info["max_steps"],
-                                tuple(info["state_names"]), tuple(info["views"]))
+        self.spec = ControlSpec(
+            "maniskill",
+            config["task"],
+            axes,
+            info["period"],
+            info["max_steps"],
+            tuple(info["state_names"]),
+            tuple(info["views"]),
+        )
         self.single_observation_space, self.observation_space = observation_spaces(
-            len(info["state_names"]), n, self.spec.views, info["image_size"])
+            len(info["state_names"]), n, self.spec.views, info["image_size"]
+        )
         self.single_action_space, self.action_space = action_spaces(len(axes), n)
         self.task = np.full(n, instruction(config["task"]))
         self.stream = StartStream(n)
@@ -197,7 +228,13 @@ class ManiSkillEnv(ControlEnv):
             steps[ids] += 1
             self._flags(ids)
             reward[ids] = shared["reward"][ids]
-        return self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()}
+        return (
+            self._obs(),
+            reward,
+            self.terminated.copy(),
+            self.truncated.copy(),
+            {"success": self.success.copy()},
+        )
 
     def _run(self, command: bytes, mask: np.ndarray) -> None:
         self.shared["mask"][:] = mask
@@ -211,7 +248,8 @@ class ManiSkillEnv(ControlEnv):
         self.truncated[ids] = ~self.terminated[ids] & (s["steps"][ids] >= self.spec.max_steps)
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """starts int64[N], steps int64[N], history float32[N, max_steps, A] (zero from `steps` on), and the stream."""
+        """starts int64[N], steps int64[N], history float32[N, max_steps, A] (zero from `steps` on), and the
+        stream."""
         if not self.ready.all():
             raise UserError(f"reset env {np.argmin(self.ready)} before get_state")
         out = {k: self.shared[k].copy() for k in _SNAPSHOT}
@@ -227,15 +265,18 @@ class ManiSkillEnv(ControlEnv):
                 raise UserError(f"state[{k!r}] must have shape ({self.num_envs},), got {shape}")
         for k in _SNAPSHOT:
             if k not in state or np.shape(state[k]) != self.shared[k].shape:
-                raise UserError(f"state[{k!r}] must have shape {self.shared[k].shape}, "
-                                f"got {np.shape(state[k]) if k in state else 'nothing'}")
+                raise UserError(
+                    f"state[{k!r}] must have shape {self.shared[k].shape}, "
+                    f"got {np.shape(state[k]) if k in state else 'nothing'}"
+                )
             self.shared[k][mask] = np.asarray(state[k])[mask]
         self.stream.seeds[mask] = np.asarray(state["seeds"])[mask]
         self.stream.episodes[mask] = np.asarray(state["episodes"])[mask]
         self._run(wire.REPLAY, mask)
         ids = np.flatnonzero(mask)
         self._flags(ids)
-        begun = self.shared["steps"] > 0  # before the first step nothing is over, even in a start that succeeds
+        # before the first step nothing is over, even in a start that succeeds
+        begun = self.shared["steps"] > 0
         for flag in (self.terminated, self.truncated, self.success):
             flag[mask & ~begun] = False
         self.ready |= mask
@@ -246,7 +287,8 @@ class ManiSkillEnv(ControlEnv):
         return self.shared["expert"].copy()
 
     def render(self):
-        """uint8[N, 256, 256, 3] of the task's human camera, with goal markers; None unless made with render=True."""
+        """uint8[N, 256, 256, 3] of the task's human camera, with goal markers; None unless made with
+        render=True."""
         if self.render_mode is None:
             return None
         self._run(wire.RENDER, np.ones(self.num_envs, bool))

@@ -1,10 +1,13 @@
-"""Scripted experts for ManiSkill's Panda tasks, from the privileged state of one CPU env. No planner, no memory.
+"""Scripted experts for ManiSkill's Panda tasks, from the privileged state of one CPU env. No planner, no
+memory.
 
-Each expert looks at where things are now and answers with a `Goal`: where the tool centre point (TCP) should go and
-whether the gripper is open. Phases are regions of the state, not counters: "above the cube", "around it", "holding
-it". `ManiSkillArm.action` turns the goal into the env's own control mode by damped least squares (DLS) on the arm Jacobian.
+Each expert looks at where things are now and answers with a `Goal`: where the tool centre point (TCP) should
+go and whether the gripper is open. Phases are regions of the state, not counters: "above the cube", "around
+it", "holding it". `ManiSkillArm.action` turns the goal into the env's own control mode by damped least
+squares (DLS) on the arm Jacobian.
 
-Frames: world, z up, table top at z = 0. The TCP's z axis points out of the hand, its y axis is the closing direction.
+Frames: world, z up, table top at z = 0. The TCP's z axis points out of the hand, its y axis is the closing
+direction.
 Units: m, rad. Quaternions wxyz.
 """
 
@@ -12,9 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DOWN = np.array([[1.0, 0, 0], [0, -1, 0], [0, 0, -1]])  # TCP axes (columns) of a hand that points straight down
-REACH = 0.1  # what an action of 1 commands per control step: 0.1 rad per joint, or 0.1 m and 0.1 rad of the TCP
-# A position drive of stiffness 1000 and damping 100 closes about 0.4 of a commanded step in one period of 0.05 s.
+# TCP axes (columns) of a hand that points straight down
+DOWN = np.array([[1.0, 0, 0], [0, -1, 0], [0, 0, -1]])
+# what an action of 1 commands per control step: 0.1 rad per joint, or 0.1 m and 0.1 rad of the TCP
+REACH = 0.1
+# position drive of stiffness 1000 and damping 100 closes about 0.4 of a commanded step in one period of 0.05
+# s.
 GAIN = 2.0
 DAMPING = 0.02
 
@@ -29,9 +35,13 @@ class Goal:
 def rotation(q: np.ndarray) -> np.ndarray:
     """[3, 3] of a unit quaternion wxyz."""
     w, x, y, z = (float(v) for v in q)
-    return np.array([[1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-                     [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-                     [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)]])
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
 
 
 def rotvec(r: np.ndarray) -> np.ndarray:
@@ -53,7 +63,8 @@ def about_z(angle: float) -> np.ndarray:
 
 
 class ManiSkillArm:
-    """The Panda of one unwrapped CPU env: where its TCP is, its Jacobian, and actions that move it to a goal."""
+    """The Panda of one unwrapped CPU env: where its TCP is, its Jacobian, and actions that move it to a
+    goal."""
 
     def __init__(self, env, control: str):
         self.control = control
@@ -71,14 +82,16 @@ class ManiSkillArm:
         self.fingers = float(self.q[7:9].mean())
 
     def jacobian(self) -> np.ndarray:
-        """[6, 7]: TCP velocity and angular velocity in the world per joint velocity; joints turn about their x axis."""
+        """[6, 7]: TCP velocity and angular velocity in the world per joint velocity; joints turn about their
+        x axis."""
         poses = [j.global_pose for j in self.joints]
         axes = np.array([rotation(p.q)[:, 0] for p in poses])
         return np.vstack((np.cross(axes, self.p - np.array([p.p for p in poses])).T, axes.T))
 
     def action(self, goal: Goal) -> np.ndarray:
         """float32[A] in [-1, 1]: joint deltas (8) or TCP deltas in the base frame (7), and the gripper."""
-        gain = 1.0 if self.control == "ee_delta" else GAIN  # inverse kinematics gives up on poses out of reach
+        # inverse kinematics gives up on poses out of reach
+        gain = 1.0 if self.control == "ee_delta" else GAIN
         dp = gain * (goal.position - self.p)
         dr = gain * rotvec(goal.rotation @ self.r.T)
         if self.control == "ee_delta":  # base and world frames are parallel
@@ -93,7 +106,8 @@ class ManiSkillArm:
         return np.append(np.clip(move / REACH, -1, 1), 1.0 if goal.open else -1.0).astype(np.float32)
 
     def solve(self, twist: np.ndarray) -> np.ndarray:
-        """Joint step [7]: min |J dq - twist|^2 + damping^2 |dq|^2, scaled to |dq| <= REACH, off the limits."""
+        """Joint step [7]: min |J dq - twist|^2 + damping^2 |dq|^2, scaled to |dq| <= REACH, off the
+        limits."""
         j, q = self.jacobian(), self.q[:7]
         free = np.ones(7, bool)
         dq = np.zeros(7)
@@ -115,7 +129,8 @@ def _pose(actor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _grasp_rotation(arm: ManiSkillArm, cube: np.ndarray, obstacle: np.ndarray | None = None) -> np.ndarray:
-    """Hand straight down, closing on two faces of the cube: the least turn, away from an obstacle beside it."""
+    """Hand straight down, closing on two faces of the cube: the least turn, away from an obstacle beside
+    it."""
     yaw = np.arctan2(cube[1, 0], cube[0, 0])
     now = np.arctan2(arm.r[0, 1], -arm.r[1, 1])  # the y axis of DOWN turned by yaw is (sin yaw, -cos yaw)
     best, least = 0.0, np.inf
@@ -174,7 +189,8 @@ def stack_cube(env, arm: ManiSkillArm) -> Goal:
 
 
 def _shove(arm: ManiSkillArm, start: np.ndarray, end: np.ndarray, along: float) -> Goal:
-    """Bring the closed hand to `start` beside a cube, from above, then sweep in x to `end`; along: the sign of x."""
+    """Bring the closed hand to `start` beside a cube, from above, then sweep in x to `end`; along: the sign
+    of x."""
     gap = start - arm.p
     down = arm.p[2] < start[2] + 0.02 and abs(gap[1]) < 0.015
     if down and -0.15 < along * gap[0] < 0.03:
@@ -196,8 +212,9 @@ def pull_cube(env, arm: ManiSkillArm) -> Goal:
 
 
 def lift_peg_upright(env, arm: ManiSkillArm) -> Goal:
-    """Turn the peg by 90 degrees about the closing axis. The wrist cannot do that from straight above: grasp with the
-    hand leaning away from the base, end leaning towards it, and draw the peg nearer so that the wrist reaches."""
+    """Turn the peg by 90 degrees about the closing axis. The wrist cannot do that from straight above: grasp
+    with the hand leaning away from the base, end leaning towards it, and draw the peg nearer so that the
+    wrist reaches."""
     p, r = _pose(env.peg)
     up = -r[:, 0] if r[0, 0] > 0 else r[:, 0]  # the end towards the base rises
     grip = p + 0.03 * up

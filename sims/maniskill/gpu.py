@@ -1,12 +1,14 @@
-"""ManiSkill's GPU backend as a vector env: every array but the instruction is a torch tensor on the device, no copies
-to the host but one yes-or-no per step (are the actions finite). Physics of all envs advances in one call.
+"""ManiSkill's GPU backend as a vector env: every array but the instruction is a torch tensor on the device,
+no copies to the host but one yes-or-no per step (are the actions finite). Physics of all envs advances in one
+call.
 
 What differs from the CPU env:
-* A reset with `starts`, or with a list of seeds, goes one env at a time (ManiSkill draws a batch of starts from its
-  first seed alone), so that a start gives the same placement at any env index: 10 ms and more per env, for evaluation.
-  Any other reset draws its envs together, fast: reproducible for the same sequence of calls, but not per env.
-* PhysX on the GPU is not bit-exact from run to run. There are no snapshots (ManiSkill's restart contacts from cold)
-  and no scripted expert.
+* A reset with `starts`, or with a list of seeds, goes one env at a time (ManiSkill draws a batch of starts
+  from its first seed alone), so that a start gives the same placement at any env index: 10 ms and more per
+  env, for evaluation. Any other reset draws its envs together, fast: reproducible for the same sequence of
+  calls, but not per env.
+* PhysX on the GPU is not bit-exact from run to run. There are no snapshots (ManiSkill's restart contacts from
+  cold) and no scripted expert.
 * The simulators of envs that are over go on unseen; what the env returns stays frozen.
 """
 
@@ -35,12 +37,16 @@ from sims.maniskill.tasks import instruction
 def require_cuda(device: str) -> None:
     """UserError unless torch can use `device`."""
     if not torch.cuda.is_available():
-        raise UserError(f"device {device!r} needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} "
-                        "sees none here. Use device='cpu'")
+        raise UserError(
+            f"device {device!r} needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} "
+            "sees none here. Use device='cpu'"
+        )
     index = torch.device(device).index or 0
     if index >= torch.cuda.device_count():
-        raise UserError(f"device {device!r} does not exist. Allowed: "
-                        + ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count())))
+        raise UserError(
+            f"device {device!r} does not exist. Allowed: "
+            + ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+        )
 
 
 class ManiSkillGpuEnv(ControlEnv):
@@ -61,11 +67,19 @@ class ManiSkillGpuEnv(ControlEnv):
         self.device = self.env.device
         info = describe(self.env, config)
         axes = tuple(ActionAxis(*row) for row in info["axes"])
-        self.spec = ControlSpec("maniskill", config["task"], axes, info["period"], info["max_steps"],
-                                tuple(info["state_names"]), tuple(info["views"]))
+        self.spec = ControlSpec(
+            "maniskill",
+            config["task"],
+            axes,
+            info["period"],
+            info["max_steps"],
+            tuple(info["state_names"]),
+            tuple(info["views"]),
+        )
         self.render_mode = "rgb_array" if config["render"] else None
         self.single_observation_space, self.observation_space = observation_spaces(
-            len(info["state_names"]), n, self.spec.views, info["image_size"])
+            len(info["state_names"]), n, self.spec.views, info["image_size"]
+        )
         self.single_action_space, self.action_space = action_spaces(len(axes), n)
         self.middle, self.half = (torch.as_tensor(x, device=self.device) for x in action_map(self.env))
         self.split = action_split(self.env)
@@ -81,6 +95,7 @@ class ManiSkillGpuEnv(ControlEnv):
     def _read(self, obs: dict) -> dict[str, torch.Tensor]:
         """ManiSkill's nested observation as state [N, S] and image/<view> [N, h, w, 3]."""
         from mani_skill.utils import common
+
         images = {}
         if self.config["obs"] == "rgb":
             images = {f"image/{view}": data["rgb"] for view, data in obs["sensor_data"].items()}
@@ -91,12 +106,18 @@ class ManiSkillGpuEnv(ControlEnv):
     def _hold(self, obs: dict, fresh: torch.Tensor) -> dict:
         """The new observation where `fresh` [N], the one returned last elsewhere, in memory of its own."""
         new = self._read(obs)
-        self.held = {k: x.clone() if self.held is None else
-                     torch.where(fresh.view(-1, *[1] * (x.ndim - 1)), x, self.held[k]) for k, x in new.items()}
+        self.held = {
+            k: x.clone()
+            if self.held is None
+            else torch.where(fresh.view(-1, *[1] * (x.ndim - 1)), x, self.held[k])
+            for k, x in new.items()
+        }
         return self.held | {"task": self.task.copy()}
 
     def reset(self, *, seed=None, options=None):
-        options = {k: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for k, v in (options or {}).items()}
+        options = {
+            k: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for k, v in (options or {}).items()
+        }
         mask, starts = read_reset(seed, options, self.num_envs)
         if starts is not None and starts[mask].max(initial=0) >= 2**32:
             raise UserError(f"starts must be < 2^32 (ManiSkill's seeds), got {starts[mask].max()}")
@@ -107,16 +128,20 @@ class ManiSkillGpuEnv(ControlEnv):
             raise UserError("the first reset must reset every env")
         drawn = self.stream.draw(ids) if starts is None else starts[ids]
         single = starts is not None or (seed is not None and np.ndim(seed) == 1)
-        for part in (np.arange(len(ids))[:, None] if single else [np.arange(len(ids))]):
+        for part in np.arange(len(ids))[:, None] if single else [np.arange(len(ids))]:
             self._place(ids[part], drawn[part])
         fresh = torch.as_tensor(mask, device=self.device)
         self.steps.masked_fill_(fresh, 0)
         self.terminated, self.truncated, self.success = (
-            x & ~fresh for x in (self.terminated, self.truncated, self.success))  # new ones: the old were handed out
+            # new ones: the old were handed out
+            x & ~fresh
+            for x in (self.terminated, self.truncated, self.success)
+        )
         return self._hold(self.env.get_obs(self.env.get_info(), unflattened=True), fresh), {}
 
     def _place(self, rows: np.ndarray, starts: np.ndarray) -> None:
-        """Reset the envs `rows` in one ManiSkill reset; with one row its start alone decides the placement."""
+        """Reset the envs `rows` in one ManiSkill reset; with one row its start alone decides the
+        placement."""
         if not len(rows):
             return
         seeds = np.full(self.num_envs, starts[0])  # the first one seeds what the batch draws together
@@ -143,9 +168,16 @@ class ManiSkillGpuEnv(ControlEnv):
         self.steps += live
         self.success = torch.where(live, success, self.success)
         self.terminated = torch.where(live, success | self._flag(info, "fail"), self.terminated)
-        self.truncated = torch.where(live, ~self.terminated & (self.steps >= self.spec.max_steps), self.truncated)
-        return (self._hold(raw, live), reward * live, self.terminated, self.truncated,
-                {"success": self.success})
+        self.truncated = torch.where(
+            live, ~self.terminated & (self.steps >= self.spec.max_steps), self.truncated
+        )
+        return (
+            self._hold(raw, live),
+            reward * live,
+            self.terminated,
+            self.truncated,
+            {"success": self.success},
+        )
 
     def _flag(self, info: dict, name: str) -> torch.Tensor:
         return info[name].bool() if name in info else self._false()
@@ -169,7 +201,8 @@ class ManiSkillGpuEnv(ControlEnv):
 
 
 def _import(config: dict) -> None:
-    """Import ManiSkill into this process; without a working Vulkan, and if nothing is drawn, with a null renderer."""
+    """Import ManiSkill into this process; without a working Vulkan, and if nothing is drawn, with a null
+    renderer."""
     if not config["render_needed"]:
         try:
             render_backend()
@@ -177,4 +210,5 @@ def _import(config: dict) -> None:
             without_renderer()
     importlib.import_module("mani_skill.envs")
     from mani_skill.utils.logging_utils import logger
+
     logger.setLevel("ERROR")

@@ -1,10 +1,11 @@
 """ManiSkill's step on one CPU env without the waste: the same numbers, several times faster.
 
-ManiSkill's structs are batched torch tensors. On the CPU backend the batch is always 1, and some 80 % of a step goes
-into building one-row tensors: the same pose is read five to ten times per step (40 us each), joint targets are set
-one by one through tensors, a grasp test computes rotation matrices although nothing touches. `install()` replaces
-those primitives in the running process (never on disk); every task's own `evaluate`, observation and reward code runs
-unchanged on top. `tests/test_sims_maniskill.py` holds `step` equal to `BaseEnv.step`, bit for bit.
+ManiSkill's structs are batched torch tensors. On the CPU backend the batch is always 1, and some 80 % of a
+step goes into building one-row tensors: the same pose is read five to ten times per step (40 us each), joint
+targets are set one by one through tensors, a grasp test computes rotation matrices although nothing touches.
+`install()` replaces those primitives in the running process (never on disk); every task's own `evaluate`,
+observation and reward code runs unchanged on top. `tests/test_sims_maniskill.py` holds `step` equal to
+`BaseEnv.step`, bit for bit.
 
 Call `install()` once, after `import mani_skill.envs`, in a process that uses the CPU backend only.
 """
@@ -26,7 +27,8 @@ from mani_skill.utils.structs.pose import Pose
 
 
 class _Window:
-    """While open, nothing moves: what was read once is reused. Any write of a pose or joint position empties it."""
+    """While open, nothing moves: what was read once is reused. Any write of a pose or joint position empties
+    it."""
 
     open = False
     poses: ClassVar[dict] = {}
@@ -39,7 +41,8 @@ class _Window:
 
 
 def step(env, action: Any, drive: "Callable | None" = None) -> tuple:
-    """One control step of an unwrapped CPU `BaseEnv`; action float32[1, A] or, per agent, a dict of them, finite;
+    """One control step of an unwrapped CPU `BaseEnv`; action float32[1, A] or, per agent, a dict of them,
+    finite;
     drive: what `driver(env)` gave (for one agent).
 
     Returns (obs as a dict, reward, info) as `BaseEnv.step` has them; success and failure are in `info`.
@@ -71,8 +74,8 @@ def step(env, action: Any, drive: "Callable | None" = None) -> tuple:
 def renew_scene(env) -> None:
     """Move every entity of a CPU env into a new physics scene (0.2 ms), so that the next reset is exact.
 
-    PhysX keeps the order in which contacts were ever made, and solves them in it: after a reset in the old scene an
-    episode with contacts depends on the episodes before it. A rebuilt env does not, but takes 30 ms.
+    PhysX keeps the order in which contacts were ever made, and solves them in it: after a reset in the old
+    scene an episode with contacts depends on the episodes before it. A rebuilt env does not, but takes 30 ms.
     """
     old = env.scene.sub_scenes[0]
     env._set_scene_config()
@@ -94,11 +97,12 @@ def renew_scene(env) -> None:
 
 
 def flatten(obs: dict, out: np.ndarray) -> None:
-    """Write ManiSkill's nested observation of one env into `out` float32[S], in the order of its own flattening."""
+    """Write ManiSkill's nested observation of one env into `out` float32[S], in the order of its own
+    flattening."""
     at = 0
     for leaf in leaves(obs):
         row = leaf[0].numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
-        out[at:at + row.size] = row.ravel()
+        out[at : at + row.size] = row.ravel()
         at += row.size
     assert at == len(out), f"observation has {at} numbers, not {len(out)}"
 
@@ -114,8 +118,9 @@ def leaves(obs: dict) -> list:
 
 
 def driver(env) -> "Callable[[np.ndarray], None] | None":
-    """A function action[A] -> None that sets the joint targets as `agent.set_action` does, if every part of the
-    controller is a plain joint-position one without memory or interpolation; else None. Valid until a reconfigure."""
+    """A function action[A] -> None that sets the joint targets as `agent.set_action` does, if every part of
+    the controller is a plain joint-position one without memory or interpolation; else None. Valid until a
+    reconfigure."""
     controller = getattr(env.agent, "controller", None)
     parts = {"": controller}
     if type(controller) is CombinedController:
@@ -153,7 +158,11 @@ def _part_driver(part: Any) -> "Callable[[np.ndarray, np.ndarray], None] | None"
     joints = [j._objs[0] for j in part.joints]
     if mimic:
         control, source = part.control_joint_indices.numpy(), part.mimic_control_joint_indices.numpy()
-        copies, factor, offset = part.mimic_joint_indices.numpy(), part._multiplier.numpy(), part._offset.numpy()
+        copies, factor, offset = (
+            part.mimic_joint_indices.numpy(),
+            part._multiplier.numpy(),
+            part._offset.numpy(),
+        )
 
     def drive(qpos: np.ndarray, action: np.ndarray) -> None:
         start = qpos[ids]
@@ -168,7 +177,7 @@ def _part_driver(part: Any) -> "Callable[[np.ndarray, np.ndarray], None] | None"
         part._start_qpos = torch.from_numpy(start[None])  # some tasks read them
         part._target_qpos = torch.from_numpy(target[None])
         for i, joint in enumerate(joints):
-            joint.drive_target = target[i:i + 1]
+            joint.drive_target = target[i : i + 1]
 
     return drive
 
@@ -186,7 +195,8 @@ def install() -> None:
     for name in ("qpos", "root_pose"):
         _clearing_setter(Articulation, name)
     Articulation.set_joint_drive_targets = _set_joint_drive_targets
-    BaseAgent.set_action = lambda self, action: self.controller.set_action(action)  # NaN is checked by the vector env
+    # NaN is checked by the vector env
+    BaseAgent.set_action = lambda self, action: self.controller.set_action(action)
     Panda.is_grasping = _is_grasping
     Panda.is_static = _is_static
     rotations.quaternion_raw_multiply = _quaternion_product(rotations.quaternion_raw_multiply)
@@ -224,7 +234,7 @@ def _clearing_setter(cls: type, name: str) -> None:
 def _set_joint_drive_targets(self, targets, joints=(), joint_indices=None) -> None:
     row = np.ascontiguousarray(targets[0], np.float32)
     for i, joint in enumerate(joints):
-        joint._objs[0].drive_target = row[i:i + 1]
+        joint._objs[0].drive_target = row[i : i + 1]
 
 
 def _is_static(self, threshold: float = 0.2) -> torch.Tensor:
@@ -233,7 +243,8 @@ def _is_static(self, threshold: float = 0.2) -> torch.Tensor:
 
 
 def _is_grasping(self, object, min_force: float = 0.5, max_angle: float = 85) -> torch.Tensor:
-    """Both fingers push the object with at least min_force [N], at most max_angle [deg] off their closing axes."""
+    """Both fingers push the object with at least min_force [N], at most max_angle [deg] off their closing
+    axes."""
     contacts = _Window.contacts if _Window.open else None
     if contacts is None:
         contacts = self.scene.px.get_contacts()
@@ -250,9 +261,16 @@ def _is_grasping(self, object, min_force: float = 0.5, max_angle: float = 85) ->
                 total = np.sum([point.impulse for point in contact.points], axis=0) * sign
                 impulses[k] = total if impulses[k] is None else impulses[k] + total
     grasped = all(
-        impulse is not None and _pushes(np.asarray(impulse, np.float32) / np.float32(self.scene.px.timestep),
-                                        finger.pose.q, side, min_force, max_angle)
-        for impulse, finger, side in zip(impulses, fingers, (1, -1), strict=True))
+        impulse is not None
+        and _pushes(
+            np.asarray(impulse, np.float32) / np.float32(self.scene.px.timestep),
+            finger.pose.q,
+            side,
+            min_force,
+            max_angle,
+        )
+        for impulse, finger, side in zip(impulses, fingers, (1, -1), strict=True)
+    )
     return torch.tensor([grasped])
 
 
@@ -268,7 +286,11 @@ def _pushes(force: np.ndarray, q: np.ndarray, side: int, min_force: float, max_a
     return bool(np.rad2deg(np.arccos(cosine)) <= max_angle)
 
 
-_TIMES = ((1, [1, 0, 3, 2], [-1, 1, -1, 1]), (2, [2, 3, 0, 1], [-1, 1, 1, -1]), (3, [3, 2, 1, 0], [-1, -1, 1, 1]))
+_TIMES = (
+    (1, [1, 0, 3, 2], [-1, 1, -1, 1]),
+    (2, [2, 3, 0, 1], [-1, 1, 1, -1]),
+    (3, [3, 2, 1, 0], [-1, -1, 1, 1]),
+)
 _TIMES = tuple((i, np.array(order), np.array(signs, np.float32)) for i, order, signs in _TIMES)
 
 
@@ -286,5 +308,6 @@ def _quaternion_product(full: Callable) -> Callable:
 
 
 def _manual_seed(seed) -> torch.Generator:
-    """Seed the CPU generator only: the original also queues GPU seeds, with a stack trace each, on every reset."""
+    """Seed the CPU generator only: the original also queues GPU seeds, with a stack trace each, on every
+    reset."""
     return torch.default_generator.manual_seed(int(seed))

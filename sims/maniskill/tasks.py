@@ -1,35 +1,87 @@
-"""ManiSkill 3.0.1's task ids: which run as installed, which need a download first, and what the robot is told."""
+"""ManiSkill 3.0.1's task ids: which run as installed, which need a download first, and what the robot is
+told."""
 
 EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1")
 
-# Where the task's own limit is too short for a careful controller (ours needs 90 and at most 60 steps). Others: own.
+# ere the task's own limit is too short for a careful controller (ours needs 90 and at most 60 steps). Others:
+# own.
 MAX_STEPS = {"LiftPegUpright-v1": 150, "StackCube-v1": 100}
 
 # Everything they need ships with the mani_skill package.
 TASKS = (
     *EXPERT_TASKS,
-    "DrawTriangle-v1", "Empty-v1", "FMBAssembly1Easy-v1",
-    "MS-AntRun-v1", "MS-AntWalk-v1", "MS-CartpoleBalance-v1", "MS-CartpoleSwingUp-v1", "MS-HopperHop-v1",
-    "MS-HopperStand-v1", "MS-HumanoidRun-v1", "MS-HumanoidStand-v1", "MS-HumanoidWalk-v1",
-    "PegInsertionSide-v1", "PickCubeSO100-v1", "PlaceSphere-v1", "PlugCharger-v1", "PokeCube-v1", "PullCubeTool-v1",
-    "PushT-v1", "RollBall-v1", "RotateSingleObjectInHandLevel0-v1", "RotateSingleObjectInHandLevel1-v1",
-    "RotateValveLevel0-v1", "RotateValveLevel1-v1", "RotateValveLevel2-v1", "RotateValveLevel3-v1",
-    "RotateValveLevel4-v1", "SO100GraspCube-v1", "StackPyramid-v1", "TableTopFreeDraw-v1",
-    "TriFingerRotateCubeLevel0-v1", "TriFingerRotateCubeLevel1-v1", "TriFingerRotateCubeLevel2-v1",
-    "TriFingerRotateCubeLevel3-v1", "TriFingerRotateCubeLevel4-v1", "TwoRobotPickCube-v1", "TwoRobotStackCube-v1",
-    "UnitreeG1PlaceAppleInBowl-v1", "UnitreeG1Stand-v1", "UnitreeG1TransportBox-v1",
+    "DrawTriangle-v1",
+    "Empty-v1",
+    "FMBAssembly1Easy-v1",
+    "MS-AntRun-v1",
+    "MS-AntWalk-v1",
+    "MS-CartpoleBalance-v1",
+    "MS-CartpoleSwingUp-v1",
+    "MS-HopperHop-v1",
+    "MS-HopperStand-v1",
+    "MS-HumanoidRun-v1",
+    "MS-HumanoidStand-v1",
+    "MS-HumanoidWalk-v1",
+    "PegInsertionSide-v1",
+    "PickCubeSO100-v1",
+    "PlaceSphere-v1",
+    "PlugCharger-v1",
+    "PokeCube-v1",
+    "PullCubeTool-v1",
+    "PushT-v1",
+    "RollBall-v1",
+    "RotateSingleObjectInHandLevel0-v1",
+    "RotateSingleObjectInHandLevel1-v1",
+    "RotateValveLevel0-v1",
+    "RotateValveLevel1-v1",
+    "RotateValveLevel2-v1",
+    "RotateValveLevel3-v1",
+    "RotateValveLevel4-v1",
+    "SO100GraspCube-v1",
+    "StackPyramid-v1",
+    "TableTopFreeDraw-v1",
+    "TriFingerRotateCubeLevel0-v1",
+    "TriFingerRotateCubeLevel1-v1",
+    "TriFingerRotateCubeLevel2-v1",
+    "TriFingerRotateCubeLevel3-v1",
+    "TriFingerRotateCubeLevel4-v1",
+    "TwoRobotPickCube-v1",
+    "TwoRobotStackCube-v1",
+    "UnitreeG1PlaceAppleInBowl-v1",
+    "UnitreeG1Stand-v1",
+    "UnitreeG1TransportBox-v1",
 )
 
 NEEDS_DOWNLOAD = (
-    "AnymalC-Reach-v1", "AnymalC-Spin-v1", "ArchitecTHOR_SceneManipulation-v1", "AssemblingKits-v1", "DrawSVG-v1",
-    "InsertFlower-v1", "OpenCabinetDoor-v1", "OpenCabinetDrawer-v1", "PickClutterYCB-v1", "PickCubeWidowXAI-v1",
-    "PickSingleYCB-v1", "PutCarrotOnPlateInScene-v1", "PutEggplantInBasketScene-v1", "PutSpoonOnTableClothInScene-v1",
-    "ReplicaCADPrepareGroceriesTrain_SceneManipulation-v1", "ReplicaCADPrepareGroceriesVal_SceneManipulation-v1",
-    "ReplicaCADSetTableTrain_SceneManipulation-v1", "ReplicaCADSetTableVal_SceneManipulation-v1",
-    "ReplicaCADTidyHouseTrain_SceneManipulation-v1", "ReplicaCADTidyHouseVal_SceneManipulation-v1",
-    "ReplicaCAD_SceneManipulation-v1", "RoboCasaKitchen-v1", "RotateSingleObjectInHandLevel2-v1",
-    "RotateSingleObjectInHandLevel3-v1", "SceneManipulation-v1", "StackGreenCubeOnYellowCubeBakedTexInScene-v1",
-    "TurnFaucet-v1", "UnitreeGo2-Reach-v1", "UnitreeH1Stand-v1",
+    "AnymalC-Reach-v1",
+    "AnymalC-Spin-v1",
+    "ArchitecTHOR_SceneManipulation-v1",
+    "AssemblingKits-v1",
+    "DrawSVG-v1",
+    "InsertFlower-v1",
+    "OpenCabinetDoor-v1",
+    "OpenCabinetDrawer-v1",
+    "PickClutterYCB-v1",
+    "PickCubeWidowXAI-v1",
+    "PickSingleYCB-v1",
+    "PutCarrotOnPlateInScene-v1",
+    "PutEggplantInBasketScene-v1",
+    "PutSpoonOnTableClothInScene-v1",
+    "ReplicaCADPrepareGroceriesTrain_SceneManipulation-v1",
+    "ReplicaCADPrepareGroceriesVal_SceneManipulation-v1",
+    "ReplicaCADSetTableTrain_SceneManipulation-v1",
+    "ReplicaCADSetTableVal_SceneManipulation-v1",
+    "ReplicaCADTidyHouseTrain_SceneManipulation-v1",
+    "ReplicaCADTidyHouseVal_SceneManipulation-v1",
+    "ReplicaCAD_SceneManipulation-v1",
+    "RoboCasaKitchen-v1",
+    "RotateSingleObjectInHandLevel2-v1",
+    "RotateSingleObjectInHandLevel3-v1",
+    "SceneManipulation-v1",
+    "StackGreenCubeOnYellowCubeBakedTexInScene-v1",
+    "TurnFaucet-v1",
+    "UnitreeGo2-Reach-v1",
+    "UnitreeH1Stand-v1",
 )
 
 NEEDS_RENDERER = ("PushT-v1",)  # reads its own picture even for state observations
@@ -60,6 +112,8 @@ def instruction(task: str) -> str:
     if task in _INSTRUCTIONS:
         return _INSTRUCTIONS[task]
     name = task.removesuffix("-v1").removeprefix("MS-")
-    words = "".join(f" {c}" if c.isupper() or (c.isdigit() and not name[i - 1].isdigit()) else c
-                    for i, c in enumerate(name))
+    words = "".join(
+        f" {c}" if c.isupper() or (c.isdigit() and not name[i - 1].isdigit()) else c
+        for i, c in enumerate(name)
+    )
     return words.replace("_", " ").strip().lower()

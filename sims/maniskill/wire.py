@@ -1,7 +1,8 @@
 """What the vector env and its worker processes share: memory, one-byte commands, errors. Imports NumPy only.
 
-Memory is one anonymous file (`memfd`) that both sides map: nothing to clean up after a `kill -9`. Commands and answers
-go over one socket pair per worker, so that the end of either side is an end-of-file on the other, never a hang.
+Memory is one anonymous file (`memfd`) that both sides map: nothing to clean up after a `kill -9`. Commands
+and answers go over one socket pair per worker, so that the end of either side is an end-of-file on the other,
+never a hang.
 """
 
 import mmap
@@ -18,9 +19,11 @@ REPLAY = b"p"  # to starts[i], then history[i, :steps[i]]
 EXPERT = b"e"  # fill expert[:], every row
 RENDER = b"v"  # fill frames[:], every row
 MAP = b"m"  # the memory has its size now
-RAW = b"w"  # bench: step ManiSkill's env and its physics alone, answer with the control steps per second of each
+# bench: step ManiSkill's env and its physics alone, answer with the control steps per second of each
+RAW = b"w"
 
-OK, USER, FAULT = b"k", b"u", b"x"  # answers: done (payload optional), the user's mistake, our crash (traceback)
+# answers: done (payload optional), the user's mistake, our crash (traceback)
+OK, USER, FAULT = b"k", b"u", b"x"
 _HEAD = struct.Struct("<cI")
 
 
@@ -28,10 +31,14 @@ def arrays(info: dict, num_envs: int) -> dict[str, tuple[np.dtype, tuple[int, ..
     """Name -> dtype and shape of the shared arrays; info: what a worker told of its first env."""
     n, a, size = num_envs, len(info["axes"]), info["image_size"]
     out = {
-        "mask": (np.uint8, (n,)), "starts": (np.int64, (n,)), "steps": (np.int64, (n,)),
+        "mask": (np.uint8, (n,)),
+        "starts": (np.int64, (n,)),
+        "steps": (np.int64, (n,)),
         "history": (np.float32, (n, info["max_steps"], a)),  # every action of the present episode
         "state": (np.float32, (n, len(info["state_names"]))),
-        "reward": (np.float32, (n,)), "success": (np.uint8, (n,)), "fail": (np.uint8, (n,)),
+        "reward": (np.float32, (n,)),
+        "success": (np.uint8, (n,)),
+        "fail": (np.uint8, (n,)),
         "expert": (np.float32, (n, a)),
     }
     for view in info["views"]:
@@ -50,8 +57,10 @@ def map_memory(fd: int, layout: dict, create: bool = False) -> dict[str, np.ndar
     if create:
         os.ftruncate(fd, max(end, 64))
     buffer = mmap.mmap(fd, max(end, 64))
-    return {name: np.frombuffer(buffer, dtype, int(np.prod(shape)), offsets[name]).reshape(shape)
-            for name, (dtype, shape) in layout.items()}
+    return {
+        name: np.frombuffer(buffer, dtype, int(np.prod(shape)), offsets[name]).reshape(shape)
+        for name, (dtype, shape) in layout.items()
+    }
 
 
 def answer(sock: socket.socket, status: bytes, payload: bytes = b"") -> None:

@@ -1,8 +1,8 @@
 """A worker process of the CPU backend: single-env simulators behind one-byte commands (see `wire`).
 
-Started as a plain child process (no `__main__` of the caller is imported again). The first worker imports ManiSkill,
-then forks the others, so that its 430 MB are shared and the import is paid once; nothing has started threads by then.
-A worker ends when its socket does, that is, with the process that made the env.
+Started as a plain child process (no `__main__` of the caller is imported again). The first worker imports
+ManiSkill, then forks the others, so that its 430 MB are shared and the import is paid once; nothing has
+started threads by then. A worker ends when its socket does, that is, with the process that made the env.
 """
 
 import builtins
@@ -58,17 +58,21 @@ def _no_prompt(prompt: str = "") -> str:
 
 
 def _import(config: dict) -> None:
-    """Import ManiSkill, before that without a renderer if none is needed, after that with the cheap primitives."""
+    """Import ManiSkill, before that without a renderer if none is needed, after that with the cheap
+    primitives."""
     if not config["render_needed"]:
         without_renderer()
     import torch
+
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     importlib.import_module("mani_skill.envs")
     from mani_skill.utils.logging_utils import logger
+
     logger.setLevel("ERROR")
     if not config["raw"]:
         from sims.maniskill import lean
+
         lean.install()
 
 
@@ -86,6 +90,7 @@ class _Sim:
 
     def reset(self, out: dict) -> None:
         from sims.maniskill import lean
+
         rebuild = self.env.reconfiguration_freq != 0 or self.config["task"] in REBUILD
         if not rebuild:
             lean.renew_scene(self.env)
@@ -100,14 +105,18 @@ class _Sim:
         import torch
 
         from sims.maniskill import lean
+
         act = split_action(torch.from_numpy((self.middle + self.half * action)[None]), self.split)
         obs, reward, info = lean.step(self.env, act, self.drive)
         self._put(out, obs, info)
-        out["reward"][self.row] = float(reward[0]) if self.config["reward"] == "dense" else out["success"][self.row]
+        out["reward"][self.row] = (
+            float(reward[0]) if self.config["reward"] == "dense" else out["success"][self.row]
+        )
 
     def _put(self, out: dict, obs, info: dict) -> None:
         """obs: the nested dict of `lean.step`, or the flat tensor that a reset gives in state mode."""
         from sims.maniskill import lean
+
         i = self.row
         if self.config["obs"] == "rgb":
             for view, data in obs["sensor_data"].items():
@@ -119,6 +128,7 @@ class _Sim:
 
     def act(self, out: dict) -> None:
         from sims.maniskill.expert import EXPERTS, ManiSkillArm
+
         if self.expert is None:
             self.expert = ManiSkillArm(self.env, self.config["control"])
         self.expert.read()
@@ -178,8 +188,10 @@ def _command(sock: socket.socket) -> bytes:
 
 
 def _serve_raw(sock: socket.socket, config: dict) -> None:
-    """Bench: ManiSkill's own env stepped with random actions, and the PhysX steps of such control steps alone."""
+    """Bench: ManiSkill's own env stepped with random actions, and the PhysX steps of such control steps
+    alone."""
     import torch
+
     env = build(config)
     rng = np.random.default_rng(0)
     actions = torch.from_numpy(rng.uniform(-1, 1, (50, *env.single_action_space.shape)).astype(np.float32))
@@ -199,6 +211,7 @@ def _serve_raw(sock: socket.socket, config: dict) -> None:
             px.step()
             spent += time.perf_counter() - began
         return spent
+
     while True:
         _command(sock)
         steps, spent = 0, {"env": 0.0, "physics": 0.0}

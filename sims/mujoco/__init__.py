@@ -3,9 +3,27 @@
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.files import require_memory
 from robo_rl.plugins import OWN, is_object
-from sims.mujoco.names import CONTROLS, LOCOMOTION, RANDOMISE, TASKS, check_names, parse_randomise, split_tasks
+from sims.mujoco.names import (
+    CONTROLS,
+    LOCOMOTION,
+    RANDOMISE,
+    TASKS,
+    check_names,
+    parse_randomise,
+    split_tasks,
+)
 
-__all__ = ["CONTROLS", "LOCOMOTION", "RANDOMISE", "TASKS", "check_names", "make_mujoco", "parse_randomise", "rates", "raw_rate"]
+__all__ = [
+    "CONTROLS",
+    "LOCOMOTION",
+    "RANDOMISE",
+    "TASKS",
+    "check_names",
+    "make_mujoco",
+    "parse_randomise",
+    "rates",
+    "raw_rate",
+]
 
 ENV, PICTURES = 5000, 4  # bytes of an env, measured with 50,000; pictures of one: two views, drawn and given
 
@@ -24,10 +42,12 @@ def make_mujoco(
     render: bool = False,
     device: str = "cpu",
 ):
-    """Build N envs of `task` ("": pick_cube; "pick_cube,push_cube": of several); the arguments are those of `sims.make`.
+    """Build N envs of `task` ("": pick_cube; "pick_cube,push_cube": of several); the arguments are those of
+    `sims.make`.
 
-    reward "": sparse; control "" or "ee_delta": hand pose increments and gripper, "joint_delta": joint increments
-    and gripper; randomise: comma list of mass, friction (+-30 % each), camera, latency:<control steps>.
+    reward "": sparse; control "" or "ee_delta": hand pose increments and gripper, "joint_delta": joint
+    increments and gripper; randomise: comma list of mass, friction (+-30 % each), camera, latency:<control
+    steps>.
     """
     several = split_tasks(task) if "," in task else []
     task = task if is_object(task) or several else choose("mujoco task", task or TASKS[0], (*TASKS, OWN))
@@ -36,30 +56,59 @@ def make_mujoco(
     if max_steps < 0:
         raise UserError(f"max_steps must be >= 0 (0: the task's own limit), got {max_steps}")
     in_range("threads", threads, 0, 1024)
-    require_memory(f"{num_envs} envs", num_envs * max(1, len(several)) * (ENV + (PICTURES * image_size**2 * 3 if obs == "rgb" else 0)),
-                   "use fewer envs or smaller images")
+    require_memory(
+        f"{num_envs} envs",
+        num_envs * max(1, len(several)) * (ENV + (PICTURES * image_size**2 * 3 if obs == "rgb" else 0)),
+        "use fewer envs or smaller images",
+    )
     if task in LOCOMOTION:
         from sims.mujoco.locomotion import make_locomotion
-        return make_locomotion(task, num_envs=num_envs, obs=obs, reward=reward, control=control,
-                               image_size=image_size, threads=threads, max_steps=max_steps, randomise=randomise,
-                               render=render, device=device)
+
+        return make_locomotion(
+            task,
+            num_envs=num_envs,
+            obs=obs,
+            reward=reward,
+            control=control,
+            image_size=image_size,
+            threads=threads,
+            max_steps=max_steps,
+            randomise=randomise,
+            render=render,
+            device=device,
+        )
     from sims.mujoco.env import MujocoArmEnv
     from sims.mujoco.own import find_task
+
     control = choose("control", control or CONTROLS[0], CONTROLS)
     kinds, latency = parse_randomise(randomise)
     dense = choose("reward", reward or "sparse", ("sparse", "dense")) == "dense"
 
     def make(name: str) -> MujocoArmEnv:
-        return MujocoArmEnv(find_task(name), num_envs, obs == "rgb", dense, control, image_size, threads, max_steps, kinds, latency,
-                            render)
+        return MujocoArmEnv(
+            find_task(name),
+            num_envs,
+            obs == "rgb",
+            dense,
+            control,
+            image_size,
+            threads,
+            max_steps,
+            kinds,
+            latency,
+            render,
+        )
+
     if not several:
         return make(task)
     from sims.mujoco.several import SeveralTasksEnv
+
     return SeveralTasksEnv(several, make)
 
 
 def rates(task: str = "", num_envs: int = 256, threads: int = 0, seconds: float = 1.0) -> dict[str, float]:
-    """Control steps/s of `task`, random actions: `env`, and `raw`, the bare physics batch on the same states."""
+    """Control steps/s of `task`, random actions: `env`, and `raw`, the bare physics batch on the same
+    states."""
     task = choose("mujoco task", task or TASKS[0], TASKS)
     if task in LOCOMOTION:
         from sims.mujoco.locomotion import rates as measure

@@ -1,8 +1,8 @@
 """The embedded simulator as a vector env: `mujoco.batch.Batch` steps the physics, NumPy does the rest.
 
 One control step: actions -> targets (integrated, so that gravity and contact do not let them drift) -> joint
-commands -> `Batch.step` over the envs still running -> observation, success and reward of the whole batch at once.
-What is many small operations per env is compiled (`sims.mujoco.kernel`).
+commands -> `Batch.step` over the envs still running -> observation, success and reward of the whole batch at
+once. What is many small operations per env is compiled (`sims.mujoco.kernel`).
 Envs that are over are not stepped, so they stay as they are.
 """
 
@@ -44,7 +44,10 @@ def axes_of(control: str) -> tuple[ActionAxis, ...]:
     """What the action's dimensions mean."""
     grip = ActionAxis("gripper", "m", 0.0, 2 * m.FINGER_OPEN, "absolute")
     if control == "joint_delta":
-        return (*(ActionAxis(f"joint{i + 1}", "rad", -JOINT, JOINT, "delta", "joint") for i in range(7)), grip)
+        return (
+            *(ActionAxis(f"joint{i + 1}", "rad", -JOINT, JOINT, "delta", "joint") for i in range(7)),
+            grip,
+        )
     moves = tuple(ActionAxis(n, "m", -MOVE, MOVE, "delta", "base") for n in ("dx", "dy", "dz"))
     turns = tuple(ActionAxis(n, "rad", -TURN, TURN, "delta", "base") for n in ("rx", "ry", "rz"))
     return (*moves, *turns, grip)
@@ -64,11 +67,12 @@ def acted(env: "MujocoArmEnv", expert: Callable) -> np.ndarray:
 
 
 def put_objects(qpos: np.ndarray, ids: np.ndarray, addresses: np.ndarray, place: Start) -> None:
-    """Write the positions and attitudes of a task's objects into the joint positions [N, nq] of the envs `ids`."""
+    """Write the positions and attitudes of a task's objects into the joint positions [N, nq] of the envs
+    `ids`."""
     for k, a in enumerate(addresses):
-        qpos[ids, a:a + 3] = place.centre[:, k]
+        qpos[ids, a : a + 3] = place.centre[:, k]
         half = place.yaw[:, k] / 2
-        qpos[ids, a + 3:a + 7] = np.stack([np.cos(half), 0 * half, 0 * half, np.sin(half)], 1)
+        qpos[ids, a + 3 : a + 7] = np.stack([np.cos(half), 0 * half, 0 * half, np.sin(half)], 1)
 
 
 def scene_of(task: Task, model: mujoco.MjModel, q: np.ndarray, v: np.ndarray, arm: Arm) -> Scene:
@@ -76,9 +80,20 @@ def scene_of(task: Task, model: mujoco.MjModel, q: np.ndarray, v: np.ndarray, ar
     n, joints = q.shape[1], [model.joint(o) for o in task.objects]
     at, moving = [int(j.qposadr[0]) for j in joints], [int(j.dofadr[0]) for j in joints]
     slide = q[-1] if task.uses_slide else np.zeros(n, F)
-    return Scene(q[:7], v[:7], np.zeros(n, F), arm.tcp, arm.frame, [q[a:a + 3] for a in at], [q[a + 3:a + 7] for a in at],
-                 [v[a:a + 3] for a in moving], np.zeros((3, n), F), slide, np.zeros(n, np.int64),
-                 [q[int(model.joint(j).qposadr[0])] for j in task.joints])
+    return Scene(
+        q[:7],
+        v[:7],
+        np.zeros(n, F),
+        arm.tcp,
+        arm.frame,
+        [q[a : a + 3] for a in at],
+        [q[a + 3 : a + 7] for a in at],
+        [v[a : a + 3] for a in moving],
+        np.zeros((3, n), F),
+        slide,
+        np.zeros(n, np.int64),
+        [q[int(model.joint(j).qposadr[0])] for j in task.joints],
+    )
 
 
 def write_own_rows(task: Task, scene: Scene, rows: np.ndarray) -> None:
@@ -87,7 +102,7 @@ def write_own_rows(task: Task, scene: Scene, rows: np.ndarray) -> None:
     for k, position in enumerate(scene.joints):
         rows[first + k] = position
     if task.observe is not None:
-        rows[first + len(scene.joints):] = task.observe(scene)
+        rows[first + len(scene.joints) :] = task.observe(scene)
 
 
 def state_names_of(task: Task) -> tuple[str, ...]:
@@ -106,8 +121,20 @@ def state_names_of(task: Task) -> tuple[str, ...]:
 class MujocoArmEnv(ControlEnv):
     """N arms doing one task; see `sims` for the contract and `sims.mujoco.make_mujoco` for the arguments."""
 
-    def __init__(self, task: Task, num_envs: int, rgb: bool, dense: bool, control: str, image_size: int,
-                 threads: int, max_steps: int, kinds: frozenset[str], latency: int, render: bool):
+    def __init__(
+        self,
+        task: Task,
+        num_envs: int,
+        rgb: bool,
+        dense: bool,
+        control: str,
+        image_size: int,
+        threads: int,
+        max_steps: int,
+        kinds: frozenset[str],
+        latency: int,
+        render: bool,
+    ):
         n = self.num_envs = num_envs
         self.task, self.control, self.dense, self.rgb = task, control, dense, rgb
         self.kinds, self.latency, self.image_size = kinds, latency, image_size
@@ -116,11 +143,20 @@ class MujocoArmEnv(ControlEnv):
         self.render_size = RENDER_SIZE
         self.model = build_model(task)
         self.batch = Batch(self.model, n, threads, persistent=False)
-        names = state_names_of(task)[:PROPRIOCEPTION if rgb else None]  # where the objects are is for the cameras to tell
-        self.spec = ControlSpec("mujoco", task.name, axes_of(control), m.DT * m.SUBSTEPS, max_steps or task.max_steps,
-                                names, VIEWS if rgb else ())
+        # where the objects are is for the cameras to tell
+        names = state_names_of(task)[: PROPRIOCEPTION if rgb else None]
+        self.spec = ControlSpec(
+            "mujoco",
+            task.name,
+            axes_of(control),
+            m.DT * m.SUBSTEPS,
+            max_steps or task.max_steps,
+            names,
+            VIEWS if rgb else (),
+        )
         self.single_observation_space, self.observation_space = observation_spaces(
-            len(names), n, self.spec.views, image_size)
+            len(names), n, self.spec.views, image_size
+        )
         self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
         self.words = np.array(task.instructions)
 
@@ -200,21 +236,47 @@ class MujocoArmEnv(ControlEnv):
         won = self.task.success(self.scene)
         lost = self._none if self.task.failure is None else self.task.failure(self.scene)
         reward = np.empty(self.num_envs, F)
-        kernel.settle(won, lost, over, self.steps, self.spec.max_steps, self.success, self.terminated, self.truncated, reward)
+        kernel.settle(
+            won,
+            lost,
+            over,
+            self.steps,
+            self.spec.max_steps,
+            self.success,
+            self.terminated,
+            self.truncated,
+            reward,
+        )
         if self.dense:
             reward += (self.progress - before) * ~over
         if self.rgb:
             self._pictures.draw(~over, self.images)
-        return (self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()})
+        return (
+            self._obs(),
+            reward,
+            self.terminated.copy(),
+            self.truncated.copy(),
+            {"success": self.success.copy()},
+        )
 
     def _state_rows(self) -> dict[str, np.ndarray]:
         """Everything an episode depends on, one row per env; views."""
         return {
-            "physics": self.batch.state, "starts": self.starts, "seeds": self.stream.seeds,
-            "episodes": self.stream.episodes, "steps": self.steps, "asked": self.scene.asked,
-            "terminated": self.terminated, "truncated": self.truncated, "success": self.success,
-            "joints": self.joints.T, "target": self.target.T, "grip": self.grip,
-            "attitude": self.attitude.transpose(2, 0, 1), "queue": self.queue.swapaxes(0, 1)}
+            "physics": self.batch.state,
+            "starts": self.starts,
+            "seeds": self.stream.seeds,
+            "episodes": self.stream.episodes,
+            "steps": self.steps,
+            "asked": self.scene.asked,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "success": self.success,
+            "joints": self.joints.T,
+            "target": self.target.T,
+            "grip": self.grip,
+            "attitude": self.attitude.transpose(2, 0, 1),
+            "queue": self.queue.swapaxes(0, 1),
+        }
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Copies of all rows."""
@@ -243,12 +305,14 @@ class MujocoArmEnv(ControlEnv):
 
     @property
     def expert_action(self) -> Callable[[], np.ndarray]:
-        """() -> float32 [N, A]: what the scripted expert does in the present states. AttributeError: the task has none."""
+        """() -> float32 [N, A]: what the scripted expert does in the present states. AttributeError: the task
+        has none."""
         return partial(acted, self, expert_of(self.task))
 
     @property
     def recovery_action(self) -> Callable[[], np.ndarray]:
-        """() -> float32 [N, A]: how to leave a failed attempt, towards a state from which the next may begin."""
+        """() -> float32 [N, A]: how to leave a failed attempt, towards a state from which the next may
+        begin."""
         expert_of(self.task)  # who closes the fingers meanwhile
         return partial(acted, self, back_out)
 
@@ -263,7 +327,8 @@ class MujocoArmEnv(ControlEnv):
         return self.film(("front",), self.render_size)["front"]
 
     def studio(self, ids=None) -> np.ndarray:
-        """uint8 [n, 480, 640, 3] of the envs `ids` (default: all): the whole workspace with light and shadow, for people."""
+        """uint8 [n, 480, 640, 3] of the envs `ids` (default: all): the whole workspace with light and shadow,
+        for people."""
         return self._pictures.studio(ids)
 
     @property
@@ -282,12 +347,15 @@ class MujocoArmEnv(ControlEnv):
         return self.scene.tcp[:, i].astype(np.float64)
 
     def project(self, view: str, i: int, points: np.ndarray) -> np.ndarray:
-        """[K, 2]: where `points` [K, 3] [m] lie in the picture of `view` of env i, 0 .. 1 from its top left corner."""
+        """[K, 2]: where `points` [K, 3] [m] lie in the picture of `view` of env i, 0 .. 1 from its top left
+        corner."""
         from sims.mujoco.render import project
+
         return project(self.model, self.batch, choose("view", view, VIEWS), i, points)
 
     def hand_target(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the hand is being sent: position [3, N] and frame [3, 5, N] (with joint control: where it is)."""
+        """Where the hand is being sent: position [3, N] and frame [3, 5, N] (with joint control: where it
+        is)."""
         if self.control == "ee_delta":
             return self.target, self.attitude
         ahead = contract("ikn,kn->in", self.arm.jacobian(), self._ahead)
@@ -300,9 +368,29 @@ class MujocoArmEnv(ControlEnv):
         """Move the targets by actions [N, A] and write the actuators; envs that are `over` keep theirs."""
         s, n, by_hand = self.scene, self.num_envs, self.control == "ee_delta"
         joints, grip = np.empty((7, n), F), np.empty(n, F)
-        target, attitude = (np.empty((3, n), F), np.empty((3, 5, n), F)) if by_hand else (self.target, self.attitude)
-        kernel.command(actions, over, by_hand, self._q, s.tcp, s.frame, self.arm.axes, self.arm.anchors, self._rows, self.joints,
-                       self.grip, self.target, self.attitude, self._ctrl, joints, grip, target, attitude)
+        target, attitude = (
+            (np.empty((3, n), F), np.empty((3, 5, n), F)) if by_hand else (self.target, self.attitude)
+        )
+        kernel.command(
+            actions,
+            over,
+            by_hand,
+            self._q,
+            s.tcp,
+            s.frame,
+            self.arm.axes,
+            self.arm.anchors,
+            self._rows,
+            self.joints,
+            self.grip,
+            self.target,
+            self.attitude,
+            self._ctrl,
+            joints,
+            grip,
+            target,
+            attitude,
+        )
         self.joints, self.grip, self.target, self.attitude = joints, grip, target, attitude
 
     def _observe(self) -> None:
@@ -311,14 +399,31 @@ class MujocoArmEnv(ControlEnv):
         np.copyto(self._q, self._qpos.T, casting="same_kind")
         np.cos(s.q, out=self._spin.real)
         np.sin(s.q, out=self._spin.imag)
-        kernel.observe(self._qvel, self._mocap_pos, self._q, self._v, s.goal, s.opening, self._spin, arm.axes, arm.anchors, s.frame,
-                       s.tcp, self._rows, self.joints, self.grip, self._adr, self.task.uses_goal, self.task.uses_slide)
+        kernel.observe(
+            self._qvel,
+            self._mocap_pos,
+            self._q,
+            self._v,
+            s.goal,
+            s.opening,
+            self._spin,
+            arm.axes,
+            arm.anchors,
+            s.frame,
+            s.tcp,
+            self._rows,
+            self.joints,
+            self.grip,
+            self._adr,
+            self.task.uses_goal,
+            self.task.uses_slide,
+        )
         write_own_rows(self.task, s, self._rows)
         if self.dense:
             self.progress = self.task.progress(s)
 
     def _obs(self) -> dict[str, np.ndarray]:
-        out = {"state": self._rows[:self._seen].T.copy(), "task": self.words[self.scene.asked]}
+        out = {"state": self._rows[: self._seen].T.copy(), "task": self.words[self.scene.asked]}
         for view in self.spec.views:
             out[f"image/{view}"] = self._pictures.images[view].copy()
         return out
@@ -355,15 +460,28 @@ class MujocoArmEnv(ControlEnv):
         self._pictures.close()
 
 
-def rates(task: str, num_envs: int, threads: int = 0, seconds: float = 1.0, control: str = CONTROLS[0]) -> dict:
+def rates(
+    task: str, num_envs: int, threads: int = 0, seconds: float = 1.0, control: str = CONTROLS[0]
+) -> dict:
     """Control steps/s with random actions: `env` (this env, resets included) and `raw` (`Batch` alone).
 
-    Raw replays the env's joint commands from the same states, so both do the same physics and their ratio is the
-    cost of the Python around it. The two take turns every few steps and each step counts with its fastest pass,
-    so that other load on the machine weighs little.
+    Raw replays the env's joint commands from the same states, so both do the same physics and their ratio is
+    the cost of the Python around it. The two take turns every few steps and each step counts with its fastest
+    pass, so that other load on the machine weighs little.
     """
-    env = MujocoArmEnv(TASKS[choose("task", task, TASKS)], num_envs, False, False, choose("control", control, CONTROLS),
-                       64, threads, 0, frozenset(), 0, False)
+    env = MujocoArmEnv(
+        TASKS[choose("task", task, TASKS)],
+        num_envs,
+        False,
+        False,
+        choose("control", control, CONTROLS),
+        64,
+        threads,
+        0,
+        frozenset(),
+        0,
+        False,
+    )
     bare = Batch(env.model, num_envs, threads, persistent=False)
     ctrl = bare.bind("ctrl")
     horizon, turn_of = env.spec.max_steps - 1, 7

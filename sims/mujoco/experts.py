@@ -1,8 +1,9 @@
-"""Scripted experts: the phase is read off the geometry, so an expert has no memory and may start anywhere. Where two ways are
-equal, the episode's start says which one it goes, until it is on one of them.
+"""Scripted experts: the phase is read off the geometry, so an expert has no memory and may start anywhere.
+Where two ways are equal, the episode's start says which one it goes, until it is on one of them.
 
-Each returns actions of the "ee_delta" control, float32 [N, 7]. Speeds are proportional to the distance left and
-capped, so demonstrations are smooth; heights follow a funnel: the hand comes down as it gets above its object.
+Each returns actions of the "ee_delta" control, float32 [N, 7]. Speeds are proportional to the distance left
+and capped, so demonstrations are smooth; heights follow a funnel: the hand comes down as it gets above its
+object.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,21 @@ import numpy as np
 from robo_rl.starts import uniforms
 from sims.mujoco.kinematics import rotation_error, wrap
 from sims.mujoco.model import MOVE, TURN
-from sims.mujoco.tasks import BEHIND, CUBE, HANDLE, PEG, POST, SMALL, TOUCH, Scene, Task, chosen, distance, handle, post
+from sims.mujoco.tasks import (
+    BEHIND,
+    CUBE,
+    HANDLE,
+    PEG,
+    POST,
+    SMALL,
+    TOUCH,
+    Scene,
+    Task,
+    chosen,
+    distance,
+    handle,
+    post,
+)
 
 F = np.float32
 GAIN = 0.22  # share of the remaining way per control step
@@ -23,7 +38,8 @@ CALM = 0.03  # a loose load is carried no faster than towards a goal this far aw
 
 
 def steer(env, goal: np.ndarray, close: np.ndarray, yaw: "np.ndarray | None" = None) -> np.ndarray:
-    """Actions [N, 7] that move the hand's target to `goal` [3, N], its x axis to `yaw` [N], fingers by `close`."""
+    """Actions [N, 7] that move the hand's target to `goal` [3, N], its x axis to `yaw` [N], fingers by
+    `close`."""
     n = goal.shape[1]
     now, frame = env.hand_target()
     out = np.zeros((7, n), F)
@@ -43,7 +59,8 @@ def steer(env, goal: np.ndarray, close: np.ndarray, yaw: "np.ndarray | None" = N
 
 
 def square_yaw(quat: np.ndarray, near: "np.ndarray | float" = 0.0) -> np.ndarray:
-    """Yaw [N] of a box within pi/4 of `near`: the front nearest to the hand's home attitude, or to that yaw."""
+    """Yaw [N] of a box within pi/4 of `near`: the front nearest to the hand's home attitude, or to that
+    yaw."""
     w, x, y, z = quat
     yaw = np.arctan2(F(2) * (x * y + w * z), F(1) - F(2) * (y * y + z * z)) - near
     return (yaw + F(np.pi / 4)) % F(np.pi / 2) - F(np.pi / 4) + near
@@ -66,7 +83,9 @@ def grasp(s: Scene, at: np.ndarray, yaw: np.ndarray, width: float, clear: float 
     fits = np.abs(s.opening - F(width / 0.08)) < 0.08
     holds = fits & (side < 0.02) & (high < 0.022)
     goal = at.copy()
-    goal[2] += np.where(there, 0, np.clip((side - F(0.006)) * F(4) + np.maximum(turned - F(0.08), 0) * F(0.3), 0, clear))
+    goal[2] += np.where(
+        there, 0, np.clip((side - F(0.006)) * F(4) + np.maximum(turned - F(0.08), 0) * F(0.3), 0, clear)
+    )
     return goal, there | holds, holds
 
 
@@ -84,7 +103,8 @@ def carry(s: Scene, at: np.ndarray, to: np.ndarray, free: float, slack: float, s
     """
     off = to - at
     side = np.hypot(off[0], off[1])
-    over = np.clip((side - F(slack)) * F(steep), 0, free)  # height kept above `to` until the object is over it
+    # height kept above `to` until the object is over it
+    over = np.clip((side - F(slack)) * F(steep), 0, free)
     ready = np.clip((at[2] - to[2] - over * F(0.6)) / F(0.02) + 1, 0, 1)  # sideways only once high enough
     return np.stack([s.tcp[0] + off[0] * ready, s.tcp[1] + off[1] * ready, s.tcp[2] + off[2] + over])
 
@@ -119,7 +139,9 @@ def push_cube(env) -> np.ndarray:
     side = np.hypot(s.tcp[0] - behind[0], s.tcp[1] - behind[1])
     flat = np.where(pushing, at[:2] + way * np.minimum(along + F(0.03), F(0.01)), behind)
     height = F(0.02) + np.where(pushing, 0, np.clip((side - F(0.012)) * F(4), 0, 0.08))
-    return steer(env, np.concatenate([flat, height[None]]), np.ones(env.num_envs, bool), np.arctan2(way[1], way[0]))
+    return steer(
+        env, np.concatenate([flat, height[None]]), np.ones(env.num_envs, bool), np.arctan2(way[1], way[0])
+    )
 
 
 def stack_cube(env) -> np.ndarray:
@@ -176,13 +198,14 @@ def open_drawer(env) -> np.ndarray:
 
 
 def either(env) -> np.ndarray:
-    """bool [N]: which of two equal ways the expert goes in the episode of each env's start; nothing in the state tells it."""
+    """bool [N]: which of two equal ways the expert goes in the episode of each env's start; nothing in the
+    state tells it."""
     return uniforms(env.starts, 1, SIDE)[:, 0] < 0.5
 
 
 def reach_around(env) -> np.ndarray:
-    """Straight past the post's near corner at full speed, then behind it: half of the demonstrations go each way from one state, and
-    their mean goes straight into the post, within a chunk or two."""
+    """Straight past the post's near corner at full speed, then behind it: half of the demonstrations go each
+    way from one state, and their mean goes straight into the post, within a chunk or two."""
     s, off = env.scene, post(env.scene)
     corner = F(POST[0] + TOUCH + 0.03)
     begun = np.abs(off[0]) > corner - F(0.01)  # whoever is already aside of the post stays on that side
@@ -207,13 +230,27 @@ def pick_either(env) -> np.ndarray:
 
 
 def back_out(env) -> np.ndarray:
-    """What somebody does whose attempt failed: straight up to where attempts begin, the fingers as the expert has them."""
+    """What somebody does whose attempt failed: straight up to where attempts begin, the fingers as the expert
+    has them."""
     close = expert_of(env.task)(env)[:, 6] < 0
     return steer(env, above(env, SAFE), close, yaw_of(env.scene.frame))
 
 
-EXPERTS = {f.__name__: f for f in (pick_cube, reach, push_cube, stack_cube, peg_insert, open_drawer, pick_by_name,
-                                 stack_place, reach_around, pick_either)}
+EXPERTS = {
+    f.__name__: f
+    for f in (
+        pick_cube,
+        reach,
+        push_cube,
+        stack_cube,
+        peg_insert,
+        open_drawer,
+        pick_by_name,
+        stack_place,
+        reach_around,
+        pick_either,
+    )
+}
 
 
 def expert_of(task: Task) -> Callable:

@@ -1,10 +1,11 @@
-"""The arithmetic of an arm env's control step, compiled once per machine (some 10 s) and kept on disk: commands from
-actions, observation rows from the physics state.
+"""The arithmetic of an arm env's control step, compiled once per machine (some 10 s) and kept on disk:
+commands from actions, observation rows from the physics state.
 
-Operation for operation that of `sims.mujoco.kinematics`, in float32 and in the same order, so that results are the same to the last
-bit (`tests/test_sims_kernel.py`): a hundred and fifty NumPy calls per step are two calls. A complex product there is
-re = fma(a.re, b.re, -(a.im b.im)), im = fma(a.re, b.im, a.im b.re), as NumPy computes it on processors that fuse; sines and cosines
-stay NumPy's. Arrays have the batch last, as there.
+Operation for operation that of `sims.mujoco.kinematics`, in float32 and in the same order, so that results
+are the same to the last bit (`tests/test_sims_kernel.py`): a hundred and fifty NumPy calls per step are two
+calls. A complex product there is re = fma(a.re, b.re, -(a.im b.im)), im = fma(a.re, b.im, a.im b.re), as
+NumPy computes it on processors that fuse; sines and cosines stay NumPy's. Arrays have the batch last, as
+there.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,8 @@ QUARTER = np.array([q for _, q, _ in m.DH], np.int64)
 OFFSET = np.array([d for _, _, d in m.DH], F)
 TOOL, HAND_RE, HAND_IM = F(m.TOOL), HAND.real, HAND.imag
 LEAD, JOINT_LEAD = F(0.06), F(0.25)  # how far targets run ahead of the hand [m] and of the joints [rad]
-REACH_LOW, REACH_HIGH = np.array([0.2, -0.5, 0.009], F), np.array([0.8, 0.5, 0.7], F)  # targets stay in this box [m]
+# targets stay in this box [m]
+REACH_LOW, REACH_HIGH = np.array([0.2, -0.5, 0.009], F), np.array([0.8, 0.5, 0.7], F)
 LOW, HIGH = np.array(m.JOINT_LOW, F), np.array(m.JOINT_HIGH, F)
 SPEED = np.array(m.JOINT_SPEED, F) * F(m.DT * m.SUBSTEPS)
 MOVE, TURN, JOINT = F(m.MOVE), F(m.TURN), F(m.JOINT)
@@ -46,8 +48,10 @@ def kept(*arguments: str) -> Callable[[Callable], Callable]:
 @intrinsic
 def fma(typing, a, b, c):
     """a b + c in float32, rounded once."""
+
     def emit(context, builder, signature, arguments):
         return builder.fma(*arguments)
+
     return types.float32(types.float32, types.float32, types.float32), emit
 
 
@@ -106,9 +110,46 @@ def forward(e, spin, axes, anchors, frame, tcp):
         frame[i, 3, e], frame[i, 4, e] = frame[i, 0, e], frame[i, 1, e]
 
 
-@kept(ROWS, "float64[:,:,:]", A2, A2, A2, A1, "complex64[:,::1]", A3, A3, A3, A2, A2, A2, A1, "int64[::1]", "boolean", "boolean")
-def observe(qvel, mocap, q, v, goal, opening, spin, axes, anchors, frame, tcp, rows, joints, grip, adr, uses_goal, uses_slide):
-    """Refill scene and observation rows [S, N] from the physics state; q [nq, N] and spin are of this state already.
+@kept(
+    ROWS,
+    "float64[:,:,:]",
+    A2,
+    A2,
+    A2,
+    A1,
+    "complex64[:,::1]",
+    A3,
+    A3,
+    A3,
+    A2,
+    A2,
+    A2,
+    A1,
+    "int64[::1]",
+    "boolean",
+    "boolean",
+)
+def observe(
+    qvel,
+    mocap,
+    q,
+    v,
+    goal,
+    opening,
+    spin,
+    axes,
+    anchors,
+    frame,
+    tcp,
+    rows,
+    joints,
+    grip,
+    adr,
+    uses_goal,
+    uses_slide,
+):
+    """Refill scene and observation rows [S, N] from the physics state; q [nq, N] and spin are of this state
+    already.
 
     qvel [N, nv], mocap [N, M, 3] float64; adr: where in q each object begins.
     """
@@ -138,7 +179,8 @@ def observe(qvel, mocap, q, v, goal, opening, spin, axes, anchors, frame, tcp, r
             cx, cy = ONE - TWO * (y * y + z * z), TWO * (x * y + w * z)
             c, s = hx * cx + hy * cy, hx * cy - hy * cx
             c, s = c * c - s * s, TWO * c * s
-            rows[i + 4, e], rows[i + 5, e] = c * c - s * s, TWO * c * s  # of four times the yaw: a square has four fronts
+            # of four times the yaw: a square has four fronts
+            rows[i + 4, e], rows[i + 5, e] = c * c - s * s, TWO * c * s
             i += 6
         if uses_goal:
             for k in range(3):
@@ -166,7 +208,8 @@ def turned(w, frame, out):
 
 @njit(error_model="numpy")
 def solve(jac, twist, mat, dq):
-    """`kinematics.damped_step` of one arm: dq [7] = J^T (J J^T + damping^2 I)^-1 twist; twist [6] is written over."""
+    """`kinematics.damped_step` of one arm: dq [7] = J^T (J J^T + damping^2 I)^-1 twist; twist [6] is written
+    over."""
     for i in range(6):
         for j in range(6):
             acc = ZERO
@@ -194,9 +237,28 @@ def solve(jac, twist, mat, dq):
 
 
 @kept(A2, "boolean[::1]", "boolean", A2, A2, A3, A3, A3, A2, A2, A1, A2, A3, ROWS, A2, A1, A2, A3)
-def command(a, over, by_hand, q, tcp, frame, axes, anchors, rows, joints, grip, target, attitude, ctrl,
-            new_joints, new_grip, new_target, new_attitude):
-    """Move the targets by actions a [N, A] and write the actuators ctrl [N, nu]; envs that are `over` keep theirs.
+def command(
+    a,
+    over,
+    by_hand,
+    q,
+    tcp,
+    frame,
+    axes,
+    anchors,
+    rows,
+    joints,
+    grip,
+    target,
+    attitude,
+    ctrl,
+    new_joints,
+    new_grip,
+    new_target,
+    new_attitude,
+):
+    """Move the targets by actions a [N, A] and write the actuators ctrl [N, nu]; envs that are `over` keep
+    theirs.
 
     by_hand: ee_delta, else joint_delta, which leaves target and attitude alone.
     """
@@ -256,7 +318,8 @@ def command(a, over, by_hand, q, tcp, frame, axes, anchors, rows, joints, grip, 
 
 @kept(*["boolean[::1]"] * 3, "int64[::1]", "int64", *["boolean[::1]"] * 3, A1)
 def settle(won, lost, over, steps, limit, success, terminated, truncated, reward):
-    """Count the step of every env [N] that is not `over` and say how it stands: won, lost or out of time after `limit` steps.
+    """Count the step of every env [N] that is not `over` and say how it stands: won, lost or out of time
+    after `limit` steps.
 
     Updates steps, success, terminated and truncated; reward: 1 where the step won.
     """

@@ -1,8 +1,9 @@
 """The arm's kinematics for a whole batch in plain NumPy, float32.
 
-The batch is the last axis, so every operation is a few long vector loops and no result depends on an env's index
-or on the size of the batch (no BLAS, no LAPACK). Vectors are `[5, ...]`: rows x y z x y, so that the cyclic
-shifts of a cross product are views. Frames are `[3, 5, N]`: axis of the frame, then its base coordinates.
+The batch is the last axis, so every operation is a few long vector loops and no result depends on an env's
+index or on the size of the batch (no BLAS, no LAPACK). Vectors are `[5, ...]`: rows x y z x y, so that the
+cyclic shifts of a cross product are views. Frames are `[3, 5, N]`: axis of the frame, then its base
+coordinates.
 """
 
 import math
@@ -21,7 +22,8 @@ def wrap(v: np.ndarray) -> None:
 
 
 def contract(spec: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """einsum over axes before the batch. A batch of one is computed as two, else NumPy sums in another order."""
+    """einsum over axes before the batch. A batch of one is computed as two, else NumPy sums in another
+    order."""
     if a.shape[-1] > 1:
         return np.einsum(spec, a, b)
     return np.einsum(spec, a.repeat(2, -1), b.repeat(2, -1))[..., :1]
@@ -37,7 +39,8 @@ class Arm:
         self.tcp = np.zeros((3, n), F)  # the point between the finger tips, in the base frame [m]
         self.jac = np.zeros((6, 7, n), F)  # tcp velocity [m/rad] over angular velocity, base frame
         self._turn = np.zeros((7, n), np.complex64)
-        self._xy = np.zeros((3, n), np.complex64)  # x axis + i * y axis of the frame on its way along the chain
+        # x axis + i * y axis of the frame on its way along the chain
+        self._xy = np.zeros((3, n), np.complex64)
         self._p = np.zeros((3, n), F)
         self._t = np.zeros((3, n), F)
         self._r = np.zeros((5, 7, n), F)
@@ -46,7 +49,8 @@ class Arm:
     def forward(self, q: np.ndarray) -> None:
         """Fill `axes, anchors, frame, tcp` from joint angles q [7, n] float32 (Craig's modified DH).
 
-        A turn by q about the frame's z axis multiplies x + i y by exp(-i q); a quarter turn about x trades y for z.
+        A turn by q about the frame's z axis multiplies x + i y by exp(-i q); a quarter turn about x trades y
+        for z.
         """
         spin, xy, p, t = self._turn, self._xy, self._p, self._t
         np.cos(q, out=spin.real)
@@ -133,10 +137,10 @@ def damped_step(jac: np.ndarray, twist: np.ndarray, damping: float = 0.03) -> np
     diagonal += F(damping * damping)
     for k in range(5):
         np.reciprocal(m[k, k], out=m[k, k])
-        m[k + 1:, k + 1:] -= (m[k, k + 1:6] * m[k, k])[:, None] * m[k, k + 1:]
+        m[k + 1 :, k + 1 :] -= (m[k, k + 1 : 6] * m[k, k])[:, None] * m[k, k + 1 :]
     x = m[:, 6]
     x[5] /= m[5, 5]
     for k in range(4, -1, -1):
-        x[:k + 1] -= m[:k + 1, k + 1] * x[k + 1]
+        x[: k + 1] -= m[: k + 1, k + 1] * x[k + 1]
         x[k] *= m[k, k]
     return contract("ikn,in->kn", jac, x)

@@ -1,12 +1,15 @@
-"""Gymnasium's HalfCheetah-v5, Hopper-v5, Walker2d-v5 and Ant-v5 on `mujoco.batch.Batch`, equal to Gymnasium's.
+"""Gymnasium's HalfCheetah-v5, Hopper-v5, Walker2d-v5 and Ant-v5 on `mujoco.batch.Batch`, equal to
+Gymnasium's.
 
 From the same qpos and qvel the same actions give the same observations, rewards and terminations as
-Gymnasium's own env, bit for bit in float64 (returned as float32). The models are Gymnasium's XML files; starts
-follow Gymnasium's distributions, but come from a start id (`robo_rl.starts`) in place of a generator. One
-difference: actions outside [-1, 1] are clipped before the control cost, as most PPO codes do around Gymnasium.
+Gymnasium's own env, bit for bit in float64 (returned as float32). The models are Gymnasium's XML files;
+starts follow Gymnasium's distributions, but come from a start id (`robo_rl.starts`) in place of a generator.
+One difference: actions outside [-1, 1] are clipped before the control cost, as most PPO codes do around
+Gymnasium.
 
-Ant's observation has the contact forces of `mj_rnePostConstraint` after the step, which Batch does not compute
-and whose inputs (contacts) it does not keep: Ant's envs step on Python threads over the same state rows.
+Ant's observation has the contact forces of `mj_rnePostConstraint` after the step, which Batch does not
+compute and whose inputs (contacts) it does not keep: Ant's envs step on Python threads over the same state
+rows.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -52,12 +55,36 @@ class Walker:
 
 WALKERS = {
     "HalfCheetah-v5": Walker("half_cheetah.xml", 5, 1, 0.1, True, 0.1, "run forward", ends=False),
-    "Hopper-v5": Walker("hopper.xml", 4, 1, 5e-3, False, 1e-3, "hop forward", z=(0.7, np.inf), angle=(-0.2, 0.2),
-                        state_limit=100.0, alive=1.0, clip_qvel=10.0),
-    "Walker2d-v5": Walker("walker2d_v5.xml", 4, 1, 5e-3, False, 1e-3, "walk forward", z=(0.8, 2.0),
-                          angle=(-1.0, 1.0), alive=1.0, clip_qvel=10.0),
-    "Ant-v5": Walker("ant.xml", 5, 2, 0.1, True, 0.5, "walk forward", z=(0.2, 1.0), alive=1.0,
-                     contact_cost=5e-4),
+    "Hopper-v5": Walker(
+        "hopper.xml",
+        4,
+        1,
+        5e-3,
+        False,
+        1e-3,
+        "hop forward",
+        z=(0.7, np.inf),
+        angle=(-0.2, 0.2),
+        state_limit=100.0,
+        alive=1.0,
+        clip_qvel=10.0,
+    ),
+    "Walker2d-v5": Walker(
+        "walker2d_v5.xml",
+        4,
+        1,
+        5e-3,
+        False,
+        1e-3,
+        "walk forward",
+        z=(0.8, 2.0),
+        angle=(-1.0, 1.0),
+        alive=1.0,
+        clip_qvel=10.0,
+    ),
+    "Ant-v5": Walker(
+        "ant.xml", 5, 2, 0.1, True, 0.5, "walk forward", z=(0.2, 1.0), alive=1.0, contact_cost=5e-4
+    ),
 }
 LOCOMOTION = tuple(WALKERS)
 MAX_STEPS = 1000
@@ -80,7 +107,9 @@ def make_locomotion(
     """The vector env of one of LOCOMOTION; the options are those of `sims.make`."""
     choose("task", task, LOCOMOTION)
     if obs != "state":
-        raise UserError(f"{task} has obs 'state' only, got {obs!r}; use an arm task (reach, pick_cube ...) for rgb")
+        raise UserError(
+            f"{task} has obs 'state' only, got {obs!r}; use an arm task (reach, pick_cube ...) for rgb"
+        )
     if reward not in ("", "dense"):
         raise UserError(f"{task} has reward 'dense' only (Gymnasium's own), got {reward!r}")
     choose("control", control or "effort", ("effort",))
@@ -96,7 +125,8 @@ def make_locomotion(
 def load_model(task: str) -> mujoco.MjModel:
     """Gymnasium's model of `task`."""
     handler = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda text: None)  # half_cheetah.xml's deprecated attribute, into MUJOCO_LOG.TXT
+    # half_cheetah.xml's deprecated attribute, into MUJOCO_LOG.TXT
+    mujoco.set_mju_user_warning(lambda text: None)
     try:
         return mujoco.MjModel.from_xml_path(str(_ASSETS / WALKERS[task].xml))
     finally:
@@ -108,8 +138,9 @@ class LocomotionEnv(ControlEnv):
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
 
-    def __init__(self, task: str, num_envs: int, *, threads: int = 0, max_steps: int = MAX_STEPS,
-                 render: bool = False):
+    def __init__(
+        self, task: str, num_envs: int, *, threads: int = 0, max_steps: int = MAX_STEPS, render: bool = False
+    ):
         self.walker = w = WALKERS[task]
         self.model = m = load_model(task)
         self.num_envs = num_envs
@@ -117,7 +148,8 @@ class LocomotionEnv(ControlEnv):
         self.batch = Batch(m, num_envs, threads)
         self._physics = _ContactStepper(self.batch) if w.contact_cost else self.batch
         self._qpos, self._qvel, self._ctrl = (self.batch.bind(f) for f in ("qpos", "qvel", "ctrl"))
-        self._blank = np.zeros(self.batch.nstate)  # a row of the reset state; qpos and qvel are written over it
+        # a row of the reset state; qpos and qvel are written over it
+        self._blank = np.zeros(self.batch.nstate)
         mujoco.mj_getState(m, mujoco.MjData(m), self._blank, mujoco.mjtState.mjSTATE_INTEGRATION)
         self._dt = m.opt.timestep * w.frame_skip
 
@@ -125,8 +157,16 @@ class LocomotionEnv(ControlEnv):
         self.single_observation_space, self.observation_space = observation_spaces(len(names), num_envs)
         self.single_action_space, self.action_space = action_spaces(m.nu, num_envs)
         axes = tuple(
-            ActionAxis(m.joint(m.actuator_trnid[i, 0]).name, "N m", -m.actuator_gear[i, 0], m.actuator_gear[i, 0],
-                       "effort", "joint") for i in range(m.nu))
+            ActionAxis(
+                m.joint(m.actuator_trnid[i, 0]).name,
+                "N m",
+                -m.actuator_gear[i, 0],
+                m.actuator_gear[i, 0],
+                "effort",
+                "joint",
+            )
+            for i in range(m.nu)
+        )
         self.spec = ControlSpec("mujoco", task, axes, self._dt, max_steps, names)
         self._task = np.full(num_envs, w.instruction)
         self._stream = StartStream(num_envs)
@@ -156,7 +196,7 @@ class LocomotionEnv(ControlEnv):
         self._terminated[ids] = self._truncated[ids] = False
 
     def step(self, actions):
-        # After physics every cache is cold and a NumPy call costs 5 to 30 us: few calls, none for what cannot be.
+        # ics every cache is cold and a NumPy call costs 5 to 30 us: few calls, none for what cannot be.
         a = read_actions(actions, self.num_envs, self.model.nu)
         x = self._x.copy()
         over = self._terminated | self._truncated
@@ -173,8 +213,13 @@ class LocomotionEnv(ControlEnv):
             reward[over] = 0.0
         if self._steps.max() >= self.spec.max_steps:
             self._truncated |= (self._steps >= self.spec.max_steps) & ~self._terminated
-        return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),
-                {"success": self._no_success.copy()})
+        return (
+            self._obs(),
+            reward,
+            self._terminated.copy(),
+            self._truncated.copy(),
+            {"success": self._no_success.copy()},
+        )
 
     def _reward(self, a: np.ndarray, x_before: np.ndarray) -> np.ndarray:
         """Rewards float32 [N] in Gymnasium's order of operations; marks the unhealthy as terminated."""
@@ -224,8 +269,14 @@ class LocomotionEnv(ControlEnv):
             x[ids] = state[k][ids]
 
     def _rows(self) -> dict[str, np.ndarray]:
-        rows = {"physics": self.batch.state, "steps": self._steps, "terminated": self._terminated,
-                "truncated": self._truncated, "seeds": self._stream.seeds, "episodes": self._stream.episodes}
+        rows = {
+            "physics": self.batch.state,
+            "steps": self._steps,
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            "seeds": self._stream.seeds,
+            "episodes": self._stream.episodes,
+        }
         return rows if self._forces is None else rows | {"x": self._x, "forces": self._forces}
 
     def render(self) -> np.ndarray:
@@ -234,13 +285,16 @@ class LocomotionEnv(ControlEnv):
             raise UserError("make the env with render=True to call render()")
         if self._renderer is None:
             from sims.mujoco.render import Renderer
+
             self._renderer = Renderer(self.batch, self.model, ("track",), RENDER_SIZE, RENDER_SIZE)
         return self._renderer.render()["track"]
 
     def studio(self, ids=None) -> np.ndarray:
-        """uint8 [n, 480, 640, 3] of the envs `ids` (default: all) from the camera that follows the robot, with light and shadow."""
+        """uint8 [n, 480, 640, 3] of the envs `ids` (default: all) from the camera that follows the robot,
+        with light and shadow."""
         if self._studio is None:
             from sims.mujoco.render import Renderer
+
             self._studio = Renderer(self.batch, self.model, ("track",), 480, 640, fine=True)
         return self._studio.render(ids)["track"]
 
@@ -256,8 +310,9 @@ class _ContactStepper:
     """`Batch.step` plus Gymnasium's `mj_rnePostConstraint`, over the state rows of a Batch.
 
     Each thread loads a row into its MjData, steps it and saves it back, as Batch does; MuJoCo releases the
-    interpreter lock, so threads run in parallel. `x` [N] is the torso's x as Gymnasium reads it [m]: that of the
-    last forward pass, which lags qpos; `forces` [N, nbody * 6] are the external body forces clipped to +-1.
+    interpreter lock, so threads run in parallel. `x` [N] is the torso's x as Gymnasium reads it [m]: that of
+    the last forward pass, which lags qpos; `forces` [N, nbody * 6] are the external body forces clipped to
+    +-1.
     """
 
     def __init__(self, batch: Batch):
@@ -279,7 +334,12 @@ class _ContactStepper:
 
     def _work(self, d: mujoco.MjData, todo, nstep: int) -> None:
         m, spec = self._model, int(mujoco.mjtState.mjSTATE_INTEGRATION)
-        load, step, post, save = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_rnePostConstraint, mujoco.mj_getState
+        load, step, post, save = (
+            mujoco.mj_setState,
+            mujoco.mj_step,
+            mujoco.mj_rnePostConstraint,
+            mujoco.mj_getState,
+        )
         torso, forces = d.xpos[1], d.cfrc_ext.reshape(-1)
         for i in todo:
             row = self._state[i]
@@ -319,8 +379,11 @@ def state_names(task: str, model: mujoco.MjModel) -> tuple[str, ...]:
             vel.append(f"{name}_vel")
     force = []
     if w.contact_cost:
-        force = [f"{model.body(b).name or f'body{b}'}_{c}" for b in range(1, model.nbody)
-                 for c in ("tx", "ty", "tz", "fx", "fy", "fz")]
+        force = [
+            f"{model.body(b).name or f'body{b}'}_{c}"
+            for b in range(1, model.nbody)
+            for c in ("tx", "ty", "tz", "fx", "fy", "fz")
+        ]
     return (*pos[w.hidden :], *vel, *force)
 
 
@@ -330,9 +393,9 @@ def state_names(task: str, model: mujoco.MjModel) -> tuple[str, ...]:
 def rates(task: str, num_envs: int, threads: int = 0, seconds: float = 1.0) -> dict[str, float]:
     """Control steps/s: `env` (with masked resets), `step` (without), `raw` (Batch alone on the same states).
 
-    A run with random actions is recorded first: the state rows before every step, and where episodes ended. The
-    three loops then do the same physics, so their ratio is the cost of the env around it. One after the other in
-    short slices, so that other load on the machine meets all three.
+    A run with random actions is recorded first: the state rows before every step, and where episodes ended.
+    The three loops then do the same physics, so their ratio is the cost of the env around it. One after the
+    other in short slices, so that other load on the machine meets all three.
     """
     env = make_locomotion(task, num_envs=num_envs, threads=threads)
     rng, horizon = np.random.default_rng(0), 64

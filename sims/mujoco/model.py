@@ -1,7 +1,8 @@
 """The embedded arm: a Panda-like 7-joint robot of primitives, a table and each task's objects, as MJCF text.
 
-Frames and limits follow the published Denavit-Hartenberg table of the Franka Emika Panda (Craig's convention);
-geometry is our own capsules and boxes. Few geoms collide (finger pads, objects, table), as speed is the product.
+Frames and limits follow the published Denavit-Hartenberg table of the Franka Emika Panda (Craig's
+convention); geometry is our own capsules and boxes. Few geoms collide (finger pads, objects, table), as speed
+is the product.
 World: z up, the table top is z = 0, the robot's base is the origin and its workspace lies around x = 0.5 m.
 """
 
@@ -12,8 +13,15 @@ SUBSTEPS = 4  # substeps of one control step, period 20 ms
 MOVE, TURN, JOINT = 0.02, 0.1, 0.05  # largest deltas of one control step [m], [rad], [rad]
 
 # a_{i-1} [m], alpha_{i-1} in quarter turns, d_i [m] of joint i, then the tool centre point beyond joint 7.
-DH = ((0.0, 0, 0.333), (0.0, -1, 0.0), (0.0, 1, 0.316), (0.0825, 1, 0.0), (-0.0825, -1, 0.384), (0.0, 1, 0.0),
-      (0.088, 1, 0.0))
+DH = (
+    (0.0, 0, 0.333),
+    (0.0, -1, 0.0),
+    (0.0, 1, 0.316),
+    (0.0825, 1, 0.0),
+    (-0.0825, -1, 0.384),
+    (0.0, 1, 0.0),
+    (0.088, 1, 0.0),
+)
 FLANGE = 0.107  # joint 7 to the hand [m]
 TOOL = FLANGE + 0.1034  # joint 7 to the point between the finger tips [m]
 HAND_YAW = -math.pi / 4  # the hand's turn about joint 7
@@ -49,11 +57,20 @@ SHAPES = (
     (("0 0 0", "0.088 0 0", 0.05),),
     (("0 0 0.02", "0 0 0.085", 0.042),),
 )
-QUARTER = {0: "1 0 0 0", 1: "0.70710678118654757 0.70710678118654757 0 0",
-           -1: "0.70710678118654757 -0.70710678118654757 0 0"}
+QUARTER = {
+    0: "1 0 0 0",
+    1: "0.70710678118654757 0.70710678118654757 0 0",
+    -1: "0.70710678118654757 -0.70710678118654757 0 0",
+}
 
-COLOURS = {"red": "0.85 0.12 0.1 1", "green": "0.1 0.65 0.2 1", "blue": "0.12 0.25 0.85 1",
-           "yellow": "0.95 0.8 0.1 1", "wood": "0.72 0.52 0.3 1", "grey": "0.55 0.57 0.6 1"}
+COLOURS = {
+    "red": "0.85 0.12 0.1 1",
+    "green": "0.1 0.65 0.2 1",
+    "blue": "0.12 0.25 0.85 1",
+    "yellow": "0.95 0.8 0.1 1",
+    "wood": "0.72 0.52 0.3 1",
+    "grey": "0.55 0.57 0.6 1",
+}
 
 
 def arm_xml() -> str:
@@ -63,14 +80,18 @@ def arm_xml() -> str:
     for i, (a, turn, d) in enumerate(DH):
         pos = (a, -d * turn, d if turn == 0 else 0.0)  # Rx(alpha) Tx(a) Tz(d)
         mass, com, inertia = LINKS[i]
-        out.append(f'<body name="link{i + 1}" pos="{pos[0]} {pos[1]} {pos[2]}" quat="{QUARTER[turn]}"'
-                   f' gravcomp="{int(i in FREE_OF_GRAVITY)}"><inertial pos="{com}" mass="{mass}" '
-                   f'diaginertia="{inertia}"/>'
-                   f'<joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="0.1" '
-                   f'damping="1"/>')
+        out.append(
+            f'<body name="link{i + 1}" pos="{pos[0]} {pos[1]} {pos[2]}" quat="{QUARTER[turn]}"'
+            f' gravcomp="{int(i in FREE_OF_GRAVITY)}"><inertial pos="{com}" mass="{mass}" '
+            f'diaginertia="{inertia}"/>'
+            f'<joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="0.1" '
+            f'damping="1"/>'
+        )
         for start, end, radius in SHAPES[i]:
-            out.append(f'<geom type="capsule" fromto="{start} {end}" size="{radius}" '
-                       f'rgba="{white if i % 2 == 0 else dark}" class="drawn"/>')
+            out.append(
+                f'<geom type="capsule" fromto="{start} {end}" size="{radius}" '
+                f'rgba="{white if i % 2 == 0 else dark}" class="drawn"/>'
+            )
     half = HAND_YAW / 2
     out.append(f"""
 <frame pos="0 0 {FLANGE}" quat="{math.cos(half)} 0 0 {math.sin(half)}">
@@ -86,22 +107,26 @@ def arm_xml() -> str:
     <joint name="right_finger" type="slide" axis="0 -1 0" range="-0.001 {FINGER_OPEN + 0.002}" armature="0.1" damping="5"/>
     <geom name="right_pad" type="box" size="0.011 0.007 0.027" pos="0 -0.007 0.0265" rgba="{dark}" class="pad"/>
   </body>
-</frame>""")
+</frame>""")  # noqa: E501
     out.append("</body>" * len(DH))
     return "".join(out)
 
 
 def block_xml(name: str, half: tuple[float, float, float], colour: str, mass: float) -> str:
     """A free box with half sizes [m]."""
-    return (f'<body name="{name}" pos="0.5 0 {half[2]}"><freejoint name="{name}"/>'
-            f'<geom name="{name}" type="box" size="{half[0]} {half[1]} {half[2]}" mass="{mass}" '
-            f'rgba="{COLOURS[colour]}" class="solid"/></body>')
+    return (
+        f'<body name="{name}" pos="0.5 0 {half[2]}"><freejoint name="{name}"/>'
+        f'<geom name="{name}" type="box" size="{half[0]} {half[1]} {half[2]}" mass="{mass}" '
+        f'rgba="{COLOURS[colour]}" class="solid"/></body>'
+    )
 
 
 def goal_xml(shape: str, size: str) -> str:
     """A mark without substance: where the task wants something (mocap body `goal`)."""
-    return (f'<body name="goal" mocap="true" pos="0.5 0 0.2"><geom type="{shape}" size="{size}" '
-            f'rgba="0.1 0.8 0.3 0.5" class="drawn"/></body>')
+    return (
+        f'<body name="goal" mocap="true" pos="0.5 0 0.2"><geom type="{shape}" size="{size}" '
+        f'rgba="0.1 0.8 0.3 0.5" class="drawn"/></body>'
+    )
 
 
 def look(eye: tuple[float, float, float], at: tuple[float, float, float]) -> str:
@@ -114,11 +139,18 @@ def look(eye: tuple[float, float, float], at: tuple[float, float, float]) -> str
 
 
 def scene_xml(objects: str, assets: str = "") -> str:
-    """The whole model: arm, table, lights, cameras and the task's `objects` with what they need in <asset>."""
-    actuators = [f'<position name="joint{i + 1}" joint="joint{i + 1}" kp="{STIFFNESS[i]}" kv="{DAMPING[i]}" '
-                 f'forcerange="{-JOINT_TORQUE[i]} {JOINT_TORQUE[i]}"/>' for i in range(7)]
-    actuators += [f'<position name="{side}" joint="{side}_finger" kp="1500" kv="25" '
-                  f'forcerange="{-FINGER_FORCE} {FINGER_FORCE}"/>' for side in ("left", "right")]
+    """The whole model: arm, table, lights, cameras and the task's `objects` with what they need in
+    <asset>."""
+    actuators = [
+        f'<position name="joint{i + 1}" joint="joint{i + 1}" kp="{STIFFNESS[i]}" kv="{DAMPING[i]}" '
+        f'forcerange="{-JOINT_TORQUE[i]} {JOINT_TORQUE[i]}"/>'
+        for i in range(7)
+    ]
+    actuators += [
+        f'<position name="{side}" joint="{side}_finger" kp="1500" kv="25" '
+        f'forcerange="{-FINGER_FORCE} {FINGER_FORCE}"/>'
+        for side in ("left", "right")
+    ]
     return f"""
 <mujoco model="robo_rl arm">
   <compiler angle="radian" autolimits="true"/>
@@ -146,4 +178,4 @@ def scene_xml(objects: str, assets: str = "") -> str:
     {objects}
   </worldbody>
   <actuator>{"".join(actuators)}</actuator>
-</mujoco>"""
+</mujoco>"""  # noqa: E501

@@ -1,4 +1,5 @@
-"""Names of the embedded simulator: its tasks, what an action means, what may be randomised; loads nothing heavy."""
+"""Names of the embedded simulator: its tasks, what an action means, what may be randomised; loads nothing
+heavy."""
 
 from robo_rl.errors import UserError, choose
 from robo_rl.plugins import OWN, is_object, load_object
@@ -6,8 +7,19 @@ from robo_rl.plugins import OWN, is_object, load_object
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 CONTROLS = ("ee_delta", "joint_delta")
 RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
-TASKS = ("pick_cube", "reach", "push_cube", "stack_cube", "peg_insert", "open_drawer", "pick_by_name", "stack_place",
-         "reach_around", "pick_either", *LOCOMOTION)
+TASKS = (
+    "pick_cube",
+    "reach",
+    "push_cube",
+    "stack_cube",
+    "peg_insert",
+    "open_drawer",
+    "pick_by_name",
+    "stack_place",
+    "reach_around",
+    "pick_either",
+    *LOCOMOTION,
+)
 
 
 def parse_randomise(text: str) -> tuple[frozenset[str], int]:
@@ -17,8 +29,10 @@ def parse_randomise(text: str) -> tuple[frozenset[str], int]:
         name, colon, value = item.partition(":")
         if name == "latency":
             if not (colon and value.isdigit() and int(value) <= 50):
-                raise UserError(f"randomise latency needs a number of control steps in 0 .. 50, for example "
-                                f"latency:2, got {item!r}")
+                raise UserError(
+                    f"randomise latency needs a number of control steps in 0 .. 50, for example "
+                    f"latency:2, got {item!r}"
+                )
             latency = int(value)
         else:
             choose("randomise", item, RANDOMISE)
@@ -27,7 +41,8 @@ def parse_randomise(text: str) -> tuple[frozenset[str], int]:
 
 
 def split_tasks(text: str) -> list[str]:
-    """The names of "pick_cube,push_cube", several tasks of one env. UserError: one is there twice, or has other actions than an arm."""
+    """The names of "pick_cube,push_cube", several tasks of one env. UserError: one is there twice, or has
+    other actions than an arm."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if not is_object(name):
@@ -35,8 +50,10 @@ def split_tasks(text: str) -> list[str]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--task {text}: {twice[0]} is there twice")
     if walks := [name for name in names if name in LOCOMOTION]:
-        raise UserError(f"--task {text}: {walks[0]} moves other joints than an arm, and tasks of one run share their actions; leave it "
-                        "out or train it in a run of its own")
+        raise UserError(
+            f"--task {text}: {walks[0]} moves other joints than an arm, and tasks of one run share their "
+            "actions; leave it out or train it in a run of its own"
+        )
     return names
 
 

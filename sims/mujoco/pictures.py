@@ -8,7 +8,8 @@ from mujoco.batch import Batch
 
 
 class Pictures:
-    """What the cameras `views` of N arms see, uint8 [N, size, size, 3] each; renderers are made when they are asked for."""
+    """What the cameras `views` of N arms see, uint8 [N, size, size, 3] each; renderers are made when they are
+    asked for."""
 
     def __init__(self, batch: Batch, model: mujoco.MjModel, views: tuple[str, ...], size: int):
         self.batch, self.model, self.views, self.size = batch, model, views, size
@@ -17,7 +18,8 @@ class Pictures:
         self._renderers: dict[object, Any] = {}
 
     def draw(self, mask: np.ndarray, now: bool) -> None:
-        """Render the envs of `mask` and those whose picture is old; the others keep theirs. Not `now`: they become old."""
+        """Render the envs of `mask` and those whose picture is old; the others keep theirs. Not `now`: they
+        become old."""
         self._stale |= mask
         if not now:
             return
@@ -35,6 +37,7 @@ class Pictures:
         key = (views, size)
         if key not in self._renderers:
             from sims.mujoco.render import Renderer
+
             self._renderers[key] = Renderer(self.batch, self.model, views, size, size)
         return self._renderers[key]
 
@@ -42,6 +45,7 @@ class Pictures:
         """uint8 [n, 480, 640, 3] of the envs `ids`: the whole workspace with light and shadow, for people."""
         if "studio" not in self._renderers:
             from sims.mujoco.render import Renderer
+
             self._renderers["studio"] = Renderer(self.batch, self.model, ("studio",), 480, 640, fine=True)
         return self._renderers["studio"].render(ids)["studio"]
 

@@ -1,10 +1,10 @@
 """Off-screen images of the envs of a `mujoco.batch.Batch`, on every core.
 
-Software drivers (llvmpipe) spend their time in the driver, so each core gets a GL context of its own in a thread
-of its own, with the driver's threads off, and takes the next env when it is done with its last. Shadows,
-reflections and multisampling are off: with them an image costs 50 times as much. Round shapes of small images
-have fewer facets (twice as fast, no difference to the eye). Poses are computed from the state (qpos, mocap) of
-the batch at the call, so an image never lags behind the observation.
+Software drivers (llvmpipe) spend their time in the driver, so each core gets a GL context of its own in a
+thread of its own, with the driver's threads off, and takes the next env when it is done with its last.
+Shadows, reflections and multisampling are off: with them an image costs 50 times as much. Round shapes of
+small images have fewer facets (twice as fast, no difference to the eye). Poses are computed from the state
+(qpos, mocap) of the batch at the call, so an image never lags behind the observation.
 """
 
 import atexit
@@ -27,22 +27,48 @@ from robo_rl.errors import UserError, choose
 
 NO_GL = "rgb needs an off-screen OpenGL: apt-get install libegl1 libgl1-mesa-dri (or libosmesa6)"
 MAX_THREADS = 8
-STUDIO = (0.4, 0.0, 0.25), 1.5, 118.0, -22.0  # point looked at [m], distance [m], azimuth and elevation [degrees]
+# point looked at [m], distance [m], azimuth and elevation [degrees]
+STUDIO = (0.4, 0.0, 0.25), 1.5, 118.0, -22.0
 SMALL = 128  # pixels up to which round shapes are drawn with fewer facets
 # model fields that change what is seen, copied per env where the batch has expanded them
-SEEN = ("body_pos", "body_quat", "geom_pos", "geom_quat", "geom_size", "geom_rgba", "mat_rgba", "site_pos", "site_quat",
-        "cam_pos", "cam_quat", "cam_fovy", "light_pos", "light_dir", "light_diffuse", "light_ambient", "light_specular")
+SEEN = (
+    "body_pos",
+    "body_quat",
+    "geom_pos",
+    "geom_quat",
+    "geom_size",
+    "geom_rgba",
+    "mat_rgba",
+    "site_pos",
+    "site_quat",
+    "cam_pos",
+    "cam_quat",
+    "cam_fovy",
+    "light_pos",
+    "light_dir",
+    "light_diffuse",
+    "light_ambient",
+    "light_specular",
+)
 
 
 class Renderer:
     """Images of `views` (camera names) at height x width [pixels] of the envs of `batch`.
 
-    fine: for people rather than policies, with a sky and shadows (three times the cost); there is a view more, `studio`,
-    which shows the whole workspace.
+    fine: for people rather than policies, with a sky and shadows (three times the cost); there is a view
+    more, `studio`, which shows the whole workspace.
     """
 
-    def __init__(self, batch: Batch, model: mujoco.MjModel, views: Sequence[str], height: int, width: int,
-                 threads: int = 0, fine: bool = False):
+    def __init__(
+        self,
+        batch: Batch,
+        model: mujoco.MjModel,
+        views: Sequence[str],
+        height: int,
+        width: int,
+        threads: int = 0,
+        fine: bool = False,
+    ):
         self._painters: list[_Painter] = []
         cameras = [model.camera(i).name for i in range(model.ncam)] + ["studio"] * fine
         for v in views:
@@ -58,7 +84,8 @@ class Renderer:
             raise
 
     def render(self, ids: "Sequence[int] | None" = None, view: "str | None" = None) -> dict[str, np.ndarray]:
-        """uint8 [n, height, width, 3] per view (or of `view` alone) of the envs `ids` (default: all), in order."""
+        """uint8 [n, height, width, 3] per view (or of `view` alone) of the envs `ids` (default: all), in
+        order."""
         if not self._painters:
             raise UserError("the renderer is closed")
         views = self._views if view is None else (choose("view", view, self._views),)
@@ -74,12 +101,14 @@ class Renderer:
     def rates(self, seconds: float = 1.0) -> dict[str, float]:
         """Images/s of `render` of every env and view, and of `mjr_render` + `mjr_readPixels` alone ("bare").
 
-        Bare draws prepared scenes of the same envs and views, on as many threads; in turns, so that other load on
-        the machine meets both.
+        Bare draws prepared scenes of the same envs and views, on as many threads; in turns, so that other
+        load on the machine meets both.
         """
         n, spent, images = self._batch.nsim, {"render": 0.0, "bare": 0.0}, 0
-        answers = [p.ask(_prepare, range(k, n, len(self._painters)), _Poses.of(self._batch), self._views)
-                   for k, p in enumerate(self._painters)]
+        answers = [
+            p.ask(_prepare, range(k, n, len(self._painters)), _Poses.of(self._batch), self._views)
+            for k, p in enumerate(self._painters)
+        ]
         scenes = [_result(a) for a in answers]
         self.render()
         while sum(spent.values()) < 2 * seconds:
@@ -105,17 +134,25 @@ class Renderer:
 
 
 def project(model: mujoco.MjModel, batch: Batch, view: str, i: int, points: np.ndarray) -> np.ndarray:
-    """[K, 2]: where `points` [K, 3] [m] lie in a square picture of camera `view` of env i, 0 .. 1 from the top left.
+    """[K, 2]: where `points` [K, 3] [m] lie in a square picture of camera `view` of env i, 0 .. 1 from the
+    top left.
 
     With (x, y, z) the point in the camera's frame (x right, y up, z backwards) and f = 1 / tan(fovy / 2):
-    u = (1 + f x / -z) / 2, v = (1 - f y / -z) / 2. NaN behind the camera. Moved and turned cameras count as they are.
+    u = (1 + f x / -z) / 2, v = (1 - f y / -z) / 2. NaN behind the camera. Moved and turned cameras count as
+    they are.
     """
     camera = model.camera(view).id
     data = mujoco.MjData(model)
     data.qpos[:] = batch.bind("qpos")[i]
     mujoco.mj_kinematics(model, data)
-    own = {f: (model_field if (x := batch.expanded(f)) is None else x[i])[camera]
-           for f, model_field in (("cam_pos", model.cam_pos), ("cam_quat", model.cam_quat), ("cam_fovy", model.cam_fovy))}
+    own = {
+        f: (model_field if (x := batch.expanded(f)) is None else x[i])[camera]
+        for f, model_field in (
+            ("cam_pos", model.cam_pos),
+            ("cam_quat", model.cam_quat),
+            ("cam_fovy", model.cam_fovy),
+        )
+    }
     turned, body = np.zeros(9), model.cam_bodyid[camera]
     mujoco.mju_quat2Mat(turned, np.ascontiguousarray(own["cam_quat"], np.float64))
     attitude = data.xmat[body].reshape(3, 3)
@@ -129,7 +166,9 @@ class _Painter:
 
     def __init__(self, model: mujoco.MjModel, height: int, width: int, fine: bool):
         self._jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._jobs, model, height, width, fine), daemon=True)
+        self._thread = threading.Thread(
+            target=_serve, args=(self._jobs, model, height, width, fine), daemon=True
+        )
         self._thread.start()
         self._end = functools.partial(_end, self._jobs, self._thread)
         atexit.register(self._end)  # GL contexts must be freed in their thread, before the driver is unloaded
@@ -223,7 +262,8 @@ class _Canvas:
     def new_scene(self) -> mujoco.MjvScene:
         scene = mujoco.MjvScene(self.model, maxgeom=self.model.ngeom + self.model.nsite + 64)
         scene.flags[int(mujoco.mjtRndFlag.mjRND_SHADOW)] = self._fine
-        scene.flags[int(mujoco.mjtRndFlag.mjRND_SKYBOX)] = self._fine  # policies learnt before a black background
+        # policies learnt before a black background
+        scene.flags[int(mujoco.mjtRndFlag.mjRND_SKYBOX)] = self._fine
         scene.flags[int(mujoco.mjtRndFlag.mjRND_REFLECTION)] = 0
         return scene
 
@@ -241,8 +281,15 @@ class _Canvas:
 
     def look(self, view: str, scene: "mujoco.MjvScene | None" = None) -> None:
         """Fill the scene with the poses in `data`, as seen from camera `view`."""
-        mujoco.mjv_updateScene(self.model, self.data, self._option, self._perturb, self._cameras[view],
-                               mujoco.mjtCatBit.mjCAT_ALL, scene or self._scene)
+        mujoco.mjv_updateScene(
+            self.model,
+            self.data,
+            self._option,
+            self._perturb,
+            self._cameras[view],
+            mujoco.mjtCatBit.mjCAT_ALL,
+            scene or self._scene,
+        )
 
     def draw(self, scene: "mujoco.MjvScene | None" = None) -> np.ndarray:
         """Draw the scene; uint8 [height, width, 3], bottom row first, overwritten by the next call."""
@@ -291,7 +338,8 @@ def _result(answer: queue.SimpleQueue):
 
 @functools.cache
 def gl_backend() -> "str | None":
-    """"egl" or "osmesa", whichever makes an off-screen context here; None without either or with MUJOCO_GL=off.
+    """ "egl" or "osmesa", whichever makes an off-screen context here; None without either or with
+    MUJOCO_GL=off.
 
     MUJOCO_GL=egl or osmesa limits the choice. Asked with ctypes, not through PyOpenGL, which keeps the first
     library that it is given for the life of the process.
@@ -333,7 +381,10 @@ def _egl_works() -> bool:
         # not terminated again: a display is shared by the whole process
         if display and egl.eglInitialize(display, None, None):
             config, found = ctypes.c_void_p(), ctypes.c_int(0)
-            if egl.eglChooseConfig(display, attributes, ctypes.byref(config), 1, ctypes.byref(found)) and found.value:
+            if (
+                egl.eglChooseConfig(display, attributes, ctypes.byref(config), 1, ctypes.byref(found))
+                and found.value
+            ):
                 return True
     return False
 
@@ -345,7 +396,8 @@ def _osmesa_works() -> bool:
     except (OSError, AttributeError):
         return False
     create.restype, destroy.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    context = create(0x1908, 24, 8, 0, None)  # GL_RGBA, depth bits, stencil bits, accumulation bits, no sharing
+    # GL_RGBA, depth bits, stencil bits, accumulation bits, no sharing
+    context = create(0x1908, 24, 8, 0, None)
     if context:
         destroy(context)
     return bool(context)

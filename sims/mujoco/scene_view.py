@@ -1,4 +1,5 @@
-"""A task's scene drawn from where things are said to be, without physics: of an arm behind a wire, of recorded and imagined states."""
+"""A task's scene drawn from where things are said to be, without physics: of an arm behind a wire, of
+recorded and imagined states."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,32 +15,47 @@ BELOW = (0.0, 0.0, -1.0)  # m, in the ground: where objects lie of which nothing
 
 
 class SceneView:
-    """n scenes of a task and cameras on them. `show` and `show_state` put things into place, `pictures` draws.
+    """n scenes of a task and cameras on them. `show` and `show_state` put things into place, `pictures`
+    draws.
 
-    fine: for people, with light and shadow, and with the view `studio` of the whole workspace; else as policies see them.
+    fine: for people, with light and shadow, and with the view `studio` of the whole workspace; else as
+    policies see them.
     """
 
-    def __init__(self, task: Task, n: int = 1, views: Sequence[str] = ("studio",), height: int = 480, width: int = 640, *,
-                 fine: bool = True, threads: int = 0):
+    def __init__(
+        self,
+        task: Task,
+        n: int = 1,
+        views: Sequence[str] = ("studio",),
+        height: int = 480,
+        width: int = 640,
+        *,
+        fine: bool = True,
+        threads: int = 0,
+    ):
         self.task, self.model = task, build_model(task)
         self.batch = Batch(self.model, n, 1, persistent=False)
         self.batch.reset(stage=0)
         self.qpos = self.batch.bind("qpos")
         self.goal = self.batch.bind("mocap_pos") if self.model.nmocap else None
-        self.renderer = Renderer(self.batch, self.model, tuple(views), height, width, threads=threads, fine=fine)
+        self.renderer = Renderer(
+            self.batch, self.model, tuple(views), height, width, threads=threads, fine=fine
+        )
         self._columns = {name: k for k, name in enumerate(state_names_of(task))}
 
     def show(self, i: int, joints: np.ndarray, opening: float, objects: Mapping[str, tuple]) -> None:
-        """Scene i: joint angles [7], gripper 0 closed .. 1 open, (position [3], quaternion wxyz [4]) by object."""
+        """Scene i: joint angles [7], gripper 0 closed .. 1 open, (position [3], quaternion wxyz [4]) by
+        object."""
         self.qpos[i, :7] = joints
         self.qpos[i, 7:9] = m.FINGER_OPEN * opening
         for name in self.task.objects:
             at = self._address(name)
             pos, quat = objects.get(name, (BELOW, (1, 0, 0, 0)))
-            self.qpos[i, at:at + 3], self.qpos[i, at + 3:at + 7] = pos, quat
+            self.qpos[i, at : at + 3], self.qpos[i, at + 3 : at + 7] = pos, quat
 
     def show_state(self, i: int, state: np.ndarray) -> None:
-        """Scene i as an observed state [S] of the task tells it (`state_names_of`); objects stand upright, for no more is known."""
+        """Scene i as an observed state [S] of the task tells it (`state_names_of`); objects stand upright,
+        for no more is known."""
         at = {name: float(state[k]) for name, k in self._columns.items()}
         hand = np.array([at[f"ee_{c}"] for c in "xyz"])
         objects = {}
@@ -48,7 +64,8 @@ class SceneView:
             objects[name] = hand + [at[f"{name}_d{c}"] for c in "xyz"], (np.cos(half), 0, 0, np.sin(half))
         self.show(i, state[:7], at["gripper"], objects)
         if self.goal is not None and self.task.uses_goal:
-            first = objects[self.task.objects[0]][0] if objects else hand  # the goal is told from the first object
+            # the goal is told from the first object
+            first = objects[self.task.objects[0]][0] if objects else hand
             self.goal[i, 0] = first + [at[f"goal_d{c}"] for c in "xyz"]
         if self.task.uses_slide:
             self.qpos[i, -1] = at["drawer"]

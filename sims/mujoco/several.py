@@ -1,11 +1,14 @@
 """Several tasks of the arm as one vector env: the start of an episode says which task it is of.
 
-    task of start s = s mod M            M tasks, in the order of `env.task_names`; the rest is as in an env of that task alone
-    state           = the union of the tasks' states by name, in the order of the tasks; what a task does not have is 0
+    task of start s = s mod M            M tasks, in the order of `env.task_names`; the rest is as in an env
+                                         of that task alone
+    state           = the union of the tasks' states by name, in the order of the tasks; what a task does not
+                    have is 0
                       (`env.observed` [M, S] says which entries each task has)
 
-There is one `MujocoArmEnv` of N envs for each task. Env i of the one that it plays goes on, in the others it is over, so that it is
-neither stepped nor drawn; the cost of an env is that of one task and a little for each other one.
+There is one `MujocoArmEnv` of N envs for each task. Env i of the one that it plays goes on, in the others it
+is over, so that it is neither stepped nor drawn; the cost of an env is that of one task and a little for each
+other one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,14 +40,28 @@ class SeveralTasksEnv(ControlEnv):
         self.task_names = tuple(tasks)
         self.parts = [make(task) for task in tasks]
         first, n = self.parts[0], self.parts[0].num_envs
-        self.num_envs, self.metadata = n, {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+        self.num_envs, self.metadata = (
+            n,
+            {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]},
+        )
         self.render_mode, self.render_size = first.render_mode, first.render_size
         names = union_of(part.spec.state_names for part in self.parts)
-        self.columns = [np.array([names.index(name) for name in part.spec.state_names]) for part in self.parts]
+        self.columns = [
+            np.array([names.index(name) for name in part.spec.state_names]) for part in self.parts
+        ]
         self.observed = np.stack([np.isin(np.arange(len(names)), columns) for columns in self.columns])
-        self.spec = ControlSpec("mujoco", ",".join(self.task_names), first.spec.axes, first.spec.period,
-                                max(part.spec.max_steps for part in self.parts), names, first.spec.views)
-        self.single_observation_space, self.observation_space = observation_spaces(len(names), n, self.spec.views, first.image_size)
+        self.spec = ControlSpec(
+            "mujoco",
+            ",".join(self.task_names),
+            first.spec.axes,
+            first.spec.period,
+            max(part.spec.max_steps for part in self.parts),
+            names,
+            first.spec.views,
+        )
+        self.single_observation_space, self.observation_space = observation_spaces(
+            len(names), n, self.spec.views, first.image_size
+        )
         self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
         self.stream = StartStream(n)
         self.task_ids, self.ready = np.zeros(n, np.int64), np.zeros(n, bool)
@@ -64,9 +81,14 @@ class SeveralTasksEnv(ControlEnv):
         whole, which = np.zeros(self.num_envs, np.int64), task_of(starts, len(self.task_names))
         whole[ids] = starts
         self._assign(ids, which)
-        seen = [part.reset(options={"reset_mask": self._mask(ids[which == k]), "starts": whole}) for k, part in enumerate(self.parts)]
+        seen = [
+            part.reset(options={"reset_mask": self._mask(ids[which == k]), "starts": whole})
+            for k, part in enumerate(self.parts)
+        ]
         self.ready[ids] = True
-        return self._joined([obs for obs, _ in seen]), {"success": self._picked([info["success"] for _, info in seen])}
+        return self._joined([obs for obs, _ in seen]), {
+            "success": self._picked([info["success"] for _, info in seen])
+        }
 
     def step(self, actions):
         if not self.ready.all():
@@ -74,11 +96,17 @@ class SeveralTasksEnv(ControlEnv):
         actions = read_actions(actions, self.num_envs, len(self.spec.axes))
         out = [part.step(actions) for part in self.parts]
         obs, reward, terminated, truncated, info = zip(*out, strict=True)
-        return (self._joined(obs), self._picked(reward), self._picked(terminated), self._picked(truncated),
-                {"success": self._picked([i["success"] for i in info])})
+        return (
+            self._joined(obs),
+            self._picked(reward),
+            self._picked(terminated),
+            self._picked(truncated),
+            {"success": self._picked([i["success"] for i in info])},
+        )
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Copies of the rows [N, ...] of the task that each env plays, as wide as the widest task's, and `task_ids`."""
+        """Copies of the rows [N, ...] of the task that each env plays, as wide as the widest task's, and
+        `task_ids`."""
         states = [part.get_state() for part in self.parts]
         out = {"task_ids": self.task_ids.copy()}
         for name, first in states[0].items():
@@ -102,8 +130,15 @@ class SeveralTasksEnv(ControlEnv):
             mine = self._mask(ids[which[ids] == k])
             if mine.any():
                 like = part.get_state()
-                part.set_state({name: state[name][(slice(None), *(slice(size) for size in row.shape[1:]))] if name in state else row
-                                for name, row in like.items()}, mine)
+                part.set_state(
+                    {
+                        name: state[name][(slice(None), *(slice(size) for size in row.shape[1:]))]
+                        if name in state
+                        else row
+                        for name, row in like.items()
+                    },
+                    mine,
+                )
         self.stream.seeds[ids], self.stream.episodes[ids] = state["seeds"][ids], state["episodes"][ids]
         self.ready[ids] = True
 
@@ -119,13 +154,15 @@ class SeveralTasksEnv(ControlEnv):
 
     @property
     def expert_action(self) -> Callable[[], np.ndarray]:
-        """() -> float32 [N, A]: what the experts of the tasks do in the present states. AttributeError: a task has none."""
+        """() -> float32 [N, A]: what the experts of the tasks do in the present states. AttributeError: a
+        task has none."""
         experts = [part.expert_action for part in self.parts]
         return lambda: self._picked([expert() for expert in experts])
 
     @property
     def recovery_action(self) -> Callable[[], np.ndarray]:
-        """() -> float32 [N, A]: how to leave a failed attempt, towards a state from which the next may begin."""
+        """() -> float32 [N, A]: how to leave a failed attempt, towards a state from which the next may
+        begin."""
         ways = [part.recovery_action for part in self.parts]
         return lambda: self._picked([way() for way in ways])
 
@@ -137,10 +174,15 @@ class SeveralTasksEnv(ControlEnv):
         """uint8 [N, h, h, 3], h = render_size, from the front camera; needs render=True."""
         for part in self.parts:
             part.render_size = self.render_size
-        return self._drawn(lambda part, ids: part.film(("front",), self.render_size, ids)["front"] if part.render_mode else part.render())
+        return self._drawn(
+            lambda part, ids: (
+                part.film(("front",), self.render_size, ids)["front"] if part.render_mode else part.render()
+            )
+        )
 
     def studio(self, ids=None) -> np.ndarray:
-        """uint8 [n, 480, 640, 3] of the envs `ids` (default: all): the whole workspace with light and shadow, for people."""
+        """uint8 [n, 480, 640, 3] of the envs `ids` (default: all): the whole workspace with light and shadow,
+        for people."""
         return self._drawn(lambda part, mine: part.studio(mine), ids)
 
     def close_extras(self, **kwargs):

@@ -33,7 +33,8 @@ class Scene:
     goal: np.ndarray  # the goal mark [3, N]
     slide: np.ndarray  # drawer opening [N]
     asked: np.ndarray  # int [N], the object the instruction names
-    joints: list[np.ndarray] = field(default_factory=list)  # positions [N] of the task's own joints [m] or [rad]
+    # positions [N] of the task's own joints [m] or [rad]
+    joints: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -50,8 +51,8 @@ class Start:
 class Task:
     """One task. `place` maps uniforms [n, 24] to a Start; the other functions map a Scene to [N] arrays.
 
-    The state is proprioception, then six numbers per object, three of the goal (`uses_goal`), the drawer's (`uses_slide`), one per
-    entry of `joints`, and the rows that `observe` gives, named by `observed`.
+    The state is proprioception, then six numbers per object, three of the goal (`uses_goal`), the drawer's
+    (`uses_slide`), one per entry of `joints`, and the rows that `observe` gives, named by `observed`.
     """
 
     name: str
@@ -65,7 +66,8 @@ class Task:
     uses_goal: bool = False
     uses_slide: bool = False
     failure: Callable[[Scene], np.ndarray] | None = None  # ends the episode without success
-    stage: Callable[[Scene], np.ndarray] = lambda s: np.zeros(len(s.opening))  # how many of its sub-tasks are done
+    # how many of its sub-tasks are done
+    stage: Callable[[Scene], np.ndarray] = lambda s: np.zeros(len(s.opening))
     joints: tuple[str, ...] = ()  # hinges and slides of `xml` that the state tells
     observe: Callable[[Scene], np.ndarray] | None = None  # more of the state: [len(observed), N]
     observed: tuple[str, ...] = ()
@@ -75,8 +77,8 @@ class Task:
 
 
 def start_of(n: int, centre=(), yaw=(), goal=None, asked=None) -> Start:
-    """The Start of n episodes: `centre` is a list of (x, y, z) and `yaw` a list, one entry per object, `goal` (x, y, z); each is a
-    number or [n]."""
+    """The Start of n episodes: `centre` is a list of (x, y, z) and `yaw` a list, one entry per object, `goal`
+    (x, y, z); each is a number or [n]."""
     at = np.zeros((n, len(centre), 3))
     for k, xyz in enumerate(centre):
         for j, v in enumerate(xyz):
@@ -120,22 +122,33 @@ def near(d: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _reach_place(u):
-    return start_of(len(u), goal=(between(u[:, 0], 0.36, 0.62), between(u[:, 1], -0.25, 0.25),
-                                between(u[:, 2], 0.06, 0.34)))
+    return start_of(
+        len(u),
+        goal=(between(u[:, 0], 0.36, 0.62), between(u[:, 1], -0.25, 0.25), between(u[:, 2], 0.06, 0.34)),
+    )
 
 
 REACH = Task(
-    "reach", 50, goal_xml("sphere", "0.015"), (), _reach_place,
+    "reach",
+    50,
+    goal_xml("sphere", "0.015"),
+    (),
+    _reach_place,
     success=lambda s: distance(s.tcp, s.goal) < 0.02,
     progress=lambda s: near(distance(s.tcp, s.goal), 0.1),
-    instructions=("reach the green mark",), uses_goal=True)
+    instructions=("reach the green mark",),
+    uses_goal=True,
+)
 
 # ---------------------------------------------------------------- pick_cube
 
 
 def _pick_place(u):
-    return start_of(len(u), [(between(u[:, 0], 0.39, 0.64), between(u[:, 1], -0.15, 0.15), CUBE)],
-                  [between(u[:, 2], -np.pi / 4, np.pi / 4)])
+    return start_of(
+        len(u),
+        [(between(u[:, 0], 0.39, 0.64), between(u[:, 1], -0.15, 0.15), CUBE)],
+        [between(u[:, 2], -np.pi / 4, np.pi / 4)],
+    )
 
 
 def _lifted(s: Scene, k: int):
@@ -149,9 +162,16 @@ def _pick_progress(s: Scene, k: int = 0):
 
 
 PICK = Task(
-    "pick_cube", 100, block_xml("cube", (CUBE, CUBE, CUBE), "red", 0.08), ("cube",), _pick_place,
-    success=lambda s: _lifted(s, 0), progress=_pick_progress, instructions=("pick up the cube",),
-    stage=lambda s: held(s, 0))
+    "pick_cube",
+    100,
+    block_xml("cube", (CUBE, CUBE, CUBE), "red", 0.08),
+    ("cube",),
+    _pick_place,
+    success=lambda s: _lifted(s, 0),
+    progress=_pick_progress,
+    instructions=("pick up the cube",),
+    stage=lambda s: held(s, 0),
+)
 
 # ---------------------------------------------------------------- push_cube
 
@@ -161,32 +181,50 @@ PUSHED = 0.025  # the cube is there when its centre is this close to the mark [m
 def _push_place(u):
     x, y = between(u[:, 0], 0.40, 0.50), between(u[:, 1], -0.12, 0.12)
     way, turn = between(u[:, 2], 0.10, 0.16), between(u[:, 3], -0.8, 0.8)
-    return start_of(len(u), [(x, y, CUBE)], [between(u[:, 4], -np.pi / 4, np.pi / 4)],
-                  goal=(x + way * np.cos(turn), y + way * np.sin(turn), 0.001))
+    return start_of(
+        len(u),
+        [(x, y, CUBE)],
+        [between(u[:, 4], -np.pi / 4, np.pi / 4)],
+        goal=(x + way * np.cos(turn), y + way * np.sin(turn), 0.001),
+    )
 
 
 PUSH = Task(
-    "push_cube", 120, block_xml("cube", (CUBE, CUBE, CUBE), "blue", 0.08) + goal_xml("cylinder", "0.03 0.001"), ("cube",),
+    "push_cube",
+    120,
+    block_xml("cube", (CUBE, CUBE, CUBE), "blue", 0.08) + goal_xml("cylinder", "0.03 0.001"),
+    ("cube",),
     _push_place,
     success=lambda s: (distance(s.pos[0][:2], s.goal[:2]) < PUSHED) & (s.pos[0][2] < CUBE + 0.01),
-    progress=lambda s: (F(0.3) * near(distance(s.tcp, s.pos[0]), 0.08)
-                        + F(0.7) * near(distance(s.pos[0][:2], s.goal[:2]), 0.06)),
-    instructions=("push the cube onto the green mark",), uses_goal=True)
+    progress=lambda s: (
+        F(0.3) * near(distance(s.tcp, s.pos[0]), 0.08)
+        + F(0.7) * near(distance(s.pos[0][:2], s.goal[:2]), 0.06)
+    ),
+    instructions=("push the cube onto the green mark",),
+    uses_goal=True,
+)
 
 # ---------------------------------------------------------------- stack_cube
 
 
 def _stack_place(u):
     side = np.where(u[:, 0] < 0.5, -1.0, 1.0)
-    return start_of(len(u), [(between(u[:, 1], 0.41, 0.60), side * between(u[:, 2], 0.045, 0.15), CUBE),
-                           (between(u[:, 3], 0.41, 0.60), -side * between(u[:, 4], 0.045, 0.15), CUBE)],
-                  [between(u[:, 5], -np.pi / 4, np.pi / 4), between(u[:, 6], -np.pi / 4, np.pi / 4)])
+    return start_of(
+        len(u),
+        [
+            (between(u[:, 1], 0.41, 0.60), side * between(u[:, 2], 0.045, 0.15), CUBE),
+            (between(u[:, 3], 0.41, 0.60), -side * between(u[:, 4], 0.045, 0.15), CUBE),
+        ],
+        [between(u[:, 5], -np.pi / 4, np.pi / 4), between(u[:, 6], -np.pi / 4, np.pi / 4)],
+    )
 
 
 def stacked(s: Scene, up: float = 2 * CUBE):
-    """bool [N]: the first object lies on the second, its centre `up` above that one's, wherever the gripper is."""
-    return ((distance(s.pos[0][:2], s.pos[1][:2]) < 0.018)
-            & (np.abs(s.pos[0][2] - s.pos[1][2] - F(up)) < 0.004))
+    """bool [N]: the first object lies on the second, its centre `up` above that one's, wherever the gripper
+    is."""
+    return (distance(s.pos[0][:2], s.pos[1][:2]) < 0.018) & (
+        np.abs(s.pos[0][2] - s.pos[1][2] - F(up)) < 0.004
+    )
 
 
 def _stack_success(s: Scene):
@@ -197,7 +235,9 @@ def _stack_progress(s: Scene):
     has, on = held(s, 0), stacked(s)
     top = np.stack([s.pos[1][0], s.pos[1][1], s.pos[1][2] + F(2 * CUBE)])
     carried = F(0.2) + F(0.4) * near(distance(s.pos[0], top), 0.08)
-    return F(0.2) * near(distance(s.tcp, s.pos[0]), 0.08) + np.where(on, F(0.6) + F(0.2) * s.opening, has * carried)
+    return F(0.2) * near(distance(s.tcp, s.pos[0]), 0.08) + np.where(
+        on, F(0.6) + F(0.2) * s.opening, has * carried
+    )
 
 
 def _stack_stage(s: Scene):
@@ -205,9 +245,16 @@ def _stack_stage(s: Scene):
 
 
 STACK = Task(
-    "stack_cube", 150, block_xml("red", (CUBE, CUBE, CUBE), "red", 0.08) + block_xml("green", (CUBE, CUBE, CUBE), "green", 0.08),
-    ("red", "green"), _stack_place, success=_stack_success, progress=_stack_progress,
-    instructions=("stack the red cube on the green cube",), stage=_stack_stage)
+    "stack_cube",
+    150,
+    block_xml("red", (CUBE, CUBE, CUBE), "red", 0.08) + block_xml("green", (CUBE, CUBE, CUBE), "green", 0.08),
+    ("red", "green"),
+    _stack_place,
+    success=_stack_success,
+    progress=_stack_progress,
+    instructions=("stack the red cube on the green cube",),
+    stage=_stack_stage,
+)
 
 # ---------------------------------------------------------------- stack_place
 
@@ -218,7 +265,11 @@ PLACED = 0.025  # the lower cube is there when its centre is this close to the m
 def _stack_place_place(u):
     start, side = _stack_place(u), np.where(u[:, 0] < 0.5, -1.0, 1.0)
     start.centre[:, 0, 2] = SMALL
-    start.goal[:, 0], start.goal[:, 1], start.goal[:, 2] = between(u[:, 7], 0.41, 0.60), side * between(u[:, 8], 0.05, 0.15), 0.001
+    start.goal[:, 0], start.goal[:, 1], start.goal[:, 2] = (
+        between(u[:, 7], 0.41, 0.60),
+        side * between(u[:, 8], 0.05, 0.15),
+        0.001,
+    )
     return start
 
 
@@ -239,22 +290,38 @@ def _pair_success(s: Scene):
 
 def _pair_progress(s: Scene):
     top = np.stack([s.pos[1][0], s.pos[1][1], s.pos[1][2] + F(CUBE + SMALL)])
-    first = F(0.1) * near(distance(s.tcp, s.pos[0]), 0.08) + held(s, 0) * (F(0.1) + F(0.2) * near(distance(s.pos[0], top), 0.08))
-    then = F(0.5) + F(0.1) * near(distance(s.tcp, s.pos[1]), 0.08) + F(0.25) * near(distance(s.pos[1][:2], s.goal[:2]), 0.08)
+    first = F(0.1) * near(distance(s.tcp, s.pos[0]), 0.08) + held(s, 0) * (
+        F(0.1) + F(0.2) * near(distance(s.pos[0], top), 0.08)
+    )
+    then = (
+        F(0.5)
+        + F(0.1) * near(distance(s.tcp, s.pos[1]), 0.08)
+        + F(0.25) * near(distance(s.pos[1][:2], s.goal[:2]), 0.08)
+    )
     return np.where(pair(s), then + placed(s) * F(0.1) * s.opening, first)
 
 
 def _pair_stage(s: Scene):
-    """1 the small cube is held, 2 it lies on the other, let go, 3 the other is held below it, 4 that lies on the mark."""
+    """1 the small cube is held, 2 it lies on the other, let go, 3 the other is held below it, 4 that lies on
+    the mark."""
     carried = np.where(placed(s), 4, np.where(held(s, 1), 3, np.where(s.opening > 0.65, 2, 1)))
     return np.where(pair(s), carried, held(s, 0))
 
 
 STACK_PLACE = Task(
-    "stack_place", 300, block_xml("red", (SMALL, SMALL, SMALL), "red", 0.04) + block_xml("green", (CUBE, CUBE, CUBE), "green", 0.08)
-    + goal_xml("cylinder", "0.03 0.001"), ("red", "green"), _stack_place_place, success=_pair_success,
-    progress=_pair_progress, instructions=("stack the red cube on the green cube and carry both to the green mark",),
-    uses_goal=True, stage=_pair_stage)
+    "stack_place",
+    300,
+    block_xml("red", (SMALL, SMALL, SMALL), "red", 0.04)
+    + block_xml("green", (CUBE, CUBE, CUBE), "green", 0.08)
+    + goal_xml("cylinder", "0.03 0.001"),
+    ("red", "green"),
+    _stack_place_place,
+    success=_pair_success,
+    progress=_pair_progress,
+    instructions=("stack the red cube on the green cube and carry both to the green mark",),
+    uses_goal=True,
+    stage=_pair_stage,
+)
 
 # ---------------------------------------------------------------- peg_insert
 
@@ -267,15 +334,24 @@ def _hole_xml() -> str:
     far, wide = HOLE + WALL, HOLE + 2 * WALL
     walls = "".join(
         f'<geom type="box" size="{a} {b} {RIM}" pos="{x} {y} {RIM}" rgba="0.3 0.33 0.45 1" class="solid"/>'
-        for a, b, x, y in ((WALL, wide, far, 0), (WALL, wide, -far, 0), (HOLE, WALL, 0, far), (HOLE, WALL, 0, -far)))
+        for a, b, x, y in (
+            (WALL, wide, far, 0),
+            (WALL, wide, -far, 0),
+            (HOLE, WALL, 0, far),
+            (HOLE, WALL, 0, -far),
+        )
+    )
     return f'<body name="goal" mocap="true" pos="0.5 0 0">{walls}</body>'
 
 
 def _peg_place(u):
     side = np.where(u[:, 0] < 0.5, -1.0, 1.0)
-    return start_of(len(u), [(between(u[:, 1], 0.42, 0.58), side * between(u[:, 2], 0.06, 0.15), PEG[2])],
-                  [between(u[:, 3], -0.5, 0.5)],
-                  goal=(between(u[:, 4], 0.42, 0.58), -side * between(u[:, 5], 0.06, 0.15), 0.0))
+    return start_of(
+        len(u),
+        [(between(u[:, 1], 0.42, 0.58), side * between(u[:, 2], 0.06, 0.15), PEG[2])],
+        [between(u[:, 3], -0.5, 0.5)],
+        goal=(between(u[:, 4], 0.42, 0.58), -side * between(u[:, 5], 0.06, 0.15), 0.0),
+    )
 
 
 def _in_hole(s: Scene):
@@ -285,20 +361,34 @@ def _in_hole(s: Scene):
 def peg_held(s: Scene):
     """bool [N]: the peg's upper half is between the finger tips."""
     over = s.tcp[2] - s.pos[0][2]
-    return ((distance(s.tcp[:2], s.pos[0][:2]) < 0.02) & (over > -0.01) & (over < PEG[2])
-            & (s.opening > 0.15) & (s.opening < 0.5))
+    return (
+        (distance(s.tcp[:2], s.pos[0][:2]) < 0.02)
+        & (over > -0.01)
+        & (over < PEG[2])
+        & (s.opening > 0.15)
+        & (s.opening < 0.5)
+    )
 
 
 def _peg_progress(s: Scene):
     above = s.pos[0][2] - s.goal[2] - F(PEG[2])
     to_go = distance(s.pos[0][:2], s.goal[:2]) + np.maximum(above, 0)
-    return (F(0.2) * near(distance(s.tcp[:2], s.pos[0][:2]), 0.08)
-            + peg_held(s) * (F(0.2) + F(0.6) * near(to_go, 0.08)))
+    return F(0.2) * near(distance(s.tcp[:2], s.pos[0][:2]), 0.08) + peg_held(s) * (
+        F(0.2) + F(0.6) * near(to_go, 0.08)
+    )
 
 
 PEG_INSERT = Task(
-    "peg_insert", 140, block_xml("peg", PEG, "yellow", 0.06) + _hole_xml(), ("peg",), _peg_place,
-    success=_in_hole, progress=_peg_progress, instructions=("put the peg into the hole",), uses_goal=True)
+    "peg_insert",
+    140,
+    block_xml("peg", PEG, "yellow", 0.06) + _hole_xml(),
+    ("peg",),
+    _peg_place,
+    success=_in_hole,
+    progress=_peg_progress,
+    instructions=("put the peg into the hole",),
+    uses_goal=True,
+)
 
 # ---------------------------------------------------------------- open_drawer
 
@@ -320,7 +410,7 @@ def _drawer_xml() -> str:
     <geom type="box" size="0.022 0.005 0.005" pos="0.024 0 -0.02" rgba="0.2 0.2 0.22 1" class="drawn"/>
     <geom name="handle" type="box" size="{HANDLE[0]} {HANDLE[1]} {HANDLE[2]}" rgba="0.85 0.12 0.1 1" class="solid"/>
   </body>
-</body>"""
+</body>"""  # noqa: E501
 
 
 def handle(s: Scene) -> np.ndarray:
@@ -335,10 +425,17 @@ def _drawer_progress(s: Scene):
 
 
 DRAWER = Task(
-    "open_drawer", 120, _drawer_xml(), (),
+    "open_drawer",
+    120,
+    _drawer_xml(),
+    (),
     lambda u: start_of(len(u), goal=(between(u[:, 0], 0.57, 0.67), between(u[:, 1], -0.15, 0.15), 0.12)),
-    success=lambda s: s.slide > OPENED, progress=_drawer_progress, instructions=("open the drawer",),
-    uses_goal=True, uses_slide=True)
+    success=lambda s: s.slide > OPENED,
+    progress=_drawer_progress,
+    instructions=("open the drawer",),
+    uses_goal=True,
+    uses_slide=True,
+)
 
 # ---------------------------------------------------------------- pick_by_name
 
@@ -349,9 +446,17 @@ CELLS = np.array([(x, y) for x in (0.445, 0.58) for y in (-0.11, 0.0, 0.11)])  #
 def _named_place(u):
     cells = CELLS[np.argsort(u[:, :6], axis=1, kind="stable")[:, :3]]  # [n, 3, 2]
     asked = np.minimum((u[:, 6] * 3).astype(np.int64), 2)
-    centre = [(cells[:, k, 0] + between(u[:, 7 + 3 * k], -0.02, 0.02),
-               cells[:, k, 1] + between(u[:, 8 + 3 * k], -0.012, 0.012), CUBE) for k in range(3)]
-    return start_of(len(u), centre, [between(u[:, 9 + 3 * k], -np.pi / 4, np.pi / 4) for k in range(3)], asked=asked)
+    centre = [
+        (
+            cells[:, k, 0] + between(u[:, 7 + 3 * k], -0.02, 0.02),
+            cells[:, k, 1] + between(u[:, 8 + 3 * k], -0.012, 0.012),
+            CUBE,
+        )
+        for k in range(3)
+    ]
+    return start_of(
+        len(u), centre, [between(u[:, 9 + 3 * k], -np.pi / 4, np.pi / 4) for k in range(3)], asked=asked
+    )
 
 
 def chosen(s: Scene, per_object: list[np.ndarray]) -> np.ndarray:
@@ -372,9 +477,16 @@ def _wrong_one(s: Scene):
 
 
 PICK_BY_NAME = Task(
-    "pick_by_name", 100, "".join(block_xml(c, (CUBE, CUBE, CUBE), c, 0.08) for c in NAMES), NAMES, _named_place,
-    success=lambda s: chosen(s, [_lifted(s, k) for k in range(3)]), progress=_named_progress, failure=_wrong_one,
-    instructions=tuple(f"pick up the {c} cube" for c in NAMES))
+    "pick_by_name",
+    100,
+    "".join(block_xml(c, (CUBE, CUBE, CUBE), c, 0.08) for c in NAMES),
+    NAMES,
+    _named_place,
+    success=lambda s: chosen(s, [_lifted(s, k) for k in range(3)]),
+    progress=_named_progress,
+    failure=_wrong_one,
+    instructions=tuple(f"pick up the {c} cube" for c in NAMES),
+)
 
 # ---------------------------------------------------------------- reach_around
 
@@ -384,9 +496,11 @@ TOUCH = 0.01  # a hand this close to the post touches it [m]
 
 
 def _post_xml() -> str:
-    return ('<body name="goal" mocap="true" pos="0.5 0.2 0.12">'
-            '<geom type="sphere" size="0.015" rgba="0.1 0.8 0.3 0.5" class="drawn"/>'
-            f'<geom type="box" size="{POST[0]} {POST[1]} 0.2" pos="0 {-BEHIND} 0.05" rgba="0.85 0.12 0.1 1" class="drawn"/></body>')
+    return (
+        '<body name="goal" mocap="true" pos="0.5 0.2 0.12"><geom type="sphere" size="0.015" rgba="0.1 0.8 '
+        f'0.3 0.5" class="drawn"/><geom type="box" size="{POST[0]} {POST[1]} 0.2" pos="0 {-BEHIND} 0.05" '
+        'rgba="0.85 0.12 0.1 1" class="drawn"/></body>'
+    )
 
 
 def post(s: Scene) -> np.ndarray:
@@ -409,25 +523,55 @@ def _around_progress(s: Scene):
 
 
 REACH_AROUND = Task(
-    "reach_around", 70, _post_xml(), (),
+    "reach_around",
+    70,
+    _post_xml(),
+    (),
     lambda u: start_of(len(u), goal=(0.495, 0.215, between(u[:, 0], 0.16, 0.26))),
-    success=lambda s: distance(s.tcp, s.goal) < 0.02, progress=_around_progress, failure=_touched,
-    instructions=("reach the green mark behind the post",), uses_goal=True, jitter=0.002)
+    success=lambda s: distance(s.tcp, s.goal) < 0.02,
+    progress=_around_progress,
+    failure=_touched,
+    instructions=("reach the green mark behind the post",),
+    uses_goal=True,
+    jitter=0.002,
+)
 
 # ---------------------------------------------------------------- pick_either
 
 
 def _either_place(u):
     x, aside = between(u[:, 0], 0.46, 0.56), between(u[:, 1], 0.07, 0.11)
-    return start_of(len(u), [(x, aside, CUBE), (x, -aside, CUBE)],
-                    [between(u[:, 2], -np.pi / 4, np.pi / 4), between(u[:, 3], -np.pi / 4, np.pi / 4)])
+    return start_of(
+        len(u),
+        [(x, aside, CUBE), (x, -aside, CUBE)],
+        [between(u[:, 2], -np.pi / 4, np.pi / 4), between(u[:, 3], -np.pi / 4, np.pi / 4)],
+    )
 
 
 PICK_EITHER = Task(
-    "pick_either", 100, block_xml("left", (CUBE, CUBE, CUBE), "red", 0.08) + block_xml("right", (CUBE, CUBE, CUBE), "red", 0.08),
+    "pick_either",
+    100,
+    block_xml("left", (CUBE, CUBE, CUBE), "red", 0.08) + block_xml("right", (CUBE, CUBE, CUBE), "red", 0.08),
     ("left", "right"),
-    _either_place, success=lambda s: _lifted(s, 0) | _lifted(s, 1),
-    progress=lambda s: np.maximum(_pick_progress(s, 0), _pick_progress(s, 1)), instructions=("pick up one of the cubes",),
-    stage=lambda s: held(s, 0) | held(s, 1))
+    _either_place,
+    success=lambda s: _lifted(s, 0) | _lifted(s, 1),
+    progress=lambda s: np.maximum(_pick_progress(s, 0), _pick_progress(s, 1)),
+    instructions=("pick up one of the cubes",),
+    stage=lambda s: held(s, 0) | held(s, 1),
+)
 
-TASKS = {t.name: t for t in (PICK, REACH, PUSH, STACK, PEG_INSERT, DRAWER, PICK_BY_NAME, STACK_PLACE, REACH_AROUND, PICK_EITHER)}
+TASKS = {
+    t.name: t
+    for t in (
+        PICK,
+        REACH,
+        PUSH,
+        STACK,
+        PEG_INSERT,
+        DRAWER,
+        PICK_BY_NAME,
+        STACK_PLACE,
+        REACH_AROUND,
+        PICK_EITHER,
+    )
+}

@@ -1,4 +1,4 @@
-"""MuJoCo's names come from compiled modules without types: what is in it is Any, its three classes are classes."""
+"""MuJoCo's names come from compiled modules without types: what is in it is Any, its three classes are classes."""  # noqa: E501
 
 from typing import Any
 

@@ -47,8 +47,10 @@ class Access:
         """(operator, session) for a token, which is used up by that. UserError: nobody's, or used before."""
         key = _digest(token)
         if key in self._used:
-            raise UserError(f"this address was used {self.clock() - self._used[key]:.0f} s ago, and works once; if it "
-                            "was not you, somebody else has read it: make new addresses")
+            raise UserError(
+                f"this address was used {self.clock() - self._used[key]:.0f} s ago, and works once; if it "
+                "was not you, somebody else has read it: make new addresses"
+            )
         if key not in self._unused:
             raise UserError("the token is missing or wrong: open the address that robo_rl console printed")
         name, session = self._unused.pop(key), secrets.token_urlsafe(32)
@@ -148,8 +150,9 @@ def connection_limit() -> int:
     with open("/dev/null") as f:  # the lowest free descriptor: about as many are in use
         free = (CONNECTIONS * 2 if soft == resource.RLIM_INFINITY else soft - f.fileno()) - 2 * RESERVED
     if free < 8:
-        raise UserError(f"the console needs {8 - free} more open files than this shell allows ({soft}): "
-                        "ulimit -n 1024")
+        raise UserError(
+            f"the console needs {8 - free} more open files than this shell allows ({soft}): ulimit -n 1024"
+        )
     return min(CONNECTIONS, free)
 
 
@@ -193,7 +196,8 @@ class BoundedListener(socket.socket):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._pending: dict[int, tuple[socket.socket, str]] = {}  # descriptor -> connection, address; in order
+        # descriptor -> connection, address; in order
+        self._pending: dict[int, tuple[socket.socket, str]] = {}
         self._others: dict[int, socket.socket] = {}  # vouched for, or shut down and not closed yet
 
     def accept(self):

@@ -14,9 +14,15 @@ from robo_rl.types import ActionAxis
 
 SMALL = 128  # pixels
 NEAR = 0.01  # m, how far along an axis its direction in a picture is taken
-WORDS = {"dx": ("back", "forward"), "dy": ("right", "left"), "dz": ("down", "up"),
-         "rx": ("roll left", "roll right"), "ry": ("pitch up", "pitch down"),
-         "rz": ("turn right", "turn left"), "gripper": ("close", "open")}
+WORDS = {
+    "dx": ("back", "forward"),
+    "dy": ("right", "left"),
+    "dz": ("down", "up"),
+    "rx": ("roll left", "roll right"),
+    "ry": ("pitch up", "pitch down"),
+    "rz": ("turn right", "turn left"),
+    "gripper": ("close", "open"),
+}
 
 
 def words_of(axis: ActionAxis) -> tuple[str, str]:
@@ -55,15 +61,26 @@ class ConsoleCameras:
             some = self.env.film(self.views[:1], min(SMALL, self.size), rest)[self.views[0]] if rest else ()
             small = dict(zip(rest, map(jpeg, some), strict=True))
             big = self.env.film(self.views, self.size, large) if large else {}
-            out = {i: tuple((v, jpeg(big[v][k]), self.axes(v, i)) for v in self.views)
-                   for k, i in enumerate(large)}
+            out = {
+                i: tuple((v, jpeg(big[v][k]), self.axes(v, i)) for v in self.views)
+                for k, i in enumerate(large)
+            }
             for i in large:  # for those who look at another
                 small[i] = out[i][0][1]
             return Frame(number, at, tuple(small[i] for i in range(n)), out)
         pictures = {v: obs[f"image/{v}"] for v in self.env.spec.views} or {"camera": self.env.env.render()}
         first = tuple(jpeg(x) for x in pictures[self.views[0]])
-        return Frame(number, at, first, {i: tuple((v, first[i] if v == self.views[0] else jpeg(x[i]), None)
-                                                  for v, x in pictures.items()) for i in large})
+        return Frame(
+            number,
+            at,
+            first,
+            {
+                i: tuple(
+                    (v, first[i] if v == self.views[0] else jpeg(x[i]), None) for v, x in pictures.items()
+                )
+                for i in large
+            },
+        )
 
     def axes(self, view: str, i: int) -> list | None:
         """The tool and the base's axes in a picture, see `Frame`; None where not seen or not commanded."""
@@ -79,6 +96,7 @@ class ConsoleCameras:
 def jpeg(picture: np.ndarray) -> bytes:
     """uint8 [h, w, 3] -> JPEG."""
     from PIL import Image
+
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "JPEG", quality=80)
     return out.getvalue()

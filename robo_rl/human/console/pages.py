@@ -1,8 +1,9 @@
 """What a page sends and receives: commands as JSON, frames as binary messages.
 
-A frame is one binary message: length of the head [4 bytes, little-endian], the head (JSON), then the JPEGs that it names. The page
-acknowledges frames by number; the number of unacknowledged ones is bounded, so a slow link gets fewer pictures and not old ones. The
-age of the newest acknowledged picture is the delay that commands are judged by.
+A frame is one binary message: length of the head [4 bytes, little-endian], the head (JSON), then the JPEGs
+that it names. The page acknowledges frames by number; the number of unacknowledged ones is bounded, so a slow
+link gets fewer pictures and not old ones. The age of the newest acknowledged picture is the delay that
+commands are judged by.
 """
 
 import json
@@ -25,7 +26,8 @@ class PageConnection:
         self.ws, self.who, self.rate = ws, who, RateLimit()
         self.robot = 0
         self.sent: dict[int, float] = {}  # frames on their way: number -> when they were taken
-        self.last, self.shown = -1, -1.0  # the newest frame sent; when the newest one shown was taken (-1: none)
+        # the newest frame sent; when the newest one shown was taken (-1: none)
+        self.last, self.shown = -1, -1.0
         self.flood = 0.0  # since when it is above its rate
 
     def seen(self, number: int | None) -> None:
@@ -43,7 +45,8 @@ class PageConnection:
 
 
 def answer_within_rate(session, page: PageConnection, message) -> dict | None:
-    """The answer to one message of a page; messages above the rate are dropped, and the first of them is answered."""
+    """The answer to one message of a page; messages above the rate are dropped, and the first of them is
+    answered."""
     if page.rate.allows():
         page.flood = 0.0 if page.rate.level > 100 else page.flood
         return answer_message(session, page, message)
@@ -85,7 +88,12 @@ def execute_command(session, page: PageConnection, m: dict) -> dict | None:
         state.drive(who, i, m.get("number"), m.get("action"), m.get("phase"), page.delay(time.monotonic()))
     elif kind == "back":
         state.hand_back(who, i, m.get("number"))
-        return {"t": "said", "text": f"Robot {i} is back with its policy." if state.alone == POLICY else f"Robot {i} stands still."}
+        return {
+            "t": "said",
+            "text": f"Robot {i} is back with its policy."
+            if state.alone == POLICY
+            else f"Robot {i} stands still.",
+        }
     elif kind == "pause":
         state.pause(who, i, bool(m.get("on")))
         return {"t": "said", "text": f"Robot {i} {'stands still' if m.get('on') else 'goes on'}."}
@@ -109,7 +117,9 @@ def packed(frame, robot: int) -> bytes:
     large = frame.large.get(robot, ())
     pictures = [(robot, view, 1, axes, data) for view, data, axes in large]
     pictures += [(i, "", 0, None, data) for i, data in enumerate(frame.small) if i != robot or not large]
-    names = [{"robot": i, "view": view, "large": big, "bytes": len(data), "axes": axes}
-             for i, view, big, axes, data in pictures]
+    names = [
+        {"robot": i, "view": view, "large": big, "bytes": len(data), "axes": axes}
+        for i, view, big, axes, data in pictures
+    ]
     head = json.dumps({"frame": frame.number, "pictures": names})
     return b"".join((struct.pack("<I", len(head)), head.encode(), *(p[-1] for p in pictures)))

@@ -1,4 +1,5 @@
-"""The console's corrections on the disk: frames in a journal before they count, episodes in a LeRobot v3 data set.
+"""The console's corrections on the disk: frames in a journal before they count, episodes in a LeRobot v3 data
+set.
 
 What cannot be saved is reported (`error`), kept and tried again; the robots go on.
 """
@@ -27,17 +28,25 @@ def with_help(episode: Episode) -> Episode | None:
 
 
 class CorrectionRecorder:
-    """Writes the episodes of `num_robots` robots to the data set `folder` and their frames to the journal at `journal`.
+    """Writes the episodes of `num_robots` robots to the data set `folder` and their frames to the journal at
+    `journal`.
 
-    made(episode): what of a finished episode is recorded, None for nothing. Episodes that a session left in the journal when it was
-    killed are added to the data set first (`recovered` of them). Frames that no file has yet are those of a robot's episode from
-    `written` on. kept: episodes that were added. marks: folder of the data set of all episodes that somebody marked; None: they are not
-    kept apart.
+    made(episode): what of a finished episode is recorded, None for nothing. Episodes that a session left in
+    the journal when it was killed are added to the data set first (`recovered` of them). Frames that no file
+    has yet are those of a robot's episode from `written` on. kept: episodes that were added. marks: folder of
+    the data set of all episodes that somebody marked; None: they are not kept apart.
     """
 
-    def __init__(self, folder: Path, journal: Path, spec: ControlSpec, num_robots: int,
-                 clock: Callable[[], float] = time.monotonic, made: Callable[[Episode], Episode | None] = with_help,
-                 marks: Path | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        journal: Path,
+        spec: ControlSpec,
+        num_robots: int,
+        clock: Callable[[], float] = time.monotonic,
+        made: Callable[[Episode], Episode | None] = with_help,
+        marks: Path | None = None,
+    ):
         self.marks_folder, self.marks = marks, None  # its writer, from the first mark on
         self.folder, self.clock, self.made = folder, clock, made
         self.reserve, self.error, self.retry_at = DescriptorReserve(), "", 0.0
@@ -121,8 +130,12 @@ class CorrectionRecorder:
         self.save()
         try:
             if self.error:
-                print(f"robo_rl: {self.error}; what people did is in {self.journal.path}, and the next robo_rl "
-                      "console of this run puts it into the data set", file=sys.stderr, flush=True)
+                print(
+                    f"robo_rl: {self.error}; what people did is in {self.journal.path}, and the next robo_rl "
+                    "console of this run puts it into the data set",
+                    file=sys.stderr,
+                    flush=True,
+                )
             else:
                 self.writer.close()
                 self.journal.replace()
@@ -135,8 +148,10 @@ class CorrectionRecorder:
     def _append(self, i: int, episode: EpisodeBuffer) -> bool:
         """Write the frames that the journal does not have -> whether a person acted in one."""
         helped = False
-        for state, action, reward, source, phase, images in episode.frames[self.written[i]:]:
-            self.journal.frame(self.names[i], episode.start, episode.task, state, action, reward, source, phase, images)
+        for state, action, reward, source, phase, images in episode.frames[self.written[i] :]:
+            self.journal.frame(
+                self.names[i], episode.start, episode.task, state, action, reward, source, phase, images
+            )
             helped |= source == 1
         self.written[i] = len(episode.frames)
         return helped

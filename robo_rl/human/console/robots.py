@@ -1,7 +1,8 @@
 """The robots as the console's pages see and command them: state, pictures, who is connected.
 
-The thread that steps the env owns it. The page's thread reads `frame` and, under `lock`, calls `connect`, `disconnect`, `page_state`,
-`request_rewind`, `gripper_command` and the commands of `state`, and sets `watched`.
+The thread that steps the env owns it. The page's thread reads `frame` and, under `lock`, calls `connect`,
+`disconnect`, `page_state`, `request_rewind`, `gripper_command` and the commands of `state`, and sets
+`watched`.
 """
 
 import threading
@@ -20,11 +21,13 @@ from robo_rl.human.reading import TARGET_RATE, Reading, command, drive_of
 
 
 class ConsoleRobots:
-    """N robots of `spec` with the operators of `options`. limit: control steps of the task's own episodes, 0: it has none;
-    device: what the first operator holds in their hand at this machine; alone: what a robot does that nobody holds, see `ConsoleState`.
+    """N robots of `spec` with the operators of `options`. limit: control steps of the task's own episodes, 0:
+    it has none;
+    device: what the first operator holds in their hand at this machine; alone: what a robot does that nobody
+    holds, see `ConsoleState`.
 
-    Subclasses keep `obs` (the newest observation), `phase` uint8[N], `executed` float32[N,A], `steps` int[N], `tasks` and `stats`
-    (`OperatorStats.summary`).
+    Subclasses keep `obs` (the newest observation), `phase` uint8[N], `executed` float32[N,A], `steps` int[N],
+    `tasks` and `stats` (`OperatorStats.summary`).
     """
 
     obs: dict
@@ -34,13 +37,22 @@ class ConsoleRobots:
     tasks: list[str]
     stats: dict[str, float]
 
-    def __init__(self, spec, num_robots: int, options: ConsoleOptions, limit: int, device=None, alone: int = POLICY):
+    def __init__(
+        self, spec, num_robots: int, options: ConsoleOptions, limit: int, device=None, alone: int = POLICY
+    ):
         self.options, self.limit, self.spec, self.device, self.n = options, limit, spec, device, num_robots
         self.pace = self.spec.period / options.speed
         delay = max(options.max_delay, 3 * self.pace, 3 / options.fps)
         self.drives = [drive_of(axis) for axis in spec.axes]
-        self.state = ConsoleState(num_robots, len(spec.axes), options.patience, max_delay=delay, alone=alone,
-                                  moving=np.array([d == "target" for d in self.drives]), rate=TARGET_RATE * spec.period)
+        self.state = ConsoleState(
+            num_robots,
+            len(spec.axes),
+            options.patience,
+            max_delay=delay,
+            alone=alone,
+            moving=np.array([d == "target" for d in self.drives]),
+            rate=TARGET_RATE * spec.period,
+        )
         self.lock = threading.Lock()
         self.aligned_hold = 0  # number of the hold that a leader arm is aligned with
         self.cameras: ConsoleCameras | None = None  # until `watch`
@@ -79,18 +91,35 @@ class ConsoleRobots:
     def page_state(self, who: str) -> dict:
         """What the page of operator `who` shows, as JSON."""
         state, stats, total = self.state, self.stats, self.results.sum(0)
-        return {"t": "state", "robots": [self._robot_state(i, who) for i in range(self.n)], "you": who,
-                "limit": round(self.limit * self.spec.period, 2),
-                "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit, "words": words_of(a), "drive": drive}
-                         for a, drive in zip(self.spec.axes, self.drives, strict=True)],
-                "views": self.cameras.views if self.cameras else [], "max_delay": state.max_delay, "trouble": self.trouble(),
-                "people": sorted(self.connected), "rate": round(self.rate, 1), "pace": self.options.speed,
-                "account": {"operator_minutes": round(stats["operator_minutes"], 2), "interventions": stats["interventions"],
-                            "per_hour": round(stats["interventions_per_hour"]), "human": round(100 * stats["human_share"], 1),
-                            "human_steps": stats["human_steps"],
-                            "first_ms": [round(1000 * x, 1) for x in state.latencies[-20:]],
-                            "reaction": round(sum(state.reactions) / len(state.reactions), 1) if state.reactions else 0,
-                            "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept, "unsaved": self.unsaved}}
+        return {
+            "t": "state",
+            "robots": [self._robot_state(i, who) for i in range(self.n)],
+            "you": who,
+            "limit": round(self.limit * self.spec.period, 2),
+            "axes": [
+                {"name": a.name, "kind": a.kind, "unit": a.unit, "words": words_of(a), "drive": drive}
+                for a, drive in zip(self.spec.axes, self.drives, strict=True)
+            ],
+            "views": self.cameras.views if self.cameras else [],
+            "max_delay": state.max_delay,
+            "trouble": self.trouble(),
+            "people": sorted(self.connected),
+            "rate": round(self.rate, 1),
+            "pace": self.options.speed,
+            "account": {
+                "operator_minutes": round(stats["operator_minutes"], 2),
+                "interventions": stats["interventions"],
+                "per_hour": round(stats["interventions_per_hour"]),
+                "human": round(100 * stats["human_share"], 1),
+                "human_steps": stats["human_steps"],
+                "first_ms": [round(1000 * x, 1) for x in state.latencies[-20:]],
+                "reaction": round(sum(state.reactions) / len(state.reactions), 1) if state.reactions else 0,
+                "successes": int(total[0]),
+                "episodes": int(total.sum()),
+                "kept": self.kept,
+                "unsaved": self.unsaved,
+            },
+        }
 
     def trouble(self) -> str:
         """What is wrong, for the page."""
@@ -99,18 +128,27 @@ class ConsoleRobots:
     def _robot_state(self, i: int, who: str) -> dict:
         state, hold, steps = self.state, self.state.holds[i], int(self.steps[i])
         mine = hold is not None and hold.operator == who
-        return {"phase": PHASES[int(self.phase[i])], "holder": hold.operator if hold else "",
-                "number": hold.number if hold and mine else 0, "late": bool(hold) and mine and hold.delay > state.max_delay,
-                "why": state.help_reason[i], "paused": state.paused[i],
-                "waiting": round(state.clock() - state.waiting_since[i], 1) if state.help_reason[i] else 0.0,
-                "episode": int(state.episode[i]), "last": state.last_outcome[i], "time": round(steps * self.spec.period, 2),
-                "task": self.alignment_hint(i) or self.tasks[i],
-                "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])}
+        return {
+            "phase": PHASES[int(self.phase[i])],
+            "holder": hold.operator if hold else "",
+            "number": hold.number if hold and mine else 0,
+            "late": bool(hold) and mine and hold.delay > state.max_delay,
+            "why": state.help_reason[i],
+            "paused": state.paused[i],
+            "waiting": round(state.clock() - state.waiting_since[i], 1) if state.help_reason[i] else 0.0,
+            "episode": int(state.episode[i]),
+            "last": state.last_outcome[i],
+            "time": round(steps * self.spec.period, 2),
+            "task": self.alignment_hint(i) or self.tasks[i],
+            "successes": int(self.results[i, 0]),
+            "failures": int(self.results[i, 1]),
+        }
 
     # ------------------------------------------------------------ parts of a step
 
     def read_device(self) -> None:
-        """The device at this machine commands the robot that the first operator holds; unplugged, it stops that robot. Under the lock."""
+        """The device at this machine commands the robot that the first operator holds; unplugged, it stops
+        that robot. Under the lock."""
         if self.device is None:
             return
         reading, first = self.device.read(), self.options.operators.split(",")[0]
@@ -127,9 +165,15 @@ class ConsoleRobots:
             if self.device.gone:
                 self.state.pause("the device, which is gone", i, True)
             elif reading.engaged:
-                hold.action = command(reading, self.spec, 1.0 if leads else 0.5, np.zeros(len(self.spec.axes), np.float32))
-                hold.action[self.state.moving] /= max(self.state.rate, 1e-9)  # `state` moves positions on from where they are
-                hold.last_command, hold.phase = self.state.clock(), hold.phase if hold.phase > PAUSE else CORRECTION
+                hold.action = command(
+                    reading, self.spec, 1.0 if leads else 0.5, np.zeros(len(self.spec.axes), np.float32)
+                )
+                # `state` moves positions on from where they are
+                hold.action[self.state.moving] /= max(self.state.rate, 1e-9)
+                hold.last_command, hold.phase = (
+                    self.state.clock(),
+                    hold.phase if hold.phase > PAUSE else CORRECTION,
+                )
         if self.device.gone:
             self.device = None
 
@@ -140,9 +184,15 @@ class ConsoleRobots:
                 self.state.label(who, i, int(self.state.episode[i]), success)
 
     def alignment_hint(self, i: int) -> str:
-        """How far a leader arm is from robot i, which it is to lead; "" where it is aligned, or leads none."""
+        """How far a leader arm is from robot i, which it is to lead; "" where it is aligned, or leads
+        none."""
         hold, leader = self.state.holds[i], self.device
-        if not isinstance(leader, LeaderArm) or leader.aligned or hold is None or hold.operator != self.options.operators.split(",")[0]:
+        if (
+            not isinstance(leader, LeaderArm)
+            or leader.aligned
+            or hold is None
+            or hold.operator != self.options.operators.split(",")[0]
+        ):
             return ""
         return leader.hint()
 
@@ -151,7 +201,8 @@ class ConsoleRobots:
         self.cameras = ConsoleCameras(env, self.options.size)
 
     def draw_in_time(self) -> None:
-        """Draw where --fps says that it is time; late pictures are made up for by one, so that it holds on average."""
+        """Draw where --fps says that it is time; late pictures are made up for by one, so that it holds on
+        average."""
         now, gap = time.monotonic(), max(1 / self.options.fps, 2 * self.draw_time)
         if now - self.drawn >= gap:
             self.drawn = max(self.drawn + gap, now - gap)

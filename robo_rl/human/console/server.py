@@ -19,14 +19,25 @@ HANDSHAKE = 5.0  # s from a connection to the end of its request
 WRONG = 0.3  # s that a wrong token waits for its answer
 FLOOD = 5.0  # s above the rate after which a page is cut off
 SAY = 0.1  # s between two states
-ASSETS = {"/": ("console.html", "text/html"), "/console.css": ("console.css", "text/css"),
-          "/console.js": ("console.js", "text/javascript")}
-POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
-          "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-HEADERS = (("Content-Security-Policy", POLICY), ("X-Content-Type-Options", "nosniff"),
-           ("X-Frame-Options", "DENY"), ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"),
-           ("Cross-Origin-Opener-Policy", "same-origin"), ("Cross-Origin-Resource-Policy", "same-origin"),
-           ("Connection", "close"))
+ASSETS = {
+    "/": ("console.html", "text/html"),
+    "/console.css": ("console.css", "text/css"),
+    "/console.js": ("console.js", "text/javascript"),
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = (
+    ("Content-Security-Policy", POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Connection", "close"),
+)
 ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8">
 <meta http-equiv="refresh" content="0; url=/">
 <title>robo_rl console</title><p><a href="/">Open the console</a></p></html>
@@ -36,8 +47,8 @@ ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8">
 class ConsoleServer:
     """The listener, its operators and their pages. One page per operator: a newer one replaces it.
 
-    A fault of the listener or of a page is reported in one line and ends neither the process nor the other pages;
-    a listener that is gone is opened anew.
+    A fault of the listener or of a page is reported in one line and ends neither the process nor the other
+    pages; a listener that is gone is opened anew.
     """
 
     def __init__(self, session, host: str, port: int, operators: str, url: str = ""):
@@ -45,8 +56,10 @@ class ConsoleServer:
         self.access = Access(operators.split(","), url)
         if host not in ("", "0.0.0.0", "::"):
             self.access.names.add(host.lower())
-        self.files = {path: ((Path(__file__).parent / name).read_bytes(), f"{kind}; charset=utf-8")
-                      for path, (name, kind) in ASSETS.items()}
+        self.files = {
+            path: ((Path(__file__).parent / name).read_bytes(), f"{kind}; charset=utf-8")
+            for path, (name, kind) in ASSETS.items()
+        }
         self.most = connection_limit()
         self.pages: dict[str, PageConnection] = {}
         self.wrong, self.told, self.wake = 0, (0, 0), asyncio.Event()
@@ -90,16 +103,20 @@ class ConsoleServer:
                     self.ready.set()
                     return
                 self.listening = False
-                warn(f"the console's listener failed ({type(e).__name__}: {e}); the robots go on, it is opened "
-                     "anew")
+                warn(
+                    f"the console's listener failed ({type(e).__name__}: {e}); the robots go on, it is "
+                    "opened anew"
+                )
                 time.sleep(1)
 
     async def _serve(self) -> None:
         import socket
 
         from websockets.asyncio.server import serve
-        found = socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM,
-                                   flags=socket.AI_PASSIVE)
+
+        found = socket.getaddrinfo(
+            self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, kind, protocol, _, address = found[0]
         self.wake.clear()
         self.told = 0, self.wrong
@@ -113,9 +130,21 @@ class ConsoleServer:
             raise
         logger = logging.getLogger("robo_rl.console")
         logger.setLevel(logging.CRITICAL)
-        async with serve(self.handle, sock=self.listener, process_request=self.request, open_timeout=HANDSHAKE,
-                         max_size=BYTES, max_queue=16, ping_interval=5, ping_timeout=5, close_timeout=2,
-                         compression=None, server_header=None, logger=logger, backlog=16):
+        async with serve(
+            self.handle,
+            sock=self.listener,
+            process_request=self.request,
+            open_timeout=HANDSHAKE,
+            max_size=BYTES,
+            max_queue=16,
+            ping_interval=5,
+            ping_timeout=5,
+            close_timeout=2,
+            compression=None,
+            server_header=None,
+            logger=logger,
+            backlog=16,
+        ):
             self.listener.listen(256)  # the kernel's queue; of it at most 16 are accepted in one turn
             self.port = self.listener.getsockname()[1]
             self.listening = True
@@ -130,8 +159,10 @@ class ConsoleServer:
         refused, wrong = (a - b for a, b in zip((self.listener.refused, self.wrong), self.told, strict=True))
         self.told = self.listener.refused, self.wrong
         if refused or wrong:
-            warn(f"{refused} connections beyond the limits and {wrong} requests without a token or session were "
-                 "refused")
+            warn(
+                f"{refused} connections beyond the limits and {wrong} requests without a token or session "
+                "were refused"
+            )
 
     # ------------------------------------------------------------ requests
 
@@ -156,8 +187,11 @@ class ConsoleServer:
         if getattr(request, "method", "GET") != "GET":
             return answer(405, "Method Not Allowed", b"only GET is answered\n")
         if not self.access.host_is_ours(one("Host")):
-            return answer(421, "Misdirected Request",
-                          b"this console does not answer to that name; behind a proxy start it with --url\n")
+            return answer(
+                421,
+                "Misdirected Request",
+                b"this console does not answer to that name; behind a proxy start it with --url\n",
+            )
         if url.path == "/favicon.ico":
             return answer(204, "No Content", b"")
         if url.path != "/ws" and url.path not in self.files:
@@ -169,16 +203,26 @@ class ConsoleServer:
             except UserError as e:
                 self.wrong += 1
                 await asyncio.sleep(WRONG)
-                how = f"press Enter where robo_rl console runs, or kill -USR1 {os.getpid()}, for new addresses"
+                how = (
+                    f"press Enter where robo_rl console runs, or kill -USR1 {os.getpid()}, for new addresses"
+                )
                 return answer(403, "Forbidden", f"{e}\n({how})\n".encode())
             secure = "; Secure" if self.access.url.startswith("https:") else ""
-            return answer(200, "OK", ENTER, "text/html; charset=utf-8", [
-                ("Set-Cookie", f"{self.cookie}={session}; HttpOnly; SameSite=Strict; Path=/{secure}")])
+            return answer(
+                200,
+                "OK",
+                ENTER,
+                "text/html; charset=utf-8",
+                [("Set-Cookie", f"{self.cookie}={session}; HttpOnly; SameSite=Strict; Path=/{secure}")],
+            )
         who = self.access.operator(cookie("; ".join(request.headers.get_all("Cookie")), self.cookie))
         if not who:
             self.wrong += 1
-            return answer(403, "Forbidden",
-                          b"no session: open the address that robo_rl console printed (each works once)\n")
+            return answer(
+                403,
+                "Forbidden",
+                b"no session: open the address that robo_rl console printed (each works once)\n",
+            )
         if url.path == "/ws":
             if not self.access.origin_is_ours(one("Origin"), one("Host")):
                 return answer(403, "Forbidden", b"a page of another origin may not drive robots\n")
@@ -192,6 +236,7 @@ class ConsoleServer:
     async def handle(self, ws) -> None:
         """Serve one operator's page, from its opening to its end."""
         from websockets.exceptions import ConnectionClosed
+
         page = PageConnection(ws, ws.operator)
         who = page.who
         before, self.pages[who] = self.pages.get(who), page

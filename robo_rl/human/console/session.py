@@ -1,7 +1,8 @@
-"""The console's robots: one thread steps them at the control period and draws them, another serves the page (`server`).
+"""The console's robots: one thread steps them at the control period and draws them, another serves the page
+(`server`).
 
-Between the two stand the `ConsoleState` (which operator commands what, under one lock) and the newest pictures. Frames in which a
-person acts are journaled before they count (`recorder`).
+Between the two stand the `ConsoleState` (which operator commands what, under one lock) and the newest
+pictures. Frames in which a person acts are journaled before they count (`recorder`).
 """
 
 import time
@@ -23,15 +24,33 @@ BLEND = 0.06  # s of wall clock
 
 
 class ConsoleSession(ConsoleRobots):
-    """Robots in `env` under `policy`, with operators (see `ConsoleRobots`); the thread that calls `run` owns it."""
+    """Robots in `env` under `policy`, with operators (see `ConsoleRobots`); the thread that calls `run` owns
+    it."""
 
-    def __init__(self, env, policy, recorder: CorrectionRecorder, options: ConsoleOptions, limit: int, device=None, alone: int = POLICY):
+    def __init__(
+        self,
+        env,
+        policy,
+        recorder: CorrectionRecorder,
+        options: ConsoleOptions,
+        limit: int,
+        device=None,
+        alone: int = POLICY,
+    ):
         super().__init__(env.spec, env.num_envs, options, limit, device, alone)
         self.recorder = recorder
-        self.env = InterventionEnv(env, self.state, blend=BLEND * options.speed, freeze=hasattr(env, "get_state"))
+        self.env = InterventionEnv(
+            env, self.state, blend=BLEND * options.speed, freeze=hasattr(env, "get_state")
+        )
         first = CONSOLE_START + options.seed * 100_000 + int(time.time()) % 50_000 * 1_000
-        self.fleet = RobotFleet(self.env, policy, iter(range(first, first + 10**9)), seed=options.seed,
-                             on_episode=recorder.end_episode, rewindable=self.env.freeze)
+        self.fleet = RobotFleet(
+            self.env,
+            policy,
+            iter(range(first, first + 10**9)),
+            seed=options.seed,
+            on_episode=recorder.end_episode,
+            rewindable=self.env.freeze,
+        )
         self.fleet.stats.operators = len(options.operators.split(","))
         std = getattr(getattr(policy, "obs_norm", None), "std", None)
         self.stuck = StuckDetector(self.n, limit, self.spec.period, 1.0 if std is None else std.numpy())
@@ -43,14 +62,27 @@ class ConsoleSession(ConsoleRobots):
 
     def look(self) -> None:
         """Take what pages show from the fleet."""
-        self.obs, self.phase, self.executed, self.steps = self.fleet.obs, self.fleet.phase, self.fleet.executed, self.env.steps
+        self.obs, self.phase, self.executed, self.steps = (
+            self.fleet.obs,
+            self.fleet.phase,
+            self.fleet.executed,
+            self.env.steps,
+        )
         self.tasks = [episode.task for episode in self.fleet.episodes]
         self.kept, self.unsaved = self.recorder.kept, self.recorder.unsaved
 
-    def run(self, requests: TerminalRequests, seconds: float = 0.0, renew=lambda: None, goes_on=lambda: True) -> None:
-        """Step at the pace until asked to stop or done; `renew()` runs when somebody asks for new addresses."""
+    def run(
+        self, requests: TerminalRequests, seconds: float = 0.0, renew=lambda: None, goes_on=lambda: True
+    ) -> None:
+        """Step at the pace until asked to stop or done; `renew()` runs when somebody asks for new
+        addresses."""
         began = due = time.monotonic()
-        while goes_on() and not requests.stop and not self.is_stopped and not (seconds and time.monotonic() - began > seconds):
+        while (
+            goes_on()
+            and not requests.stop
+            and not self.is_stopped
+            and not (seconds and time.monotonic() - began > seconds)
+        ):
             due = max(due + self.pace, time.monotonic() - 5 * self.pace)
             self.tick()
             self.recorder.maintain(self.fleet.episodes)
@@ -68,7 +100,9 @@ class ConsoleSession(ConsoleRobots):
         with self.lock:
             self.read_device()
             numbers = [hold.number if hold else 0 for hold in self.state.holds]
-            self.fleet.is_helped[[n == 0 or n != m for n, m in zip(numbers, self.hold_numbers, strict=True)]] = False
+            self.fleet.is_helped[
+                [n == 0 or n != m for n, m in zip(numbers, self.hold_numbers, strict=True)]
+            ] = False
             self.hold_numbers = numbers  # another hold is another intervention
             self.env.sources()  # what people want now, under the lock; the step itself needs none
         ended = self.fleet.step()
@@ -127,7 +161,11 @@ class ConsoleSession(ConsoleRobots):
         n = self.n
         with self.lock:
             unanswered = self.state.unanswered()
-            over = [(i, self.state.labels[i]) for i in range(n) if self.state.labels[i] is not None or i in unanswered]
+            over = [
+                (i, self.state.labels[i])
+                for i in range(n)
+                if self.state.labels[i] is not None or i in unanswered
+            ]
         done = np.zeros(n, bool)
         for i, label in over:
             success = label is not None and bool(label.success)
@@ -138,7 +176,11 @@ class ConsoleSession(ConsoleRobots):
                 episode = self.fleet.end_episode(i, success, success)  # writes; not under the lock
                 if label is not None and episode is not None:
                     self.recorder.save_mark(episode)
-            how = f"{label.operator} {'discarded it' if discarded else f'marked it a {label.word}'}" if label else "nobody came"
+            how = (
+                f"{label.operator} {'discarded it' if discarded else f'marked it a {label.word}'}"
+                if label
+                else "nobody came"
+            )
             with self.lock:
                 self.end_episode(i, how, None if discarded else success)
             done[i] = True

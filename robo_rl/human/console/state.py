@@ -1,9 +1,10 @@
-"""The console's state: which operator holds which of N robots and what they command. A state machine with its clock as an argument.
+"""The console's state: which operator holds which of N robots and what they command. A state machine with its
+clock as an argument.
 
-Rules. A robot is held by one operator. Only the holder commands it, and only with the number of that hold, so commands of a stale
-tab are refused. A robot whose holder sends nothing for `DEADLINE` seconds stands still; after `GRACE` the hold ends. A robot whose
-holder sees pictures older than `max_delay` stands still. Any operator may pause any robot. A refused command raises UserError
-with one line for the page.
+Rules. A robot is held by one operator. Only the holder commands it, and only with the number of that hold, so
+commands of a stale tab are refused. A robot whose holder sends nothing for `DEADLINE` seconds stands still;
+after `GRACE` the hold ends. A robot whose holder sees pictures older than `max_delay` stands still. Any
+operator may pause any robot. A refused command raises UserError with one line for the page.
 """
 
 import math
@@ -16,7 +17,8 @@ import numpy as np
 from robo_rl.errors import UserError, choose
 from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, RECOVERY, Intervention, OperatorView
 
-DEADLINE = 0.08  # s without a command after which a held robot stops; with a step and the blend it stands within 0.2 s
+# s without a command after which a held robot stops; with a step and the blend it stands within 0.2 s
+DEADLINE = 0.08
 GRACE = 10.0  # s without a command after which the hold ends
 DRIVES = {"recovery": RECOVERY, "correction": CORRECTION}
 
@@ -50,12 +52,21 @@ class EpisodeLabel:
 class ConsoleState:
     """The operators of `robo_rl console` and what they command; an Operator of `InterventionEnv`.
 
-    alone: what a robot does that nobody holds: its policy acts, or it stands still (PAUSE). moving bool[A]: axes that are positions, on
-    which a command of 1 moves by `rate`.
+    alone: what a robot does that nobody holds: its policy acts, or it stands still (PAUSE). moving bool[A]:
+    axes that are positions, on which a command of 1 moves by `rate`.
     """
 
-    def __init__(self, num_robots: int, actions: int, patience: float = 60.0, clock: Callable[[], float] = time.monotonic,
-                 max_delay: float = math.inf, alone: int = POLICY, moving: np.ndarray | None = None, rate: float = 0.0):
+    def __init__(
+        self,
+        num_robots: int,
+        actions: int,
+        patience: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        max_delay: float = math.inf,
+        alone: int = POLICY,
+        moving: np.ndarray | None = None,
+        rate: float = 0.0,
+    ):
         n, self.max_delay, self.alone = num_robots, max_delay, alone
         self.moving, self.rate = np.zeros(actions, bool) if moving is None else moving, rate
         self.clock, self.patience, self.n, self.a = clock, patience, n, actions
@@ -131,7 +142,8 @@ class ConsoleState:
             self.help_reason[i], self.waiting_since[i] = "", np.nan
 
     def label(self, who: str, robot: int, episode: int, success: bool | None) -> None:
-        """Label an episode, which then ends; None discards it. UserError: it is over, held by another, or labelled differently."""
+        """Label an episode, which then ends; None discards it. UserError: it is over, held by another, or
+        labelled differently."""
         i = self.robot_index(robot)
         if success not in (True, False, None) or isinstance(success, int) and not isinstance(success, bool):
             raise UserError("success must be true, false or null")
@@ -190,7 +202,9 @@ class ConsoleState:
                 late = now - hold.last_command > DEADLINE or hold.delay > self.max_delay
                 phase[i] = PAUSE if late or self.paused[i] else hold.phase
                 if phase[i] > PAUSE:
-                    actions[i] = np.where(self.moving, view.executed[i] + self.rate * hold.action, hold.action)
+                    actions[i] = np.where(
+                        self.moving, view.executed[i] + self.rate * hold.action, hold.action
+                    )
                     if math.isnan(hold.first_command):
                         hold.first_command = now
                         self.latencies.append(now - hold.since)

@@ -8,7 +8,8 @@ STILL = 0.02  # change of the normalised state over a second (RMS) below which a
 
 
 class StuckDetector:
-    """limit: control steps of an episode after which a robot asks for help, and again after as many; period: of control [s];
+    """limit: control steps of an episode after which a robot asks for help, and again after as many; period:
+    of control [s];
     std: standard deviation of each state entry [S], or 1."""
 
     def __init__(self, num_robots: int, limit: int, period: float, std):
@@ -32,6 +33,6 @@ class StuckDetector:
         if before is None or steps - before[0] >= round(1 / self.period):
             if before is not None:
                 change = (state - before[1]) / np.maximum(self.std, 1e-3)
-                if float(np.sqrt(np.mean(change ** 2))) < STILL:
+                if float(np.sqrt(np.mean(change**2))) < STILL:
                     yield "it stands still"
             self._before[i] = (steps, state.copy())

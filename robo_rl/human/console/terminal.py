@@ -13,8 +13,9 @@ class TerminalRequests:
 
     def __enter__(self):
         flags = {signal.SIGINT: "stop", signal.SIGTERM: "stop", signal.SIGUSR1: "renew"}
-        self._before = {s: signal.signal(s, lambda *_, flag=flag: setattr(self, flag, True))
-                        for s, flag in flags.items()}
+        self._before = {
+            s: signal.signal(s, lambda *_, flag=flag: setattr(self, flag, True)) for s, flag in flags.items()
+        }
         return self
 
     def __exit__(self, *error) -> None:

@@ -1,4 +1,5 @@
-"""The console beside a run that learns: people at the page take over, pause and mark the robots that collect."""
+"""The console beside a run that learns: people at the page take over, pause and mark the robots that
+collect."""
 
 import numpy as np
 
@@ -13,11 +14,14 @@ HOW = ("", "marked a success", "marked a failure", "discarded")
 
 
 class TrainingConsole(ConsoleRobots):
-    """The Operator of an `InterventionEnv` of `num_robots` robots; the thread that steps that env owns it. See `ConsoleRobots`."""
+    """The Operator of an `InterventionEnv` of `num_robots` robots; the thread that steps that env owns it.
+    See `ConsoleRobots`."""
 
     def __init__(self, spec, num_robots: int, options: ConsoleOptions, device=None):
         super().__init__(spec, num_robots, options, spec.max_steps, device)
-        self.operator_stats = OperatorStats(spec.period, robots=num_robots, operators=len(options.operators.split(",")))
+        self.operator_stats = OperatorStats(
+            spec.period, robots=num_robots, operators=len(options.operators.split(","))
+        )
         self.stats = self.operator_stats.summary()
         self.real_time = Pace(self.pace)
         self.obs, self.tasks = {}, [""] * num_robots

@@ -1,10 +1,11 @@
-"""Blocks that the vision-language-action models share: a vision transformer, decoder blocks with a prefix cache, time features.
+"""Blocks that the vision-language-action models share: a vision transformer, decoder blocks with a prefix
+cache, time features.
 
-A block is called through `forward` alone, so that hooks (FSDP2, checkpointing) see every use of its weights. Names of layers below a
-block (`self_attn.q_proj`, `mlp.gate_proj`, …) are those of the public checkpoints.
+A block is called through `forward` alone, so that hooks (FSDP2, checkpointing) see every use of its weights.
+Names of layers below a block (`self_attn.q_proj`, `mlp.gate_proj`, …) are those of the public checkpoints.
 Axes: B rows, L tokens, P tokens of the prefix, N query heads, M key/value heads, d width of a head.
-Sources: SigLIP (arXiv 2303.15343), Gemma (arXiv 2403.08295), RoPE (arXiv 2104.09864), adaptive norms with a gate: DiT (arXiv
-2212.09748) and pi0.5 (arXiv 2504.16054); the numbers of each model are in its own file.
+Sources: SigLIP (arXiv 2303.15343), Gemma (arXiv 2403.08295), RoPE (arXiv 2104.09864), adaptive norms with a
+gate: DiT (arXiv 2212.09748) and pi0.5 (arXiv 2504.16054); the numbers of each model are in its own file.
 """
 
 import math
@@ -53,7 +54,8 @@ class DecoderSize:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderVlaConfig:
-    """Sizes that every model has whose trunk is a decoder and whose expert, of as many layers, reads the trunk's keys and values."""
+    """Sizes that every model has whose trunk is a decoder and whose expert, of as many layers, reads the
+    trunk's keys and values."""
 
     family: str
     vision: VisionSize
@@ -67,7 +69,9 @@ class DecoderVlaConfig:
 
     def __post_init__(self):
         if self.trunk.depth != self.expert.depth:
-            raise ValueError(f"trunk and expert must have as many layers, got {self.trunk.depth} and {self.expert.depth}")
+            raise ValueError(
+                f"trunk and expert must have as many layers, got {self.trunk.depth} and {self.expert.depth}"
+            )
 
     @property
     def view_tokens(self) -> int:
@@ -76,7 +80,8 @@ class DecoderVlaConfig:
 
 
 class WriterVlaConfig:
-    """What a configuration says of a model whose language model reads the prefix and writes or fills in the actions as well."""
+    """What a configuration says of a model whose language model reads the prefix and writes or fills in the
+    actions as well."""
 
     vision: VisionSize
     trunk: DecoderSize
@@ -98,21 +103,25 @@ class WriterVlaConfig:
         return 2 * self.trunk.width + self.state_width
 
 
-def parts_of(vision: tuple[int, ...], trunk: tuple[int, ...],
-             expert: tuple[int, int]) -> tuple[VisionSize, DecoderSize, DecoderSize]:
-    """Vision, trunk and expert of a configuration from (width, depth, mlp, heads, patch, image), (width, depth, mlp, heads, kv_heads,
-    head_dim) and (width, mlp) of an expert that is else as the trunk."""
+def parts_of(
+    vision: tuple[int, ...], trunk: tuple[int, ...], expert: tuple[int, int]
+) -> tuple[VisionSize, DecoderSize, DecoderSize]:
+    """Vision, trunk and expert of a configuration from (width, depth, mlp, heads, patch, image), (width,
+    depth, mlp, heads, kv_heads, head_dim) and (width, mlp) of an expert that is else as the trunk."""
     v_width, v_depth, v_mlp, v_heads, patch, image = vision
     width, depth, mlp, heads, kv_heads, head_dim = trunk
     size = DecoderSize(width=width, depth=depth, mlp=mlp, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    return (VisionSize(width=v_width, depth=v_depth, mlp=v_mlp, heads=v_heads, patch=patch, image=image),
-            size, replace(size, width=expert[0], mlp=expert[1]))
+    return (
+        VisionSize(width=v_width, depth=v_depth, mlp=v_mlp, heads=v_heads, patch=patch, image=image),
+        size,
+        replace(size, width=expert[0], mlp=expert[1]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderKind:
-    """What Gemma, Llama and Qwen3 do differently: the activation of the gate, a norm's weight as an offset to 1 or as it is, and whether
-    the queries and keys of a head are normalised."""
+    """What Gemma, Llama and Qwen3 do differently: the activation of the gate, a norm's weight as an offset to
+    1 or as it is, and whether the queries and keys of a head are normalised."""
 
     activation: str
     eps: float
@@ -138,7 +147,8 @@ class RmsNorm(nn.Module):
 
 
 class AdaRmsNorm(nn.Module):
-    """x / rms(x) · (1 + scale) + shift, with scale, shift and the gate of the residual linear in a condition."""
+    """x / rms(x) · (1 + scale) + shift, with scale, shift and the gate of the residual linear in a
+    condition."""
 
     def __init__(self, width: int, cond: int, kind: DecoderKind):
         super().__init__()
@@ -146,10 +156,14 @@ class AdaRmsNorm(nn.Module):
         self.eps = kind.eps
 
     def forward(self, x: Tensor, cond: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """x [B,L,W], cond [B or more,C] (`even_rows`), or [B,L,C] of every token -> ([B,L,W], gate [B,1 or L,W])."""
+        """x [B,L,W], cond [B or more,C] (`even_rows`), or [B,L,C] of every token -> ([B,L,W], gate [B,1 or
+        L,W])."""
         assert cond is not None
-        made = self.dense(cond)[:len(x), None] if cond.dim() == 2 else self.dense(even_rows(cond.flatten(0, 1)))[:x[..., 0].numel()].view(
-            *x.shape[:2], -1)
+        made = (
+            self.dense(cond)[: len(x), None]
+            if cond.dim() == 2
+            else self.dense(even_rows(cond.flatten(0, 1)))[: x[..., 0].numel()].view(*x.shape[:2], -1)
+        )
         scale, shift, gate = made.chunk(3, -1)
         return (_rms(x, self.eps) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
 
@@ -160,7 +174,8 @@ def _rms(x: Tensor, eps: float) -> Tensor:
 
 
 def rotation(position: Tensor, head_dim: int, base: float = ROPE_BASE) -> Tensor:
-    """Positions int64 [B,L] -> cosines and sines float32 [2,B,L,1,d/2] of `rotate`; made once for all layers."""
+    """Positions int64 [B,L] -> cosines and sines float32 [2,B,L,1,d/2] of `rotate`; made once for all
+    layers."""
     half = head_dim // 2
     rate = base ** (torch.arange(half, device=position.device, dtype=torch.float32) / half)
     angle = (position[..., None].float() / rate)[:, :, None]
@@ -175,7 +190,8 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Scaled dot-product attention of q [B,L,N,d] to k, v [B,P,M,d] where `mask` bool [B,1 or L,P] -> [B,L,N d].
+    """Scaled dot-product attention of q [B,L,N,d] to k, v [B,P,M,d] where `mask` bool [B,1 or L,P] -> [B,L,N
+    d].
 
     The N/M query heads of a key/value head are rows of one product, so keys and values are never repeated.
     """
@@ -191,9 +207,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 class SelfAttention(nn.Module):
     """Grouped-query attention with rotary positions to a prefix (if any) and to its own tokens."""
 
-    def __init__(self, size: DecoderSize, source: int = 0, last: bool = False, norm: "DecoderKind | None" = None):
-        """`source`: width of the prefix' flattened keys that `CrossBlock` projects, 0: keys are made of the own tokens. `norm`: of the
-        queries and keys of each head."""
+    def __init__(
+        self, size: DecoderSize, source: int = 0, last: bool = False, norm: "DecoderKind | None" = None
+    ):
+        """`source`: width of the prefix' flattened keys that `CrossBlock` projects, 0: keys are made of the
+        own tokens. `norm`: of the queries and keys of each head."""
         super().__init__()
         self.head_dim = size.head_dim
         self.q_norm, self.k_norm = (RmsNorm(size.head_dim, norm) if norm else None for _ in range(2))
@@ -212,8 +230,9 @@ class SelfAttention(nn.Module):
         k = self._heads(self.k_proj(h))
         return rotate(k if self.k_norm is None else self.k_norm(k)[0], turn), self._heads(self.v_proj(h))
 
-    def forward(self, h: Tensor, turn: Tensor, mask: Tensor,
-                past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, h: Tensor, turn: Tensor, mask: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """h [B,L,W] -> ([B,L,W], keys and values of its own tokens)."""
         own = k, v = self.keys(h, turn)
         if past is not None:
@@ -245,14 +264,19 @@ class GatedMlp(nn.Module):
 class DecoderBlock(nn.Module):
     """Pre-norm decoder block: attention to a prefix and to its own tokens, then a gated MLP.
 
-    `cond`: width of the condition of adaptive norms, 0: plain norms. `source`: as in `SelfAttention`, the block then attends to the
-    prefix alone. `last`: the last block of a trunk, whose keys and values are all that anyone reads; it has no other weights.
+    `cond`: width of the condition of adaptive norms, 0: plain norms. `source`: as in `SelfAttention`, the
+    block then attends to the prefix alone. `last`: the last block of a trunk, whose keys and values are all
+    that anyone reads; it has no other weights.
     """
 
-    def __init__(self, size: DecoderSize, kind: DecoderKind, cond: int = 0, source: int = 0, last: bool = False):
+    def __init__(
+        self, size: DecoderSize, kind: DecoderKind, cond: int = 0, source: int = 0, last: bool = False
+    ):
         super().__init__()
+
         def norm() -> nn.Module:
             return AdaRmsNorm(size.width, cond, kind) if cond else RmsNorm(size.width, kind)
+
         self.input_layernorm = norm()
         self.self_attn = SelfAttention(size, source, last, kind if kind.head_norms else None)
         if not last:
@@ -260,9 +284,16 @@ class DecoderBlock(nn.Module):
             self.mlp = GatedMlp(size, kind)
         self.last, self.crosses = last, source > 0
 
-    def forward(self, x: Tensor, turn: Tensor, mask: Tensor, past: tuple[Tensor, Tensor] | None = None,
-                cond: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """x [B,L,W], `rotation` of its positions, mask bool [B,1 or L,P (+ L)] -> (x [B,L,W], keys and values of its own tokens)."""
+    def forward(
+        self,
+        x: Tensor,
+        turn: Tensor,
+        mask: Tensor,
+        past: tuple[Tensor, Tensor] | None = None,
+        cond: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """x [B,L,W], `rotation` of its positions, mask bool [B,1 or L,P (+ L)] -> (x [B,L,W], keys and values
+        of its own tokens)."""
         h, gate = self.input_layernorm(x, cond)
         if self.last:
             return x, self.self_attn.keys(h, turn)
@@ -288,7 +319,10 @@ class VisionAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B,L,W] -> [B,L,W]."""
-        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
         return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -337,26 +371,34 @@ class VisionTower(nn.Module):
 
 
 def time_embedding(t: Tensor, width: int) -> Tensor:
-    """Flow times [B] -> float64 [B,width]: sines then cosines of 2 pi t / period, periods geometric in MIN_PERIOD .. MAX_PERIOD."""
+    """Flow times [B] -> float64 [B,width]: sines then cosines of 2 pi t / period, periods geometric in
+    MIN_PERIOD .. MAX_PERIOD."""
     fraction = torch.linspace(0, 1, width // 2, dtype=torch.float64, device=t.device)
     angle = 2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** fraction) * t[:, None].double()
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
 def row_times(t: Tensor, given: Tensor | None, rows: int, width: int) -> Tensor:
-    """`time_embedding` of every row of a chunk, float64 [B,rows,width]; rows that are given, [B,rows] above 0, are clean: at time 0."""
+    """`time_embedding` of every row of a chunk, float64 [B,rows,width]; rows that are given, [B,rows] above
+    0, are clean: at time 0."""
     times = time_embedding(t, width)[:, None].expand(-1, rows, -1)
-    return times if given is None else torch.where(given[..., None] > 0, time_embedding(torch.zeros_like(t), width)[:, None], times)
+    return (
+        times
+        if given is None
+        else torch.where(given[..., None] > 0, time_embedding(torch.zeros_like(t), width)[:, None], times)
+    )
 
 
 def row_places(start: Tensor, given: Tensor | None, rows: int, window: int) -> Tensor:
-    """Places int64 [B,rows] of a chunk's rows from `start` [B] on; with a `window` those that are not given stand OFFSET further back."""
+    """Places int64 [B,rows] of a chunk's rows from `start` [B] on; with a `window` those that are not given
+    stand OFFSET further back."""
     places = start[:, None] + torch.arange(rows, device=start.device)
     return places if not window else places + (OFFSET if given is None else OFFSET * (given <= 0))
 
 
 def lambda_mask(rows: int, window: int, sink: bool = False) -> Tensor:
-    """bool [rows,rows]: row h sees rows h - window + 1 .. h. With a sink [1+rows,1+rows]: every row sees token 0 too, which sees itself.
+    """bool [rows,rows]: row h sees rows h - window + 1 .. h. With a sink [1+rows,1+rows]: every row sees
+    token 0 too, which sees itself.
 
     Source: Xiaomi-Robotics-0, arXiv 2602.12684."""
     back = torch.arange(rows)[:, None] - torch.arange(rows)
@@ -370,14 +412,17 @@ def lambda_mask(rows: int, window: int, sink: bool = False) -> Tensor:
 def even_rows(x: Tensor) -> Tensor:
     """x [B,W] with zero rows up to a multiple of 16.
 
-    Products of fewer rows take other routines, which round differently. With these rows a sample's bits do not
-    depend on how many others are in its batch, which a ratio of exactly 1 asks for.
+    Products of fewer rows take other routines, which round differently. With these rows a sample's bits do
+    not depend on how many others are in its batch, which a ratio of exactly 1 asks for.
     """
     return F.pad(x, (0, 0, 0, -len(x) % 16))
 
 
-def picture_tokens(encode: nn.Module, project: nn.Module, images: Tensor, image_mask: Tensor, drop: bool) -> Tensor:
-    """images [B,V,3,h,w] -> projected tokens [B,V,n,W]; with `drop`, views that a row does not have are zeros and cost nothing."""
+def picture_tokens(
+    encode: nn.Module, project: nn.Module, images: Tensor, image_mask: Tensor, drop: bool
+) -> Tensor:
+    """images [B,V,3,h,w] -> projected tokens [B,V,n,W]; with `drop`, views that a row does not have are zeros
+    and cost nothing."""
     if not drop:
         return project(encode(images.flatten(0, 1))).unflatten(0, images.shape[:2])
     there = image_mask.flatten().nonzero().squeeze(1)
@@ -387,10 +432,12 @@ def picture_tokens(encode: nn.Module, project: nn.Module, images: Tensor, image_
 
 
 def pack(x: Tensor, mask: Tensor, length: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Real tokens of x [B,L,W] to the front in their order, the rest cut off: x [B,P,W], mask bool [B,P], length int64 [B].
+    """Real tokens of x [B,L,W] to the front in their order, the rest cut off: x [B,P,W], mask bool [B,P],
+    length int64 [B].
 
-    P is the longest row, or `length` (padding is added, for one shape whatever the rows are). ValueError: a row longer than
-    that, or one without any token. Positions are counted over real tokens, so packing changes no result but by rounding.
+    P is the longest row, or `length` (padding is added, for one shape whatever the rows are). ValueError: a
+    row longer than that, or one without any token. Positions are counted over real tokens, so packing changes
+    no result but by rounding.
     """
     count = mask.sum(1)
     longest, shortest = torch.stack([count.max(), count.min()]).tolist()
@@ -411,9 +458,18 @@ def mean_token(x: Tensor, mask: Tensor) -> Tensor:
     return (x.float() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-def read_prefix(layers: nn.ModuleList, norm: nn.Module, x: Tensor, turn: Tensor, sees: Tensor, mask: Tensor,
-                count: Tensor, state: Tensor) -> Context:
-    """Tokens x [B,L,W] through the trunk's layers -> the context; sees: bool, who attends to whom; count [B]: tokens that are there."""
+def read_prefix(
+    layers: nn.ModuleList,
+    norm: nn.Module,
+    x: Tensor,
+    turn: Tensor,
+    sees: Tensor,
+    mask: Tensor,
+    count: Tensor,
+    state: Tensor,
+) -> Context:
+    """Tokens x [B,L,W] through the trunk's layers -> the context; sees: bool, who attends to whom; count [B]:
+    tokens that are there."""
     kv = []
     for layer in layers:
         x, own = layer(x, turn, sees)

@@ -38,8 +38,10 @@ def examine(path: "str | Path") -> Examination:
     checkpoint = open_checkpoint(path)
     read = recognise(checkpoint.tensors)
     if not read.found:
-        raise UserError(f"{path} has {len(checkpoint.tensors)} tensors and no key of {', '.join(FAMILIES)}; the first is "
-                        f"{next(iter(checkpoint.tensors), 'none')!r}")
+        raise UserError(
+            f"{path} has {len(checkpoint.tensors)} tensors and no key of {', '.join(FAMILIES)}; the first is "
+            f"{next(iter(checkpoint.tensors), 'none')!r}"
+        )
     config = read_config(checkpoint, read)
     out = Examination(checkpoint.path)
     _say_weights(out, checkpoint, read, config)
@@ -51,16 +53,29 @@ def examine(path: "str | Path") -> Examination:
 def _say_weights(out: Examination, checkpoint: Checkpoint, read: KeyMatch, config: VlaConfig) -> None:
     stored = sum(t.bytes for t in checkpoint.tensors.values())
     layout = "ours" if read.name == OURS else read.name
-    words = f", words as {read.found['trunk.words.weight']}" if read.layout and "trunk.words.weight" in read.found else ""
+    words = (
+        f", words as {read.found['trunk.words.weight']}"
+        if read.layout and "trunk.words.weight" in read.found
+        else ""
+    )
     out.say("model", f"{read.family}, keys in layout {layout}{words}")
-    out.say("files", f"{len(checkpoint.files)} of {_size(stored)}, {len(checkpoint.tensors)} tensors: "
-            + ", ".join(f"{n} {NAMES[d]}" for d, n in Counter(t.dtype for t in checkpoint.tensors.values()).most_common()))
+    out.say(
+        "files",
+        f"{len(checkpoint.files)} of {_size(stored)}, {len(checkpoint.tensors)} tensors: "
+        + ", ".join(
+            f"{n} {NAMES[d]}" for d, n in Counter(t.dtype for t in checkpoint.tensors.values()).most_common()
+        ),
+    )
     if read.spare or read.tied:
         spare = [*read.spare, *filter(None, [read.tied])]
         size = sum(checkpoint.tensors[k].bytes for k in spare)
         out.say("not needed", f"{len(spare)} tensors of {_size(size)} ({_some(spare)})")
     missing, wrong = differences(config, read, checkpoint.tensors)
-    for names, what in ((missing, "missing"), (wrong, "of another shape"), (list(read.unknown), "unexpected")):
+    for names, what in (
+        (missing, "missing"),
+        (wrong, "of another shape"),
+        (list(read.unknown), "unexpected"),
+    ):
         if names:
             out.missing.append(f"{len(names)} weights {what}: {_some(names)}")
 
@@ -69,18 +84,35 @@ def _say_sizes(out: Examination, config: VlaConfig) -> None:
     count = sum(p.numel() for p in empty_model(config).parameters())
     out.say("parameters", f"{count / 1e6:,.1f} M ({_size(2 * count)} in bf16, {_size(4 * count)} in fp32)")
     v, t = config.vision, config.trunk
-    out.say("images", f"{v.image} x {v.image} pixels, up to {config.views} views, {config.view_tokens} tokens each")
-    out.say("trunk", f"{t.depth} layers of {t.width}, {t.heads} heads over {t.kv_heads} of {t.head_dim}; {config.vocab} words")
+    out.say(
+        "images",
+        f"{v.image} x {v.image} pixels, up to {config.views} views, {config.view_tokens} tokens each",
+    )
+    out.say(
+        "trunk",
+        f"{t.depth} layers of {t.width}, {t.heads} heads over {t.kv_heads} of {t.head_dim}; {config.vocab} "
+        "words",
+    )
     if isinstance(config, PiFastConfig):
-        out.say("actions", f"tokens of the same layers, {config.tokens} at most; their tokeniser is apart (--policy.action-words)")
+        out.say(
+            "actions",
+            f"tokens of the same layers, {config.tokens} at most; their tokeniser is apart "
+            "(--policy.action-words)",
+        )
         return
     if isinstance(config, OpenVlaConfig):
         how = f"{config.bins} bins a number" if config.head == "tokens" else "numbers of an l1 head"
         state = "a token" if config.has_state else "not read"
-        out.say("actions", f"{config.action_width} numbers a step in one pass, as {how}; the state is {state}")
+        out.say(
+            "actions", f"{config.action_width} numbers a step in one pass, as {how}; the state is {state}"
+        )
         return
     e = config.expert
-    out.say("expert", f"{e.depth} layers of {e.width}; chunks of {config.horizon} steps, {config.action_width} numbers a step")
+    out.say(
+        "expert",
+        f"{e.depth} layers of {e.width}; chunks of {config.horizon} steps, {config.action_width} numbers a "
+        "step",
+    )
 
 
 def _say_processor(out: Examination, folder: Path, config: VlaConfig) -> None:
@@ -96,12 +128,22 @@ def _say_processor(out: Examination, folder: Path, config: VlaConfig) -> None:
     if made is not None:
         o = made.options
         empty = f" and {o.slots - len(o.views)} empty" if o.slots > len(o.views) else ""
-        out.say("cameras", f"{', '.join(o.views) or 'none named'}{empty}; pictures made {o.image_size} wide by {o.fit}")
+        out.say(
+            "cameras",
+            f"{', '.join(o.views) or 'none named'}{empty}; pictures made {o.image_size} wide by {o.fit}",
+        )
         out.say("prompt", f"{o.template!r}, at most {o.prompt} tokens")
         relative = f", {sum(o.delta)} axes relative to the state" if any(o.delta) else ""
-        out.say("robot", f"state of {o.state}, normalised by {o.state_kind}; action of {o.action}, by {o.action_kind}{relative}")
+        out.say(
+            "robot",
+            f"state of {o.state}, normalised by {o.state_kind}; action of {o.action}, by "
+            f"{o.action_kind}{relative}",
+        )
         if o.image_size != config.vision.image:
-            out.missing.append(f"the processor makes pictures of {o.image_size} pixels, the model takes {config.vision.image}")
+            out.missing.append(
+                f"the processor makes pictures of {o.image_size} pixels, the model takes "
+                f"{config.vision.image}"
+            )
     try:
         if not (folder / NAME).is_file():
             words = tokenisers.load(folder)

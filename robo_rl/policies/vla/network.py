@@ -1,9 +1,9 @@
 """A trunk and an expert made into one model: prefix, velocity, the K-step sample and the supervised loss map.
 
-Trunk and expert are modules of their own, called through `forward` alone: a trunk is frozen, an expert is copied or trained by itself,
-and hooks (FSDP2, LoRA, checkpointing) see every call.
-Axes: B rows, V views, P words of the prompt, S state as wide as the model takes it, H steps, W action entries of a step, the model's
-own width (an env's A <= W; the others are padding).
+Trunk and expert are modules of their own, called through `forward` alone: a trunk is frozen, an expert is
+copied or trained by itself, and hooks (FSDP2, LoRA, checkpointing) see every call.
+Axes: B rows, V views, P words of the prompt, S state as wide as the model takes it, H steps, W action entries
+of a step, the model's own width (an env's A <= W; the others are padding).
 """
 
 import torch
@@ -23,11 +23,13 @@ VlaConfig = PiConfig | SmolVlaConfig | XVlaConfig | GrootConfig | PiFastConfig |
 
 
 class VlaModel(nn.Module):
-    """The model of a configuration, with torch's default weights: `make.make_model` gives it those of a seed, `make.load_model` those
-    of a checkpoint.
+    """The model of a configuration, with torch's default weights: `make.make_model` gives it those of a seed,
+    `make.load_model` those of a checkpoint.
 
-    `trunk(images, image_mask, tokens, token_mask, state, drop=True, length=None)` is `prefix`, `expert(context, x, t)` is `velocity`.
-    `context_size`: width of `Context.pooled`, the mean over real tokens of what the last trunk layer gets, after the trunk's norm.
+    `trunk(images, image_mask, tokens, token_mask, state, drop=True, length=None)` is `prefix`,
+    `expert(context, x, t)` is `velocity`.
+    `context_size`: width of `Context.pooled`, the mean over real tokens of what the last trunk layer gets,
+    after the trunk's norm.
     """
 
     def __init__(self, config: VlaConfig):
@@ -48,18 +50,30 @@ class VlaModel(nn.Module):
             self.trunk, self.expert = OpenVlaTrunk(config), Filler(config)
         else:
             self.trunk, self.expert = SmolVlaTrunk(config), SmolVlaExpert(config)
-        self.context_size = config.context_size if isinstance(config, PiFastConfig | OpenVlaConfig) else config.trunk.width
+        self.context_size = (
+            config.context_size if isinstance(config, PiFastConfig | OpenVlaConfig) else config.trunk.width
+        )
         self.horizon, self.views = config.horizon, config.views
         self.action_width, self.state_width = config.action_width, config.state_width
         self.image_size = config.vision.image
 
-    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor, *,
-               drop: bool = True, length: int | None = None) -> Context:
-        """images [B,V,3,h,w] in -1..1, image_mask bool [B,V], tokens int64 [B,P], token_mask bool [B,P], state [B,S] -> context.
+    def prefix(
+        self,
+        images: Tensor,
+        image_mask: Tensor,
+        tokens: Tensor,
+        token_mask: Tensor,
+        state: Tensor,
+        *,
+        drop: bool = True,
+        length: int | None = None,
+    ) -> Context:
+        """images [B,V,3,h,w] in -1..1, image_mask bool [B,V], tokens int64 [B,P], token_mask bool [B,P],
+        state [B,S] -> context.
 
-        `drop`: views and words that are masked are not computed (same result but for rounding). `length`: tokens of the prefix in
-        any batch, padded and cut to; for shapes, and rounding, that do not depend on the other rows. ValueError: a row that has
-        neither image nor word, or does not fit into `length`.
+        `drop`: views and words that are masked are not computed (same result but for rounding). `length`:
+        tokens of the prefix in any batch, padded and cut to; for shapes, and rounding, that do not depend on
+        the other rows. ValueError: a row that has neither image nor word, or does not fit into `length`.
         """
         return self.trunk(images, image_mask, tokens, token_mask, state, drop=drop, length=length)
 
@@ -70,7 +84,8 @@ class VlaModel(nn.Module):
     def sample(self, context: Context, noise: Tensor, steps: int) -> Tensor:
         """The chunk [B,H,W] that `steps` Euler steps make of noise [B,H,W]: x <- x - (t - t') v.
 
-        X-VLA's own sampler goes back to the first noise at every step: x <- t' noise + (1 - t') clean. Euler is the same for one step.
+        X-VLA's own sampler goes back to the first noise at every step: x <- t' noise + (1 - t') clean. Euler
+        is the same for one step.
         """
         x, grid = noise.float(), time_grid(steps).tolist()
         for t, after in zip(grid[:-1], grid[1:], strict=True):

@@ -1,7 +1,9 @@
-"""Policies of off-policy methods on the trunk of a vision-language-action model: what they are on a small trunk, `policies.offpolicy`.
+"""Policies of off-policy methods on the trunk of a vision-language-action model: what they are on a small
+trunk, `policies.offpolicy`.
 
-The trunk is not trained by those methods. Critics, edits and the tanh-Gaussian read the pooled vector of a context; samples of the
-flow are the expert's, which reads all of it. Replay keeps the whole context or, without `keep_prefix`, the observation.
+The trunk is not trained by those methods. Critics, edits and the tanh-Gaussian read the pooled vector of a
+context; samples of the flow are the expert's, which reads all of it. Replay keeps the whole context or,
+without `keep_prefix`, the observation.
 """
 
 from robo_rl.options import PolicyOptions
@@ -28,7 +30,9 @@ class SquashedVlaPolicy(SquashedPolicy, VlaBase):
         del self.expert
 
 
-def replay_policy(options: PolicyOptions) -> type[GuidedVlaPolicy] | type[GuidedXVlaPolicy] | type[SquashedVlaPolicy]:
+def replay_policy(
+    options: PolicyOptions,
+) -> type[GuidedVlaPolicy] | type[GuidedXVlaPolicy] | type[SquashedVlaPolicy]:
     """The class of a policy whose `actor` is not the model's own."""
     if options.actor == "squashed":
         return SquashedVlaPolicy

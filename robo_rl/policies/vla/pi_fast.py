@@ -1,10 +1,12 @@
-"""pi0-FAST (arXiv 2501.09747): PaliGemma reads images and prompt, the state among its words, and writes the actions as tokens.
+"""pi0-FAST (arXiv 2501.09747): PaliGemma reads images and prompt, the state among its words, and writes the
+actions as tokens.
 
-The prefix (images, prompt) sees itself in both directions; action tokens see the prefix and those before them. The same layers read
-and write, so what is encoded once is the embedded prefix: `trunk` makes it, and `expert`, the language model, reads it again whenever
-its weights have moved. Words are embedded by the trunk; an output is scored against the same embeddings.
-Numbers and order of operations follow LeRobot 0.6.1, to whose losses tests compare. There the token that begins the actions is causal
-in training and part of the prefix in sampling; here it is causal in both, so that what is sampled is what is scored.
+The prefix (images, prompt) sees itself in both directions; action tokens see the prefix and those before
+them. The same layers read and write, so what is encoded once is the embedded prefix: `trunk` makes it, and
+`expert`, the language model, reads it again whenever its weights have moved. Words are embedded by the trunk;
+an output is scored against the same embeddings. Numbers and order of operations follow LeRobot 0.6.1, to
+whose losses tests compare. There the token that begins the actions is causal in training and part of the
+prefix in sampling; here it is causal in both, so that what is sampled is what is scored.
 Axes: B rows, V views, P words, L prefix tokens, S action tokens, W width.
 """
 
@@ -36,7 +38,8 @@ Past = tuple[tuple[Tensor, Tensor], ...]  # per layer, keys and values [B,L,M,d]
 
 @dataclass(frozen=True, kw_only=True)
 class PiFastConfig(WriterVlaConfig):
-    """Sizes of a pi0-FAST; `PI_FAST_SIZES` has some. `trunk` is the language model, which the model has as its `expert`."""
+    """Sizes of a pi0-FAST; `PI_FAST_SIZES` has some. `trunk` is the language model, which the model has as
+    its `expert`."""
 
     vision: VisionSize
     trunk: DecoderSize
@@ -57,7 +60,10 @@ class PiFastConfig(WriterVlaConfig):
 
     def __post_init__(self):
         if self.actions + self.skip >= self.vocab:
-            raise ValueError(f"{self.actions} action tokens and {self.skip} words behind them must be fewer than the {self.vocab} words")
+            raise ValueError(
+                f"{self.actions} action tokens and {self.skip} words behind them must be fewer than the "
+                f"{self.vocab} words"
+            )
 
 
 class EmbeddedPrefix(nn.Module):
@@ -73,8 +79,17 @@ class EmbeddedPrefix(nn.Module):
         """Words int64 [...] -> [...,W]."""
         return self.words(tokens) * math.sqrt(self.words.embedding_dim)
 
-    def forward(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor, *,
-                drop: bool = True, length: int | None = None) -> Context:
+    def forward(
+        self,
+        images: Tensor,
+        image_mask: Tensor,
+        tokens: Tensor,
+        token_mask: Tensor,
+        state: Tensor,
+        *,
+        drop: bool = True,
+        length: int | None = None,
+    ) -> Context:
         """See `VlaModel.prefix`. `kv` has one entry: the tokens [B,L,W] and their mask [B,L,1]."""
         pictures = picture_tokens(self.vision, self.projector, images, image_mask, drop)
         seen = image_mask.repeat_interleave(pictures.shape[2], 1)
@@ -98,7 +113,8 @@ class TokenWriter(nn.Module):
         self.head_dim = config.trunk.head_dim
 
     def forward(self, context: Context, x: Tensor, past: Past = ()) -> tuple[Tensor, Past]:
-        """Embedded tokens x [B,S,W] after the prefix, and after those in `past` -> ([B,S,W], the past of what comes next)."""
+        """Embedded tokens x [B,S,W] after the prefix, and after those in `past` -> ([B,S,W], the past of what
+        comes next)."""
         assert context.mask is not None and context.length is not None
         there, before = context.mask, past[0][0].shape[1] - context.mask.shape[1] if past else 0
         step = torch.arange(before, before + x.shape[1], device=x.device)
@@ -118,21 +134,40 @@ class TokenWriter(nn.Module):
 
 
 def scores(trunk: EmbeddedPrefix, hidden: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Outputs of the language model [...,W] -> logits float32 [...,n] of the words `allowed` int64 [n], or of all."""
-    return nn.functional.linear(hidden, trunk.words.weight if allowed is None else trunk.words(allowed)).float()
+    """Outputs of the language model [...,W] -> logits float32 [...,n] of the words `allowed` int64 [n], or of
+    all."""
+    return nn.functional.linear(
+        hidden, trunk.words.weight if allowed is None else trunk.words(allowed)
+    ).float()
 
 
-def logits(trunk: EmbeddedPrefix, writer: TokenWriter, context: Context, tokens: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Words int64 [B,S] after the prefix -> logits [B,S,n], at s of the word after the first s + 1 of them (`scores`)."""
+def logits(
+    trunk: EmbeddedPrefix,
+    writer: TokenWriter,
+    context: Context,
+    tokens: Tensor,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Words int64 [B,S] after the prefix -> logits [B,S,n], at s of the word after the first s + 1 of them
+    (`scores`)."""
     return scores(trunk, writer(context, trunk.embed(tokens))[0], allowed)
 
 
-def write(trunk: EmbeddedPrefix, writer: TokenWriter, context: Context, begin: Tensor, allowed: Tensor, most: int,
-          draws: Tensor | None = None) -> Tensor:
-    """Sample words one by one, each seeing those before, until the last of `allowed` int64 [n] ends a row or there are `most`.
+def write(
+    trunk: EmbeddedPrefix,
+    writer: TokenWriter,
+    context: Context,
+    begin: Tensor,
+    allowed: Tensor,
+    most: int,
+    draws: Tensor | None = None,
+) -> Tensor:
+    """Sample words one by one, each seeing those before, until the last of `allowed` int64 [n] ends a row or
+    there are `most`.
 
-    begin int64 [k]: words before the first. draws [B,most] in 0..1: uniform numbers that decide, by the inverse of the cumulative
-    softmax; None: the likeliest word. Returns indices into `allowed`, int64 [B,most], -1 behind the end.
+    begin int64 [k]: words before the first. draws [B,most] in 0..1: uniform numbers that decide, by the
+    inverse of the cumulative softmax; None: the likeliest word. Returns indices into `allowed`, int64
+    [B,most], -1 behind the end.
     """
     end, out = len(allowed) - 1, torch.full((len(context), most), -1, device=begin.device)
     ended, past = torch.zeros(len(context), dtype=torch.bool, device=begin.device), Past()
@@ -158,8 +193,18 @@ def _size(vision: tuple[int, ...], trunk: tuple[int, ...], **more: Any) -> PiFas
 
 
 PI_FAST_SIZES = {
-    "tiny": _size((32, 2, 64, 4, 14, 28), (64, 2, 96, 8, 1, 16), vocab=512, actions=256, skip=16, tokens=128, horizon=10),
-    "small": _size((192, 6, 768, 6, 16, 112), (256, 6, 1024, 4, 1, 64), vocab=4096, actions=512, skip=16, tokens=128, horizon=16),
+    "tiny": _size(
+        (32, 2, 64, 4, 14, 28), (64, 2, 96, 8, 1, 16), vocab=512, actions=256, skip=16, tokens=128, horizon=10
+    ),
+    "small": _size(
+        (192, 6, 768, 6, 16, 112),
+        (256, 6, 1024, 4, 1, 64),
+        vocab=4096,
+        actions=512,
+        skip=16,
+        tokens=128,
+        horizon=16,
+    ),
     "full": _size((1152, 27, 4304, 16, 14, 224), (2048, 18, 16384, 8, 1, 256), vocab=257152),
 }
 """tiny: that of the test files; small: to be trained on a CPU; full: the published model."""

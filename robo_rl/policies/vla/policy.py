@@ -1,13 +1,17 @@
-"""A vision-language-action model as a policy: pi0, pi0.5, SmolVLA, X-VLA or GR00T under the methods of the small flows.
+"""A vision-language-action model as a policy: pi0, pi0.5, SmolVLA, X-VLA or GR00T under the methods of the
+small flows.
 
-The chain is `ChainPolicy`'s, on x [B,D] with D = H W: W numbers of a step as the model has them, of which the env has the first A. The
-other entries, and steps that are not executed, are part of what the expert reads, so they follow the plain ODE from their own noise;
-exploration moves the executed entries of the env's axes alone, and the log-prob is theirs. The chain, its trace and its log-prob are
-float32 whatever the weights are. Of a model whose actions are relative to the state the chain has those, and so has the log-prob; the
-state that was observed when the chunk began (`Context.origin`) is added to what it gives.
+The chain is `ChainPolicy`'s, on x [B,D] with D = H W: W numbers of a step as the model has them, of which the
+env has the first A. The other entries, and steps that are not executed, are part of what the expert reads, so
+they follow the plain ODE from their own noise; exploration moves the executed entries of the env's axes
+alone, and the log-prob is theirs. The chain, its trace and its log-prob are float32 whatever the weights are.
+Of a model whose actions are relative to the state the chain has those, and so has the log-prob; the state
+that was observed when the chunk began (`Context.origin`) is added to what it gives.
 
-Instructions reach `encode` as text (`ObsSpec.text` bytes of it), where the processor makes the prompt: pi0.5's tells the state too.
-Flow-Noise: the std is a small network's of the pooled context and the time (pi_RL, arXiv 2510.25889, section 4.1).
+Instructions reach `encode` as text (`ObsSpec.text` bytes of it), where the processor makes the prompt:
+pi0.5's tells the state too.
+Flow-Noise: the std is a small network's of the pooled context and the time (pi_RL, arXiv 2510.25889, section
+4.1).
 """
 
 from dataclasses import replace
@@ -43,7 +47,8 @@ CONFIG = "vla.json"  # of a checkpoint of ours: the model's sizes
 EARLIEST = 0.001  # times that a flow learns at lie between this and 1
 EVEN = 16  # rows from which a product's bits do not depend on how many they are
 PLAIN_PROMPT = 16  # words of an instruction where each is a token
-SAID = {1: ". Advantage: positive", 0: "", -1: ". Advantage: negative"}  # behind an instruction, to a policy that is told the advantage
+# behind an instruction, to a policy that is told the advantage
+SAID = {1: ". Advantage: positive", 0: "", -1: ". Advantage: negative"}
 
 
 class ExpertHead(VelocityNet):
@@ -66,7 +71,8 @@ class ExpertHead(VelocityNet):
         return t
 
     def forward(self, embedded: Context, x: Tensor, time: Tensor) -> Tensor:
-        """Products of fewer than 16 rows round differently (`blocks.even_rows`): a chunk alone has company of itself."""
+        """Products of fewer than 16 rows round differently (`blocks.even_rows`): a chunk alone has company of
+        itself."""
         rows, x, t = len(x), x.unflatten(1, (-1, self.width)), time.to(torch.float32).expand(len(x))
         if rows * x.shape[1] < EVEN:
             index = torch.arange(-(-EVEN // x.shape[1]), device=x.device) % rows
@@ -89,11 +95,12 @@ class ContextNoise(NoiseNet):
 
     def forward(self, embedded: Context, time: Tensor) -> Tensor:
         t = time_features(time.to(torch.float32).expand(len(embedded)))
-        return self.bounded(self.net(even_rows(torch.cat([embedded.pooled.detach(), t], 1)))[:len(t)])
+        return self.bounded(self.net(even_rows(torch.cat([embedded.pooled.detach(), t], 1)))[: len(t)])
 
 
 class VlaBase(PolicyBase):
-    """What policies have whose trunk sees and reads as a vision-language-action model's: its parts, its processor, its files.
+    """What policies have whose trunk sees and reads as a vision-language-action model's: its parts, its
+    processor, its files.
 
     `options.kind` is the family; weights are those of `options.folder`, or of a seed at `options.size`.
     """
@@ -118,34 +125,44 @@ class VlaBase(PolicyBase):
     def make_trunk(self) -> tuple[nn.Module, int]:
         o, spec = self.options, self.spec
         if not spec.text:
-            raise UserError(f"a policy of kind {o.kind} reads the instruction as text: its ObsSpec needs text > 0")
+            raise UserError(
+                f"a policy of kind {o.kind} reads the instruction as text: its ObsSpec needs text > 0"
+            )
         model, processor = _model(o), None
         if o.folder:
             processor = _processor_of(o, spec, model.config)
         self.config = model.config
-        self.processor = processor or Processor(_fitting(of_family(o.kind), o, spec, model.config), _words(o, model.config))
+        self.processor = processor or Processor(
+            _fitting(of_family(o.kind), o, spec, model.config), _words(o, model.config)
+        )
         if not o.folder:
             _begin(model, self.processor)
         self.width, self.expert, p = model.action_width, model.expert, self.processor.options
-        # one length for every batch: what a row's numbers are does not depend on the others' prompts, and stored contexts fit together
+        #  for every batch: what a row's numbers are does not depend on the others' prompts, and stored
+        # contexts fit together
         more = getattr(model.config, "more_tokens", int(o.kind == "smolvla"))
         self.prefix_length = p.slots * model.config.view_tokens + p.prompt + more
         if self.processor.is_relative and not (self.takes_relative and spec.units):
-            why = f"{o.kind} learns absolute ones alone" if spec.units else \
-                "an env takes commands of -1 to 1, to which no state can be added; from data in their own units it learns by --algo bc"
+            why = (
+                f"{o.kind} learns absolute ones alone"
+                if spec.units
+                else "an env takes commands of -1 to 1, to which no state can be added; from data in their "
+                "own units it learns by --algo bc"
+            )
             raise UserError(f"{o.folder}: its actions are positions relative to the state, and {why}")
         return model.trunk, model.context_size + self.told_state
 
     @property
     def told_state(self) -> int:
-        """Numbers of the normalised state that critics see beside the mean token, in which one token of the state is lost among pictures;
-        models that write or fill in their actions pool theirs."""
+        """Numbers of the normalised state that critics see beside the mean token, in which one token of the
+        state is lost among pictures; models that write or fill in their actions pool theirs."""
         return self.spec.state if self.options.kind in FLOWS else 0
 
     # ---- the contract
 
     def encode(self, obs: Obs) -> Context:
-        """Observation -> context: pictures and prompt through the trunk, once; with `guidance` a second time, untold."""
+        """Observation -> context: pictures and prompt through the trunk, once; with `guidance` a second time,
+        untold."""
         if PREFIX in obs:
             return Context.of(obs).map(as_bf16)
         texts = text_of(obs["tokens"])
@@ -153,7 +170,9 @@ class VlaBase(PolicyBase):
             return self._prefix(obs, texts)
         told = obs.get(ADVANTAGE)
         if told is not None:
-            return self._prefix(obs, [text + SAID[int(x)] for text, x in zip(texts, told.tolist(), strict=True)])
+            return self._prefix(
+                obs, [text + SAID[int(x)] for text, x in zip(texts, told.tolist(), strict=True)]
+            )
         context = self._prefix(obs, [text + SAID[1] for text in texts])
         return context if self.options.guidance == 1 else replace(context, plain=self._prefix(obs, texts))
 
@@ -163,14 +182,24 @@ class VlaBase(PolicyBase):
         tensors["state"] = tensors["state"].float()
         tensors["tokens"], tensors["token_mask"] = self.processor.prompts(texts, tensors["state"])
         x = self.processor.model_inputs(tensors)
-        context = self.trunk(x.images, x.image_mask, x.tokens, x.token_mask, x.state, length=self.prefix_length)
+        context = self.trunk(
+            x.images, x.image_mask, x.tokens, x.token_mask, x.state, length=self.prefix_length
+        )
         if self.told_state:
-            context = replace(context, pooled=torch.cat([context.pooled, x.state[:, :self.told_state].float()], 1))
-        return replace(context, origin=self.processor.origin(tensors["state"])) if self.processor.is_relative else context
+            context = replace(
+                context, pooled=torch.cat([context.pooled, x.state[:, : self.told_state].float()], 1)
+            )
+        return (
+            replace(context, origin=self.processor.origin(tensors["state"]))
+            if self.processor.is_relative
+            else context
+        )
 
     def whole_chunk(self, x: Tensor, obs: Obs) -> Tensor:
         out = super().whole_chunk(x, obs)
-        return out + self.processor.origin(obs["state"].float())[:, None] if self.processor.is_relative else out
+        return (
+            out + self.processor.origin(obs["state"].float())[:, None] if self.processor.is_relative else out
+        )
 
     # ---- files of a checkpoint
 
@@ -196,7 +225,7 @@ class VlaPolicy(VlaBase, ChainPolicy):
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
         entries = torch.zeros(options.horizon, self.width, dtype=torch.bool)
-        entries[:options.execute, :spec.action] = True
+        entries[: options.execute, : spec.action] = True
         self.noisy = entries.flatten()
 
     def make_head(self) -> tuple[VelocityNet, NoiseNet | None]:
@@ -206,14 +235,19 @@ class VlaPolicy(VlaBase, ChainPolicy):
             self.expert.window = o.window
         head = kind(self.expert, self.width)
         del self.expert  # it is the head's
-        learned = ContextNoise(self.context_size, self.chunk, o.noise_min, o.noise_max) if o.noise == "learned" else None
+        learned = (
+            ContextNoise(self.context_size, self.chunk, o.noise_min, o.noise_max)
+            if o.noise == "learned"
+            else None
+        )
         return head, learned
 
     # ---- the contract
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
-        """With `keep_prefix` the trace holds the context too, numbers of 16 bits as int16, for NumPy has no bfloat16."""
+        """With `keep_prefix` the trace holds the context too, numbers of 16 bits as int16, for NumPy has no
+        bfloat16."""
         keeps = explore and self.options.keep_prefix
         if not (keeps or self.processor.is_relative):
             return super().act(obs, generator, explore)
@@ -223,11 +257,20 @@ class VlaPolicy(VlaBase, ChainPolicy):
         if context.origin is not None:
             chunk.actions = chunk.actions + context.origin[:, None]
         if keeps:
-            chunk.trace |= {k: x.view(torch.int16) if x.dtype == torch.bfloat16 else x for k, x in columns.items()}
+            chunk.trace |= {
+                k: x.view(torch.int16) if x.dtype == torch.bfloat16 else x for k, x in columns.items()
+            }
         return chunk
 
-    def imitation(self, context: Context, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
-                  weight: Tensor | None = None) -> Tensor:
+    def imitation(
+        self,
+        context: Context,
+        chunk: Tensor,
+        mask: Tensor,
+        generator: torch.Generator,
+        head=None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
         """See `ChainPolicy`; of relative actions the error is that of what is left of them."""
         if context.origin is not None:
             chunk = chunk - context.origin[:, None]
@@ -235,7 +278,7 @@ class VlaPolicy(VlaBase, ChainPolicy):
 
     def commands(self, x: Tensor) -> Tensor:
         """Clean chunk [B,D] or [B,H,W] -> executed actions [B,E,A] in the env's -1..1 units."""
-        x = x.view(len(x), self.options.horizon, self.width)[:, :self.options.execute, :self.spec.action]
+        x = x.view(len(x), self.options.horizon, self.width)[:, : self.options.execute, : self.spec.action]
         return self.action_norm.inverse(x)
 
     def clean_chunk(self, chunk: Tensor) -> Tensor:
@@ -247,9 +290,11 @@ class VlaPolicy(VlaBase, ChainPolicy):
 
 
 class XVlaPolicy(VlaPolicy):
-    """X-VLA: it learns by the error of the clean chunk, at times spread evenly, and a gripper's entry is the logit of its opening.
+    """X-VLA: it learns by the error of the clean chunk, at times spread evenly, and a gripper's entry is the
+    logit of its opening.
 
-    The chain is Euler's on v = (x - clean)/t; its last step gives the clean chunk, as X-VLA's own sampler does.
+    The chain is Euler's on v = (x - clean)/t; its last step gives the clean chunk, as X-VLA's own sampler
+    does.
     """
 
     takes_relative = False
@@ -273,8 +318,15 @@ class XVlaPolicy(VlaPolicy):
             return x
         return x.index_copy(2, torch.tensor(self.grippers, device=x.device), x[..., self.grippers].sigmoid())
 
-    def imitation(self, context: Context, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
-                  weight: Tensor | None = None) -> Tensor:
+    def imitation(
+        self,
+        context: Context,
+        chunk: Tensor,
+        mask: Tensor,
+        generator: torch.Generator,
+        head=None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
         """`xvla.clean_loss` of what is made of the noised chunk."""
         head = head or self.head
         assert isinstance(self.config, XVlaConfig)
@@ -298,13 +350,15 @@ def as_bf16(x: Tensor) -> Tensor:
 
 
 def _model(o: PolicyOptions) -> VlaModel:
-    """The network of the options: of a checkpoint of ours (whose weights come later), of a public folder, or of a size."""
+    """The network of the options: of a checkpoint of ours (whose weights come later), of a public folder, or
+    of a size."""
     seed = int(torch.randint(2**31, ()))
     if not o.folder:
         config = vla_config(o.kind, o.size)
         if isinstance(config, OpenVlaConfig):
             config = replace(config, head=o.action_head)
-        elif isinstance(config, XVlaConfig):  # every axis is a number; an arm's grippers are openings in public weights alone
+        elif isinstance(config, XVlaConfig):
+            # every axis is a number; an arm's grippers are openings in public weights alone
             config = replace(config, grippers=(), domain=0, state_width=max(config.state_width, 32))
         return make_model(config, seed)
     if (Path(o.folder) / CONFIG).is_file():
@@ -326,36 +380,61 @@ def _begin(model: VlaModel, processor: Processor) -> None:
         fresh.order_actions(expert.action_in, expert.action_out, o.action, generator)
     if isinstance(trunk := model.trunk, PiTrunk | SmolVlaTrunk) and not trunk.layers[0].last:
         told = tokeniser.told_words(processor.words, o.template)
-        fresh.hear_instruction(trunk.vision, trunk.projector, trunk.words, trunk.layers[0].self_attn, told, generator)
+        fresh.hear_instruction(
+            trunk.vision, trunk.projector, trunk.words, trunk.layers[0].self_attn, told, generator
+        )
 
 
 def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> Any:
-    """Options of a processor for this env: its cameras in their order, its widths, the pictures and words of the model."""
+    """Options of a processor for this env: its cameras in their order, its widths, the pictures and words of
+    the model."""
     if len(spec.views) > config.views:
-        raise UserError(f"the env has {len(spec.views)} cameras ({', '.join(spec.views)}), {o.kind} takes {config.views} at most")
-    for name, have, most in (("state", spec.state, config.state_width), ("action", spec.action, config.action_width)):
+        raise UserError(
+            f"the env has {len(spec.views)} cameras ({', '.join(spec.views)}), {o.kind} takes {config.views} "
+            "at most"
+        )
+    for name, have, most in (
+        ("state", spec.state, config.state_width),
+        ("action", spec.action, config.action_width),
+    ):
         if have > most:
             raise UserError(f"the env's {name} has {have} numbers, this {o.kind} takes {most} at most")
     prompt = options.prompt
     if isinstance(config, GrootConfig) and (o.words.startswith("words:") or not (o.words or o.folder)):
         options = replace(options, template="{task}")  # none of hashed words is a picture's place
     if not o.folder and not o.words:  # every word is a token: shorter than what sentence pieces need
-        around = len(tokeniser.load("words:512").encode(options.template.format(task="", state="", pictures="")))
-        prompt = PLAIN_PROMPT + (2 * spec.state + 8 if "{state}" in options.template else around) + 4 * o.advantage  # -1 is two
+        around = len(
+            tokeniser.load("words:512").encode(options.template.format(task="", state="", pictures=""))
+        )
+        # -1 is two
+        prompt = (
+            PLAIN_PROMPT + (2 * spec.state + 8 if "{state}" in options.template else around) + 4 * o.advantage
+        )
     if isinstance(config, XVlaConfig):
         prompt = min(prompt, config.prompt)
         options = options if o.folder else replace(options, state_kind="mean_std")
     if not o.folder and o.kind in ("pi05", "xvla"):  # as large as the noise that it is learnt from
         options = replace(options, action_kind="mean_std")
-    return replace(options, views=spec.views, slots=max(1, len(spec.views)), image_size=config.vision.image, vocabulary=config.vocab,
-                   prompt=o.prompt or prompt, state=spec.state, action=spec.action, width=max(config.action_width, config.state_width))
+    return replace(
+        options,
+        views=spec.views,
+        slots=max(1, len(spec.views)),
+        image_size=config.vision.image,
+        vocabulary=config.vocab,
+        prompt=o.prompt or prompt,
+        state=spec.state,
+        action=spec.action,
+        width=max(config.action_width, config.state_width),
+    )
 
 
 def _words(o: PolicyOptions, config: VlaConfig) -> tokeniser.Tokeniser:
     """The tokeniser of the options, or hashed words for a model whose words are fresh."""
     if o.folder and not o.words:
-        raise UserError(f"{o.folder} has weights and says nothing of what its model expects (no {NAME}, {PRE} or {OPENPI}): give at least "
-                        "its tokeniser, --policy.words FILE")
+        raise UserError(
+            f"{o.folder} has weights and says nothing of what its model expects (no {NAME}, {PRE} or "
+            f"{OPENPI}): give at least its tokeniser, --policy.words FILE"
+        )
     kept = 0  # words that mean actions, and those behind them
     if isinstance(config, PiFastConfig):
         kept = config.actions + config.skip
@@ -367,21 +446,32 @@ def _words(o: PolicyOptions, config: VlaConfig) -> tokeniser.Tokeniser:
 
 
 def _processor_of(o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> "Processor | None":
-    """The processor in the folder, for this env: with its statistics where they are of as many numbers. None: the folder has none."""
+    """The processor in the folder, for this env: with its statistics where they are of as many numbers. None:
+    the folder has none."""
     folder = Path(o.folder)
     if (folder / CONFIG).is_file() and not (folder / NAME).is_file():
         raise UserError(f"{folder} has no {NAME}; copy the whole checkpoint")
-    if is_bare(folder) or not any(path for name in (NAME, PRE, "config.json", OPENVLA, f"**/{OPENPI}") for path in folder.glob(name)):
+    if is_bare(folder) or not any(
+        path for name in (NAME, PRE, "config.json", OPENVLA, f"**/{OPENPI}") for path in folder.glob(name)
+    ):
         return None
     found = from_folder(folder, o.words, need_statistics=o.statistics == "folder")
     own = _fitting(found.options, o, spec, config)
     if (folder / NAME).is_file() and found.options != own:
         found.check_same(Processor(own, found.words), str(folder))
-    other = [f"{name} of {have}, the env's has {want}" for name, have, want in
-             (("state", found.options.state, spec.state), ("action", found.options.action, spec.action)) if have != want]
+    other = [
+        f"{name} of {have}, the env's has {want}"
+        for name, have, want in (
+            ("state", found.options.state, spec.state),
+            ("action", found.options.action, spec.action),
+        )
+        if have != want
+    ]
     if other and choose("policy.statistics", o.statistics, ("demos", "folder")) == "folder":
-        raise UserError(f"{folder} has statistics of another robot ({'; '.join(other)} numbers); take them from this run's demonstrations "
-                        "with --policy.statistics demos")
+        raise UserError(
+            f"{folder} has statistics of another robot ({'; '.join(other)} numbers); take them from this "
+            "run's demonstrations with --policy.statistics demos"
+        )
     made = Processor(own, found.words)
     if not other:
         made.load_state_dict(found.state_dict())

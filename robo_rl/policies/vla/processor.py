@@ -1,11 +1,14 @@
-"""Between an observation in its own units and the inputs of a vision-language-action model, and back for its actions.
+"""Between an observation in its own units and the inputs of a vision-language-action model, and back for its
+actions.
 
-A processor knows which cameras a model looks at and in which order, how pictures become its squares, the template and the
-tokeniser of its prompt, the statistics of every axis of state and action, and whether actions are relative to the state. It is
-plain JSON (`describe`), the buffers of two normalisers and a tokeniser's file; `save` and `load` keep it beside a checkpoint.
-Foreign folders (LeRobot, openpi) are read by `processor_files`.
+A processor knows which cameras a model looks at and in which order, how pictures become its squares, the
+template and the tokeniser of its prompt, the statistics of every axis of state and action, and whether
+actions are relative to the state. It is plain JSON (`describe`), the buffers of two normalisers and a
+tokeniser's file; `save` and `load` keep it beside a checkpoint. Foreign folders (LeRobot, openpi) are read by
+`processor_files`.
 
-Axes: B rows, V views of the model, P tokens, S and A state and action of the robot, W width of the model (32), H steps.
+Axes: B rows, V views of the model, P tokens, S and A state and action of the robot, W width of the model
+(32), H steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +28,21 @@ from robo_rl.policies.images import Fit, check_fit, fit
 from robo_rl.policies.vla import tokeniser as tokenisers
 from robo_rl.policies.vla.tokeniser import Tokeniser
 
-Statistics = Mapping[str, Mapping[str, Any]]  # "state" and "action" -> mean std min max q01 q99 -> numbers of every axis
+# "state" and "action" -> mean std min max q01 q99 -> numbers of every axis
+Statistics = Mapping[str, Mapping[str, Any]]
 NAME, NUMBERS = "processor.json", "processor.safetensors"
 STATE_TEXT = np.linspace(-1, 1, 257)[:-1]  # left ends of the 256 bins of a state in a prompt (openpi)
-CHAT = ("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\n{pictures}['{task}']<|im_end|>\n<|im_start|>assistant\n")
+CHAT = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n{pictures}['{task}']<|im_end|>\n<|im_start|>assistant\n"
+)
 SHORT_CHAT = "<|im_start|>user\n{pictures}{task}<|im_end|>\n"
-TEMPLATES = ("{task}\n", "Task: {task}, State: {state};\nAction: ", "Task: {task}, State: {state};\n",
-             "In: What action should the robot take to {task}?\nOut:")
+TEMPLATES = (
+    "{task}\n",
+    "Task: {task}, State: {state};\nAction: ",
+    "Task: {task}, State: {state};\n",
+    "In: What action should the robot take to {task}?\nOut:",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +50,11 @@ class ProcessorOptions:
     """What a model expects, beside the statistics and the tokeniser."""
 
     family: str = "pi0"
-    """pi0, pi05, pi0_fast, smolvla, xvla, groot, groot_n17 or openvla_oft: where the other defaults come from (`of_family`)."""
+    """pi0, pi05, pi0_fast, smolvla, xvla, groot, groot_n17 or openvla_oft: where the other defaults come from
+    (`of_family`)."""
     views: tuple[str, ...] = ()
-    """Cameras of the observation in the order of the model's views; those that the model has beyond them are masked."""
+    """Cameras of the observation in the order of the model's views; those that the model has beyond them are
+    masked."""
     slots: int = 3
     """V: views of the model."""
     image_size: int = 224
@@ -50,7 +62,8 @@ class ProcessorOptions:
     fit: Fit = "pad"
     """How a picture of another size becomes one: pad, pad_top_left, crop or stretch."""
     template: str = TEMPLATES[0]
-    """Of the prompt: {task}, {state} where the state is told in words, {pictures} where pictures have their places among the words."""
+    """Of the prompt: {task}, {state} where the state is told in words, {pictures} where pictures have their
+    places among the words."""
     lower: bool = False
     """Whether the instruction is put in small letters."""
     prompt: int = 48
@@ -70,7 +83,8 @@ class ProcessorOptions:
     padded_state_text: bool = False
     """Whether the state in the prompt has W numbers (LeRobot) and not S (openpi)."""
     delta: tuple[bool, ...] = ()
-    """Per action axis: whether the model's action is relative to the state of the same number; empty: none is."""
+    """Per action axis: whether the model's action is relative to the state of the same number; empty: none
+    is."""
     state_names: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
@@ -82,44 +96,94 @@ class ProcessorOptions:
     def __post_init__(self) -> None:
         choose("processor family", self.family, FAMILIES)
         check_fit("processor fit", self.fit)
-        for name, low, high in (("slots", 1, 16), ("image_size", 1, 4096), ("prompt", 1, 4096), ("width", 1, 4096),
-                                ("state", 1, self.width), ("action", 1, self.width), ("vocabulary", 0, 1 << 24)):
+        for name, low, high in (
+            ("slots", 1, 16),
+            ("image_size", 1, 4096),
+            ("prompt", 1, 4096),
+            ("width", 1, 4096),
+            ("state", 1, self.width),
+            ("action", 1, self.width),
+            ("vocabulary", 0, 1 << 24),
+        ):
             in_range(f"processor {name}", getattr(self, name), low, high)
         for name in ("state_kind", "action_kind"):
             choose(f"processor {name}", getattr(self, name), KINDS)
         if len(self.views) > self.slots:
-            raise UserError(f"the model takes {self.slots} views, but {len(self.views)} cameras are named: "
-                            f"{', '.join(self.views)}; choose {self.slots} of them")
+            raise UserError(
+                f"the model takes {self.slots} views, but {len(self.views)} cameras are named: "
+                f"{', '.join(self.views)}; choose {self.slots} of them"
+            )
         if len(self.delta) > min(self.action, self.state):
-            raise UserError(f"{len(self.delta)} action axes cannot be relative to the state: it has {self.state} numbers, the "
-                            f"action {self.action}")
+            raise UserError(
+                f"{len(self.delta)} action axes cannot be relative to the state: it has {self.state} "
+                f"numbers, the action {self.action}"
+            )
 
 
-PIECE = 8  # pictures that are made smaller at once: as numbers of 32 bits they take four times their bytes, twice
+# pictures that are made smaller at once: as numbers of 32 bits they take four times their bytes, twice
+PIECE = 8
 FAMILIES: dict[str, dict[str, Any]] = {  # of the public checkpoints
     "pi0": {},
     "pi05": {"template": TEMPLATES[1], "prompt": 200, "state_kind": "quantiles", "action_kind": "quantiles"},
-    "pi0_fast": {"template": TEMPLATES[2], "prompt": 200, "state_kind": "quantiles", "action_kind": "quantiles"},
-    "openvla_oft": {"template": TEMPLATES[3], "lower": True, "prompt": 64, "fit": "stretch", "state_kind": "quantiles",
-                    "action_kind": "quantiles"},
-    "xvla": {"template": "{task}", "prompt": 64, "fit": "stretch", "state_kind": "identity", "action_kind": "identity"},
+    "pi0_fast": {
+        "template": TEMPLATES[2],
+        "prompt": 200,
+        "state_kind": "quantiles",
+        "action_kind": "quantiles",
+    },
+    "openvla_oft": {
+        "template": TEMPLATES[3],
+        "lower": True,
+        "prompt": 64,
+        "fit": "stretch",
+        "state_kind": "quantiles",
+        "action_kind": "quantiles",
+    },
+    "xvla": {
+        "template": "{task}",
+        "prompt": 64,
+        "fit": "stretch",
+        "state_kind": "identity",
+        "action_kind": "identity",
+    },
     "smolvla": {"image_size": 512, "fit": "pad_top_left"},
-    "groot": {"template": CHAT, "prompt": 128, "fit": "stretch", "width": 64, "state_kind": "min_max", "action_kind": "min_max"},
-    "groot_n17": {"template": SHORT_CHAT, "lower": True, "prompt": 96, "image_size": 256, "fit": "stretch", "width": 132,
-                  "state_kind": "min_max", "action_kind": "min_max"},
+    "groot": {
+        "template": CHAT,
+        "prompt": 128,
+        "fit": "stretch",
+        "width": 64,
+        "state_kind": "min_max",
+        "action_kind": "min_max",
+    },
+    "groot_n17": {
+        "template": SHORT_CHAT,
+        "lower": True,
+        "prompt": 96,
+        "image_size": 256,
+        "fit": "stretch",
+        "width": 132,
+        "state_kind": "min_max",
+        "action_kind": "min_max",
+    },
 }
-PICTURES = {"groot": "<image {n}><img><IMG_CONTEXT></img>", "groot_n17": "<|vision_start|><|image_pad|><|vision_end|>"}  # of {pictures}
+# of {pictures}
+PICTURES = {
+    "groot": "<image {n}><img><IMG_CONTEXT></img>",
+    "groot_n17": "<|vision_start|><|image_pad|><|vision_end|>",
+}
 
 
 def of_family(family: str, **changes: Any) -> ProcessorOptions:
     """The options of a family's public checkpoints, with `changes`."""
-    return ProcessorOptions(family=family, **{**FAMILIES[choose("processor family", family, FAMILIES)], **changes})
+    return ProcessorOptions(
+        family=family, **{**FAMILIES[choose("processor family", family, FAMILIES)], **changes}
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """images float32 [B,V,3,h,w] in -1..1, image_mask bool [B,V], tokens int64 [B,P'], token_mask bool [B,P'] (P' <= P: the
-    longest of the batch), state float32 [B,W], normalised and padded."""
+    """images float32 [B,V,3,h,w] in -1..1, image_mask bool [B,V], tokens int64 [B,P'], token_mask bool [B,P']
+    (P' <= P: the longest of the batch), state float32 [B,W], normalised and padded."""
 
     images: Tensor
     image_mask: Tensor
@@ -129,37 +193,58 @@ class ModelInputs:
 
 
 class Processor(nn.Module):
-    """See the module. `state_norm` and `action_norm` hold its statistics: they move with `.to` and are its `state_dict`."""
+    """See the module. `state_norm` and `action_norm` hold its statistics: they move with `.to` and are its
+    `state_dict`."""
 
     relative: Tensor
 
     def __init__(self, options: ProcessorOptions, words: Tokeniser):
         super().__init__()
         if options.digest and options.digest != words.digest:
-            raise UserError(f"wrong tokeniser: the policy was trained with {options.tokeniser} of SHA-256 "
-                            f"{options.digest[:12]}…, this one ({words.name}) has {words.digest[:12]}…; copy the policy's own")
+            raise UserError(
+                f"wrong tokeniser: the policy was trained with {options.tokeniser} of SHA-256 "
+                f"{options.digest[:12]}…, this one ({words.name}) has {words.digest[:12]}…; copy the "
+                "policy's own"
+            )
         if options.vocabulary and words.size > options.vocabulary:
-            raise UserError(f"wrong tokeniser: {words.name} has {words.size} tokens, the model has words for "
-                            f"{options.vocabulary}; give the one that it was trained with")
+            raise UserError(
+                f"wrong tokeniser: {words.name} has {words.size} tokens, the model has words for "
+                f"{options.vocabulary}; give the one that it was trained with"
+            )
         self.options, self.words = replace(options, tokeniser=words.name, digest=words.digest), words
         self.state_norm = AxisNormaliser(options.state, options.state_kind)
         self.action_norm = AxisNormaliser(options.action, options.action_kind)
         relative = torch.zeros(options.action)
-        relative[:len(options.delta)] = torch.tensor(options.delta, dtype=torch.float32)
+        relative[: len(options.delta)] = torch.tensor(options.delta, dtype=torch.float32)
         self.register_buffer("relative", relative, persistent=False)
         self.is_relative = bool(relative.any())
 
     @classmethod
-    def from_options(cls, options: ProcessorOptions, words: "Tokeniser | str | Path", statistics: Statistics,
-                     eps: float | None = None, plus: bool = False) -> "Processor":
+    def from_options(
+        cls,
+        options: ProcessorOptions,
+        words: "Tokeniser | str | Path",
+        statistics: Statistics,
+        eps: float | None = None,
+        plus: bool = False,
+    ) -> "Processor":
         """A processor with `statistics` of state and action (see `AxisNormaliser` for eps and plus)."""
         made = cls(options, words if isinstance(words, Tokeniser) else tokenisers.load(words))
         made.take(statistics, eps, plus)
         return made
 
-    def take(self, statistics: Statistics, eps: float | None = None, plus: bool = False, where: str = "the statistics") -> None:
+    def take(
+        self,
+        statistics: Statistics,
+        eps: float | None = None,
+        plus: bool = False,
+        where: str = "the statistics",
+    ) -> None:
         """Use these statistics from now on; UserError for those that are absent or of another width."""
-        for key, norm, n in (("state", self.state_norm, self.options.state), ("action", self.action_norm, self.options.action)):
+        for key, norm, n in (
+            ("state", self.state_norm, self.options.state),
+            ("action", self.action_norm, self.options.action),
+        ):
             if norm.kind == "identity":
                 continue
             norm.take(*pair_of(statistics, key, norm.kind, n, where), eps, plus)
@@ -167,19 +252,23 @@ class Processor(nn.Module):
     # ---- observations
 
     def observation(self, obs: Mapping[str, Any], task: "Sequence[str] | str | None" = None) -> ModelInputs:
-        """An observation as an env gives it: state [B,S], image/<view> uint8 [B,h,w,3], task: B instructions (or `task`)."""
+        """An observation as an env gives it: state [B,S], image/<view> uint8 [B,h,w,3], task: B instructions
+        (or `task`)."""
         return self.model_inputs(self.tensors(obs, task))
 
     def tensors(self, obs: Mapping[str, Any], task: "Sequence[str] | str | None" = None) -> dict[str, Tensor]:
-        """What of an observation is kept for learning: state, tokens [B,P] with token_mask, and pictures as they came, uint8.
+        """What of an observation is kept for learning: state, tokens [B,P] with token_mask, and pictures as
+        they came, uint8.
 
-        Tokens are full length, so that batches can be joined. UserError: another width, a camera that is not there or whose
-        pictures are none, a prompt longer than P.
+        Tokens are full length, so that batches can be joined. UserError: another width, a camera that is not
+        there or whose pictures are none, a prompt longer than P.
         """
         state = torch.as_tensor(obs["state"]).float()
         if state.ndim != 2 or state.shape[1] != self.options.state:
-            raise UserError(f"the observation has a state of {list(state.shape[1:])} numbers, this policy was trained on "
-                            f"{self.options.state}{self._named(self.options.state_names)}")
+            raise UserError(
+                f"the observation has a state of {list(state.shape[1:])} numbers, this policy was trained on "
+                f"{self.options.state}{self._named(self.options.state_names)}"
+            )
         texts = task if task is not None else obs["task"]
         texts = [texts] * len(state) if isinstance(texts, str) else [str(t) for t in texts]
         out = {"state": state}
@@ -188,12 +277,21 @@ class Processor(nn.Module):
             image = obs.get(f"image/{view}")
             if image is None:
                 there = [k.removeprefix("image/") for k in obs if k.startswith("image/")]
-                raise UserError(f"this policy looks through the cameras {', '.join(self.options.views)}; the observation lacks "
-                                f"{view!r} and has {', '.join(there) or 'none'}")
+                raise UserError(
+                    f"this policy looks through the cameras {', '.join(self.options.views)}; the observation "
+                    f"lacks {view!r} and has {', '.join(there) or 'none'}"
+                )
             image = torch.as_tensor(image)
-            if image.dtype != torch.uint8 or image.ndim != 4 or image.shape[3] != 3 or len(image) != len(state):
-                raise UserError(f"camera {view!r} must give uint8 [{len(state)}, h, w, 3], got {str(image.dtype)[6:]} "
-                                f"{list(image.shape)}")
+            if (
+                image.dtype != torch.uint8
+                or image.ndim != 4
+                or image.shape[3] != 3
+                or len(image) != len(state)
+            ):
+                raise UserError(
+                    f"camera {view!r} must give uint8 [{len(state)}, h, w, 3], got {str(image.dtype)[6:]} "
+                    f"{list(image.shape)}"
+                )
             out[f"image/{view}"] = image
         return out
 
@@ -203,7 +301,9 @@ class Processor(nn.Module):
         images = state.new_full((len(state), o.slots, 3, o.image_size, o.image_size), -1.0)
         mask = torch.zeros(len(state), o.slots, dtype=torch.bool, device=state.device)
         for i, view in enumerate(o.views):
-            for made, seen in zip(images[:, i].split(PIECE), tensors[f"image/{view}"].split(PIECE), strict=True):
+            for made, seen in zip(
+                images[:, i].split(PIECE), tensors[f"image/{view}"].split(PIECE), strict=True
+            ):
                 made.copy_(self.picture(seen))
             mask[:, i] = True
         token_mask = tensors["token_mask"]
@@ -231,9 +331,11 @@ class Processor(nn.Module):
             text = o.template.format(task=task, pictures=pictures, state=" ".join(map(str, bins[i])))
             ids = self.words.encode(text)
             if len(ids) > o.prompt:
-                raise UserError(f"a prompt has {len(ids)} tokens, this policy takes {o.prompt} at most: {text[:60]!r}…; "
-                                "shorten the instruction, or allow more (--policy.prompt)")
-            out[i, :len(ids)], there[i, :len(ids)] = ids, True
+                raise UserError(
+                    f"a prompt has {len(ids)} tokens, this policy takes {o.prompt} at most: {text[:60]!r}…; "
+                    "shorten the instruction, or allow more (--policy.prompt)"
+                )
+            out[i, : len(ids)], there[i, : len(ids)] = ids, True
         return torch.from_numpy(out).to(state.device), torch.from_numpy(there).to(state.device)
 
     # ---- actions
@@ -244,15 +346,21 @@ class Processor(nn.Module):
         return torch.arange(self.options.width, device=self.action_norm.shift.device) < self.options.action
 
     def actions_in(self, actions: Tensor, state: Tensor) -> Tensor:
-        """Actions [B,H,A] in their own units, and the state [B,S] that they were taken in -> the model's [B,H,W]."""
+        """Actions [B,H,A] in their own units, and the state [B,S] that they were taken in -> the model's
+        [B,H,W]."""
         if actions.shape[-1] != self.options.action:
-            raise UserError(f"actions have {actions.shape[-1]} numbers, this policy was trained on {self.options.action}"
-                            f"{self._named(self.options.action_names)}")
-        return pad(self.action_norm(actions - self.origin(state)[:, None]), (0, self.options.width - self.options.action))
+            raise UserError(
+                f"actions have {actions.shape[-1]} numbers, this policy was trained on {self.options.action}"
+                f"{self._named(self.options.action_names)}"
+            )
+        return pad(
+            self.action_norm(actions - self.origin(state)[:, None]),
+            (0, self.options.width - self.options.action),
+        )
 
     def actions_out(self, x: Tensor, state: Tensor) -> Tensor:
         """The inverse of `actions_in`: [B,H,W] -> [B,H,A] in their own units."""
-        return self.action_norm.inverse(x[..., :self.options.action]) + self.origin(state)[:, None]
+        return self.action_norm.inverse(x[..., : self.options.action]) + self.origin(state)[:, None]
 
     def origin(self, state: Tensor) -> Tensor:
         """[B,A]: the state [B,S] that relative actions begin at, 0 for axes that are not relative."""
@@ -266,15 +374,19 @@ class Processor(nn.Module):
     # ---- files
 
     def describe(self) -> dict:
-        """The options as plain JSON; with the buffers of the normalisers and the tokeniser it is all of a processor."""
+        """The options as plain JSON; with the buffers of the normalisers and the tokeniser it is all of a
+        processor."""
         return asdict(self.options)
 
     def save(self, folder: Path) -> None:
         """processor.json, processor.safetensors and the tokeniser's file into a checkpoint's folder."""
         from safetensors.torch import save
+
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / NAME, self.describe())
-        write_bytes(folder / NUMBERS, save({k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}))
+        write_bytes(
+            folder / NUMBERS, save({k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()})
+        )
         self.words.save(folder)
 
     @classmethod
@@ -282,6 +394,7 @@ class Processor(nn.Module):
         """The inverse of `save`; UserError naming the file that is absent or not what was saved."""
         from safetensors import SafetensorError
         from safetensors.torch import load
+
         path = folder / NAME
         if not path.is_file():
             raise UserError(f"{folder} has no {NAME}; copy the whole checkpoint")
@@ -291,18 +404,25 @@ class Processor(nn.Module):
         try:
             made.load_state_dict(load((folder / NUMBERS).read_bytes()))
         except (OSError, SafetensorError, RuntimeError) as e:
-            raise UserError(f"{folder / NUMBERS} does not fit {NAME} ({str(e).splitlines()[-1].strip()}); copy the whole "
-                            "checkpoint") from None
+            raise UserError(
+                f"{folder / NUMBERS} does not fit {NAME} ({str(e).splitlines()[-1].strip()}); copy the whole "
+                "checkpoint"
+            ) from None
         return made
 
     def check_same(self, other: "Processor", where: str) -> None:
         """Raise UserError naming what differs: a policy's inputs must mean the same wherever it acts."""
         for name, mine in self.describe().items():
             if (theirs := other.describe()[name]) != mine:
-                raise UserError(f"{where} expects another processor: its {name.replace('_', ' ')} is {theirs!r}, here {mine!r}")
+                raise UserError(
+                    f"{where} expects another processor: its {name.replace('_', ' ')} is {theirs!r}, here "
+                    f"{mine!r}"
+                )
         for name, mine in self.state_dict().items():
             if not torch.equal(mine.cpu(), other.state_dict()[name].cpu()):
-                raise UserError(f"{where} was trained with other statistics ({name} differs); use its own processor")
+                raise UserError(
+                    f"{where} was trained with other statistics ({name} differs); use its own processor"
+                )
 
 
 def options_of(document: Any, path: Path) -> ProcessorOptions:
@@ -315,20 +435,27 @@ def options_of(document: Any, path: Path) -> ProcessorOptions:
 
 
 def pair_of(statistics: Statistics, key: str, kind: str, n: int, where: str) -> tuple[Tensor, Tensor]:
-    """The two statistics [n] of a normaliser; UserError for those that are absent, of another width or not finite."""
+    """The two statistics [n] of a normaliser; UserError for those that are absent, of another width or not
+    finite."""
     own = statistics.get(key, {})
     first, second = KINDS[kind]
     if absent := [s for s in (first, second) if own.get(s) is None]:
         have = [s for s in ("mean", "std", "min", "max", "q01", "q99") if own.get(s) is not None]
-        raise UserError(f"{where}: {' and '.join(absent)} of the {key} are absent (there: {', '.join(have) or 'nothing'}), but "
-                        f"its normaliser is {kind}; a run takes them from its demonstrations (--policy.statistics demos, the default), "
-                        "data sets get theirs by robo_rl data stats FOLDER")
+        raise UserError(
+            f"{where}: {' and '.join(absent)} of the {key} are absent (there: "
+            f"{', '.join(have) or 'nothing'}), but its normaliser is {kind}; a run takes them from its "
+            "demonstrations (--policy.statistics demos, the default), data sets get theirs by robo_rl data "
+            "stats FOLDER"
+        )
     out = []
     for s in (first, second):
         x = torch.as_tensor(np.asarray(own[s], np.float64).reshape(-1))
         if len(x) != n:
             raise UserError(f"{where}: {s} of the {key} has {len(x)} numbers, the policy's {key} has {n}")
         if not bool(torch.isfinite(x).all()):
-            raise UserError(f"{where}: {s} of the {key} is not finite; make the statistics again with robo_rl data stats FOLDER")
+            raise UserError(
+                f"{where}: {s} of the {key} is not finite; make the statistics again with robo_rl data stats "
+                "FOLDER"
+            )
         out.append(x)
     return out[0], out[1]

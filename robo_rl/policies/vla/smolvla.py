@@ -1,9 +1,11 @@
-"""SmolVLA (arXiv 2506.01844): the first layers of SmolVLM2-500M read images, prompt and state; an expert reads them and the actions.
+"""SmolVLA (arXiv 2506.01844): the first layers of SmolVLM2-500M read images, prompt and state; an expert
+reads them and the actions.
 
-The state is the last token of the prefix: it sees images and words, which do not see it. Even layers of the expert attend to the
-prefix' keys and values and to the actions before and including their own; odd layers attend to the prefix alone, through own
-projections of its (rotated) keys and its values, with the actions' positions counted from 0.
-Numbers and order of operations follow LeRobot 0.6.1, to whose outputs tests compare.
+The state is the last token of the prefix: it sees images and words, which do not see it. Even layers of the
+expert attend to the prefix' keys and values and to the actions before and including their own; odd layers
+attend to the prefix alone, through own projections of its (rotated) keys and its values, with the actions'
+positions counted from 0. Numbers and order of operations follow LeRobot 0.6.1, to whose outputs tests
+compare.
 Axes: B rows, V views, P words, L prefix tokens, H steps, W action entries, S state.
 """
 
@@ -48,7 +50,10 @@ class SmolVlaConfig(DecoderVlaConfig):
     def __post_init__(self):
         super().__post_init__()
         if (self.vision.image // self.vision.patch) % self.merge:
-            raise ValueError(f"merge must divide the {self.vision.image // self.vision.patch} patches of a side, got {self.merge}")
+            raise ValueError(
+                f"merge must divide the {self.vision.image // self.vision.patch} patches of a side, got "
+                f"{self.merge}"
+            )
 
     @property
     def view_tokens(self) -> int:
@@ -67,7 +72,11 @@ class PatchMerger(nn.Module):
         """[B,n²,W] -> [B,(n/merge)²,out], times the root of `out`."""
         rows, count, width = x.shape
         side = math.isqrt(count) // self.merge
-        x = x.view(rows, side, self.merge, side, self.merge, width).transpose(2, 3).reshape(rows, side * side, self.proj.in_features)
+        x = (
+            x.view(rows, side, self.merge, side, self.merge, width)
+            .transpose(2, 3)
+            .reshape(rows, side * side, self.proj.in_features)
+        )
         return self.proj(x) * math.sqrt(self.proj.out_features)
 
 
@@ -81,18 +90,35 @@ class SmolVlaTrunk(nn.Module):
         self.projector = PatchMerger(config.vision.width, size.width, config.merge)
         self.words = nn.Embedding(config.vocab, size.width)
         self.state = nn.Linear(config.state_width, size.width)
-        self.layers = nn.ModuleList([DecoderBlock(size, kind, last=i == size.depth - 1) for i in range(size.depth)])
+        self.layers = nn.ModuleList(
+            [DecoderBlock(size, kind, last=i == size.depth - 1) for i in range(size.depth)]
+        )
         self.norm = RmsNorm(size.width, kind)
         self.head_dim = size.head_dim
 
-    def forward(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor, *,
-                drop: bool = True, length: int | None = None) -> Context:
+    def forward(
+        self,
+        images: Tensor,
+        image_mask: Tensor,
+        tokens: Tensor,
+        token_mask: Tensor,
+        state: Tensor,
+        *,
+        drop: bool = True,
+        length: int | None = None,
+    ) -> Context:
         """See `VlaModel.prefix`."""
         pictures = picture_tokens(self.vision, self.projector, images, image_mask, drop)
         words = self.words(tokens) * math.sqrt(self.words.embedding_dim)
-        told = self.state(even_rows(state.to(self.state.weight.dtype)))[:len(state), None]
-        mask = torch.cat([image_mask.repeat_interleave(pictures.shape[2], 1), token_mask,
-                          torch.ones_like(token_mask[:, :1])], 1)
+        told = self.state(even_rows(state.to(self.state.weight.dtype)))[: len(state), None]
+        mask = torch.cat(
+            [
+                image_mask.repeat_interleave(pictures.shape[2], 1),
+                token_mask,
+                torch.ones_like(token_mask[:, :1]),
+            ],
+            1,
+        )
         x = torch.cat([pictures.flatten(1, 2), words, told], 1)
         if drop or length is not None:
             x, mask, count = pack(x, mask, length)
@@ -108,7 +134,8 @@ class SmolVlaTrunk(nn.Module):
 class SmolVlaExpert(nn.Module):
     """A Llama of three quarters of the trunk's width: the velocity of a noised chunk.
 
-    Rows that are given (`Context.committed`) are at flow time 0 (training-time real-time chunking, arXiv 2512.05964).
+    Rows that are given (`Context.committed`) are at flow time 0 (training-time real-time chunking, arXiv
+    2512.05964).
     """
 
     window = 0  # w of a Λ-shaped mask among the actions; 0: each sees all before it
@@ -117,10 +144,17 @@ class SmolVlaExpert(nn.Module):
         super().__init__()
         size, source = config.expert, config.trunk.kv_heads * config.trunk.head_dim
         kind = replace(LLAMA, eps=config.eps)
-        self.layers = nn.ModuleList([DecoderBlock(size, kind, source=source if i % config.self_every else 0)
-                                     for i in range(size.depth)])
+        self.layers = nn.ModuleList(
+            [
+                DecoderBlock(size, kind, source=source if i % config.self_every else 0)
+                for i in range(size.depth)
+            ]
+        )
         self.norm = RmsNorm(size.width, kind)
-        self.action_in, self.action_out = nn.Linear(config.action_width, size.width), nn.Linear(size.width, config.action_width)
+        self.action_in, self.action_out = (
+            nn.Linear(config.action_width, size.width),
+            nn.Linear(size.width, config.action_width),
+        )
         self.time_in, self.time_out = nn.Linear(2 * size.width, size.width), nn.Linear(size.width, size.width)
         self.width, self.head_dim = size.width, size.head_dim
 
@@ -129,7 +163,9 @@ class SmolVlaExpert(nn.Module):
         assert context.mask is not None and context.length is not None
         steps, dtype = x.shape[1], self.action_in.weight.dtype
         h, given = self.action_in(x.to(dtype)), context.committed
-        h = self.time_out(silu(self.time_in(torch.cat([h, row_times(t, given, steps, self.width).to(dtype)], -1))))
+        h = self.time_out(
+            silu(self.time_in(torch.cat([h, row_times(t, given, steps, self.width).to(dtype)], -1)))
+        )
         step = torch.arange(steps, device=x.device)
         there = context.mask[:, None]
         causal = lambda_mask(steps, self.window or steps).to(x.device).expand(len(x), -1, -1)
@@ -141,10 +177,19 @@ class SmolVlaExpert(nn.Module):
         return self.action_out(self.norm(h)[0]).float()
 
 
-def _size(vision: tuple[int, ...], trunk: tuple[int, ...], expert: tuple[int, int], vocab: int, merge: int, horizon: int,
-          eps: float = 1e-5) -> SmolVlaConfig:
+def _size(
+    vision: tuple[int, ...],
+    trunk: tuple[int, ...],
+    expert: tuple[int, int],
+    vocab: int,
+    merge: int,
+    horizon: int,
+    eps: float = 1e-5,
+) -> SmolVlaConfig:
     tower, decoder, smaller = parts_of(vision, trunk, expert)
-    return SmolVlaConfig(vocab=vocab, merge=merge, horizon=horizon, eps=eps, vision=tower, trunk=decoder, expert=smaller)
+    return SmolVlaConfig(
+        vocab=vocab, merge=merge, horizon=horizon, eps=eps, vision=tower, trunk=decoder, expert=smaller
+    )
 
 
 SMOLVLA_SIZES = {

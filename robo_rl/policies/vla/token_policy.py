@@ -1,14 +1,17 @@
-"""A vision-language-action model that writes its actions as tokens, as a policy: pi0-FAST under supervision, PPO and groups.
+"""A vision-language-action model that writes its actions as tokens, as a policy: pi0-FAST under supervision,
+PPO and groups.
 
     log p(chunk | obs) = sum over tokens of log softmax(logits)_token
 
-over the action tokens and the one that ends them, and no other word, so that every sample is a chunk. The words that begin the actions
-("Action: ") are given, not sampled. A chunk has a log-prob per token (`factors`, those behind its end are 0): methods make the ratio of
-their sum, or of each (`rl.ratio`). Tokens are sampled one by one on kept keys and values; their log-prob is then that of one pass over
-all of them, which `score` repeats, so that the first ratio is exactly 1.
+over the action tokens and the one that ends them, and no other word, so that every sample is a chunk. The
+words that begin the actions ("Action: ") are given, not sampled. A chunk has a log-prob per token (`factors`,
+those behind its end are 0): methods make the ratio of their sum, or of each (`rl.ratio`). Tokens are sampled
+one by one on kept keys and values; their log-prob is then that of one pass over all of them, which `score`
+repeats, so that the first ratio is exactly 1.
 
-The density is of the whole chunk of H steps, of which E are executed: FAST's tokens are frequencies and belong to no step. Evaluation
-takes the likeliest token. The critic sees the mean picture token, the mean word and the state.
+The density is of the whole chunk of H steps, of which E are executed: FAST's tokens are frequencies and
+belong to no step. Evaluation takes the likeliest token. The critic sees the mean picture token, the mean word
+and the state.
 Axes: B rows, T tokens of a chunk at most, H steps, A action, n action tokens and the end.
 """
 
@@ -78,30 +81,43 @@ class TokenPolicy(VlaBase):
             self._size_to_train()
             return fast.load(DEFAULT)
         if o.folder and not o.action_words and not (Path(o.folder) / "vla.json").is_file():
-            raise UserError(f"{o.folder} does not say what its action tokens mean: give the folder of its FAST tokeniser, "
-                            "--policy.action-words FOLDER")
+            raise UserError(
+                f"{o.folder} does not say what its action tokens mean: give the folder of its FAST "
+                "tokeniser, --policy.action-words FOLDER"
+            )
         return fast.load(o.action_words or DEFAULT)
 
     def _size_to_train(self) -> int:
         text, most = self.options.action_words.removeprefix("train:"), self.sizes.actions
         if not text.isdigit():
-            raise UserError(f"--policy.action-words train:N needs a number of tokens, got {self.options.action_words!r}")
+            raise UserError(
+                f"--policy.action-words train:N needs a number of tokens, got {self.options.action_words!r}"
+            )
         in_range("policy.action_words train:N", int(text), 2, most)
         return int(text)
 
     def _allow(self) -> None:
-        """Words of the action tokens, then the end's. UserError: the tokeniser has more tokens than the model."""
+        """Words of the action tokens, then the end's. UserError: the tokeniser has more tokens than the
+        model."""
         c, size = self.sizes, self.fast.size
         if size >= c.vocab - c.skip:
-            raise UserError(f"the action tokeniser {self.fast.name} has {size} tokens, this model has room for {c.vocab - c.skip - 1}")
+            raise UserError(
+                f"the action tokeniser {self.fast.name} has {size} tokens, this model has room for "
+                f"{c.vocab - c.skip - 1}"
+            )
         words = torch.cat([c.vocab - 1 - c.skip - torch.arange(size), torch.tensor([self.end])])
         self.register_buffer("allowed", words.to(self.begin.device), persistent=False)
 
     @torch.no_grad()
     def fit_actions(self, chunks: np.ndarray) -> None:
-        """Learn the byte pairs of `train:N` from chunks [M,H,A] in the env's units; other tokenisers stay as they are."""
+        """Learn the byte pairs of `train:N` from chunks [M,H,A] in the env's units; other tokenisers stay as
+        they are."""
         if self.options.action_words.startswith("train:"):
-            normal = self.action_norm(torch.as_tensor(chunks, dtype=torch.float32).to(self.action_norm.device)).cpu().numpy()
+            normal = (
+                self.action_norm(torch.as_tensor(chunks, dtype=torch.float32).to(self.action_norm.device))
+                .cpu()
+                .numpy()
+            )
             self.fast = fast.train([normal], self._size_to_train())
             self._allow()
 
@@ -113,7 +129,9 @@ class TokenPolicy(VlaBase):
         b, t, h, a = len(context), self.factors, self.options.horizon, self.spec.action
         draws = torch.special.ndtr(randn(generator, b, t).to(self.begin.device)) if explore else None
         tokens = write(self.trunk, self.head.expert, context, self.begin, self.allowed, t, draws)
-        x0 = torch.from_numpy(self.fast.decode([row[row >= 0].tolist() for row in tokens.cpu()], h, a)).to(self.begin.device)
+        x0 = torch.from_numpy(self.fast.decode([row[row >= 0].tolist() for row in tokens.cpu()], h, a)).to(
+            self.begin.device
+        )
         if not explore:
             return Chunk(self.commands(x0), x0, x0.new_empty(b, 0), {})
         return Chunk(self.commands(x0), x0, self._logp(context, tokens)[0], {"tokens": tokens})
@@ -122,9 +140,11 @@ class TokenPolicy(VlaBase):
         """Context of B rows, trace tokens [B,T] -> logp [B,T] and the mean entropy per token, a scalar."""
         return self._logp(context, trace["tokens"])
 
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
-        """Cross-entropy per token of demonstrated chunks [B,H,A] in the env's units; one counts by its share of steps that are there,
-        mask [B,H]. Tokens beyond T are left out. Nothing is drawn."""
+    def bc_loss(
+        self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1
+    ) -> Tensor:
+        """Cross-entropy per token of demonstrated chunks [B,H,A] in the env's units; one counts by its share
+        of steps that are there, mask [B,H]. Tokens beyond T are left out. Nothing is drawn."""
         tokens = self.tokens_of(chunk)
         logp, _ = self._logp(self.encode(obs), tokens)
         weight = mask.mean(1, keepdim=True) * (tokens >= 0)
@@ -132,27 +152,33 @@ class TokenPolicy(VlaBase):
 
     def commands(self, x: Tensor) -> Tensor:
         """Clean chunk [B,D] or [B,H,A] -> executed actions [B,E,A] in the env's units."""
-        x = x.view(len(x), self.options.horizon, self.spec.action)[:, :self.options.execute]
+        x = x.view(len(x), self.options.horizon, self.spec.action)[:, : self.options.execute]
         return self.action_norm.inverse(x)
 
     def tokens_of(self, chunk: Tensor) -> Tensor:
-        """Chunks [B,H,A] in the env's units -> indices into `allowed` int64 [B,T], the end last, -1 behind it."""
+        """Chunks [B,H,A] in the env's units -> indices into `allowed` int64 [B,T], the end last, -1 behind
+        it."""
         out = np.full((len(chunk), self.factors), -1, np.int64)
-        for row, ids in zip(out, self.fast.encode(self.action_norm(chunk).detach().cpu().numpy()), strict=True):
-            ids = [*ids, len(self.allowed) - 1][:len(row)]
-            row[:len(ids)] = ids
+        for row, ids in zip(
+            out, self.fast.encode(self.action_norm(chunk).detach().cpu().numpy()), strict=True
+        ):
+            ids = [*ids, len(self.allowed) - 1][: len(row)]
+            row[: len(ids)] = ids
         return torch.from_numpy(out).to(chunk.device)
 
     def _logp(self, context: Context, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """logp [B,T] of tokens [B,T], 0 behind their end, and the mean entropy per token.
 
-        The pass has at least 16 tokens a row: products of fewer rows round differently, and a row's bits must not depend on the batch.
+        The pass has at least 16 tokens a row: products of fewer rows round differently, and a row's bits must
+        not depend on the batch.
         """
         there, index = tokens >= 0, tokens.clamp(min=0)
         words = torch.cat([self.begin.expand(len(tokens), -1), self.allowed[index[:, :-1]]], 1)
         words = nn.functional.pad(words, (0, max(0, EVEN - words.shape[1])))
         first = len(self.begin) - 1
-        likely = logits(self.trunk, self.head.expert, context, words, self.allowed)[:, first:first + tokens.shape[1]].log_softmax(-1)
+        likely = logits(self.trunk, self.head.expert, context, words, self.allowed)[
+            :, first : first + tokens.shape[1]
+        ].log_softmax(-1)
         entropy = -(likely.exp() * likely).sum(-1)
         logp = likely.gather(2, index[..., None]).squeeze(2)
         return logp * there, (entropy * there).sum() / there.sum().clamp(min=1)

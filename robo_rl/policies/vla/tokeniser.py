@@ -1,7 +1,8 @@
 """Instructions as the numbers that a language model was trained on, from a local file; nothing is downloaded.
 
-`tokenizer.model` is read with sentencepiece (PaliGemma: pi0, pi0.5), `tokenizer.json` with tokenizers (SmolVLM2 and others). A
-model with fresh words needs no file: `words:N` hashes every word into N numbers, as the small policies do.
+`tokenizer.model` is read with sentencepiece (PaliGemma: pi0, pi0.5), `tokenizer.json` with tokenizers
+(SmolVLM2 and others). A model with fresh words needs no file: `words:N` hashes every word into N numbers, as
+the small policies do.
 """
 
 import hashlib
@@ -20,9 +21,11 @@ LARGEST = 1 << 28  # bytes of a tokeniser's file
 
 
 class Tokeniser:
-    """text -> numbers. `name` of its file (or words:N), its `digest` (SHA-256), its `size`: numbers are 0 .. size - 1.
+    """text -> numbers. `name` of its file (or words:N), its `digest` (SHA-256), its `size`: numbers are 0 ..
+    size - 1.
 
-    A sentencepiece model begins every prompt with its begin token; a tokenizer.json says by itself what it adds.
+    A sentencepiece model begins every prompt with its begin token; a tokenizer.json says by itself what it
+    adds.
     """
 
     def __init__(self, name: str, data: bytes, size: int, encode: Callable[[str], list[int]]):
@@ -45,7 +48,8 @@ class Tokeniser:
 
 
 def load(where: "str | Path") -> Tokeniser:
-    """The tokeniser in a file, in a folder that has one, or `words:N`. UserError: there is none, or it cannot be read."""
+    """The tokeniser in a file, in a folder that has one, or `words:N`. UserError: there is none, or it cannot
+    be read."""
     text = str(where)
     if text.startswith("words:"):
         if not text[6:].isdigit() or int(text[6:]) <= RESERVED:
@@ -55,7 +59,9 @@ def load(where: "str | Path") -> Tokeniser:
     if path.is_dir():
         found = [path / name for name in FILES if (path / name).is_file()]
         if not found:
-            raise UserError(f"{path} has no tokeniser ({' or '.join(FILES)}); copy the one of the model into it")
+            raise UserError(
+                f"{path} has no tokeniser ({' or '.join(FILES)}); copy the one of the model into it"
+            )
         path = found[0]
     if not path.is_file():
         raise UserError(f"no tokeniser at {path}; give a {' or a '.join(FILES)}, or a folder that has one")
@@ -71,12 +77,14 @@ def pieces_of(text: str) -> list[str]:
 
 
 def own_numbers(words: Tokeniser) -> range:
-    """The tokens of `words:N` that are the bins of a state, in their order; none in other tokenisers, or where N is small."""
+    """The tokens of `words:N` that are the bins of a state, in their order; none in other tokenisers, or
+    where N is small."""
     return range(RESERVED, RESERVED + _own(words.size) if words.name.startswith("words:") else RESERVED)
 
 
 def told_words(words: Tokeniser, template: str) -> list[int]:
-    """The tokens that are neither reserved nor in the prompt whatever is asked for: those of an instruction."""
+    """The tokens that are neither reserved nor in the prompt whatever is asked for: those of an
+    instruction."""
     always = words.encode(template.format(task="", state=" ".join(map(str, range(-1, BINS))), pictures=""))
     return sorted(set(range(RESERVED, words.size)) - set(always))
 
@@ -86,14 +94,19 @@ def _own(size: int) -> int:
 
 
 def _words(size: int) -> Tokeniser:
-    """Numbers up to 255, the bins of a state in a prompt, have places of their own where there are as many others: two that shared one
-    would be one state."""
+    """Numbers up to 255, the bins of a state in a prompt, have places of their own where there are as many
+    others: two that shared one would be one state."""
     own = _own(size)
     first = RESERVED + own
 
     def encode(text: str) -> list[int]:
-        return [RESERVED + int(w) if w.isdecimal() and len(w) <= 3 and int(w) < own else first + zlib.crc32(w.encode()) % (size - first)
-                for w in pieces_of(text)]
+        return [
+            RESERVED + int(w)
+            if w.isdecimal() and len(w) <= 3 and int(w) < own
+            else first + zlib.crc32(w.encode()) % (size - first)
+            for w in pieces_of(text)
+        ]
+
     return Tokeniser(f"words:{size}", b"", size, encode)
 
 
@@ -106,10 +119,14 @@ def _sentencepiece(path: Path, data: bytes) -> Tokeniser:
     try:
         pieces.LoadFromSerializedProto(data)
     except RuntimeError as e:
-        raise UserError(f"{path} is no sentencepiece model ({str(e).splitlines()[0]}); copy it again, and not a Git LFS pointer"
-                        ) from None
+        raise UserError(
+            f"{path} is no sentencepiece model ({str(e).splitlines()[0]}); copy it again, and not a Git LFS "
+            "pointer"
+        ) from None
     begin = [pieces.bos_id()] if pieces.bos_id() >= 0 else []
-    return Tokeniser("tokenizer.model", data, pieces.vocab_size(), lambda text: begin + pieces.EncodeAsIds(text))
+    return Tokeniser(
+        "tokenizer.model", data, pieces.vocab_size(), lambda text: begin + pieces.EncodeAsIds(text)
+    )
 
 
 def _json(path: Path, data: bytes) -> Tokeniser:
@@ -120,8 +137,10 @@ def _json(path: Path, data: bytes) -> Tokeniser:
     try:
         pieces = tokenizers.Tokenizer.from_buffer(data)
     except Exception as e:  # the library raises a bare Exception
-        raise UserError(f"{path} is no tokenizer.json ({str(e).splitlines()[0][:120]}); copy it again, and not a Git LFS pointer"
-                        ) from None
+        raise UserError(
+            f"{path} is no tokenizer.json ({str(e).splitlines()[0][:120]}); copy it again, and not a Git LFS "
+            "pointer"
+        ) from None
     pieces.no_padding()
     pieces.no_truncation()
     return Tokeniser("tokenizer.json", data, pieces.get_vocab_size(), lambda text: pieces.encode(text).ids)

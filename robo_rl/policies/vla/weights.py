@@ -1,8 +1,9 @@
 """Safetensors checkpoints of billions of parameters: headers alone, or tensor by tensor straight to a device.
 
-A checkpoint is one file, or a folder with `model.safetensors`, with `model.safetensors.index.json` and its shards, with
-`policy.safetensors` (a checkpoint of a run), or with one file of another name. Whatever is wrong with it is one line (UserError): an
-absent or truncated shard, an index that disagrees, a key too many or too few.
+A checkpoint is one file, or a folder with `model.safetensors`, with `model.safetensors.index.json` and its
+shards, with `policy.safetensors` (a checkpoint of a run), or with one file of another name. Whatever is wrong
+with it is one line (UserError): an absent or truncated shard, an index that disagrees, a key too many or too
+few.
 """
 
 import json
@@ -24,8 +25,18 @@ from robo_rl.files import parse_json, read_json, replacing, require_free
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 TRAINED = "policy.safetensors"  # of a checkpoint of a run
 HEADER = 100 << 20  # bytes of a header at most, as safetensors itself allows
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 BUFFER = 16 << 20  # bytes copied at a time
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -67,7 +78,9 @@ class Checkpoint:
         """Its safetensors files, in order."""
         return sorted({t.file for t in self.tensors.values()})
 
-    def read(self, keys: set[str] | None = None, device: "torch.device | str" = "cpu") -> Iterator[tuple[str, Tensor]]:
+    def read(
+        self, keys: set[str] | None = None, device: "torch.device | str" = "cpu"
+    ) -> Iterator[tuple[str, Tensor]]:
         """(key, tensor on `device`) one after the other, file by file; all of them, or `keys`."""
         for file in self.files:
             with safe_open(file, framework="pt", device=str(device)) as f:
@@ -97,12 +110,18 @@ def _header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             shape, (a, b) = tuple(int(n) for n in entry["shape"]), entry["data_offsets"]
             dtype = DTYPES[entry["dtype"]]
         except (KeyError, TypeError, ValueError):
-            raise UserError(f"{broken}: what its header says of {key[:80]!r} is not read here ({str(entry)[:80]})") from None
+            raise UserError(
+                f"{broken}: what its header says of {key[:80]!r} is not read here ({str(entry)[:80]})"
+            ) from None
         if b - a != math.prod(shape) * dtype.itemsize:
-            raise UserError(f"{broken}: {key[:80]!r} of shape {list(shape)} has {b - a} bytes; fetch it again")
+            raise UserError(
+                f"{broken}: {key[:80]!r} of shape {list(shape)} has {b - a} bytes; fetch it again"
+            )
         tensors[key], end = TensorInfo(file, shape, dtype, 8 + length + a), max(end, b)
     if 8 + length + end != size:
-        raise UserError(f"{broken}: it has {size} bytes and its header speaks of {8 + length + end}; fetch it again")
+        raise UserError(
+            f"{broken}: it has {size} bytes and its header speaks of {8 + length + end}; fetch it again"
+        )
     return tensors, metadata
 
 
@@ -110,7 +129,9 @@ def open_checkpoint(path: "str | Path") -> Checkpoint:
     """The headers of a file or folder; no weight is read. UserError: nothing there, or not whole."""
     path = Path(path)
     if not path.exists():
-        raise UserError(f"{path} does not exist; give a .safetensors file or a folder with {SINGLE} or {INDEX}")
+        raise UserError(
+            f"{path} does not exist; give a .safetensors file or a folder with {SINGLE} or {INDEX}"
+        )
     if path.is_file():
         return Checkpoint(path, *_header(path))
     if (path / INDEX).exists():
@@ -120,27 +141,39 @@ def open_checkpoint(path: "str | Path") -> Checkpoint:
             return Checkpoint(path, *_header(path / name))
     files = sorted(path.glob("*.safetensors"))
     if len(files) != 1:
-        raise UserError(f"{path} has neither {SINGLE} nor {INDEX}, and {len(files)} other .safetensors files; name the file")
+        raise UserError(
+            f"{path} has neither {SINGLE} nor {INDEX}, and {len(files)} other .safetensors files; name the "
+            "file"
+        )
     return Checkpoint(path, *_header(files[0]))
 
 
 def _sharded(path: Path) -> Checkpoint:
     where = read_json(path / INDEX, remedy="fetch it again").get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(f, str) and Path(f).name == f for f in where.values()):
+    if not isinstance(where, dict) or not all(
+        isinstance(f, str) and Path(f).name == f for f in where.values()
+    ):
         raise UserError(f"{path / INDEX} has no weight_map from keys to files of its folder; fetch it again")
     names = sorted(set(where.values()))
     absent = [n for n in names if not (path / n).is_file()]
     if absent:
-        raise UserError(f"{path / INDEX} names {len(absent)} of {len(names)} shards that are not there: "
-                        f"{', '.join(absent[:4])}{' …' if len(absent) > 4 else ''}; fetch them")
+        raise UserError(
+            f"{path / INDEX} names {len(absent)} of {len(names)} shards that are not there: "
+            f"{', '.join(absent[:4])}{' …' if len(absent) > 4 else ''}; fetch them"
+        )
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, str] = {}
     for name in names:
         inside, more = _header(path / name)
         metadata |= more
-        wrong = [k for k in inside if where.get(k) != name] + [k for k, f in where.items() if f == name and k not in inside]
+        wrong = [k for k in inside if where.get(k) != name] + [
+            k for k, f in where.items() if f == name and k not in inside
+        ]
         if wrong:
-            raise UserError(f"{path / name} and {INDEX} disagree on {len(wrong)} keys, the first {wrong[0][:80]!r}; fetch both again")
+            raise UserError(
+                f"{path / name} and {INDEX} disagree on {len(wrong)} keys, the first {wrong[0][:80]!r}; "
+                "fetch both again"
+            )
         tensors |= inside
     return Checkpoint(path, tensors, metadata)
 
@@ -148,8 +181,11 @@ def _sharded(path: Path) -> Checkpoint:
 Zeros = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a tensor of zeros
 
 
-def write_checkpoint(path: Path, tensors: Mapping[str, "TensorInfo | Zeros"], metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file, whole or not at all, by copying bytes: of a tensor of another file, or zeros of (shape, dtype).
+def write_checkpoint(
+    path: Path, tensors: Mapping[str, "TensorInfo | Zeros"], metadata: Mapping[str, str]
+) -> None:
+    """Write one safetensors file, whole or not at all, by copying bytes: of a tensor of another file, or
+    zeros of (shape, dtype).
 
     The memory it takes is a copy buffer. UserError: the disk is full, or no place to write.
     """
@@ -171,7 +207,11 @@ def write_checkpoint(path: Path, tensors: Mapping[str, "TensorInfo | Zeros"], me
 
 
 def _kind(what: "TensorInfo | Zeros") -> Zeros:
-    return (what.shape[::-1] if what.turned else what.shape, what.dtype) if isinstance(what, TensorInfo) else what
+    return (
+        (what.shape[::-1] if what.turned else what.shape, what.dtype)
+        if isinstance(what, TensorInfo)
+        else what
+    )
 
 
 def _copy(what: "TensorInfo | Zeros", out: BinaryIO) -> None:
@@ -181,7 +221,9 @@ def _copy(what: "TensorInfo | Zeros", out: BinaryIO) -> None:
     with open(what.file, "rb") as f:
         f.seek(what.start)
         if what.turned:
-            matrix = np.frombuffer(f.read(what.bytes), np.dtype(f"V{what.dtype.itemsize}")).reshape(what.shape)
+            matrix = np.frombuffer(f.read(what.bytes), np.dtype(f"V{what.dtype.itemsize}")).reshape(
+                what.shape
+            )
             out.write(np.ascontiguousarray(matrix.T).tobytes())
             return
         left = what.bytes

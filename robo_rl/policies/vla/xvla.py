@@ -1,11 +1,13 @@
-"""X-VLA (arXiv 2510.10274): Florence-2's encoder reads the first view and the prompt; one bidirectional transformer reads them, the
-tokens of the other views, soft prompts of the embodiment, and actions with state and time in every token.
+"""X-VLA (arXiv 2510.10274): Florence-2's encoder reads the first view and the prompt; one bidirectional
+transformer reads them, the tokens of the other views, soft prompts of the embodiment, and actions with state
+and time in every token.
 
-It predicts the clean chunk: v = (x - clean)/t. There are no keys and values to keep: the context is the tokens that the transformer
-reads, and it reads all of them at every denoise step. The published model attends to the padding of its prompts, so prompts are made
-of one length here, and nothing of them is dropped. Its dropout in training is left out.
-Numbers and order of operations follow LeRobot 0.4.4, to whose outputs tests compare. Sources: DaViT (arXiv 2204.03645), Florence-2
-(arXiv 2311.06242).
+It predicts the clean chunk: v = (x - clean)/t. There are no keys and values to keep: the context is the
+tokens that the transformer reads, and it reads all of them at every denoise step. The published model attends
+to the padding of its prompts, so prompts are made of one length here, and nothing of them is dropped. Its
+dropout in training is left out.
+Numbers and order of operations follow LeRobot 0.4.4, to whose outputs tests compare. Sources: DaViT (arXiv
+2204.03645), Florence-2 (arXiv 2311.06242).
 Axes: B rows, V views, n tokens of a picture, P words, H steps, W action entries, S state.
 """
 
@@ -27,7 +29,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colour
 
 @dataclass(frozen=True, kw_only=True)
 class DavitSize:
-    """A DaViT: stages of `widths`, each halving the picture, of `depths` pairs of a window block and a channel block."""
+    """A DaViT: stages of `widths`, each halving the picture, of `depths` pairs of a window block and a
+    channel block."""
 
     widths: tuple[int, ...]
     depths: tuple[int, ...]
@@ -52,7 +55,8 @@ class DavitSize:
 
 @dataclass(frozen=True, kw_only=True)
 class XVlaConfig:
-    """Sizes of an X-VLA; `XVLA_SIZES` has some. `trunk` is the text encoder, `expert` the transformer over all tokens."""
+    """Sizes of an X-VLA; `XVLA_SIZES` has some. `trunk` is the text encoder, `expert` the transformer over
+    all tokens."""
 
     vision: DavitSize
     trunk: DecoderSize
@@ -94,12 +98,15 @@ class DepthwiseConv(nn.Module):
 
     def forward(self, x: Tensor, side: int) -> Tensor:
         """[B,side²,W] -> [B,side²,W]."""
-        y = F.conv2d(x.transpose(1, 2).unflatten(2, (side, side)), self.weight, self.bias, padding=1, groups=x.shape[2])
+        y = F.conv2d(
+            x.transpose(1, 2).unflatten(2, (side, side)), self.weight, self.bias, padding=1, groups=x.shape[2]
+        )
         return x + y.flatten(2).transpose(1, 2)
 
 
 class FusedAttention(nn.Module):
-    """Self-attention with one matrix for queries, keys and values: over tokens, in windows, or over channels."""
+    """Self-attention with one matrix for queries, keys and values: over tokens, in windows, or over
+    channels."""
 
     def __init__(self, width: int, heads: int, window: int = 0):
         super().__init__()
@@ -112,7 +119,8 @@ class FusedAttention(nn.Module):
         return q, k, v
 
     def forward(self, x: Tensor, side: int = 0) -> Tensor:
-        """[B,L,W] -> [B,L,W]; in windows of a picture of side² tokens, which are padded with zeros, if they are set."""
+        """[B,L,W] -> [B,L,W]; in windows of a picture of side² tokens, which are padded with zeros, if they
+        are set."""
         if not self.window:
             return self._over_tokens(x)
         w, rows = self.window, len(x)
@@ -169,7 +177,8 @@ class DavitBlock(nn.Module):
 
 
 class PictureStage(nn.Module):
-    """A convolution that makes the picture smaller; the first stage normalises after it, the others before."""
+    """A convolution that makes the picture smaller; the first stage normalises after it, the others
+    before."""
 
     def __init__(self, stage: int, before: int, width: int):
         super().__init__()
@@ -193,10 +202,25 @@ class Davit(nn.Module):
     def __init__(self, size: DavitSize):
         super().__init__()
         before = (3, *size.widths[:-1])
-        self.convs = nn.ModuleList([PictureStage(i, a, b) for i, (a, b) in enumerate(zip(before, size.widths, strict=True))])
-        self.blocks = nn.ModuleList([nn.ModuleList([nn.ModuleDict({
-            "spatial_block": DavitBlock(width, heads, size.window), "channel_block": DavitBlock(width, heads, 0)})
-            for _ in range(depth)]) for width, depth, heads in zip(size.widths, size.depths, size.heads, strict=True)])
+        self.convs = nn.ModuleList(
+            [PictureStage(i, a, b) for i, (a, b) in enumerate(zip(before, size.widths, strict=True))]
+        )
+        self.blocks = nn.ModuleList(
+            [
+                nn.ModuleList(
+                    [
+                        nn.ModuleDict(
+                            {
+                                "spatial_block": DavitBlock(width, heads, size.window),
+                                "channel_block": DavitBlock(width, heads, 0),
+                            }
+                        )
+                        for _ in range(depth)
+                    ]
+                )
+                for width, depth, heads in zip(size.widths, size.depths, size.heads, strict=True)
+            ]
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """[B,3,h,h] -> [B,n,W]."""
@@ -213,7 +237,8 @@ class Davit(nn.Module):
 
 
 class PictureProjector(nn.Module):
-    """Places of rows and columns, the place of the first picture in time, and the mean of all tokens before them; then projected."""
+    """Places of rows and columns, the place of the first picture in time, and the mean of all tokens before
+    them; then projected."""
 
     def __init__(self, width: int, out: int, places: int):
         super().__init__()
@@ -262,21 +287,36 @@ class XVlaTrunk(nn.Module):
         self.encoder = nn.ModuleList([TextBlock(config.trunk) for _ in range(config.trunk.depth)])
         self.config = config
 
-    def forward(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor, *,
-                drop: bool = True, length: int | None = None) -> Context:
-        """See `VlaModel.prefix`. `kv` has one entry: all tokens [B,L,C], and which are of views beyond the first [B,L,1].
+    def forward(
+        self,
+        images: Tensor,
+        image_mask: Tensor,
+        tokens: Tensor,
+        token_mask: Tensor,
+        state: Tensor,
+        *,
+        drop: bool = True,
+        length: int | None = None,
+    ) -> Context:
+        """See `VlaModel.prefix`. `kv` has one entry: all tokens [B,L,C], and which are of views beyond the
+        first [B,L,1].
 
-        Views that a row lacks are zeros, and cost nothing with `drop`; so are those that nobody has, up to `views`. `length` has
-        nothing to set. ValueError: more views, a longer prompt.
+        Views that a row lacks are zeros, and cost nothing with `drop`; so are those that nobody has, up to
+        `views`. `length` has nothing to set. ValueError: more views, a longer prompt.
         """
         c, more = self.config, self.config.views - images.shape[1]
         if more < 0 or tokens.shape[1] > c.prompt:
-            raise ValueError(f"X-VLA takes {c.views} views and {c.prompt} words at most, got {images.shape[1]} and {tokens.shape[1]}")
+            raise ValueError(
+                f"X-VLA takes {c.views} views and {c.prompt} words at most, got {images.shape[1]} and "
+                f"{tokens.shape[1]}"
+            )
         images, image_mask = F.pad(images, (0, 0, 0, 0, 0, 0, 0, more)), F.pad(image_mask, (0, more))
         pictures = picture_tokens(self.vision, self.projector, images, image_mask, drop)
         if not drop:
             pictures = pictures * image_mask[:, :, None, None]
-        tokens = F.pad(tokens.masked_fill(~token_mask, c.padding), (0, c.prompt - tokens.shape[1]), value=c.padding)
+        tokens = F.pad(
+            tokens.masked_fill(~token_mask, c.padding), (0, c.prompt - tokens.shape[1]), value=c.padding
+        )
         x = torch.cat([pictures[:, 0], self.words(tokens)], 1)
         x = self.norm(x + self.places(torch.arange(x.shape[1], device=x.device) + self.OFFSET))
         for block in self.encoder:
@@ -285,7 +325,7 @@ class XVlaTrunk(nn.Module):
         both = torch.cat([x, others], 1)
         beyond = (torch.arange(both.shape[1], device=x.device) >= x.shape[1])[:, None].expand(len(x), -1, 1)
         mask = torch.ones(both.shape[:2], dtype=torch.bool, device=x.device)
-        return Context(x.float().mean(1), ((both, beyond),), mask, mask.sum(1), state[:, :c.state_width])
+        return Context(x.float().mean(1), ((both, beyond),), mask, mask.sum(1), state[:, : c.state_width])
 
 
 class DomainLinear(nn.Module):
@@ -321,7 +361,9 @@ class XVlaExpert(nn.Module):
     def __init__(self, config: XVlaConfig):
         super().__init__()
         width, tokens = config.expert.width, config.trunk.width
-        self.encoder = DomainLinear(config.action_width + config.time_width + config.state_width, width, config.domains)
+        self.encoder = DomainLinear(
+            config.action_width + config.time_width + config.state_width, width, config.domains
+        )
         self.decoder = DomainLinear(width, config.action_width, config.domains)
         self.seen, self.others = nn.Linear(tokens, width), nn.Linear(tokens, width)
         self.places = nn.Parameter(torch.zeros(1, config.places, width))
@@ -335,7 +377,8 @@ class XVlaExpert(nn.Module):
         return (x.float() - self.clean(context, x, t)) / t[:, None, None].float()
 
     def clean(self, context: Context, x: Tensor, t: Tensor) -> Tensor:
-        """x [B,H,W] at times t [B] -> the clean chunk float32 [B,H,W]; of grippers, what a sigmoid makes their opening."""
+        """x [B,H,W] at times t [B] -> the clean chunk float32 [B,H,W]; of grippers, what a sigmoid makes
+        their opening."""
         c, steps, dtype = self.config, x.shape[1], self.norm.weight.dtype
         assert context.state is not None
         domain = torch.full((1,), c.domain, device=x.device)
@@ -346,7 +389,7 @@ class XVlaExpert(nn.Module):
         h = torch.cat([h, torch.where(beyond, self.others(both), self.seen(both))], 1)
         if h.shape[1] > c.places:
             raise ValueError(f"{h.shape[1]} tokens of actions, words and pictures, places for {c.places}")
-        h = h + self.places[:, :h.shape[1]]
+        h = h + self.places[:, : h.shape[1]]
         h = torch.cat([h, self.soft_prompts(domain).view(1, c.soft_prompts, -1).expand(len(h), -1, -1)], 1)
         for layer in self.layers:
             h = layer(h)
@@ -361,41 +404,89 @@ class XVlaExpert(nn.Module):
 
     def _time(self, t: Tensor) -> Tensor:
         half = self.config.time_width // 2
-        angle = t[:, None].float() * torch.exp(-math.log(TIME_PERIOD) * torch.arange(half, device=t.device) / half)
+        angle = t[:, None].float() * torch.exp(
+            -math.log(TIME_PERIOD) * torch.arange(half, device=t.device) / half
+        )
         return torch.cat([angle.cos(), angle.sin()], 1)
 
 
 def _same(width: int, depth: int, mlp: int, heads: int) -> DecoderSize:
-    return DecoderSize(width=width, depth=depth, mlp=mlp, heads=heads, kv_heads=heads, head_dim=width // heads)
+    return DecoderSize(
+        width=width, depth=depth, mlp=mlp, heads=heads, kv_heads=heads, head_dim=width // heads
+    )
 
 
-LOSSES = {"ee6d": ((500.0, (0, 1, 2, 10, 11, 12)), (10.0, (3, 4, 5, 6, 7, 8, 13, 14, 15, 16, 17, 18)))}  # weight and entries of each term
+# weight and entries of each term
+LOSSES = {"ee6d": ((500.0, (0, 1, 2, 10, 11, 12)), (10.0, (3, 4, 5, 6, 7, 8, 13, 14, 15, 16, 17, 18)))}
 
 
 def clean_loss(clean: Tensor, want: Tensor, grippers: tuple[int, ...], action: int) -> Tensor:
-    """The supervised loss of a clean chunk, by step: clean and want [B,H,W], of which the robot has the first `action` -> [B,H].
+    """The supervised loss of a clean chunk, by step: clean and want [B,H,W], of which the robot has the first
+    `action` -> [B,H].
 
-    ee6d (grippers 9 and 19): 500 times the squared error of positions, each arm's mean by itself, 10 times that of rotations, and the
-    cross-entropy of the grippers' openings. Others: the mean squared error, and 0.1 times that cross-entropy (joint).
+    ee6d (grippers 9 and 19): 500 times the squared error of positions, each arm's mean by itself, 10 times
+    that of rotations, and the cross-entropy of the grippers' openings. Others: the mean squared error, and
+    0.1 times that cross-entropy (joint).
     """
     openings = [g for g in grippers if g < action]
-    entropy = [F.binary_cross_entropy_with_logits(clean[..., g], want[..., g].clamp(0, 1), reduction="none") for g in openings]
+    entropy = [
+        F.binary_cross_entropy_with_logits(clean[..., g], want[..., g].clamp(0, 1), reduction="none")
+        for g in openings
+    ]
     error = (clean - want).square()
     if grippers == (9, 19) and action == 20:
-        terms = [weight * error[..., half].mean(-1) for weight, at in LOSSES["ee6d"] for half in (at[:len(at) // 2], at[len(at) // 2:])]
+        terms = [
+            weight * error[..., half].mean(-1)
+            for weight, at in LOSSES["ee6d"]
+            for half in (at[: len(at) // 2], at[len(at) // 2 :])
+        ]
         return sum(terms[1:], terms[0]) + (entropy[0] + entropy[1]) / 2
     rest = error[..., [i for i in range(action) if i not in openings]].mean(-1)
     return rest + 0.1 * sum(entropy[1:], entropy[0]) / len(entropy) if entropy else rest
 
 
 XVLA_SIZES = {
-    "tiny": XVlaConfig(vision=DavitSize(widths=(16, 16, 32, 32), depths=(1, 1, 1, 1), heads=(2, 2, 4, 4), window=3, image=72),
-                       trunk=_same(48, 2, 64, 4), expert=_same(64, 2, 256, 4), vocab=512, prompt=9, picture_places=50, text_places=256,
-                       places=256, domains=3, domain=1, soft_prompts=4, horizon=8, state_width=20),
-    "small": XVlaConfig(vision=DavitSize(widths=(32, 64, 128, 256), depths=(1, 1, 2, 1), heads=(2, 4, 8, 16), window=7, image=112),
-                        trunk=_same(256, 4, 768, 4), expert=_same(256, 6, 768, 4), vocab=4096, prompt=24, picture_places=50,
-                        text_places=256, places=256, domains=3, soft_prompts=8, horizon=16, state_width=32),
-    "full": XVlaConfig(vision=DavitSize(widths=(256, 512, 1024, 2048), depths=(1, 1, 9, 1), heads=(8, 16, 32, 64), window=12, image=224),
-                       trunk=_same(1024, 12, 4096, 16), expert=_same(1024, 24, 4096, 16), vocab=51289),
+    "tiny": XVlaConfig(
+        vision=DavitSize(
+            widths=(16, 16, 32, 32), depths=(1, 1, 1, 1), heads=(2, 2, 4, 4), window=3, image=72
+        ),
+        trunk=_same(48, 2, 64, 4),
+        expert=_same(64, 2, 256, 4),
+        vocab=512,
+        prompt=9,
+        picture_places=50,
+        text_places=256,
+        places=256,
+        domains=3,
+        domain=1,
+        soft_prompts=4,
+        horizon=8,
+        state_width=20,
+    ),
+    "small": XVlaConfig(
+        vision=DavitSize(
+            widths=(32, 64, 128, 256), depths=(1, 1, 2, 1), heads=(2, 4, 8, 16), window=7, image=112
+        ),
+        trunk=_same(256, 4, 768, 4),
+        expert=_same(256, 6, 768, 4),
+        vocab=4096,
+        prompt=24,
+        picture_places=50,
+        text_places=256,
+        places=256,
+        domains=3,
+        soft_prompts=8,
+        horizon=16,
+        state_width=32,
+    ),
+    "full": XVlaConfig(
+        vision=DavitSize(
+            widths=(256, 512, 1024, 2048), depths=(1, 1, 9, 1), heads=(8, 16, 32, 64), window=12, image=224
+        ),
+        trunk=_same(1024, 12, 4096, 16),
+        expert=_same(1024, 24, 4096, 16),
+        vocab=51289,
+    ),
 }
-"""tiny: that of the test files; small: to be trained on a CPU; full: the published model (Florence-2-large)."""
+"""tiny: that of the test files; small: to be trained on a CPU; full: the published model
+(Florence-2-large)."""
