@@ -74,7 +74,7 @@ def measure(
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("run")
     p.add_argument("--groups", type=int, default=16)
     p.add_argument("--group", type=int, default=8)

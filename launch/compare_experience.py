@@ -217,7 +217,7 @@ def say(rows: list[dict]) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument(
         "--episodes", type=int, default=300, help="of the weak policy, the expert and random commands"

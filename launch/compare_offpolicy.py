@@ -114,7 +114,7 @@ def say(rows: list[dict], tasks: list[str], methods: list[str]) -> None:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--tasks", nargs="+", default=["push_cube", "open_drawer", "reach", "pick_cube"])
     p.add_argument("--methods", nargs="+", default=["sac", "expo", "pa_rl"], choices=METHODS)
     p.add_argument("--steps", type=int, default=12_000)

@@ -91,7 +91,7 @@ def sb3(seed: int, steps: int, out: "multiprocessing.Queue") -> None:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--steps", type=int, default=500_000)
     p.add_argument("--seeds", type=int, default=5)
     args = p.parse_args()

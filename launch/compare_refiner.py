@@ -83,7 +83,7 @@ def say(rows: list[dict]) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--updates", type=int, default=3000)
     p.add_argument("--width", type=int, default=16)

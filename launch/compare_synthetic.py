@@ -151,7 +151,7 @@ def say(rows: list[dict], args) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--task", default="push_cube")
     p.add_argument("--policy", default="expert,random", help="who recorded, as in robo_rl collect")
     p.add_argument("--noise", type=float, default=0.6)

@@ -51,7 +51,7 @@ def learn(run: Path, t, wrap, steps: int) -> tuple[float, dict]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--steps", type=int, default=300_000)
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--pace", type=float, default=0.004, help="median seconds per control step")

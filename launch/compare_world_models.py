@@ -186,7 +186,7 @@ def say(r: dict) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--tasks", nargs="+", default=["reach", "push_cube", "open_drawer", "stack_cube"])
     p.add_argument("--seeds", type=int, default=2)
     p.add_argument("--episodes", type=int, default=300, help="that are learnt from")

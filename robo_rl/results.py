@@ -184,6 +184,7 @@ def measured_files(sim: str, algo: str) -> tuple[str, ...]:
         "robo_rl/demos.py",
         "robo_rl/experiment/sft.py",
         "robo_rl/experiment/recipes.py",
+        "robo_rl/experiment/recipe_table.py",
         *([here] if here else []),
     )
 
@@ -310,7 +311,7 @@ def age(row: ResultRow, repository: "Path | None") -> str:
 @functools.cache
 def _changed(repository: str, commit: str, paths: Sequence[str]) -> str:
     done = subprocess.run(
-        ["git", "-C", repository, "log", "-1", "--format=%h", f"{commit}..HEAD", "--", *paths],
+        ["git", "-C", repository, "log", "--format=%H", f"{commit}..HEAD", "--", *paths],
         capture_output=True,
         text=True,
         timeout=60,
@@ -318,7 +319,17 @@ def _changed(repository: str, commit: str, paths: Sequence[str]) -> str:
     )
     if done.returncode:
         return FOREIGN
-    return OLDER if done.stdout.strip() else CURRENT
+    return OLDER if set(done.stdout.split()) - _of_form_alone(repository) else CURRENT
+
+
+@functools.cache
+def _of_form_alone(repository: str) -> frozenset[str]:
+    """Commits that changed the form of code and nothing that it does, as `git blame` is told them."""
+    path = Path(repository, ".git-blame-ignore-revs")
+    if not path.exists():
+        return frozenset()
+    lines = path.read_text().splitlines()
+    return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
 def repository_of(folder: "str | Path") -> "Path | None":

@@ -336,7 +336,7 @@ def preload() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--files", nargs="*", default=list(TARGETS), choices=list(TARGETS), metavar="FILE")
     parser.add_argument("--per-file", type=int, default=30, help="mutants drawn per file; 0: all")
     parser.add_argument("--seed", type=int, default=0)

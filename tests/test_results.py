@@ -119,6 +119,15 @@ def test_a_row_is_older_than_the_code_once_a_file_that_it_measures_changed(repos
     assert age(replace(ROW, commit=second, files=("b.py",)), folder) == results.CURRENT
 
 
+def test_a_commit_that_changed_the_form_of_code_alone_makes_no_row_older(repository):
+    folder, first, second = repository
+    whole = subprocess.run(
+        ["git", "-C", folder, "rev-parse", second], check=True, capture_output=True, text=True
+    ).stdout
+    (folder / ".git-blame-ignore-revs").write_text(f"# form\n{whole}")
+    assert age(replace(ROW, commit=first, files=("b.py",)), folder) == results.CURRENT
+
+
 def test_a_row_that_cannot_be_compared_says_why(repository):
     folder, first, second = repository
     assert age(replace(ROW, commit="123456789abc"), folder) == results.FOREIGN

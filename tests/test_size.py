@@ -4,7 +4,8 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FUNCTION, CLASS, FILE = 80, 250, 450  # lines
+FUNCTION, CLASS, FILE = 100, 350, 600  # lines
+TABLES = {"robo_rl/experiment/recipe_table.py"}  # rows of a table, not code
 # Longer still, and to be split: "file" or "file: class or function".
 OPEN: set[str] = set()
 
@@ -12,7 +13,7 @@ OPEN: set[str] = set()
 def too_long(path: Path, name: str) -> set[str]:
     """What of a source file is over its limit."""
     text = path.read_text(encoding="utf-8")
-    out = {name} if len(text.splitlines()) > FILE else set()
+    out = {name} if len(text.splitlines()) > FILE and name not in TABLES else set()
     for node in ast.walk(ast.parse(text)):
         limit = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
         if (

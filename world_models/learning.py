@@ -589,9 +589,8 @@ def load_fit(fitter, path: Path, frames: int) -> None:
             meta = f.metadata()
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
         if int(meta["frames"]) != frames:
-            raise UserError(
-                f"the data has {frames} frames, it had {meta['frames']} when this run began; start a new one"
-            )
+            was = meta["frames"]
+            raise UserError(f"the data has {frames} frames, it had {was} when this run began; begin another")
         fitter.load_state_dict(unpack(files.parse_json(meta["tree"], str(path), limit=files.FILE), tensors))
     except (SafetensorError, KeyError, TypeError, ValueError) as e:
         if isinstance(e, UserError):

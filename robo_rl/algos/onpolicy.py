@@ -153,13 +153,10 @@ class OnPolicyLearner:
         fixed = PREFIX in obs
         # permuted with the other columns; keys and values are picked, which moves them once
         pooled = fixed and len(obs) == 1
-        actor_columns = (
-            flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv} | corrected.columns
-        )
+        acted = {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
+        actor_columns = flat(rollout.trace) | acted | corrected.columns
         critic_columns = {"returns": returns, "values": values} | (columns_seen(obs) if fixed else {})
-        orders = [
-            rows[torch.randperm(len(rows), generator=self.generator).to(rows.device)] for _ in range(o.epochs)
-        ]
+        orders = shuffled(rows, o.epochs, self.generator)
         logs, value_losses, tails = list[dict[str, Tensor]](), list[Tensor](), list[Tensor]()
         gae = o.advantage == "gae"
         actor_on, trust = self.credit.is_ready(o, self.iteration, metrics), self.trust
@@ -487,6 +484,11 @@ def minibatches(
         if len(batch) >= min(size, len(order)) // 2:
             end = i + len(batch) // world * world
             yield order[i:end][share], {k: v[i:end][share] for k, v in shuffled.items()}
+
+
+def shuffled(rows: Tensor, epochs: int, generator: torch.Generator) -> list[Tensor]:
+    """An order of `rows` [M] for each epoch."""
+    return [rows[torch.randperm(len(rows), generator=generator).to(rows.device)] for _ in range(epochs)]
 
 
 def steps_of(rows: int, size: int) -> int:

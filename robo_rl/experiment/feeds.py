@@ -42,13 +42,8 @@ def make_feed(
 
     if on_device(env):
         return device_feed(config, env, learner, saved, control)
-    n, group, o, eta, free = (
-        workers(config),
-        group_size(config),
-        rollout_options(config),
-        staleness(config),
-        episode_slots(config),
-    )
+    n, group, o = workers(config), group_size(config), rollout_options(config)
+    eta, free = staleness(config), episode_slots(config)
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
     tree = o if group and o.advantage == "tree" else None
     shape, choosing = planned.shape if planned else None, o if group and o.candidates else None
@@ -57,21 +52,10 @@ def make_feed(
 
         def make(i, refresh):
             collector = Collector(env, policy, o.gamma, seed, i, control)
-            return (
-                EpisodeSlots(
-                    i,
-                    collector,
-                    policy,
-                    refresh,
-                    width,
-                    explore,
-                    make_control(tree, collector),
-                    shape,
-                    *make_cheap(choosing, policy),
-                )
-                if free
-                else Worker(i, collector, policy, refresh, eta, explore, group)
-            )
+            if not free:
+                return Worker(i, collector, policy, refresh, eta, explore, group)
+            branches, cheap = make_control(tree, collector), make_cheap(choosing, policy)
+            return EpisodeSlots(i, collector, policy, refresh, width, explore, branches, shape, *cheap)
 
         feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed, planned)
         return feed, feed.load_state(saved) if saved else True
@@ -81,19 +65,16 @@ def make_feed(
     rows = probe.layout(policy, explore)
     sizes = shares(config.envs, n, group)
     leased = [group] * n if free else sizes  # envs of a fragment
-    layouts = [
-        {k: ((m, *row[1:]), d) for k, (row, d) in rows.items()}
-        | (
-            tree_layout(m)
-            if tree
-            else group_layout(m)
-            if shape
-            else candidate_layout(m, o.candidates)
-            if choosing
-            else {}
-        )
-        for m in ([width] * n if free else sizes)
-    ]
+
+    def layout(m: int) -> dict:  # of a fragment of m envs
+        columns = {k: ((m, *row[1:]), d) for k, (row, d) in rows.items()}
+        if tree:
+            return columns | tree_layout(m)
+        if shape:
+            return columns | group_layout(m)
+        return columns | (candidate_layout(m, o.candidates) if choosing else {})
+
+    layouts = [layout(m) for m in ([width] * n if free else sizes)]
     decisions = probe.longest() if group else o.decisions
     env.close()
     flight = folder / "flight"

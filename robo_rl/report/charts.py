@@ -91,18 +91,7 @@ def chart(
     ys = np.concatenate([v[np.isfinite(v)] for s in kept for v in (s.y, s.low, s.high) if v is not None])
     xs = np.concatenate([s.x for s in kept])
     log = bool(log and ys.min() > 0 and ys.max() > 30 * ys.min())
-    if log:
-        y0, y1 = math.log10(ys.min()), math.log10(ys.max())
-    else:
-        y0, y1 = y_range or (
-            min(ys.min(), 0.0) if zero else ys.min(),
-            max(ys.max(), 0.0) if zero else ys.max(),
-        )
-    if y1 - y0 < 1e-12 * max(abs(y0), abs(y1), 1e-3):  # a constant
-        y0, y1 = y0 - (abs(y0) or 1.0) * 0.5, y1 + (abs(y1) or 1.0) * 0.5
-    elif y_range is None:
-        pad = 0.06 * (y1 - y0)
-        y0, y1 = y0 - pad * (not (zero and y0 == 0)), y1 + pad
+    y0, y1 = _y_span(float(ys.min()), float(ys.max()), y_range, zero, log)
     x0, x1 = float(xs.min()), float(xs.max())
     if x1 <= x0:
         x0, x1 = x0 - 0.5, x1 + 0.5
@@ -163,21 +152,7 @@ def chart(
         "log": log,
         "percent": percent,
         "xName": x_name,
-        "series": [
-            {
-                "name": s.name,
-                "c": s.colour,
-                "x": _round(s.x),
-                "y": _round(s.y),
-                "band": s.look == "band",
-                **(
-                    {"low": _round(s.low), "high": _round(s.high)}
-                    if s.low is not None and s.high is not None
-                    else {}
-                ),
-            }
-            for s in kept
-        ],
+        "series": [_told(s) for s in kept],
     }
     return (
         f'<figure class="card chart{" tall" if tall else ""}">{head}{legend}'
@@ -272,6 +247,31 @@ def whisker(value: float, low: float, high: float, colour: int) -> str:
         f'width:{100 * (high - low):.2f}%"></span><span class="at c{colour}" style="left:{100 * value:.2f}%">'
         "</span></span>"
     )
+
+
+def _y_span(
+    low: float, high: float, given: "tuple[float, float] | None", zero: bool, log: bool
+) -> tuple[float, float]:
+    """The ends of a y axis for values from low to high: `given`, or those and some room; of a logarithmic
+    axis their logarithms."""
+    if log:
+        y0, y1 = math.log10(low), math.log10(high)
+    else:
+        y0, y1 = given or ((min(low, 0.0), max(high, 0.0)) if zero else (low, high))
+    if y1 - y0 < 1e-12 * max(abs(y0), abs(y1), 1e-3):  # a constant
+        return y0 - (abs(y0) or 1.0) * 0.5, y1 + (abs(y1) or 1.0) * 0.5
+    if given is not None:
+        return y0, y1
+    pad = 0.06 * (y1 - y0)
+    return y0 - pad * (not (zero and y0 == 0)), y1 + pad
+
+
+def _told(s: Series) -> dict[str, object]:
+    """What the page's script is told of a series."""
+    out = {"name": s.name, "c": s.colour, "x": _round(s.x), "y": _round(s.y), "band": s.look == "band"}
+    if s.low is None or s.high is None:
+        return out
+    return out | {"low": _round(s.low), "high": _round(s.high)}
 
 
 def _runs(ok: np.ndarray) -> list[tuple[int, int]]:
