@@ -268,7 +268,13 @@ def _y_span(
 
 def _told(s: Series) -> dict[str, object]:
     """What the page's script is told of a series."""
-    out = {"name": s.name, "c": s.colour, "x": _round(s.x), "y": _round(s.y), "band": s.look == "band"}
+    out: dict[str, object] = {
+        "name": s.name,
+        "c": s.colour,
+        "x": _round(s.x),
+        "y": _round(s.y),
+        "band": s.look == "band",
+    }
     if s.low is None or s.high is None:
         return out
     return out | {"low": _round(s.low), "high": _round(s.high)}
