@@ -1,4 +1,4 @@
-"""SynthER offline: IQL on few transitions, on the same topped up by diffusion, and on as many real ones.
+"""SynthER and policy-guided diffusion offline: IQL on few transitions, on these and made ones, on many real.
 
     python launch/compare_synthetic.py                                  # push_cube, three seeds
     python launch/compare_synthetic.py --task reach --few 1000 --many 4000 --seeds 1 --updates 200 --upsample
@@ -8,11 +8,18 @@
 
 Episodes are recorded once per seed (the expert and random actions, with noise on what is executed; all
 outcomes), and cut into single control steps. IQL (`robo_rl/algos/iql.py`, chunks of one step) then learns
-offline from the first `--few` of them, from these and the rest up to `--many` made by SynthER
-(`world_models/synther.py`), and from `--many` real ones, with equal updates. Printed: success in the
-simulator (locomotion: the return) on the same starts, the paired differences with 95 % intervals, and how
-like the real ones the made ones are (marginals, correlations, dynamics; the few real ones beside them).
-`--keep FILE` holds every result; what it has is not run again.
+offline, with equal updates, from
+
+* few: the first `--few` of them; many: the first `--many`;
+* topped up: the few, and the rest up to `--many` made by SynthER (`world_models/synther.py`);
+* guided (with `--guided`): a quarter of the updates from the few, then three times a quarter from 15 made
+  rows for each of the few, out of stretches that policy-guided diffusion (`world_models/guided.py`) makes
+  towards the policy of that moment;
+* unguided: the same with stretches of the recorded behaviour.
+
+Printed: success in the simulator (locomotion: the return) on the same starts, the paired differences with
+95 % intervals, and how like the real ones the made ones are (marginals, correlations, dynamics; the few real
+ones beside them). `--keep FILE` holds every result; what it has is not run again.
 """
 
 import argparse
@@ -29,12 +36,16 @@ from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.files import keep_row, kept_rows
 from robo_rl.options import IqlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.replay import Replay
+from robo_rl.replay import Mixture, Replay
 from robo_rl.stats import bootstrap_mean, paired_difference, wilson
 from sims.mujoco.names import LOCOMOTION
+from world_models.guided import Guided, GuideOptions, windows_of
 from world_models.synther import SynthOptions, Transitions, Upsampler, fill, quality
 
 LANES = 500
+AGES = 3  # of the policy that stretches are made towards
+MADE = 15  # rows of stretches for each real one of a batch
+WINDOW = 16  # steps of a stretch
 
 
 def transitions_of(data) -> Transitions:
@@ -59,9 +70,8 @@ def joined(a: Transitions, b: Transitions) -> Transitions:
     )
 
 
-def learn(t: Transitions, data, rows: int, args, seed: int):
-    """A policy that IQL learnt from transitions alone; its scales are those of the first `rows` recorded
-    ones."""
+def begin(t: Transitions, data, rows: int, args, seed: int):
+    """(a fresh policy, its IQL learner); the scales are those of the first `rows` recorded transitions."""
     s, a = t.obs.shape[1], t.action.shape[1]
     policy = make_policy(
         PolicyOptions(horizon=1, execute=1),
@@ -70,15 +80,73 @@ def learn(t: Transitions, data, rows: int, args, seed: int):
     )
     fit_normalisers(policy, data, rows=np.arange(rows))
     scale = {"max_target": 0.0, "beta": 3.0} if args.task in LOCOMOTION else {"max_target": 1.0}
-    options = IqlOptions(critics=2, subset=2, **scale)
-    replay = Replay(
-        {"state": ((s,), np.dtype(np.float32))}, a, 1, options.gamma, 2 * len(t) + 6 * LANES, LANES
-    )
-    fill(replay, t)
-    rng, learner = np.random.default_rng([seed, 83]), iql.make(policy, options, seed)
     policy.train()
+    return policy, iql.make(policy, IqlOptions(critics=2, subset=2, **scale), seed)
+
+
+def filled(t: Transitions, gamma: float) -> Replay:
+    """Replay of transitions alone."""
+    s, a = t.obs.shape[1], t.action.shape[1]
+    replay = Replay({"state": ((s,), np.dtype(np.float32))}, a, 1, gamma, 2 * len(t) + 6 * LANES, LANES)
+    fill(replay, t)
+    return replay
+
+
+def learn(t: Transitions, data, rows: int, args, seed: int):
+    """A policy that IQL learnt from transitions alone."""
+    policy, learner = begin(t, data, rows, args, seed)
+    replay, rng = filled(t, learner.options.gamma), np.random.default_rng([seed, 83])
     learner.update(lambda n: replay.sample(n, rng), args.updates)
     return policy.eval()
+
+
+def stretches(data, rows: int, args, seed: int, strength: float) -> Guided:
+    """Policy-guided diffusion of the whole episodes among the first `rows` recorded steps."""
+    many = max(int((data.to <= rows).sum()), 1)
+    w = windows_of(
+        data.state,
+        data.action,
+        data.reward,
+        data.terminated[:many],
+        data.from_[:many],
+        data.to[:many],
+        WINDOW,
+    )
+    return Guided(
+        w,
+        data.state.shape[1],
+        data.action.shape[1],
+        GuideOptions(window=WINDOW, strength=strength),
+        SynthOptions(updates=args.upsample),
+        seed,
+    )
+
+
+def learn_guided(few: Transitions, model: Guided, data, args, seed: int):
+    """(a policy that IQL learnt from few transitions and stretches made towards itself at three ages, the
+    last of these)."""
+    policy, learner = begin(few, data, args.few, args, seed)
+    real, rng, part, still = (
+        filled(few, learner.options.gamma),
+        np.random.default_rng([seed, 83]),
+        args.updates // (AGES + 1),
+        None,
+    )
+    learner.update(lambda n: real.sample(n, rng), args.updates - AGES * part)
+
+    def mean(states: torch.Tensor) -> torch.Tensor:
+        return policy.act({"state": states}, torch.Generator().manual_seed(seed), False).actions.flatten(1)
+
+    for age in range(AGES):
+        policy.eval()
+        with torch.no_grad():
+            still = model.transitions(
+                model.sample(-(-4 * args.few // (WINDOW - 1)), seed * 1_000_003 + age, mean)
+            )
+        policy.train()
+        both = Mixture({"real": (real, 1.0), "made": (filled(still, learner.options.gamma), float(MADE))})
+        learner.update(lambda n, both=both: both.sample(n, rng), part)
+    return policy.eval(), still
 
 
 def one(seed: int, args) -> dict:
@@ -108,15 +176,25 @@ def one(seed: int, args) -> dict:
         found: dict = {"quality": {"made": quality(made, many), "few": quality(few, many)}, figure: {}}
         env = robo_rl.make_env("mujoco", args.task, num_envs=50)
         starts = eval_starts(args.starts, seed)
+
+        def judge(name: str, policy) -> None:
+            found[figure][name] = evaluate(env, policy, starts, seed)[figure]
+            print(f"  seed {seed}, {name}: {np.mean(found[figure][name]):.3f}", flush=True)
+
         for name, t, rows in (
             ("few", few, args.few),
             ("topped up", joined(few, made), args.few),
             ("many", many, args.many),
         ):
             torch.manual_seed(seed)
-            policy = learn(t, data, rows, args, seed)
-            found[figure][name] = evaluate(env, policy, starts, seed)[figure]
-            print(f"  seed {seed}, {name}: {np.mean(found[figure][name]):.3f}", flush=True)
+            judge(name, learn(t, data, rows, args, seed))
+        for name, strength in (("guided", args.strength), ("unguided", 0.0)) if args.guided else ():
+            torch.manual_seed(seed)
+            policy, still = learn_guided(
+                few, stretches(data, args.few, args, seed, strength), data, args, seed
+            )
+            found["quality"][name] = quality(still, many)
+            judge(name, policy)
         env.close()
         return found
 
@@ -161,6 +239,8 @@ def main(given: list[str] | None = None) -> None:
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--updates", type=int, default=6000, help="of IQL")
     p.add_argument("--upsample", type=int, default=6000, help="updates of SynthER")
+    p.add_argument("--guided", action="store_true", help="also policy-guided diffusion")
+    p.add_argument("--strength", type=float, default=1.0, help="of its guidance")
     p.add_argument("--starts", type=int, default=200)
     p.add_argument("--keep", type=Path)
     args = p.parse_args(given)

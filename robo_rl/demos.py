@@ -4,6 +4,7 @@ learning samples from."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,15 @@ def check_expert(env) -> None:
             "--operator RUN has a trained policy show them) and pass their folder with --demos PATH, or "
             "train from scratch with --demos 0"
         )
+
+
+def load_demos(folder: "str | Path", env, label: str = ""):
+    """A data set (`robo_rl.data.reader.Dataset`) with the commands of `env` for actions: a world model's env
+    knows what recordings in the units of its data mean (`WorldEnv.in_commands`)."""
+    from robo_rl.data.reader import load
+
+    data = load(folder, label=label)
+    return env.in_commands(data) if hasattr(env, "in_commands") else data
 
 
 def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:

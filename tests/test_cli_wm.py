@@ -7,6 +7,11 @@ import os
 import pytest
 from commands import TINY, Command, robo_rl
 
+from robo_rl.experiment.api import load_policy
+from robo_rl.experiment.deploy import DeployOptions
+from robo_rl.experiment.planning import planned_actor
+from robo_rl.policies import blank_obs
+
 LEARN = ("--fit.updates", "60", "--fit.batch", "32", "--net.hidden", "32", "--net.members", "2")
 SMALL = tuple(
     w
@@ -97,6 +102,67 @@ def test_a_policy_is_trained_in_the_model_and_checked_in_the_simulator(place):
         "dreamt",
     )
     ok(place, "report", "inside", "--json")
+
+
+def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place):
+    ok(
+        place,
+        "train",
+        "--task",
+        "reach",
+        "--algo",
+        "bc",
+        "--demos",
+        "demos",
+        "--bc.updates",
+        "60",
+        "--out",
+        "alone",
+        "--no-video",
+        "--eval-episodes",
+        "8",
+        "--workers",
+        "0",
+        "--threads",
+        "1",
+    )
+    said = ok(
+        place,
+        "eval",
+        "alone",
+        "--plan-in",
+        "wm",
+        "--plan-candidates",
+        "3",
+        "--plan-rounds",
+        "1",
+        "--episodes",
+        "8",
+        "--against",
+        "alone",
+        "--json",
+    )
+    found = json.loads(said.out)
+    assert found["planned"]["model"] == "wm" and 0 <= found["planned"]["changed"] <= 1
+    alone = json.loads(ok(place, "eval", "alone", "--episodes", "8", "--json").out)
+    assert (
+        found["against"]["success_rate"] == alone["success_rate"]
+        and "planned" in found["file"]
+        and found["file"] != alone["file"]
+    )
+    assert (
+        "not the policy's own first"
+        in ok(place, "eval", "alone", "--plan-in", "wm", "--plan-candidates", "2", "--episodes", "2").out
+    )
+
+
+def test_a_deployment_plans_with_one_observation(place):
+    policy = load_policy(place / "alone")
+    act = planned_actor(
+        policy.module, DeployOptions(run="alone", plan_in=str(place / "wm"), plan_candidates=3), ""
+    )
+    rows = act(blank_obs(policy.spec))
+    assert rows.shape == (policy.module.options.execute, policy.spec.action) and act.choose("blend") is act
 
 
 def test_workers_play_in_the_model_too(place):
@@ -211,6 +277,14 @@ def test_a_classifier_is_trained_and_judges(place):
         (["train", "--sim", "wm:nowhere"], "nowhere holds no world model"),
         (["train", "--sim", "wm:wm"], "no scripted expert"),
         (["train", "--sim", "wm:wm", "--task", "pick_cube"], "Allowed: reach"),
+        (["eval", "inside", "--plan-rounds", "2"], "go with --plan-in MODEL"),
+        (["eval", "inside", "--plan-in", "nowhere"], "nowhere holds no world model"),
+        (["eval", "inside", "--plan-in", "wm", "--plan-candidates", "1"], r"--plan-candidates must be in"),
+        (
+            ["eval", "inside", "--plan-in", "wm", "--chunking", "blend"],
+            "goes without --policy and --chunking",
+        ),
+        (["deploy", "inside", "--plan-in", "wm", "--chunking", "rtc"], "with --chunking blend or naive"),
         (["train", "--sim", "wm:wm", "--obs", "rgb"], "predicts state observations"),
         (["train", "--sim", "wm:wm", "--max-steps", "900"], "at most"),
         (["train", "--judge", "head"], "--judge is for a world model"),

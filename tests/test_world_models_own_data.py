@@ -14,11 +14,13 @@ import robo_rl
 from robo_rl.cli import main
 from robo_rl.data import labels
 from robo_rl.data.reader import load
+from robo_rl.demos import load_demos
 from robo_rl.errors import UserError
 from robo_rl.experiment.world_model import play_in_model
 from robo_rl.policies import ObsSpec
 from world_models import learning, options, own_units
 from world_models import model as worlds
+from world_models.env import WorldEnv
 from world_models.evaluate import measure
 from world_models.own_pictures import as_squares
 from world_models.windows import check_dataset
@@ -190,6 +192,21 @@ def test_units_that_differ_are_named_with_their_remedy(aloha, tmp_path):
         )
 
 
+def test_demonstrations_in_the_models_units_are_told_in_its_commands(aloha, tmp_path):
+    spec, data = spec_of(aloha)
+    env = object.__new__(WorldEnv)
+    env.model = SimpleNamespace(spec=spec)
+    np.testing.assert_allclose(load_demos(aloha, env).action, data.action, atol=1e-6)
+    other = Path(shutil.copytree(aloha, tmp_path / "deg"))
+    labels.state_units(other, "deg")
+    with pytest.raises(
+        UserError,
+        match=r"rad \(absolute\) in the model, .* deg \(absolute\) in the data; give demonstrations in the",
+    ):
+        load_demos(other, env)
+    np.testing.assert_array_equal(load_demos(aloha, object()).action, load(aloha).action)
+
+
 @pytest.mark.slow
 def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in_python(
     aloha, tmp_path, monkeypatch, capsys
@@ -249,6 +266,25 @@ def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in
     said = told("eval", "bc", "--sim", "wm:wm", "--episodes", "3")
     assert "transfer the cube" in said and " 3" in said
     assert "leave it out" in told("eval", "bc", "--sim", "wm:wm", "--chunking", "blend", code=2)
+    told(
+        "train",
+        "--sim",
+        "wm:wm",
+        "--obs",
+        "rgb",
+        "--data.fit",
+        "pad",
+        "--demos",
+        str(aloha),
+        "--algo",
+        "bc",
+        "--out",
+        "inside",
+        *tiny,
+        "--eval-episodes",
+        "2",
+        "--no-video",
+    )
     ours = robo_rl.evaluate(robo_rl.load_policy("bc"), robo_rl.load_world_model("wm"), episodes=3)
     assert ours.n == 3 and set(ours.tasks) == {"transfer the cube"}
 

@@ -84,6 +84,26 @@ def test_what_the_policy_does_after_the_chunk_is_looked_at():
     assert (blind.changed, seeing.changed) == (0, 1)
 
 
+def test_the_policy_is_looked_at_to_the_length_of_an_episode_of_the_recordings_unless_said():
+    model = Counting(generous=0.1)
+    plans(model, ahead=None)(near())
+    steps = model.spec.control.max_steps
+    assert model.steps == -(-steps // 4) * 4 and steps > 8
+    model.steps = 0
+    plans(model, ahead=3)(near())
+    assert model.steps == 8
+
+
+class Counting(PointModel):
+    """Knows how many control steps were asked of it."""
+
+    steps = 0
+
+    def step(self, carry, actions):
+        self.steps += actions.shape[1]
+        return super().step(carry, actions)
+
+
 def test_planning_in_an_exact_model_reaches_what_the_policy_alone_does_not():
     env = PointReach(60)
     alone = robo_rl.evaluate(wander(2), env, episodes=60)

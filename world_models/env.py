@@ -23,8 +23,9 @@ from world_models import judge as judges
 from world_models import model as worlds
 from world_models.judge_protocol import Clips
 from world_models.model import Frames, WorldModel
-from world_models.own_units import translate
+from world_models.own_units import as_commands, translate
 from world_models.tasks import Difficulty
+from world_models.windows import units_differ
 
 HELD_FROM = 1 << 31  # start ids of evaluation (robo_rl.evaluation.EVAL_START)
 
@@ -226,6 +227,16 @@ class WorldEnv(ControlEnv):
         """`own_units.translate` of the model: what `robo_rl.evaluation.evaluate` shows a policy, and makes of
         its actions."""
         return translate(policy, self.model.spec)
+
+    def in_commands(self, data):
+        """A data set whose actions are in the units of what the model learnt from, in its commands.
+        UserError: they are in others."""
+        spec = self.model.spec
+        told = as_commands([data], spec.control.axes)[0] if spec.own else data
+        if told is not data and (bad := units_differ(spec.control.axes, told.spec.axes)):
+            remedy = "give demonstrations in the units of what the model learnt from"
+            raise UserError(f"data set {data.meta.root}: {bad[0]}; {remedy}")
+        return told
 
     # ---- fork, rewind, show
 

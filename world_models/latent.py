@@ -180,21 +180,15 @@ class Latent(nn.Module):
                 far = far + near
                 q = self.gate.quantities(spread, grown, near, far, (t + 1).float())
                 doubt = torch.maximum(doubt, self.gate.law(q))
-            after = self.clip(s + delta * self.scale)
-            heads = self.outcome(after, s, a)
-            s, before, t = after, s, t + 1
-            # learnt with that weight: taken off again
-            chance = (heads[..., 1:] - self.balance.log()).sigmoid().mean(0)
-            rows.append(
-                (
-                    s,
-                    heads[..., 0].mean(0) * self.gain,
-                    chance[:, 0],
-                    chance[:, 1],
-                    spread if self.gate is None else doubt,
-                )
-            )
-        state, reward, success, terminal, spreads = (torch.stack(x, 1) for x in zip(*rows, strict=True))
+            s, before, t = self.clip(s + delta * self.scale), s, t + 1
+            rows.append((s, before, a, spread if self.gate is None else doubt))
+        after, now, commands, spreads = zip(*rows, strict=True)
+        heads = self.outcome(*(torch.cat(x) for x in (after, now, commands)))
+        heads = heads.unflatten(1, (len(rows), len(lanes))).transpose(1, 2)
+        # learnt with that weight: taken off again
+        success, terminal = (heads[..., 1:] - self.balance.log()).sigmoid().mean(0).unbind(-1)
+        state, spreads = (torch.stack(x, 1) for x in (after, spreads))
+        reward = heads[..., 0].mean(0) * self.gain
         carry = (
             carry
             | {"state": s, "before": before, "spread": spread, "t": t}

@@ -4,8 +4,8 @@ cross-entropy method makes of them.
     score of a chunk = max_t P(success at t) - [doubt > threshold],   t along the chunk and then `ahead` steps
                                                             of the policy itself
 
-The first chunk is judged by where the policy itself gets from there: `ahead` must reach as far as success may
-lie, or the chunks of an episode's beginning are all alike.
+The first chunk is judged by where the policy itself gets from there: where `ahead` does not reach as far as
+success may lie, the chunks of an episode's beginning are all alike.
 CEM begins with the proposals, keeps the best, and draws new chunks about their mean; its result must be
 better than the policy's own first proposal in the model by `margin`, or that one is executed.
 
@@ -34,8 +34,8 @@ class PlanOptions:
 
     candidates: int = 16
     """K: chunks that are tried."""
-    ahead: int = 88
-    """Control steps of the policy itself after the chunk, about as many as an episode has."""
+    ahead: int | None = None
+    """Control steps of the policy itself after the chunk; None: to the length of a recorded episode."""
     rounds: int = 0
     """Of CEM; 0: the best of the proposals."""
     kept: int = 4
@@ -44,13 +44,9 @@ class PlanOptions:
     """By which a chunk's score must be above that of the policy's own first proposal."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("candidates", 2, 4096),
-            ("ahead", 0, 4096),
-            ("rounds", 0, 100),
-            ("margin", 0, 1),
-        ):
+        for name, low, high in (("candidates", 2, 4096), ("rounds", 0, 100), ("margin", 0, 1)):
             in_range(f"plan.{name}", getattr(self, name), low, high)
+        in_range("plan.ahead", self.ahead or 0, 0, 4096)
         in_range("plan.kept", self.kept, 2, self.candidates)
 
 
@@ -102,12 +98,14 @@ class Planner:
         keys = np.tile(np.arange(k), n)
         carry, actions = self.model.start(lanes, keys), chunks.reshape(n * k, *chunks.shape[2:])
         best, made, doubt = np.zeros(n * k), 0, np.zeros(n * k, bool)
+        ahead = self.options.ahead
+        steps = self.model.spec.control.max_steps if ahead is None else chunks.shape[2] + ahead
         while True:
             carry, p = self.model.step(carry, torch.from_numpy(np.ascontiguousarray(actions, np.float32)))
             doubt |= ~(p.uncertainty[:, -1].numpy() <= self.model.spec.threshold)
             best = np.where(doubt, best, np.maximum(best, np.nan_to_num(p.success.numpy()).max(1)))
             made += actions.shape[1]
-            if made >= chunks.shape[2] + self.options.ahead:
+            if made >= steps:
                 break
             lanes |= {key: v[:, -1].numpy() for key, v in p.obs.items()}
             actions = np.asarray(self.plain(lanes), np.float32).clip(-1, 1)

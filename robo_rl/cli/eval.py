@@ -22,6 +22,7 @@ from robo_rl.experiment.evaluation import (
     film_checkpoint,
 )
 from robo_rl.experiment.folder import pick_checkpoint
+from robo_rl.experiment.planning import CANDIDATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ def result_file(args: Eval, result: dict) -> Path:
         if args.chunking
         else ""
     )
-    where += "server-" if args.policy else ""
+    where += "server-" if args.policy else "planned-" if args.plan_in else ""
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
 
@@ -149,7 +150,10 @@ def against(args: Eval, result: dict) -> dict:
     """The paired difference to the run --against."""
     from robo_rl.stats import paired_difference
 
-    other = watched(args.against, replace(args, envs=result["envs"], policy=""))
+    other = watched(
+        args.against,
+        replace(args, envs=result["envs"], policy="", plan_in="", plan_candidates=CANDIDATES, plan_rounds=0),
+    )
     if other["sim"] != result["sim"]:
         raise UserError(
             f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "
@@ -185,6 +189,9 @@ def table(result: dict, other: dict | None) -> str:
         lines.append(f"  {task:<{width}}  {rate:7.3f}   [{row['low']:.3f}, {row['high']:.3f}]  {row['n']:>4}")
     if result.get("no_success"):
         lines.append(f"  mean return {result['return_mean']:.2f}; {NO_SUCCESS.format(result['sim'])}")
+    if plan := result.get("planned"):
+        share = f"{100 * plan['changed']:.0f} % of the chunks"
+        lines.append(f"  planned in {plan['model']}: {share} are not the policy's own first")
     if live := result.get("live"):
         after = live["act_after_s"]
         lines.append(

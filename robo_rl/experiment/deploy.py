@@ -17,6 +17,7 @@ import tyro
 
 from robo_rl.child import end, line_with
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment import planning
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.signals import asked_to_stop
 
@@ -45,6 +46,9 @@ class DeployOptions:
             "instruction",
             "seed",
             "chunking",
+            "plan_in",
+            "plan_candidates",
+            "plan_rounds",
         ),
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
@@ -74,6 +78,13 @@ class DeployOptions:
     """Where two chunks meet while inference takes time: naive takes the new one as it is, blend spreads the
     step, rtc draws the new one to agree with what of the old one will have run (flow policies), trained
     likewise by a policy taught with --policy.commit."""
+    plan_in: Annotated[str, tyro.conf.arg(metavar="MODEL")] = ""
+    """Run of robo_rl wm train: of several chunks of the policy the one that leads to success in this model is
+    executed. It takes its time: the arm goes on meanwhile."""
+    plan_candidates: int = planning.CANDIDATES
+    """With --plan-in: chunks that are tried at each decision, 2 to 4096."""
+    plan_rounds: int = 0
+    """With --plan-in: rounds of the cross-entropy method from them on, to 100; 0: the best of them."""
     dry_run: bool = False
     """Compute everything, command nothing: poses go to preview/target_pose."""
     transport: str = "dds"
@@ -156,6 +167,12 @@ class DeployOptions:
         in_range("--seed", self.seed, 0, 2**31)
         in_range("--lease", self.lease, 0.5, 3600)
         in_range("--execute", self.execute, 0, 1024)
+        planning.check(self)
+        if self.plan_in and (self.policy or self.chunking in ("rtc", "trained")):
+            raise UserError(
+                "--plan-in tries chunks of the run's policy in this process, and gives no rows that agree "
+                "with others: it goes without --policy, and with --chunking blend or naive"
+            )
         foreign = self.policy.startswith("lerobot:")
         for name in ("lerobot_python", "lerobot_cameras", "execute"):
             if getattr(self, name) and not foreign:
@@ -192,12 +209,33 @@ def choose_actor(options: DeployOptions):
         return lerobot_actor(
             options.run, options.checkpoint, options.task, options.instruction, options.execute
         )
+    if options.plan_in:
+        return planning_actor(options)
     from robo_rl.experiment.policy_server import load_actor
 
     act, config, spec = load_actor(
         options.run, options.checkpoint, options.seed, options.instruction, options.task
     )
     return act.choose(options.chunking), config, spec
+
+
+def planning_actor(options: DeployOptions):
+    """The same of --plan-in. UserError: the run has several tasks, or acts in units of its own data."""
+    from robo_rl import checkpoint
+    from robo_rl.experiment.policy_server import default_instruction, run_interface
+
+    where, folder, _, config, spec, columns = run_interface(options.run, options.checkpoint, options.task)
+    if columns is not None or spec.units:
+        raise UserError(
+            "--plan-in plans for a run over one task that commands what the world model's env takes, from -1 "
+            "to 1"
+        )
+    instruction = options.instruction or (default_instruction(config, where) if spec.language else "")
+    return (
+        planning.planned_actor(checkpoint.load_policy(folder)[0].eval(), options, instruction),
+        config,
+        spec,
+    )
 
 
 def open_policy(options: DeployOptions, act, period: float):

@@ -5,9 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+import tyro
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment import planning
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import make, make_env, obs_spec, task_count
 from robo_rl.experiment.folder import pick_checkpoint
@@ -40,6 +43,7 @@ class EvalConfig:
             "against",
             "max_steps",
         ),
+        "Planning in a world model": ("plan_in", "plan_candidates", "plan_rounds"),
         "Where": ("sim", "envs", "threads", "on"),
         "Simulated real time (--on sim, arm)": ("chunking", "latency", "latency_jitter"),
         "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
@@ -70,6 +74,13 @@ class EvalConfig:
     lerobot_cameras: str = ""
     """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between,
     where names differ."""
+    plan_in: Annotated[str, tyro.conf.arg(metavar="MODEL")] = ""
+    """Run of robo_rl wm train: of several chunks of the policy the one that leads to success in this model is
+    executed."""
+    plan_candidates: int = planning.CANDIDATES
+    """With --plan-in: chunks that are tried at each decision, 2 to 4096."""
+    plan_rounds: int = 0
+    """With --plan-in: rounds of the cross-entropy method from them on, to 100; 0: the best of them."""
     sim: str = ""
     """Another simulator than the run's own, for example mujoco for a policy that was trained in a world
     model."""
@@ -131,6 +142,12 @@ class EvalConfig:
                 raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
         if self.policy and (self.on != "sim" or self.chunking):
             raise UserError("--policy acts in the run's simulator: it goes without --on and --chunking")
+        planning.check(self)
+        if self.plan_in and (self.policy or self.chunking):
+            raise UserError(
+                "--plan-in tries chunks of the run's own policy while the robot waits: it goes without "
+                "--policy and --chunking"
+            )
 
 
 AnyEvalConfig = TypeVar("AnyEvalConfig", bound=EvalConfig)
@@ -307,7 +324,6 @@ def film(config: TrainConfig, policy, path: Path, which: int) -> None:
     from robo_rl.film import film as write_film
 
     env = make_env(config, COUNT, render=True)
-    policy.eval()
     write_film(env, policy, eval_starts(COUNT, which), which, path)
     env.close()
 
@@ -330,7 +346,8 @@ def film_checkpoint(run: "str | Path", options: EvalConfig, path: Path) -> None:
             reward="",
             randomise="",
         )
-    film(config, checkpoint.load_policy(at)[0], path, options.seed)
+    policy = checkpoint.load_policy(at)[0].eval()
+    film(config, planning.planned(policy, options) if options.plan_in else policy, path, options.seed)
 
 
 # ---- checkpoints of a run folder ---------------------------------------------------------------------------
@@ -379,6 +396,7 @@ def evaluate_checkpoint(
         else:
             with acting(policy, options) as who:
                 result = evaluate(env, who, starts, options.seed, tick=lambda done: tick(done, len(starts)))
+            result |= planning.told(who, options)
     result |= close() | ({"policy": options.policy} if options.policy else {})
     rate, low, high = wilson(sum(result["success"]), len(starts))
     tasks = by_task(result["success"], starts, names) if len(names) > 1 else {}
@@ -420,9 +438,12 @@ def no_success(env) -> bool:
 
 
 def acting(policy, options: EvalConfig):
-    """The context that gives who acts: the run's policy, or the one of --policy in its place."""
+    """The context that gives who acts: the run's policy, that one planning in a model, or the one of --policy
+    in its place."""
     from contextlib import closing, nullcontext
 
+    if options.plan_in:
+        return nullcontext(planning.planned(policy, options))
     if not options.policy:
         return nullcontext(policy)
     return closing(

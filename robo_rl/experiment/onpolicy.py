@@ -48,13 +48,12 @@ def make_learner(run: Run, beside: float = 0.0):
         return ShardedLearner(config.algo, run.policy, rl, config.seed, config.learners, run.folder / "ranks")
     rl = rl if rl.bc_coef else replace(rl, bc_coef=beside)
     if rl.bc_coef:
-        from robo_rl.data.reader import load
-        from robo_rl.demos import demo_sampler
+        from robo_rl.demos import demo_sampler, load_demos
         from robo_rl.devices import device_of, sampled_on
 
         folder = demo_folder(run)
         assert folder is not None  # `train.check_method` has seen to it
-        dataset = load(folder, label=config.data.label)
+        dataset = load_demos(folder, run.env, config.data.label)
         demos = sampled_on(
             device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data)
         )

@@ -110,7 +110,7 @@ class ReplayStage:
     def stores(self, state: dict) -> None:
         """Demonstrations and corrections in one store, everything in the other; what a journal holds comes
         back: all of it, or, where the run repeats, what the checkpoint's `state` had."""
-        from robo_rl.data.reader import load
+        from robo_rl.demos import load_demos
         from robo_rl.journal import Journal
         from robo_rl.replay import EXPERT, HUMAN, POLICY, Replay, add_episodes
         from robo_rl.replay_collector import replay_rows
@@ -119,7 +119,7 @@ class ReplayStage:
         rows = replay_rows(self.run.policy)
         e, n = config.policy.execute, self.run.env.num_envs
         folder = demo_folder(self.run)
-        data = load(folder, label=config.data.label) if folder is not None else None
+        data = load_demos(folder, self.run.env, config.data.label) if folder is not None else None
         size = 2 * (len(data.state) if data is not None else 0)
         most = room(config)
         self.demos = Replay(rows, spec.action, e, o.gamma, most + size, n)

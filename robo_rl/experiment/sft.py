@@ -244,13 +244,12 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
     after the `made` ones of policies that were given up -> its loss on the episodes that `hold_out` leaves
     out, every tenth; nan without any."""
     from robo_rl.algos import bc
-    from robo_rl.data.reader import load
-    from robo_rl.demos import demo_sampler
+    from robo_rl.demos import demo_sampler, load_demos
     from robo_rl.devices import device_of, sampled_on
     from robo_rl.experiment.pear import PearWeights
     from robo_rl.lora import attach
 
-    config, dataset = run.config, load(folder, label=run.config.data.label)
+    config, dataset = run.config, load_demos(folder, run.env, run.config.data.label)
     if not config.init:
         run.policy = fresh_policy(
             config, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), dataset

@@ -90,14 +90,14 @@ def starts_control(run: Run) -> "StartControl | None":
 def reverse_control(run: Run) -> "StartControl | None":
     """The reverse curriculum along the run's demonstrations, said in a line; None, with the reason, where
     they cannot be played again."""
-    from robo_rl.data.reader import load
+    from robo_rl.demos import load_demos
 
     config, folder = run.config, demo_folder(run)
     why = obstacle(run, folder)
     states, kept, names = None, 0, task_names(run.env)
     which = hopeless_tasks(run) or list(range(len(names)))
     if not why and folder is not None:
-        data = load(folder)
+        data = load_demos(folder, run.env)
         env = make_env(config, min(len(data), config.envs, 32))
         states, kept = demo_states(env, data, STRIDE, which)
         env.close()

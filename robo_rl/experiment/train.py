@@ -258,14 +258,12 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
 
 def check_demos(config: TrainConfig, env) -> None:
     """Raise UserError for demonstrations that are missing, or that do not fit the env."""
-    from robo_rl.demos import check_expert, check_fits
+    from robo_rl.demos import check_expert, check_fits, load_demos
 
     if not config.demos.isdigit():
-        from robo_rl.data.reader import load
-
         if not Path(config.demos).exists():
             raise UserError(f"--demos must be a number or the folder of a data set, got {config.demos!r}")
-        data = load(config.demos, label=config.data.label)
+        data = load_demos(config.demos, env, config.data.label)
         check_fits(data.meta, obs_spec(env, language=False), config.data)
         check_units(config, data)
     elif int(config.demos):

@@ -187,6 +187,15 @@ def play_from_simulator(
     return PlayedEpisodes(*(np.concatenate(x) for x in zip(*parts, strict=True))), np.array(tasks)
 
 
+def check_calibrated(model) -> None:
+    """Raise UserError for a model that nobody should act in."""
+    if not model.spec.horizon:
+        raise UserError(
+            "this world model is not calibrated, or no better than a world that stands still: train it on "
+            "more episodes: robo_rl wm train DATASET"
+        )
+
+
 def evaluate_in_model(
     model, policy, starts: np.ndarray, seed: int, simulator=None, judge: str = ""
 ) -> tuple[PlayedEpisodes, np.ndarray]:
@@ -197,11 +206,7 @@ def evaluate_in_model(
     if simulator is not None:
         check_real(model.spec, simulator)
         return play_from_simulator(model, simulator, policy, starts, seed, who)
-    if not model.spec.horizon:
-        raise UserError(
-            "this world model is not calibrated, or no better than a world that stands still: train it on "
-            "more episodes: robo_rl wm train DATASET"
-        )
+    check_calibrated(model)
     f = model.frames
     at = frame_of(f, starts)
     tasks = np.array(model.spec.tasks)[f.task[at]]
@@ -210,15 +215,20 @@ def evaluate_in_model(
 
 
 def planner(model, policy, options: PlanOptions, seed: int = 0) -> Planner:
-    """A `Planner` over a policy of robo_rl: a torch module with `act`, or a `robo_rl.TrainedPolicy`."""
+    """A `Planner` over a policy of robo_rl: a torch module with `act`, or a `robo_rl.TrainedPolicy`. A policy
+    whose choice is one action is drawn from with its noise. UserError: the model is not calibrated, or the
+    policy sees or commands what the model has not."""
+    check_calibrated(model)
     module = getattr(policy, "module", policy)
+    observe, command = translate(module, model.spec)
     draws, fixed = torch.Generator().manual_seed(seed), torch.Generator()
+    explore = module.options.acts in ("gaussian", "squashed")
 
     def propose(obs: Mapping[str, np.ndarray]) -> np.ndarray:
-        return decide(module, dict(obs), draws)
+        return command(decide(module, observe(dict(obs)), draws, explore))
 
     def plain(obs: Mapping[str, np.ndarray]) -> np.ndarray:
-        return decide(module, dict(obs), fixed.manual_seed(seed))
+        return command(decide(module, observe(dict(obs)), fixed.manual_seed(seed)))
 
     return Planner(model, propose, plain, options, seed)
 
