@@ -56,6 +56,10 @@ def run(args: Eval) -> int:
         raise UserError(
             "--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
         )
+    if args.plan_in:
+        from world_models.model import find
+
+        find(args.plan_in)
     if args.video:
         from robo_rl.film import check_path
 
