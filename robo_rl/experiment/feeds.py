@@ -106,27 +106,21 @@ def make_feed(
         )
         for i, m in enumerate(sizes)
     ]
+    pool, once = make_pool(config, jobs, policy), bool(config.periodic)
+    return WorkerPoolFeed(
+        flight, pool, leased, layouts, batch(config), decisions, eta, saved, group, once, planned
+    ), True
+
+
+def make_pool(config: TrainConfig, jobs: list, policy):
+    """Processes of this machine, or of a Ray cluster, that do `jobs`."""
     if config.backend == "ray":
         from robo_rl.runtime.ray_pool import RayPool
 
-        pool = RayPool(jobs, policy, config.ray_address, config.hang)
-    else:
-        from robo_rl.runtime.process_pool import ProcessPool
+        return RayPool(jobs, policy, config.ray_address, config.hang)
+    from robo_rl.runtime.process_pool import ProcessPool
 
-        pool = ProcessPool(jobs, policy, config.hang)
-    return WorkerPoolFeed(
-        flight,
-        pool,
-        leased,
-        layouts,
-        batch(config),
-        decisions,
-        eta,
-        saved,
-        group,
-        bool(config.periodic),
-        planned,
-    ), True
+    return ProcessPool(jobs, policy, config.hang)
 
 
 def device_feed(config: TrainConfig, env, learner, saved: dict | None, control: "StartControl | None"):
