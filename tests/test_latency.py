@@ -13,7 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import EvalConfig
 from robo_rl.experiment.latency import evaluate_late, increments_of
-from robo_rl.experiment.policy_server import Actor, in_numpy
+from robo_rl.experiment.policy_server import Actor, actor_of, in_numpy
 from robo_rl.experiment.recipes import begun
 from robo_rl.losses import error_weights
 from robo_rl.options import BcOptions, PolicyOptions
@@ -333,6 +333,30 @@ def test_a_chunk_comes_late_by_its_latency_and_what_was_missed_is_made_up(latenc
     assert np.allclose(prefixes[-1].rows[: prefixes[-1].end, 0], 0.2, atol=1e-6) or late
     # made up at whole actions, 1.0, then 0.2; chunks agree
     assert max(out["seam"]) < (0.81 if latency else 1e-6)
+    env.close()
+
+
+def test_each_env_of_a_task_with_several_instructions_has_its_own():
+    env = sims.make("mujoco", "pick_by_name", num_envs=2)
+    obs, _ = env.reset(seed=0)
+    spec = ObsSpec(state=obs["state"].shape[1], action=len(env.spec.axes), language=True)
+    policy = make_policy(
+        PolicyOptions(hidden=16, layers=1, horizon=4, execute=2, denoise_steps=1), spec, seed=0
+    )
+    act, seen = actor_of(policy, 0).choose("naive"), set()
+
+    def decide(obs, prefix=None):
+        seen.add(str(obs["task"]))
+        return act(obs)
+
+    out = evaluate_late(env, decide, 2, np.arange(8), latency=0.0, chunking="naive")
+    assert seen == set(out["task"]) and len(seen) > 1
+    state = obs["state"][0]
+    red, green = (
+        actor_of(policy, 0).choose("naive")({"state": state, "task": f"pick up the {colour} cube"})
+        for colour in ("red", "green")
+    )
+    assert np.abs(red - green).max() > 1e-5
     env.close()
 
 

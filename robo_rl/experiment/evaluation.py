@@ -175,7 +175,7 @@ class Evaluator:
             from robo_rl.experiment.latency import evaluate_late
             from robo_rl.experiment.policy_server import actor_of
 
-            act = actor_of(policy, which, config).choose("trained")
+            act = actor_of(policy, which).choose("trained")
             result = evaluate_late(
                 env,
                 act,
@@ -381,7 +381,7 @@ def evaluate_checkpoint(
             from robo_rl.experiment.latency import evaluate_late
             from robo_rl.experiment.policy_server import load_actor
 
-            act, _, _ = load_actor(str(path), options.checkpoint, options.seed, policy=policy)
+            act, _, _ = load_actor(str(path), options.checkpoint, options.seed, policy=policy, told=True)
             result = evaluate_late(
                 env,
                 act.choose(options.chunking),

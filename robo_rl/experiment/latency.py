@@ -132,9 +132,10 @@ def evaluate_late(
     seed: int = 0,
     tick: Callable[[int], None] = lambda done: None,
 ) -> dict:
-    """One episode per start. decide(obs) or decide(obs, prefix) -> rows [H, A] of one env; execute: rows
-    after which it would decide again. -> lists as of `evaluation.evaluate`, and per episode: seam (largest
-    change of an increment between two chunks, in actions), starved (periods without a row)."""
+    """One episode per start. decide(obs) or decide(obs, prefix) -> rows [H, A] of one env, whose observation
+    says its instruction as `task`; execute: rows after which it would decide again. -> lists as of
+    `evaluation.evaluate`, and per episode: seam (largest change of an increment between two chunks, in
+    actions), starved (periods without a row)."""
     choose("--chunking", chunking, CHUNKING)
     in_range("--latency", latency, 0, 10)
     in_range("--latency-jitter", jitter, 0, 10)
@@ -156,7 +157,7 @@ def evaluate_late(
             now = k * env.spec.period
             actions = np.zeros((n, len(env.spec.axes)), np.float32)
             for i in np.flatnonzero(~over):
-                mine = {name: x[i] for name, x in obs.items() if name != "task"}
+                mine = {name: x[i] for name, x in obs.items()}
                 actions[i] = robots[i].act(decide, mine, now, lambda rng=rng: latency + jitter * rng.random())
             obs, reward, terminated, truncated, info = env.step(actions)
             total += np.where(over, 0.0, reward)

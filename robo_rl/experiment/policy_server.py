@@ -160,20 +160,28 @@ class Actor:
 
 
 def load_actor(
-    run: str, checkpoint: str, seed: int, instruction: str = "", task: str = "", policy=None, threads: int = 1
+    run: str,
+    checkpoint: str,
+    seed: int,
+    instruction: str = "",
+    task: str = "",
+    policy=None,
+    threads: int = 1,
+    told: bool = False,
 ):
     """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy, else torch on
     `threads` of the CPU.
 
     instruction: language instruction, for a policy that takes one; task: of a run over several this one,
-    whose state and config they are then; policy: that of the checkpoint, where it is loaded already.
+    whose state and config they are then; policy: that of the checkpoint, where it is loaded already; told:
+    every observation says its instruction, as `task`.
     UserError: the policy needs an instruction and the task has several; the run has no such task.
     """
     from robo_rl import checkpoint as checkpoints
     from robo_rl.policies.numpy_actor import NumpyActor
 
     where, folder, made, config, spec, columns = run_interface(run, checkpoint, task)
-    if spec.language and not instruction:
+    if spec.language and not (instruction or told):
         instruction = default_instruction(config, where)
     if in_numpy(made, spec):
         return numpy_actor(NumpyActor.load(folder), seed), config, spec
@@ -204,9 +212,9 @@ def run_interface(run: str, checkpoint: str, task: str):
     return where, folder, meta["policy"]["options"], config, spec, columns
 
 
-def actor_of(policy, seed: int, config: "TrainConfig") -> Actor:
-    """The Actor that `load_actor` makes of a checkpoint of `policy`, of a run over one task. UserError: as
-    there."""
+def actor_of(policy, seed: int) -> Actor:
+    """The Actor that `load_actor` makes of a checkpoint of `policy`, whose every observation says its
+    instruction."""
     from dataclasses import asdict
 
     from robo_rl.policies.numpy_actor import NumpyActor
@@ -214,7 +222,7 @@ def actor_of(policy, seed: int, config: "TrainConfig") -> Actor:
     if in_numpy(asdict(policy.options), policy.spec):
         weights = {k: v.detach().cpu().numpy() for k, v in policy.state_dict().items()}
         return numpy_actor(NumpyActor(weights, asdict(policy.options), asdict(policy.spec)), seed)
-    return torch_actor(policy, seed, default_instruction(config) if policy.spec.language else "", policy.spec)
+    return torch_actor(policy, seed, "", policy.spec)
 
 
 def in_numpy(options: dict, spec) -> bool:
@@ -255,8 +263,8 @@ def numpy_actor(net: "NumpyActor", seed: int) -> Actor:
 
 
 def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] | None" = None) -> Actor:
-    """The policy on torch, warmed up. spec: what it is given; columns: where that belongs in the state of all
-    tasks."""
+    """The policy on torch, warmed up. instruction: of observations that say none (`task`); spec: what it is
+    given; columns: where that belongs in the state of all tasks."""
     import numpy as np
     import torch
 
@@ -267,7 +275,7 @@ def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] |
 
     def tensors(*observations):
         batch = {k: np.stack([obs[k] for obs in observations]) for k in observations[0]}
-        batch["task"] = np.array([instruction] * len(observations))
+        batch.setdefault("task", np.array([instruction] * len(observations)))
         if columns is not None:
             state = np.zeros((len(observations), policy.spec.state), np.float32)
             state[:, columns] = batch["state"]
