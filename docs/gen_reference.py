@@ -42,7 +42,7 @@ def on_page_markdown(markdown: str, page=None, **_) -> str:
 def commands() -> list[tuple[str, str, type]]:
     """(command as typed, what it does, the dataclass of its options) of all commands."""
     from robo_rl.cli import COMMANDS
-    from robo_rl.cli.wm import KINDS
+    from robo_rl.cli.wm import OPTIONS
 
     rows = []
     for name, (options, text) in COMMANDS.items():
@@ -54,7 +54,8 @@ def commands() -> list[tuple[str, str, type]]:
         if name == "wm":
             rows += [
                 (f"wm train --kind {kind}", f"learn a model of kind {kind}", config)
-                for kind, config in KINDS.items()
+                for kind, config in OPTIONS.items()
+                if kind != "latent"  # what `wm train` learns without --kind
             ]
     return rows
 

@@ -831,14 +831,14 @@ def every_options_class() -> list[type]:
     import importlib
 
     from robo_rl.cli import results, vla
-    from robo_rl.cli.wm import KINDS, SUBCOMMANDS
+    from robo_rl.cli.wm import OPTIONS, SUBCOMMANDS
 
     own = [
         getattr(importlib.import_module(f"robo_rl.cli.{c.replace('-', '_')}"), name)
         for c, (name, _) in COMMANDS.items()
     ]
     grouped = (k for subs in (SUBCOMMANDS, results.SUBCOMMANDS, vla.SUBCOMMANDS) for k, _ in subs.values())
-    found = list(dict.fromkeys([*own, *grouped, *KINDS.values(), *RL_OPTIONS.values()]))
+    found = list(dict.fromkeys([*own, *grouped, *OPTIONS.values(), *RL_OPTIONS.values()]))
     for cls in found:  # it grows: options within options
         found += [
             k for f in dataclasses.fields(cls) if dataclasses.is_dataclass(k := nested(f)) and k not in found

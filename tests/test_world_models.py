@@ -1,6 +1,7 @@
 """World models: the protocol and its folder, the latent ensemble, the model as an env, and what must equal
 what."""
 
+import importlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from toys import PointReach
 
 from robo_rl.algos import pi_rl
-from robo_rl.cli.wm import parse, verdict
+from robo_rl.cli.wm import OPTIONS, parse, verdict
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.options import PiRlOptions, PolicyOptions
@@ -28,7 +29,7 @@ from world_models.env import WorldEnv, frame_of
 from world_models.fit import FitOptions, Fitter
 from world_models.latent import Latent, LatentOptions
 from world_models.learning import world_spec
-from world_models.options import EncodedConfig
+from world_models.options import KINDS, EncodedConfig
 from world_models.oracle import Oracle
 from world_models.recorded import Recorded, check, check_fits
 
@@ -90,6 +91,11 @@ def learnt(data) -> Latent:
 
 
 # ---- recording ---------------------------------------------------------------------------------------------
+
+
+def test_every_kind_has_its_options_and_a_module_that_builds_it():
+    assert set(OPTIONS) == set(KINDS)
+    assert all(callable(importlib.import_module(name).build) for name in KINDS.values())
 
 
 def test_a_recorder_keeps_failures_too_and_the_actions_that_ran():

@@ -34,19 +34,9 @@ from torch import Tensor
 from robo_rl import files
 from robo_rl.errors import UserError, choose
 from robo_rl.types import ActionAxis, ControlSpec
-from world_models.options import kind_of_run
+from world_models.options import KINDS, kind_of_run
 
 FORMAT = 1
-KINDS = {
-    k: f"world_models.{m}"
-    for k, m in (  # module with build(spec, options) -> model
-        ("latent", "latent"),
-        ("encoded", "encoded"),
-        ("video", "video"),
-        ("diffusers", "wan"),
-        ("text", "text"),
-    )
-}
 Carry = dict[str, Tensor]
 
 
@@ -54,7 +44,7 @@ Carry = dict[str, Tensor]
 class WorldSpec:
     """What a model stands for, and how far it can be trusted."""
 
-    kind: str  # of KINDS
+    kind: str  # of `world_models.options.KINDS`
     control: ControlSpec  # of the env that was recorded: axes, period [s], max_steps, state names, views
     state: int  # S
     image_size: int = 0  # pixels; 0 without views

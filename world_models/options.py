@@ -11,7 +11,13 @@ from robo_rl import files
 from robo_rl.errors import UserError, choose, in_range
 
 PICTURED = ("encoded", "video", "diffusers")  # kinds with cameras
-KINDS = ("latent", "text", *PICTURED)
+KINDS = {  # of models: the module whose build(spec, options) makes one; `robo_rl.cli.wm` has their options
+    "latent": "world_models.latent",
+    "text": "world_models.text",
+    "encoded": "world_models.encoded",
+    "video": "world_models.video",
+    "diffusers": "world_models.wan",
+}
 
 
 def kind_of_run(folder: "str | Path") -> str:

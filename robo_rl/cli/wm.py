@@ -25,8 +25,9 @@ SUBCOMMANDS = {
     "tune": (TuneConfig, "make what a video model imagines smoother to act (EVA)"),
     "judge": (JudgeConfig, "train a classifier of success, or say what a judge is worth"),
 }
-# --kind, with own options
-KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersConfig, "text": TextConfig}
+OPTIONS = {
+    c.kind: c for c in (WorldModelConfig, EncodedConfig, VideoConfig, DiffusersConfig, TextConfig)
+}  # --kind
 
 CUT = 0.05  # share of held-out predictions within the threshold, below which a model is of no use as an env
 
@@ -42,7 +43,7 @@ def parse(argv: list[str]):
     kind, resumed = given(argv, "--kind"), given(argv, "--resume")
     if resumed and not kind:  # every option comes from the run, the kind too
         kind = kind_of_run(resumed)
-    return parse_options(KINDS.get(kind, config), "wm train", argv[1:])
+    return parse_options(OPTIONS.get(kind, config), "wm train", argv[1:])
 
 
 def given(argv: list[str], option: str) -> str:
