@@ -7,8 +7,8 @@
                                                             of robo_rl train
 
 Episodes are recorded once per seed (the expert and random actions, with noise on what is executed; all
-outcomes), and cut into single control steps. IQL (`robo_rl/algos/iql.py`, chunks of one step) then learns
-offline, with equal updates, from
+outcomes), and cut into single control steps, the episodes in random order. IQL (`robo_rl/algos/iql.py`,
+chunks of one step) then learns offline, with equal updates, from
 
 * few: the first `--few` of them; many: the first `--many`;
 * topped up: the few, and the rest up to `--many` made by SynthER (`world_models/synther.py`);
@@ -48,16 +48,19 @@ MADE = 15  # rows of stretches for each real one of a batch
 WINDOW = 16  # steps of a stretch
 
 
-def transitions_of(data) -> Transitions:
-    """Every control step whose next state was recorded."""
-    at = np.flatnonzero(np.isfinite(data.after).all(1))
+def known_rows(data, seed: int) -> np.ndarray:
+    """int64: rows of every control step whose next state was recorded, whole episodes in random order (those
+    of one who acts are recorded after those of the other)."""
+    order = np.random.default_rng([seed, 89]).permutation(len(data))
+    rows = np.concatenate([np.arange(data.from_[e], data.to[e]) for e in order])
+    return rows[np.isfinite(data.after[rows]).all(1)]
+
+
+def transitions_of(data, rows: np.ndarray) -> Transitions:
+    """The control steps of `rows`."""
     over = np.zeros(len(data.state), bool)
     over[data.to[data.terminated] - 1] = True
-    return Transitions(data.state[at], data.action[at], data.reward[at], data.after[at], over[at])
-
-
-def first(t: Transitions, n: int) -> Transitions:
-    return Transitions(t.obs[:n], t.action[:n], t.reward[:n], t.next_obs[:n], t.terminated[:n], t.source)
+    return Transitions(data.state[rows], data.action[rows], data.reward[rows], data.after[rows], over[rows])
 
 
 def joined(a: Transitions, b: Transitions) -> Transitions:
@@ -70,15 +73,15 @@ def joined(a: Transitions, b: Transitions) -> Transitions:
     )
 
 
-def begin(t: Transitions, data, rows: int, args, seed: int):
-    """(a fresh policy, its IQL learner); the scales are those of the first `rows` recorded transitions."""
+def begin(t: Transitions, data, rows: np.ndarray, args, seed: int):
+    """(a fresh policy, its IQL learner); the scales are those of the recorded `rows`."""
     s, a = t.obs.shape[1], t.action.shape[1]
     policy = make_policy(
         PolicyOptions(horizon=1, execute=1),
         ObsSpec(state=s, action=a, action_names=data.features.action),
         seed,
     )
-    fit_normalisers(policy, data, rows=np.arange(rows))
+    fit_normalisers(policy, data, rows=rows)
     scale = {"max_target": 0.0, "beta": 3.0} if args.task in LOCOMOTION else {"max_target": 1.0}
     policy.train()
     return policy, iql.make(policy, IqlOptions(critics=2, subset=2, **scale), seed)
@@ -92,7 +95,7 @@ def filled(t: Transitions, gamma: float) -> Replay:
     return replay
 
 
-def learn(t: Transitions, data, rows: int, args, seed: int):
+def learn(t: Transitions, data, rows: np.ndarray, args, seed: int):
     """A policy that IQL learnt from transitions alone."""
     policy, learner = begin(t, data, rows, args, seed)
     replay, rng = filled(t, learner.options.gamma), np.random.default_rng([seed, 83])
@@ -100,18 +103,13 @@ def learn(t: Transitions, data, rows: int, args, seed: int):
     return policy.eval()
 
 
-def stretches(data, rows: int, args, seed: int, strength: float) -> Guided:
-    """Policy-guided diffusion of the whole episodes among the first `rows` recorded steps."""
-    many = max(int((data.to <= rows).sum()), 1)
-    w = windows_of(
-        data.state,
-        data.action,
-        data.reward,
-        data.terminated[:many],
-        data.from_[:many],
-        data.to[:many],
-        WINDOW,
-    )
+def stretches(data, rows: np.ndarray, args, seed: int, strength: float) -> Guided:
+    """Policy-guided diffusion of the stretches within `rows`, whose last episode may be cut."""
+    episodes = np.unique(data.episode_index[rows])
+    first, end = data.from_[episodes], data.to[episodes]
+    end = np.minimum(end, [rows[data.episode_index[rows] == e].max() + 1 for e in episodes])
+    over = data.terminated[episodes] & (end == data.to[episodes])
+    w = windows_of(data.state, data.action, data.reward, over, first, end, WINDOW)
     return Guided(
         w,
         data.state.shape[1],
@@ -122,16 +120,12 @@ def stretches(data, rows: int, args, seed: int, strength: float) -> Guided:
     )
 
 
-def learn_guided(few: Transitions, model: Guided, data, args, seed: int):
+def learn_guided(few: Transitions, model: Guided, data, rows: np.ndarray, args, seed: int):
     """(a policy that IQL learnt from few transitions and stretches made towards itself at three ages, the
     last of these)."""
-    policy, learner = begin(few, data, args.few, args, seed)
-    real, rng, part, still = (
-        filled(few, learner.options.gamma),
-        np.random.default_rng([seed, 83]),
-        args.updates // (AGES + 1),
-        None,
-    )
+    policy, learner = begin(few, data, rows, args, seed)
+    real, rng = filled(few, learner.options.gamma), np.random.default_rng([seed, 83])
+    part, still = args.updates // (AGES + 1), None
     learner.update(lambda n: real.sample(n, rng), args.updates - AGES * part)
 
     def mean(states: torch.Tensor) -> torch.Tensor:
@@ -140,9 +134,8 @@ def learn_guided(few: Transitions, model: Guided, data, args, seed: int):
     for age in range(AGES):
         policy.eval()
         with torch.no_grad():
-            still = model.transitions(
-                model.sample(-(-4 * args.few // (WINDOW - 1)), seed * 1_000_003 + age, mean)
-            )
+            made = model.sample(-(-4 * args.few // (WINDOW - 1)), seed * 1_000_003 + age, mean)
+            still = model.transitions(made)
         policy.train()
         both = Mixture({"real": (real, 1.0), "made": (filled(still, learner.options.gamma), float(MADE))})
         learner.update(lambda n, both=both: both.sample(n, rng), part)
@@ -166,12 +159,13 @@ def one(seed: int, args) -> dict:
             envs=16,
         )
         data = robo_rl.load_dataset(Path(folder) / "d")
-        every = transitions_of(data)
-        if len(every) < args.many:
+        known = known_rows(data, seed)
+        if len(known) < args.many:
             raise SystemExit(
-                f"{episodes} episodes gave {len(every)} transitions, fewer than {args.many}: give --episodes"
+                f"{episodes} episodes gave {len(known)} transitions, fewer than {args.many}: give --episodes"
             )
-        few, many = first(every, args.few), first(every, args.many)
+        rows = known[: args.few]
+        few, many = transitions_of(data, rows), transitions_of(data, known[: args.many])
         made = Upsampler(few, SynthOptions(updates=args.upsample), seed).sample(args.many - args.few, seed)
         found: dict = {"quality": {"made": quality(made, many), "few": quality(few, many)}, figure: {}}
         env = robo_rl.make_env("mujoco", args.task, num_envs=50)
@@ -181,18 +175,17 @@ def one(seed: int, args) -> dict:
             found[figure][name] = evaluate(env, policy, starts, seed)[figure]
             print(f"  seed {seed}, {name}: {np.mean(found[figure][name]):.3f}", flush=True)
 
-        for name, t, rows in (
-            ("few", few, args.few),
-            ("topped up", joined(few, made), args.few),
-            ("many", many, args.many),
+        for name, t, scale in (
+            ("few", few, rows),
+            ("topped up", joined(few, made), rows),
+            ("many", many, known[: args.many]),
         ):
             torch.manual_seed(seed)
-            judge(name, learn(t, data, rows, args, seed))
+            judge(name, learn(t, data, scale, args, seed))
         for name, strength in (("guided", args.strength), ("unguided", 0.0)) if args.guided else ():
             torch.manual_seed(seed)
-            policy, still = learn_guided(
-                few, stretches(data, args.few, args, seed, strength), data, args, seed
-            )
+            model = stretches(data, rows, args, seed, strength)
+            policy, still = learn_guided(few, model, data, rows, args, seed)
             found["quality"][name] = quality(still, many)
             judge(name, policy)
         env.close()
