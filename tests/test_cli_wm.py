@@ -136,6 +136,8 @@ def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place):
         "3",
         "--plan-rounds",
         "1",
+        "--plan-ahead",
+        "8",
         "--episodes",
         "8",
         "--against",

@@ -22,7 +22,7 @@ from robo_rl.experiment.evaluation import (
     film_checkpoint,
 )
 from robo_rl.experiment.folder import pick_checkpoint
-from robo_rl.experiment.planning import CANDIDATES
+from robo_rl.experiment.planning import NOT_PLANNED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +154,7 @@ def against(args: Eval, result: dict) -> dict:
     """The paired difference to the run --against."""
     from robo_rl.stats import paired_difference
 
-    other = watched(
-        args.against,
-        replace(args, envs=result["envs"], policy="", plan_in="", plan_candidates=CANDIDATES, plan_rounds=0),
-    )
+    other = watched(args.against, replace(args, envs=result["envs"], policy="", **NOT_PLANNED))
     if other["sim"] != result["sim"]:
         raise UserError(
             f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "

@@ -49,6 +49,7 @@ class DeployOptions:
             "plan_in",
             "plan_candidates",
             "plan_rounds",
+            "plan_ahead",
         ),
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
@@ -85,6 +86,9 @@ class DeployOptions:
     """With --plan-in: chunks that are tried at each decision, 2 to 4096."""
     plan_rounds: int = 0
     """With --plan-in: rounds of the cross-entropy method from them on, to 100; 0: the best of them."""
+    plan_ahead: int = 0
+    """With --plan-in: control steps of the policy after a chunk by which it is judged, to 4096; 0: to the
+    length of a recorded episode."""
     dry_run: bool = False
     """Compute everything, command nothing: poses go to preview/target_pose."""
     transport: str = "dds"

@@ -43,7 +43,7 @@ class EvalConfig:
             "against",
             "max_steps",
         ),
-        "Planning in a world model": ("plan_in", "plan_candidates", "plan_rounds"),
+        "Planning in a world model": ("plan_in", "plan_candidates", "plan_rounds", "plan_ahead"),
         "Where": ("sim", "envs", "threads", "on"),
         "Simulated real time (--on sim, arm)": ("chunking", "latency", "latency_jitter"),
         "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
@@ -81,6 +81,9 @@ class EvalConfig:
     """With --plan-in: chunks that are tried at each decision, 2 to 4096."""
     plan_rounds: int = 0
     """With --plan-in: rounds of the cross-entropy method from them on, to 100; 0: the best of them."""
+    plan_ahead: int = 0
+    """With --plan-in: control steps of the policy after a chunk by which it is judged, to 4096; 0: to the
+    length of a recorded episode."""
     sim: str = ""
     """Another simulator than the run's own, for example mujoco for a policy that was trained in a world
     model."""

@@ -1,6 +1,6 @@
 """`--plan-in MODEL` of `robo_rl eval` and `robo_rl deploy`: a run's policy that plans in a world model."""
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from robo_rl.errors import UserError, in_range
 
@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from world_models.plan import Planner
 
 CANDIDATES = 16
+NOT_PLANNED: dict[str, Any] = {
+    "plan_in": "",
+    "plan_candidates": CANDIDATES,
+    "plan_rounds": 0,
+    "plan_ahead": 0,
+}
 
 
 class PlanningOptions(Protocol):
@@ -21,6 +27,8 @@ class PlanningOptions(Protocol):
     @property
     def plan_rounds(self) -> int: ...
     @property
+    def plan_ahead(self) -> int: ...
+    @property
     def seed(self) -> int: ...
 
 
@@ -28,9 +36,11 @@ def check(options: PlanningOptions) -> None:
     """Raise UserError for options out of range, or without a model."""
     in_range("--plan-candidates", options.plan_candidates, 2, 4096)
     in_range("--plan-rounds", options.plan_rounds, 0, 100)
-    if not options.plan_in and (options.plan_candidates, options.plan_rounds) != (CANDIDATES, 0):
+    in_range("--plan-ahead", options.plan_ahead, 0, 4096)
+    if not options.plan_in and any(getattr(options, k) != v for k, v in NOT_PLANNED.items()):
         raise UserError(
-            "--plan-candidates and --plan-rounds go with --plan-in MODEL, a run of robo_rl wm train"
+            "--plan-candidates, --plan-rounds and --plan-ahead go with --plan-in MODEL, a run of robo_rl wm "
+            "train"
         )
 
 
@@ -40,9 +50,8 @@ def planned(policy, options: PlanningOptions) -> "Planner":
     from world_models.model import load
     from world_models.plan import PlanOptions
 
-    how = PlanOptions(
-        candidates=options.plan_candidates, rounds=options.plan_rounds, kept=min(4, options.plan_candidates)
-    )
+    count, rounds, ahead = options.plan_candidates, options.plan_rounds, options.plan_ahead or None
+    how = PlanOptions(candidates=count, rounds=rounds, kept=min(4, count), ahead=ahead)
     return planner(load(options.plan_in), policy, how, options.seed)
 
 
