@@ -68,6 +68,7 @@ def python() -> list[ProbeResult]:
 
 
 def torch() -> list[ProbeResult]:
+    """torch, and whether it has a GPU that it can use."""
     import torch
 
     a = torch.ones(8, 8, requires_grad=True)
@@ -106,6 +107,7 @@ def torch() -> list[ProbeResult]:
 
 
 def mujoco() -> list[ProbeResult]:
+    """MuJoCo, and whether it steps envs in batches."""
     import mujoco
     import numpy as np
 
@@ -130,6 +132,7 @@ def mujoco() -> list[ProbeResult]:
 
 
 def gl() -> list[ProbeResult]:
+    """Off-screen GL, which cameras of the embedded simulator need."""
     from sims.mujoco.render import gl_backend
 
     name = gl_backend()
@@ -162,6 +165,7 @@ def gl() -> list[ProbeResult]:
 
 
 def maniskill() -> list[ProbeResult]:
+    """ManiSkill and the Vulkan that it needs."""
     names = ("Vulkan", "ManiSkill")
     install = "pip install 'robo_rl[maniskill]'"
     if importlib.util.find_spec("sapien") is None:
@@ -199,6 +203,7 @@ def _vulkan_device(sapien) -> str:
 
 
 def envpool() -> list[ProbeResult]:
+    """envpool: its version, and whether its smallest binary loads."""
     found = importlib.util.find_spec("envpool")
     if found is None or found.origin is None:
         return [ProbeResult("envpool", "missing", "not installed", "pip install 'robo_rl[envpool]'")]
@@ -217,6 +222,7 @@ def envpool() -> list[ProbeResult]:
 
 
 def files() -> list[ProbeResult]:
+    """What data sets and videos need: Parquet, a video codec, room on the disk."""
     import tempfile
 
     import av
@@ -245,6 +251,7 @@ def files() -> list[ProbeResult]:
 
 
 def loggers() -> list[ProbeResult]:
+    """The loggers beside files: TensorBoard and wandb."""
     rows = []
     if importlib.util.find_spec("tensorboard") is None:
         rows.append(ProbeResult("TensorBoard", "missing", "not installed", "pip install tensorboard"))
@@ -268,6 +275,7 @@ def loggers() -> list[ProbeResult]:
 
 
 def machine() -> list[ProbeResult]:
+    """Cores, memory and threads of this machine."""
     import psutil
 
     cores = len(os.sched_getaffinity(0))

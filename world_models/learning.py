@@ -224,6 +224,7 @@ def rebuilt(cls: Any, saved: dict):
 
 
 def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
+    """The fit of a `latent` model on states."""
     from world_models.fit import Fitter
     from world_models.latent import Latent
 
@@ -245,6 +246,7 @@ def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
 
 
 def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
+    """The fit of an `encoded` model, on features of pictures that an encoder gives."""
     from world_models.encoded import Encoded
     from world_models.encoded_fit import EncodedFitter
 
@@ -273,6 +275,7 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
 
 
 def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
+    """The fit of a `video` model on pictures."""
     from world_models.video import Video
     from world_models.video_fit import VideoFitter
 
@@ -299,6 +302,7 @@ def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
 
 
 def diffusers_job(config: "DiffusersConfig", data: "Recorded") -> FitJob:
+    """The fit of a video transformer of diffusers on latents of its autoencoder."""
     from world_models.wan import WanVideo
     from world_models.wan_fit import WanFitter
 
@@ -319,6 +323,7 @@ def diffusers_job(config: "DiffusersConfig", data: "Recorded") -> FitJob:
 
 
 def text_job(config: "TextConfig", data: "Recorded") -> FitJob:
+    """The fit of a `text` model on words."""
     from world_models.text import TextModel
     from world_models.text_fit import TextFitter, check_text_data
 

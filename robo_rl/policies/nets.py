@@ -304,6 +304,7 @@ class VisionLanguageTrunk(Trunk):
         self.size = 2 * width + sum(2 * e.points for e in encoders) + state
 
     def forward(self, state: Tensor, tokens: Tensor, images: dict[str, Tensor]) -> Tensor:
+        """Context [B,size] of state [B,S], tokens int64 [B,L] (0: padding) and images by view [B,3,h,w]."""
         b = len(state)
         length = max(1, int((tokens != 0).sum(1).max()))  # drop columns that are padding for the whole batch
         tokens = tokens[:, :length]

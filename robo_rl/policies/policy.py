@@ -282,6 +282,8 @@ class ChainPolicy(PolicyBase):
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
+        """Sample a chunk for each observation [B,...] -> its actions [B,H,A] and the trace that `logp` scores
+        again exactly. explore: with the noise of the chain; else its deterministic steps."""
         context = self.encode(obs)
         b, d, steps, one = len(context), self.chunk, self.options.denoise_steps, self.one and explore
         embedded, times = self.head.embed(context), self.head.steps(self.features)

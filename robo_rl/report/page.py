@@ -29,6 +29,7 @@ VIDEO_BYTES = 48_000_000  # most video put into one page
 
 
 def header(run: RunRecord) -> str:
+    """The top of the page: the run, its task and method, its versions."""
     info, config = run.info, run.info.get("config") or {}
     git = info.get("git")
     git = " ".join(f"{v}" for _, v in flat(git)) if isinstance(git, dict) else git
@@ -95,6 +96,7 @@ def verdict(run: RunRecord) -> str:
 
 
 def tiles(run: RunRecord) -> str:
+    """The figures that say most of a run, a tile each."""
     t = totals(run)
     stages = " · ".join(
         f"{k} {duration(t[f'{s}_s'])}" for k, s in (("SFT", "sft"), ("RL", "rl")) if t[f"{s}_s"] > 0
@@ -133,6 +135,7 @@ def tiles(run: RunRecord) -> str:
 
 
 def task_table(run: RunRecord) -> str:
+    """Success of each task or instruction, before and after RL, with intervals."""
     end, start = run.end or run.start or (run.evals[0] if run.evals else None), run.start
     if end is None:
         return '<div class="empty">No evaluation yet.</div>'

@@ -63,6 +63,7 @@ def _never(v: np.ndarray) -> np.ndarray:
 
 
 def success_chart(run: RunRecord) -> str:
+    """Success of evaluations and of training episodes over environment steps."""
     evals = [e for e in run.evals if len(e.success)]
     told = [e for e in evals if e.which == REPORT]
     line = {}
@@ -126,6 +127,7 @@ def return_chart(run: RunRecord) -> str:
 
 
 def ratio_chart(run: RunRecord) -> str:
+    """The ends of the log-ratios of updates: percentiles and the largest."""
     series = []
     m = run.metrics
     if "train/log_ratio_p01" in m and "train/log_ratio_p99" in m:
@@ -233,6 +235,7 @@ def watched(run: RunRecord) -> str:
 
 
 def sft_chart(run: RunRecord) -> str:
+    """Supervised loss over updates."""
     m = run.metrics
     if "sft/loss" not in m:
         return chart("Supervised loss", "on the demonstrations", [], missing="No SFT was logged.")
@@ -271,6 +274,7 @@ def seconds(run: RunRecord) -> "tuple[np.ndarray, dict[str, np.ndarray]] | None"
 
 
 def throughput(run: RunRecord) -> str:
+    """Environment steps per second, and where the time goes."""
     speed = chart(
         "Speed", "environment steps per second", rl_series(run, "rate/steps_per_s", "steps/s", 1), zero=True
     )

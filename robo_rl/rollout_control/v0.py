@@ -84,6 +84,8 @@ class V0:
         return out
 
     def observe(self, arms: Arms, success: Floats, age: "Floats | int" = 0) -> None:
+        """Learn from outcomes `success` [n] of starts `arms` [n]: `steps` updates on draws of what is
+        remembered."""
         self.arms = np.concatenate([self.arms, arms])[-self.memory :]
         self.outcomes = np.concatenate([self.outcomes, np.asarray(success, np.float64)])[-self.memory :]
         if not len(self.arms):

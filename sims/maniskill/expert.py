@@ -172,6 +172,7 @@ def _upright(arm: ManiSkillArm) -> np.ndarray:
 
 
 def stack_cube(env, arm: ManiSkillArm) -> Goal:
+    """Grasp cube A, carry it above cube B, let go and rise."""
     a, ra = _pose(env.cubeA)
     b, _ = _pose(env.cubeB)
     off = b + [0, 0, 0.04] - a

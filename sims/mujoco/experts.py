@@ -129,6 +129,7 @@ def _pick(env, at: np.ndarray, quat: np.ndarray) -> np.ndarray:
 
 
 def push_cube(env) -> np.ndarray:
+    """Go behind the cube as seen from the mark, then push it along the line to it."""
     s = env.scene
     at, way = s.pos[0], s.goal[:2] - s.pos[0][:2]
     way = way / np.maximum(np.hypot(way[0], way[1]), F(1e-3))
@@ -145,6 +146,7 @@ def push_cube(env) -> np.ndarray:
 
 
 def stack_cube(env) -> np.ndarray:
+    """Grasp the red cube, carry it above the green one, let go where it stands still on it."""
     s, yaw = env.scene, square_yaw(env.scene.quat[0])
     goal, close, holds = grasp(s, s.pos[0], yaw, 2 * CUBE)
     top = s.pos[1].copy()
