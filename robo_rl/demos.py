@@ -2,7 +2,7 @@
 learning samples from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def record(
     tick: Callable[[int, int], None] = lambda kept, tried: None,
     first: int = 0,
     lead: Lead | None = None,
+    pictures: bool = True,
 ) -> int:
     """Give `episodes` successful expert episodes of each task of the env to `add`, in start order -> episodes
     tried.
@@ -85,19 +86,22 @@ def record(
     2017).
     lead: episodes begin where it has led to, and name no start: the expert shows how to go on from states
     that a policy comes to (after DAgger, Ross et al. 2011; what is recorded is the expert's alone).
+    pictures: False leaves those of the env's cameras out, and draws none.
     Starts are DEMO_START + (seed mod 6000) * 100000 + i, i from `first`, below those of evaluation; of M
     tasks each has every M-th. Raises UserError if the env has no expert or it fails too often.
     """
     check_expert(env)
     rng = np.random.default_rng([seed, 7, first] if first else [seed, 7])
-    n, names, kept, tried = env.num_envs, task_names(env), 0, 0
+    n, names, kept, tried, views = env.num_envs, task_names(env), 0, 0, env.spec.views if pictures else ()
+    if not pictures:
+        env.images = False
     for k, name in enumerate(names):
         before, wanted = (kept, tried), kept + episodes
         begin = DEMO_START + seed % 6000 * 100_000 + first
         begin += (k - begin) % len(names)
         while kept < wanted:
             starts = begin + len(names) * (tried - before[1] + np.arange(n))
-            for episode in expert_episodes(env, starts, noise, rng, lead):
+            for episode in expert_episodes(env, starts, noise, rng, lead, views):
                 tried += 1
                 if episode is None:
                     continue
@@ -122,11 +126,11 @@ def record(
 
 
 def expert_episodes(
-    env, starts: np.ndarray, noise: float, rng: np.random.Generator, lead: Lead | None
+    env, starts: np.ndarray, noise: float, rng: np.random.Generator, lead: Lead | None, views: Sequence[str]
 ) -> Iterator[Episode | None]:
-    """Of each of the starts [N] what the expert did from where it took over, None where that was no success
-    or `lead` came to the end."""
-    n, views = env.num_envs, list(env.spec.views)
+    """Of each of the starts [N] what the expert did from where it took over and the cameras `views` saw, None
+    where that was no success or `lead` came to the end."""
+    n = env.num_envs
     obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": starts})
     tasks = [str(t) for t in obs["task"]]
     rows: list[tuple] = []
@@ -242,6 +246,8 @@ def demo_sampler(
     tensors: "Callable[[dict[str, Any]], Obs] | None" = None,
     rows: np.ndarray | None = None,
     weight: "Callable[[Tensor], Tensor] | None" = None,
+    drawn: Mapping[str, np.ndarray] | None = None,
+    target: Tensor | None = None,
 ) -> Demos:
     """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of `rows`; UserError naming what
     does not fit.
@@ -250,14 +256,17 @@ def demo_sampler(
     `obs_tensors`, with pictures as large as `spec` says. Pictures that do not fit the cache are decoded when
     their batch comes (`data.frames`).
     weight: frames int64 [B] -> what each counts, by which its mask is multiplied.
-    """
+    drawn: the pictures of `rows`, in place of the data set's. target [F,H,X]: what is told of a frame in
+    place of its chunk."""
     from robo_rl.data.reader import chunks
 
-    data = data or DataOptions()
-    check_fits(dataset.meta, spec, data)
+    data, recorded = data or DataOptions(), spec if drawn is None else replace(spec, views=())
+    check_fits(dataset.meta, recorded, data)
     state, chunk, pad = (torch.from_numpy(np.ascontiguousarray(x)) for x in chunks(dataset, horizon))
     mask = (~pad).float()
-    store = frame_store(dataset, spec, data, as_recorded=tensors is not None)
+    if target is not None:
+        chunk, mask = target, torch.ones(target.shape[:2])
+    store = frame_store(dataset, recorded, data, as_recorded=tensors is not None)
     where = torch.arange(len(chunk)) if rows is None else torch.from_numpy(np.asarray(rows))
     if store.fits and tensors is None:
         obs = {"state": state[where]}
@@ -267,8 +276,9 @@ def demo_sampler(
             ]
         for view, pictures in store.all().items():
             obs[f"image/{view}"] = torch.from_numpy(pictures if rows is None else pictures[where])
+        obs |= {f"image/{view}": torch.from_numpy(pictures) for view, pictures in (drawn or {}).items()}
         return demos_sampler(
-            obs, chunk[where], mask[where], None if weight is None else lambda drawn: weight(where[drawn])
+            obs, chunk[where], mask[where], None if weight is None else lambda chosen: weight(where[chosen])
         )
     kept, tasks = (
         partial(obs_tensors, spec=spec) if tensors is None else tensors,

@@ -90,13 +90,15 @@ def make(
     randomise: str = "",
     render: bool = False,
     device: str = "cpu",
+    cameras: str = "",
 ):
     """Build the vector env `name` (one of SIMS, `gym:<id>`, `envpool:<id>`, or `module:function` of the
     user's own).
 
     obs "state" or "rgb" (state and images); reward "sparse" or "dense"; control is the sim's action mode;
     threads 0 = all cores; max_steps 0 = the task's own limit; randomise is a comma list such as
-    "mass,friction,camera,latency:2"; render=True readies `render()`. "" takes the sim's default.
+    "mass,friction,camera,latency:2"; render=True readies `render()`; cameras: of mujoco,
+    those that are looked through, with commas between. "" takes the sim's default.
     """
     if num_envs < 1:
         raise UserError(f"num_envs must be >= 1, got {num_envs}")
@@ -105,6 +107,8 @@ def make(
     if not 16 <= image_size <= 1024:
         raise UserError(f"image_size must be in [16, 1024], got {image_size}")
     check_several(name, task)
+    if cameras and name != "mujoco":
+        raise UserError(f"cameras {cameras}: only --sim mujoco lets them be chosen, --sim {name} has its own")
     common = {
         "num_envs": num_envs,
         "obs": obs,
@@ -133,7 +137,7 @@ def make(
     if name == "mujoco":
         from sims.mujoco import make_mujoco
 
-        return make_mujoco(task, **common)
+        return make_mujoco(task, cameras=cameras, **common)
     if name == "maniskill":
         from sims.maniskill import make_maniskill
 

@@ -446,7 +446,7 @@ RUN = {
     "eval_episodes": 2,
     "eval_envs": 2,
     "video": False,
-    "bc": {"updates": 2, "batch": 8},
+    "bc": {"updates": 2, "batch": 8, "ground": 2},
 }
 
 

@@ -39,8 +39,24 @@ def train(
     tick: Callable[[int, float], None] = lambda update, loss: None,
 ) -> dict[str, float]:
     """Fit `policy` in place to the demonstrations; it ends with its averaged weights."""
-    generator = torch.Generator().manual_seed(seed)
     params = [p for p in policy.parameters() if p.requires_grad]
+    loss = fit(
+        params, lambda g: policy.bc_loss(*sample(options.batch, g), g, options.noises), options, seed, tick
+    )
+    policy.freeze_base()
+    return {"loss": loss}
+
+
+def fit(
+    params: list[Tensor],
+    loss_of: Callable[[torch.Generator], Tensor],
+    options: BcOptions,
+    seed: int,
+    tick: Callable[[int, float], None] = lambda update, loss: None,
+) -> float:
+    """Descend `loss_of` a batch drawn by a generator for `options.updates` -> a running mean of it;
+    `params` end as their averages."""
+    generator = torch.Generator().manual_seed(seed)
     opt = make_adam(params, options.lr, options.weight_decay)
     average = AveragedWeights(params)
     recent = 0.0
@@ -49,7 +65,7 @@ def train(
         opt.param_groups[0]["lr"] = (
             options.lr * warm * 0.5 * (1 + math.cos(math.pi * update / options.updates))
         )
-        loss = policy.bc_loss(*sample(options.batch, generator), generator, options.noises)
+        loss = loss_of(generator)
         descend(loss, params, opt, 1.0)
         decay = min(options.ema, (1 + update) / (10 + update))
         average.add(1 - decay)
@@ -58,8 +74,7 @@ def train(
         tick(update + 1, recent)
     if options.updates:
         average.swap()
-    policy.freeze_base()
-    return {"loss": recent}
+    return recent
 
 
 @torch.no_grad()

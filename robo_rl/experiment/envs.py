@@ -33,6 +33,8 @@ def check_names(name: str, task: str = "", **options) -> None:
 def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **options) -> "ControlEnv":
     """`sims.make`, or the world model in the folder after `wm:`; `judge` (of a world model alone) says who
     decides on success, see `world_models.judge.make`."""
+    if options.get("cameras") and (name.startswith("wm:") or name.split(":")[0] in ROBOTS):
+        raise UserError(f"--cameras is for --sim mujoco, got --sim {name}")
     if name.startswith("wm:"):
         from world_models.env import make_world
 
@@ -68,6 +70,7 @@ def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "Contr
         randomise=config.randomise,
         render=render,
         judge=config.judge,
+        **({"cameras": config.cameras} if config.cameras else {}),
         **({"device": config.device} if config.sim in ON_DEVICE else {}),
         **({"hard": config.dream_hard} if config.sim.startswith("wm:") and config.dream_hard else {}),
     )

@@ -16,7 +16,7 @@ from robo_rl.experiment.parallel import cores, group_size, workers
 from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
-from robo_rl.experiment.sft import Stopped, demo_folder
+from robo_rl.experiment.sft import Stopped, demo_folder, load_frames
 from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, early_rounds, make_control, supervision
 from robo_rl.experiment.tasks import task_metrics
@@ -48,15 +48,11 @@ def make_learner(run: Run, beside: float = 0.0):
         return ShardedLearner(config.algo, run.policy, rl, config.seed, config.learners, run.folder / "ranks")
     rl = rl if rl.bc_coef else replace(rl, bc_coef=beside)
     if rl.bc_coef:
-        from robo_rl.demos import demo_sampler, load_demos
         from robo_rl.devices import device_of, sampled_on
 
         folder = demo_folder(run)
         assert folder is not None  # `train.check_method` has seen to it
-        dataset = load_demos(folder, run.env, config.data.label)
-        demos = sampled_on(
-            device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data)
-        )
+        demos = sampled_on(device_of(run.policy), load_frames(run, folder).sampler(config, run.policy.spec))
     return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 

@@ -23,7 +23,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run
-from robo_rl.experiment.sft import Stopped, demo_folder, fresh_policy, imitate
+from robo_rl.experiment.sft import Stopped, demo_folder, fresh_policy, imitate, load_frames
 from robo_rl.lora import attach
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
 
@@ -138,16 +138,14 @@ def teach_round(run: Run, k: int) -> None:
 
     config, folder, noisy = run.config, demo_folder(run), run.policy
     assert folder is not None  # `begins` has seen to it
-    demos = load(folder, label=config.data.label)
+    frames = load_frames(run, folder)
+    demos = frames.data
     own = [load(run.folder / FOLDER / f"round_{i}") for i in range(k + 1)]
     spec = obs_spec(run.env, len(demos.tasks) > 1, config.policy.text)
     run.policy = fresh_policy(config, spec, demos)
     parts = [
-        (
-            demo_sampler(data, spec, config.policy.horizon, config.data if data is demos else DataOptions()),
-            len(data.action),
-        )
-        for data in (demos, *own)
+        (frames.sampler(config, spec), len(demos.action if frames.rows is None else frames.rows)),
+        *((demo_sampler(data, spec, config.policy.horizon, DataOptions()), len(data.action)) for data in own),
     ]
     updates = max(run.taught, MORE * config.bc.updates)
     imitate(run, mixed(parts), updates, run.updates)

@@ -160,10 +160,16 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast on_policy rgb fresh",
         "weights that know nothing and are few bear larger steps; draws of noise cost as much as the trunk "
-        "here",
-        {"bc": {"lr": 3e-3, "noises": 8}},
+        "here; they learn to see from scenes that differ, not from many pictures of one, and what "
+        "instructions mean before anything else",
+        {"data": {"every": 8}, "bc": {"lr": 3e-3, "batch": 32, "noises": 4, "ground": 800}},
     ),
-    ("fast on_policy rgb fresh full", "a third of the time is supervision's", {"bc": {"updates": 3000}}),
+    (
+        "fast on_policy rgb fresh full",
+        "a third of the time is supervision's",
+        {"demos": "4000", "bc": {"updates": 3000}},
+    ),
+    ("fast on_policy rgb fresh quick", "minutes", {"demos": "1000"}),
     (
         "fast pi_rl rgb vla",
         "as from the state: as much noise as the policy bears, of which no later denoise step takes any "
@@ -655,6 +661,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "on-policy the arm waits for updates: rollouts of several episodes; its expert's time is that of an "
         "arm",
         {"workers": 0, "demos_most": 0, "rl": {"decisions": 64}},
+    ),
+    (
+        "robot on_policy rgb fresh",
+        "an arm's time is dear, and it does not play an episode again",
+        {"demos": "300", "data": {"every": 1}, "bc": {"ground": 0}},
     ),
     ("robot on_policy ours", "small rollouts", {"rl": {"minibatch": 64}}),
     ("dds", "one arm in real time", {"envs": 1}),

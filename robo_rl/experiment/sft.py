@@ -2,8 +2,10 @@
 
 import math
 import shutil
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,8 +19,12 @@ from robo_rl.selection import Look
 from robo_rl.stats import wilson
 from robo_rl.types import task_names
 
+if TYPE_CHECKING:
+    from robo_rl.data.reader import Dataset
+
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
 GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
+GROUNDED = ("pi0", "pi05", "smolvla")  # whose trunks give keys and values
 HOLD = 10  # of so many episodes of a data set one is held out
 LESS = 0.98  # of the loss on those before it: it falls
 READS = 1.05  # a loss with another row's instruction so many times that with the own one: the policy reads
@@ -120,8 +126,64 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
             tick=lambda kept, tried: run.report.advance(kept, kept / tried),
             first=TRIES * known * tasks,
             lead=lead,
+            pictures=config.data.every == 1,
         )
     env.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """What supervision learns from: the frames `rows` int64[K] of a data set (None: all), and their pictures
+    {view: uint8[K,h,w,3]} where it has none."""
+
+    data: "Dataset"
+    rows: np.ndarray | None = None
+    drawn: dict[str, np.ndarray] | None = None
+
+    def sampler(self, config: TrainConfig, spec, among: np.ndarray | None = None, **more):
+        """`demos.demo_sampler` over those that are in `among` bool[F], with its other arguments `more`."""
+        from robo_rl.demos import demo_sampler
+
+        rows, drawn = self.rows, self.drawn
+        if among is not None and not among.all():
+            kept = among if rows is None else among[rows]
+            rows = np.flatnonzero(kept) if rows is None else rows[kept]
+            drawn = None if drawn is None else {view: x[kept] for view, x in drawn.items()}
+        return demo_sampler(
+            self.data, spec, config.policy.horizon, config.data, rows=rows, drawn=drawn, **more
+        )
+
+
+def load_frames(run: Run, folder: Path) -> Frames:
+    """The frames of the data set in `folder` that --data.every says; their pictures are drawn where it has
+    none: of fewer, where they would not fit --data.cache-mb. UserError: they cannot be drawn."""
+    from robo_rl.data import drawn
+    from robo_rl.demos import load_demos
+
+    config, data = run.config, load_demos(folder, run.env, run.config.data.label)
+    every, views = config.data.every, run.env.spec.views
+    if every == 1:
+        return Frames(data)
+    rows = drawn.chosen_frames(data, every, config.seed)
+    if not views or data.views:
+        return Frames(data, rows)
+    size = sum(math.prod(run.env.single_observation_space[f"image/{v}"].shape) for v in views)
+    most = (config.data.cache_mb << 20) // size
+    if len(data) > most:
+        raise UserError(
+            f"the first pictures of {len(data):,} demonstrations take {len(data) * size >> 20:,} MiB, "
+            f"--data.cache-mb allows {config.data.cache_mb:,}: record fewer (--demos), or allow more"
+        )
+    while len(rows) > most:
+        every *= 2
+        rows = drawn.chosen_frames(data, every, config.seed)
+    if every > config.data.every:
+        run.report.say(
+            f"--data.every {every}: pictures of more frames would not fit --data.cache-mb "
+            f"{config.data.cache_mb}"
+        )
+    with closing(make_env(config, min(len(data), drawn.GROUP))) as env:
+        return Frames(data, rows, drawn.draw_frames(env, data, rows))
 
 
 def torch_generator(seed: int):
@@ -224,6 +286,44 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:
     )
 
 
+def grounds(config: TrainConfig, dataset) -> bool:
+    """Whether the trunk of a policy of fresh weights learns first what the data set's instructions mean."""
+    return bool(
+        config.bc.ground
+        and len(dataset.tasks) > 1
+        and config.policy.kind in GROUNDED
+        and not (config.init or config.policy.folder)
+    )
+
+
+def ground_trunk(run: Run, frames: Frames, among: np.ndarray) -> None:
+    """The stage of --bc.ground, on the first frames of the episodes that are in `among` bool[F]. Raises
+    Stopped when a signal comes."""
+    import torch
+
+    from robo_rl.algos.grounding import ground, mean_actions
+    from robo_rl.devices import device_of, sampled_on
+
+    config, data, updates = run.config, frames.data, run.config.bc.ground
+    with torch.no_grad():
+        action = run.policy.action_norm(torch.from_numpy(data.action).to(config.device)).cpu()
+    target = mean_actions(action, torch.from_numpy(data.episode_index))[:, None]
+    first = np.zeros(len(data.action), bool)
+    first[data.from_] = True
+    run.report.start("ground", updates, "updates")
+
+    def tick(update: int, loss: float) -> None:
+        if run.stop.asked:
+            raise Stopped
+        run.report.advance(update, note=f"loss {loss:.3f}")
+
+    sample = sampled_on(
+        device_of(run.policy), frames.sampler(config, run.policy.spec, first & among, target=target)
+    )
+    loss = ground(run.policy, sample, replace(config.bc, updates=updates), config.seed + 13, tick)
+    run.report.log(0, {"sft/ground": loss}, stage="sft")
+
+
 def report_reading(run: Run, ratio: float, update: int) -> None:
     """Report the loss with another row's instruction over that with the own one (nan: there is none), and
     that a policy does not read."""
@@ -244,33 +344,37 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
     after the `made` ones of policies that were given up -> its loss on the episodes that `hold_out` leaves
     out, every tenth; nan without any."""
     from robo_rl.algos import bc
-    from robo_rl.demos import demo_sampler, load_demos
     from robo_rl.devices import device_of, sampled_on
     from robo_rl.experiment.pear import PearWeights
     from robo_rl.lora import attach
 
-    config, dataset = run.config, load_demos(folder, run.env, run.config.data.label)
+    config, frames = run.config, load_frames(run, folder)
+    dataset = frames.data
     if not config.init:
         run.policy = fresh_policy(
             config, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), dataset
         )
-    out = np.arange(len(dataset)) % HOLD == HOLD - 1 if hold_out else np.zeros(len(dataset), bool)
+    out = (dataset.episode_index % HOLD == HOLD - 1) & hold_out
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
-
-    def sampler(episodes: np.ndarray, weight=None):
-        rows = None if episodes.all() else np.flatnonzero(episodes[dataset.episode_index])
-        return demo_sampler(
-            dataset, run.policy.spec, config.policy.horizon, config.data, rows=rows, weight=weight
-        )
-
-    imitate(run, sampler(~out, weights), updates, made, weights and weights.look)
+    if grounds(config, dataset):
+        ground_trunk(run, frames, ~out)
+    imitate(
+        run,
+        frames.sampler(config, run.policy.spec, ~out, weight=weights),
+        updates,
+        made,
+        weights and weights.look,
+    )
     run.taught, run.updates = updates, made + updates
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()
     if not out.any():
         return float("nan")
     return bc.mean_loss(
-        run.policy, sampled_on(device_of(run.policy), sampler(out)), config.bc, config.seed + 11
+        run.policy,
+        sampled_on(device_of(run.policy), frames.sampler(config, run.policy.spec, out)),
+        config.bc,
+        config.seed + 11,
     )
 
 

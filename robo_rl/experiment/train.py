@@ -268,10 +268,27 @@ def check_demos(config: TrainConfig, env) -> None:
         check_units(config, data)
     elif int(config.demos):
         check_expert(env)
+        check_few_frames(config, env)
     elif config.algo == "bc":
         raise UserError("--algo bc needs demonstrations: --demos N or --demos PATH")
     elif config.init and config.bc.updates:
         raise UserError("--bc.updates needs demonstrations to teach from: --demos N or --demos PATH")
+
+
+def check_few_frames(config: TrainConfig, env) -> None:
+    """Raise UserError where --data.every would leave pictures out of demonstrations that need them."""
+    if config.data.every == 1 or not env.spec.views:
+        return
+    if isinstance(config.rl, (OffPolicyOptions, RecapOptions)) and config.algo != "bc":
+        raise UserError(
+            f"--algo {config.algo} learns from whole demonstrations, with all their pictures: leave "
+            "--data.every out"
+        )
+    if config.demos_most > int(config.demos):
+        raise UserError(
+            "--data.every draws pictures where demonstrations are played again from their starts; those that "
+            "--demos-most asks for begin elsewhere: leave one of the two out"
+        )
 
 
 def check_units(config: TrainConfig, data) -> None:

@@ -64,6 +64,7 @@ def twin(config: TrainConfig) -> TrainConfig:
         bc=replace(
             config.bc,
             updates=min(config.bc.updates, 20),
+            ground=min(config.bc.ground, 5),
             batch=min(config.bc.batch, 32),
             noises=min(config.bc.noises, 2),
         ),

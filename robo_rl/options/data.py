@@ -13,6 +13,10 @@ class DataOptions:
     cameras: str = ""
     """Cameras to look through, in order, with commas between; NAME=CAMERA renames one. Empty: all, or those
     of the env."""
+    every: int = 1
+    """Supervision learns from the first frame of an episode and from one in so many of the others; 1: from
+    all. Demonstrations that are recorded with more than 1 have no pictures: those that are learnt from are
+    drawn, where their episodes are played again."""
     fit: Literal["", "pad", "pad_top_left", "crop", "stretch"] = ""
     """How pictures of another size are made square: pad keeps the whole picture, crop its middle, stretch
     changes its proportions. Empty: pad without an env; with one, pictures must have its size."""
@@ -31,5 +35,6 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         in_range("data.held_out", self.held_out, 0, 0.9)
+        in_range("data.every", self.every, 1, 10_000)
         in_range("data.cache_mb", self.cache_mb, 1, 1 << 24)
         in_range("data.threads", self.threads, 0, 256)

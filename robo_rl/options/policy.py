@@ -298,6 +298,10 @@ class BcOptions:
     """Methods that learn online, while supervised success is between 0 and 0.6: before RL the policy plays so
     many episodes with exploration noise, and learns from its successes beside the demonstrations; again while
     that raises success. 0: none."""
+    ground: int = 0
+    """Optimizer steps before those, where demonstrations have several instructions: the trunk of a
+    vision-language-action model with fresh weights learns to tell from the first observation of an episode
+    the mean of its actions. 0: none."""
     batch: int = 256
     """Demonstrated chunks of a step."""
     pear: str = ""
@@ -318,6 +322,7 @@ class BcOptions:
         in_range("bc.updates", self.updates, 0, 10**8)
         in_range("bc.most", self.most, 0, 10**8)
         in_range("bc.own", self.own, 0, 100_000)
+        in_range("bc.ground", self.ground, 0, 10**8)
         in_range("bc.batch", self.batch, 1, 10**6)
         in_range("bc.noises", self.noises, 1, 1000)
         in_range("bc.lr", self.lr, 0, 1, open_low=True)

@@ -8,6 +8,7 @@ from sims.mujoco.names import (
     LOCOMOTION,
     RANDOMISE,
     TASKS,
+    VIEWS,
     check_names,
     parse_randomise,
     split_tasks,
@@ -41,13 +42,14 @@ def make_mujoco(
     randomise: str = "",
     render: bool = False,
     device: str = "cpu",
+    cameras: str = "",
 ):
     """Build N envs of `task` ("": pick_cube; "pick_cube,push_cube": of several); the arguments are those of
     `sims.make`.
 
     reward "": sparse; control "" or "ee_delta": hand pose increments and gripper, "joint_delta": joint
     increments and gripper; randomise: comma list of mass, friction (+-30 % each), camera, latency:<control
-    steps>.
+    steps>; cameras: the views of obs "rgb", with commas between ("": all).
     """
     several = split_tasks(task) if "," in task else []
     task = task if is_object(task) or several else choose("mujoco task", task or TASKS[0], (*TASKS, OWN))
@@ -61,6 +63,7 @@ def make_mujoco(
         num_envs * max(1, len(several)) * (ENV + (PICTURES * image_size**2 * 3 if obs == "rgb" else 0)),
         "use fewer envs or smaller images",
     )
+    chosen = choose_cameras(cameras, obs, task)
     if task in LOCOMOTION:
         from sims.mujoco.locomotion import make_locomotion
 
@@ -97,6 +100,7 @@ def make_mujoco(
             kinds,
             latency,
             render,
+            chosen,
         )
 
     if not several:
@@ -104,6 +108,17 @@ def make_mujoco(
     from sims.mujoco.several import SeveralTasksEnv
 
     return SeveralTasksEnv(several, make)
+
+
+def choose_cameras(names: str, obs: str, task: str) -> tuple[str, ...]:
+    """The views of an env that is asked for these, with commas between; UserError: there is no such view,
+    or the env has none."""
+    if names and (obs != "rgb" or task in LOCOMOTION):
+        raise UserError(f"cameras {names}: an env has them with obs rgb alone, and not the locomotion tasks")
+    chosen = tuple(choose("camera", name, VIEWS) for name in names.split(",")) if names else VIEWS
+    if len(set(chosen)) < len(chosen):
+        raise UserError(f"cameras {names}: each is named once")
+    return chosen
 
 
 def rates(task: str = "", num_envs: int = 256, threads: int = 0, seconds: float = 1.0) -> dict[str, float]:

@@ -24,13 +24,12 @@ from sims.mujoco import model as m
 from sims.mujoco.experts import back_out, expert_of
 from sims.mujoco.kinematics import Arm, contract, damped_step, turn
 from sims.mujoco.model import JOINT, MOVE, TURN
-from sims.mujoco.names import CONTROLS
+from sims.mujoco.names import CONTROLS, VIEWS
 from sims.mujoco.pictures import Pictures
 from sims.mujoco.randomise import randomise_model
 from sims.mujoco.tasks import TASKS, Scene, Start, Task
 
 F = np.float32
-VIEWS = ("front", "wrist")
 HOME = np.array(m.HOME)
 PROPRIOCEPTION = 30  # the first entries of the state: joints, commands, gripper, hand pose
 RENDER_SIZE = 256  # pixels of `render()`, unless `env.render_size` says otherwise
@@ -134,6 +133,7 @@ class MujocoArmEnv(ControlEnv):
         kinds: frozenset[str],
         latency: int,
         render: bool,
+        views: tuple[str, ...] = VIEWS,
     ):
         n = self.num_envs = num_envs
         self.task, self.control, self.dense, self.rgb = task, control, dense, rgb
@@ -152,7 +152,7 @@ class MujocoArmEnv(ControlEnv):
             m.DT * m.SUBSTEPS,
             max_steps or task.max_steps,
             names,
-            VIEWS if rgb else (),
+            views if rgb else (),
         )
         self.single_observation_space, self.observation_space = observation_spaces(
             len(names), n, self.spec.views, image_size
@@ -195,7 +195,7 @@ class MujocoArmEnv(ControlEnv):
         self._seen = len(names)
         self.images = True  # False: steps leave the images as they are, until a step with True
         self._ahead = self._rows[14:21]  # joint targets less joints
-        self._pictures = Pictures(self.batch, self.model, VIEWS, image_size)
+        self._pictures = Pictures(self.batch, self.model, views, image_size)
 
     def __repr__(self) -> str:
         return f"MujocoArmEnv({self.task.name!r}, num_envs={self.num_envs}, control={self.control!r})"

@@ -6,6 +6,7 @@ from robo_rl.plugins import OWN, is_object, load_object
 
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 CONTROLS = ("ee_delta", "joint_delta")
+VIEWS = ("front", "wrist")  # the cameras of an env with pictures
 RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
 TASKS = (
     "pick_cube",

@@ -20,12 +20,12 @@ class Pictures:
     def draw(self, mask: np.ndarray, now: bool) -> None:
         """Render the envs of `mask` and those whose picture is old; the others keep theirs. Not `now`: they
         become old."""
-        self._stale |= mask
-        if not now:
-            return
         n = len(mask)
         if not self.images:
             self.images = {v: np.zeros((n, self.size, self.size, 3), np.uint8) for v in self.views}
+        self._stale |= mask
+        if not now:
+            return
         ids = np.flatnonzero(self._stale)
         self._stale[:] = False
         if len(ids):
