@@ -13,6 +13,7 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from world_models.options import PICTURED, EncodedConfig, VideoConfig, WorldModelConfig, kind_of_run
+from world_models.saved_fit import load_fit, save_fit
 
 if TYPE_CHECKING:
     from robo_rl.log import Progress
@@ -566,40 +567,3 @@ def gated(model, data, episodes: np.ndarray, horizon: int, seed: int = 0):
 def previous(data, rows: np.ndarray) -> np.ndarray:
     """The row before each, or itself where an episode begins."""
     return np.where(np.isin(rows, data.first), rows, rows - 1)
-
-
-def save_fit(fitter, path: Path, frames: int) -> None:
-    """One file, whole or not at all."""
-    import json
-
-    from safetensors.torch import save
-
-    from robo_rl import files
-    from robo_rl.checkpoint import pack
-
-    tensors: dict = {}
-    tree = pack(fitter.state_dict(), tensors)
-    files.write_bytes(path, save(tensors, {"tree": json.dumps(tree), "frames": str(frames)}))
-
-
-def load_fit(fitter, path: Path, frames: int) -> None:
-    """Go on from `save_fit`; UserError if the data grew or shrank since, or the file is damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    from robo_rl import files
-    from robo_rl.checkpoint import unpack
-
-    try:
-        with safe_open(path, "pt") as f:
-            meta = f.metadata()
-            tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
-        if int(meta["frames"]) != frames:
-            was = meta["frames"]
-            raise UserError(f"the data has {frames} frames, it had {was} when this run began; begin another")
-        fitter.load_state_dict(unpack(files.parse_json(meta["tree"], str(path), limit=files.FILE), tensors))
-    except (SafetensorError, KeyError, TypeError, ValueError) as e:
-        if isinstance(e, UserError):
-            raise
-        raise UserError(
-            f"{path} is damaged or of another version ({e}); delete it to start the fit anew"
-        ) from e

@@ -20,7 +20,6 @@ from robo_rl.experiment.deploy import (
     WAIT,
     DeployOptions,
     DeployResult,
-    SafetyClient,
     check_gains,
     check_speed,
     choose_actor,
@@ -28,6 +27,7 @@ from robo_rl.experiment.deploy import (
     open_policy,
     real_time_loop,
 )
+from robo_rl.experiment.safety_client import SafetyClient
 from robo_rl.signals import asked_to_stop
 
 SETTLE = 0.1  # s of simulated time for the first messages

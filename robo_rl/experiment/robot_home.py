@@ -146,7 +146,7 @@ class Homing:
         from controllers.model import ArmModel
         from controllers.node import SAFETY_STATE
         from controllers.transport import Text
-        from robo_rl.experiment.deploy import SafetyClient
+        from robo_rl.experiment.safety_client import SafetyClient
 
         self.options, self.robot, self.model, self.limits, self.wire = options, robot, model, limits, wire
         self.sleep, self.stop, self.log, self.warn = sleep, stop, log, warn
