@@ -132,7 +132,7 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Frames:
+class SupervisedFrames:
     """What supervision learns from: the frames `rows` int64[K] of a data set (None: all), and their pictures
     {view: uint8[K,h,w,3]} where it has none."""
 
@@ -154,7 +154,7 @@ class Frames:
         )
 
 
-def load_frames(run: Run, folder: Path) -> Frames:
+def load_frames(run: Run, folder: Path) -> SupervisedFrames:
     """The frames of the data set in `folder` that --data.every says; their pictures are drawn where it has
     none: of fewer, where they would not fit --data.cache-mb. UserError: they cannot be drawn."""
     from robo_rl.data import drawn
@@ -163,10 +163,10 @@ def load_frames(run: Run, folder: Path) -> Frames:
     config, data = run.config, load_demos(folder, run.env, run.config.data.label)
     every, views = config.data.every, run.env.spec.views
     if every == 1:
-        return Frames(data)
+        return SupervisedFrames(data)
     rows = drawn.chosen_frames(data, every, config.seed)
     if not views or data.views:
-        return Frames(data, rows)
+        return SupervisedFrames(data, rows)
     size = sum(math.prod(run.env.single_observation_space[f"image/{v}"].shape) for v in views)
     most = (config.data.cache_mb << 20) // size
     if len(data) > most:
@@ -183,7 +183,7 @@ def load_frames(run: Run, folder: Path) -> Frames:
             f"{config.data.cache_mb}"
         )
     with closing(make_env(config, min(len(data), drawn.GROUP))) as env:
-        return Frames(data, rows, drawn.draw_frames(env, data, rows))
+        return SupervisedFrames(data, rows, drawn.draw_frames(env, data, rows))
 
 
 def torch_generator(seed: int):
@@ -296,7 +296,7 @@ def grounds(config: TrainConfig, dataset) -> bool:
     )
 
 
-def ground_trunk(run: Run, frames: Frames, among: np.ndarray) -> None:
+def ground_trunk(run: Run, frames: SupervisedFrames, among: np.ndarray) -> None:
     """The stage of --bc.ground, on the first frames of the episodes that are in `among` bool[F]. Raises
     Stopped when a signal comes."""
     import torch
