@@ -8,8 +8,7 @@ import pytest
 from commands import TINY, Command, robo_rl
 
 from robo_rl.experiment.api import load_policy
-from robo_rl.experiment.deploy import DeployOptions
-from robo_rl.experiment.planning import planned_actor
+from robo_rl.experiment.planning import PlanningOptions, planned_actor
 from robo_rl.policies import blank_obs
 
 LEARN = ("--fit.updates", "60", "--fit.batch", "32", "--net.hidden", "32", "--net.members", "2")
@@ -161,7 +160,7 @@ def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place):
 def test_a_deployment_plans_with_one_observation(place):
     policy = load_policy(place / "alone")
     act = planned_actor(
-        policy.module, DeployOptions(run="alone", plan_in=str(place / "wm"), plan_candidates=3), ""
+        policy.module, PlanningOptions(plan_in=str(place / "wm"), plan_candidates=3), instruction="", seed=0
     )
     rows = act(blank_obs(policy.spec))
     assert rows.shape == (policy.module.options.execute, policy.spec.action) and act.choose("blend") is act

@@ -1,6 +1,8 @@
 """Pictures of a few frames of each demonstration, and a trunk that learns first what instructions mean."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.demos import demo_sampler, record
 from robo_rl.errors import UserError
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import obs_spec
-from robo_rl.options import BcOptions, PolicyOptions
+from robo_rl.experiment.sft import load_frames
+from robo_rl.options import BcOptions, DataOptions, PolicyOptions
 from robo_rl.policies import make_policy
 from sims import make
 
@@ -131,6 +135,19 @@ def test_fewer_pictures_are_drawn_where_they_would_not_fit_the_memory_that_is_al
     assert done.code == 0 and "would not fit --data.cache-mb 1" in done.err
     refused = robo_rl(tmp_path, *RUN, "--image-size", "512", "--data.cache-mb", "1", "--out", "none")
     assert refused.code == 2 and "the first pictures of 6 demonstrations take 4 MiB" in refused.err
+
+
+def test_stages_of_one_run_ask_for_the_same_pictures_and_draw_them_once(tmp_path):
+    recorded(tmp_path / "data", 3, pictures=False)
+    said = []
+    report = SimpleNamespace(start=lambda *a: said.append(a), advance=lambda done: said.append(done))
+    config = TrainConfig(task="reach", obs="rgb", image_size=32, data=DataOptions(every=4))
+    run = SimpleNamespace(config=config, env=small(2), report=report, frames=None)
+    first = load_frames(run, tmp_path / "data")
+    assert load_frames(run, tmp_path / "data") is first and said == [("draw", 3, "episodes"), 3]
+    run.config = replace(config, data=DataOptions(every=2))
+    other = load_frames(run, tmp_path / "data")
+    assert len(other.drawn["front"]) == len(other.rows) > len(first.rows)
 
 
 def test_what_is_told_of_an_episode_is_the_mean_of_its_actions_among_those_of_all():

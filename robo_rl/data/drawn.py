@@ -5,6 +5,8 @@ a policy of pictures has to tell apart lies in how the scenes differ, and neighb
 hardly do: many episodes with few pictures each teach more than few with all. So the data set has states and
 actions alone, and its frames that are learnt from are drawn when they are needed."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from robo_rl.data.reader import Dataset
@@ -22,10 +24,12 @@ def chosen_frames(data: Dataset, every: int, seed: int) -> np.ndarray:
     return np.flatnonzero((t == 0) | (t % every == phase[data.episode_index // GROUP] % every))
 
 
-def draw_frames(env, data: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
+def draw_frames(
+    env, data: Dataset, rows: np.ndarray, tick: Callable[[int], None] = lambda episodes: None
+) -> dict[str, np.ndarray]:
     """{view: uint8[K, h, w, 3]} of the rising `rows` int64[K]: what the cameras of `env` see there, as they
-    would while the episode is played with all its pictures. UserError: an episode names no start, or does
-    not play again as it was recorded."""
+    would while the episode is played with all its pictures; `tick` is told how many episodes are done.
+    UserError: an episode names no start, or does not play again as it was recorded."""
     views, n = env.spec.views, env.num_envs
     out = {
         v: np.empty((len(rows), *env.single_observation_space[f"image/{v}"].shape), np.uint8) for v in views
@@ -55,4 +59,5 @@ def draw_frames(env, data: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
                 out[v][now] = obs[f"image/{v}"][env_ids]
             env.images = t + 1 in wanted
             obs = env.step(data.action[data.from_[ids] + np.minimum(t, lengths[ids] - 1)])[0]
+        tick(int(ids[-1]) + 1)
     return out

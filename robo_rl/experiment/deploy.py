@@ -30,7 +30,7 @@ BRAKE_PERIODS = 25  # control periods after the end, to brake
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeployOptions:
+class DeployOptions(planning.PlanningOptions):
     """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything
     is lost."""
 
@@ -79,16 +79,6 @@ class DeployOptions:
     """Where two chunks meet while inference takes time: naive takes the new one as it is, blend spreads the
     step, rtc draws the new one to agree with what of the old one will have run (flow policies), trained
     likewise by a policy taught with --policy.commit."""
-    plan_in: Annotated[str, tyro.conf.arg(metavar="MODEL")] = ""
-    """Run of robo_rl wm train: of several chunks of the policy the one that leads to success in this model is
-    executed. It takes its time: the arm goes on meanwhile."""
-    plan_candidates: int = planning.CANDIDATES
-    """With --plan-in: chunks that are tried at each decision, 2 to 4096."""
-    plan_rounds: int = 0
-    """With --plan-in: rounds of the cross-entropy method from them on, to 100; 0: the best of them."""
-    plan_ahead: int = 0
-    """With --plan-in: control steps of the policy after a chunk by which it is judged, to 4096; 0: to the
-    length of a recorded episode."""
     dry_run: bool = False
     """Compute everything, command nothing: poses go to preview/target_pose."""
     transport: str = "dds"
@@ -214,32 +204,15 @@ def choose_actor(options: DeployOptions):
             options.run, options.checkpoint, options.task, options.instruction, options.execute
         )
     if options.plan_in:
-        return planning_actor(options)
+        return planning.load_planned_actor(
+            options, options.run, options.checkpoint, options.task, options.instruction, options.seed
+        )
     from robo_rl.experiment.policy_server import load_actor
 
     act, config, spec = load_actor(
         options.run, options.checkpoint, options.seed, options.instruction, options.task
     )
     return act.choose(options.chunking), config, spec
-
-
-def planning_actor(options: DeployOptions):
-    """The same of --plan-in. UserError: the run has several tasks, or acts in units of its own data."""
-    from robo_rl import checkpoint
-    from robo_rl.experiment.policy_server import default_instruction, run_interface
-
-    where, folder, _, config, spec, columns = run_interface(options.run, options.checkpoint, options.task)
-    if columns is not None or spec.units:
-        raise UserError(
-            "--plan-in plans for a run over one task that commands what the world model's env takes, from -1 "
-            "to 1"
-        )
-    instruction = options.instruction or (default_instruction(config, where) if spec.language else "")
-    return (
-        planning.planned_actor(checkpoint.load_policy(folder)[0].eval(), options, instruction),
-        config,
-        spec,
-    )
 
 
 def open_policy(options: DeployOptions, act, period: float):

@@ -5,9 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
-
-import tyro
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
@@ -27,7 +25,7 @@ FOREIGN = ("ws://", "wss://", "lerobot:")  # what the name of a policy that acts
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(planning.PlanningOptions):
     """How a checkpoint of a run is evaluated."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -74,16 +72,6 @@ class EvalConfig:
     lerobot_cameras: str = ""
     """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between,
     where names differ."""
-    plan_in: Annotated[str, tyro.conf.arg(metavar="MODEL")] = ""
-    """Run of robo_rl wm train: of several chunks of the policy the one that leads to success in this model is
-    executed."""
-    plan_candidates: int = planning.CANDIDATES
-    """With --plan-in: chunks that are tried at each decision, 2 to 4096."""
-    plan_rounds: int = 0
-    """With --plan-in: rounds of the cross-entropy method from them on, to 100; 0: the best of them."""
-    plan_ahead: int = 0
-    """With --plan-in: control steps of the policy after a chunk by which it is judged, to 4096; 0: to the
-    length of a recorded episode."""
     sim: str = ""
     """Another simulator than the run's own, for example mujoco for a policy that was trained in a world
     model."""
@@ -350,7 +338,12 @@ def film_checkpoint(run: "str | Path", options: EvalConfig, path: Path) -> None:
             randomise="",
         )
     policy = checkpoint.load_policy(at)[0].eval()
-    film(config, planning.planned(policy, options) if options.plan_in else policy, path, options.seed)
+    film(
+        config,
+        planning.planned(policy, options, options.seed) if options.plan_in else policy,
+        path,
+        options.seed,
+    )
 
 
 # ---- checkpoints of a run folder ---------------------------------------------------------------------------
@@ -446,7 +439,7 @@ def acting(policy, options: EvalConfig):
     from contextlib import closing, nullcontext
 
     if options.plan_in:
-        return nullcontext(planning.planned(policy, options))
+        return nullcontext(planning.planned(policy, options, options.seed))
     if not options.policy:
         return nullcontext(policy)
     return closing(

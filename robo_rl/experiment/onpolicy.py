@@ -53,6 +53,7 @@ def make_learner(run: Run, beside: float = 0.0):
         folder = demo_folder(run)
         assert folder is not None  # `train.check_method` has seen to it
         demos = sampled_on(device_of(run.policy), load_frames(run, folder).sampler(config, run.policy.spec))
+    run.frames = None  # no later stage asks for them
     return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 

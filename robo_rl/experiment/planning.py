@@ -1,6 +1,9 @@
 """`--plan-in MODEL` of `robo_rl eval` and `robo_rl deploy`: a run's policy that plans in a world model."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from robo_rl.errors import UserError, in_range
 
@@ -9,27 +12,25 @@ if TYPE_CHECKING:
     from world_models.plan import Planner
 
 CANDIDATES = 16
-NOT_PLANNED: dict[str, Any] = {
-    "plan_in": "",
-    "plan_candidates": CANDIDATES,
-    "plan_rounds": 0,
-    "plan_ahead": 0,
-}
 
 
-class PlanningOptions(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class PlanningOptions:
     """The options that both commands have."""
 
-    @property
-    def plan_in(self) -> str: ...
-    @property
-    def plan_candidates(self) -> int: ...
-    @property
-    def plan_rounds(self) -> int: ...
-    @property
-    def plan_ahead(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
+    plan_in: Annotated[str, tyro.conf.arg(metavar="MODEL")] = ""
+    """Run of robo_rl wm train: of several chunks of the policy the one that leads to success in this model is
+    executed. A real arm goes on meanwhile."""
+    plan_candidates: int = CANDIDATES
+    """With --plan-in: chunks that are tried at each decision, 2 to 4096."""
+    plan_rounds: int = 0
+    """With --plan-in: rounds of the cross-entropy method from them on, to 100; 0: the best of them."""
+    plan_ahead: int = 0
+    """With --plan-in: control steps of the policy after a chunk by which it is judged, to 4096; 0: to the
+    length of a recorded episode."""
+
+
+NOT_PLANNED: dict[str, Any] = {field.name: field.default for field in fields(PlanningOptions)}
 
 
 def check(options: PlanningOptions) -> None:
@@ -44,7 +45,7 @@ def check(options: PlanningOptions) -> None:
         )
 
 
-def planned(policy, options: PlanningOptions) -> "Planner":
+def planned(policy, options: PlanningOptions, seed: int) -> "Planner":
     """The planner over a policy that is loaded."""
     from robo_rl.experiment.world_model import planner
     from world_models.model import load
@@ -52,7 +53,7 @@ def planned(policy, options: PlanningOptions) -> "Planner":
 
     count, rounds, ahead = options.plan_candidates, options.plan_rounds, options.plan_ahead or None
     how = PlanOptions(candidates=count, rounds=rounds, kept=min(4, count), ahead=ahead)
-    return planner(load(options.plan_in), policy, how, options.seed)
+    return planner(load(options.plan_in), policy, how, seed)
 
 
 def told(who, options: PlanningOptions) -> dict:
@@ -62,15 +63,32 @@ def told(who, options: PlanningOptions) -> dict:
     return {"planned": {"model": options.plan_in, "changed": who.changed / max(who.planned, 1)}}
 
 
-def planned_actor(policy, options: PlanningOptions, instruction: str) -> "Actor":
-    """The same for a deployment, warmed up: asked with one observation it gives the rows [E,A] that are
+def load_planned_actor(options: PlanningOptions, run: str, name: str, task: str, instruction: str, seed: int):
+    """(who acts, the run's config, ObsSpec) for a deployment of checkpoint `name` of a run. UserError: it
+    commands units of its own data."""
+    from robo_rl import checkpoint
+    from robo_rl.experiment.policy_server import default_instruction, run_interface
+
+    where, folder, _, config, spec, columns = run_interface(run, name, task)
+    if columns is not None or spec.units:
+        raise UserError(
+            "--plan-in plans for a run over one task that commands what the world model's env takes, from -1 "
+            "to 1"
+        )
+    told = instruction or (default_instruction(config, where) if spec.language else "")
+    policy = checkpoint.load_policy(folder)[0].eval()
+    return planned_actor(policy, options, told, seed), config, spec
+
+
+def planned_actor(policy, options: PlanningOptions, instruction: str, seed: int) -> "Actor":
+    """A loaded policy that plans, warmed up: asked with one observation it gives the rows [E,A] that are
     executed before the next."""
     import numpy as np
 
     from robo_rl.experiment.policy_server import Actor
     from robo_rl.policies import blank_obs
 
-    plan = planned(policy, options)
+    plan = planned(policy, options, seed)
 
     def ask(batch: list) -> list[np.ndarray]:
         obs = {k: np.stack([o[k] for o in batch]) for k in batch[0]} | {

@@ -59,6 +59,7 @@ class Run:
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         # supervised updates: of the policy, and of all that were made before it too
         self.taught, self.updates = 0, 0
+        self.frames: Any = None  # the `sft.SupervisedFrames` whose pictures were drawn last
         self.started, self.told_too_few = time.monotonic(), False
 
     # ---- evaluation

@@ -156,7 +156,8 @@ class SupervisedFrames:
 
 def load_frames(run: Run, folder: Path) -> SupervisedFrames:
     """The frames of the data set in `folder` that --data.every says; their pictures are drawn where it has
-    none: of fewer, where they would not fit --data.cache-mb. UserError: they cannot be drawn."""
+    none: of fewer, where they would not fit --data.cache-mb. The run keeps what was drawn: stages of one run
+    ask for the same. UserError: they cannot be drawn."""
     from robo_rl.data import drawn
     from robo_rl.demos import load_demos
 
@@ -182,8 +183,14 @@ def load_frames(run: Run, folder: Path) -> SupervisedFrames:
             f"--data.every {every}: pictures of more frames would not fit --data.cache-mb "
             f"{config.data.cache_mb}"
         )
+    kept = run.frames
+    if kept is not None and kept.data.meta.root == data.meta.root and np.array_equal(kept.rows, rows):
+        return kept
+    run.report.start("draw", len(data), "episodes")
     with closing(make_env(config, min(len(data), drawn.GROUP))) as env:
-        return SupervisedFrames(data, rows, drawn.draw_frames(env, data, rows))
+        pictures = drawn.draw_frames(env, data, rows, run.report.advance)
+    run.frames = SupervisedFrames(data, rows, pictures)
+    return run.frames
 
 
 def torch_generator(seed: int):
