@@ -10,20 +10,26 @@ there alone: later its own motion tells the rest, so that supervision of all fra
 thing was meant. One observation per episode has nothing else to go by. The mean action is a few numbers
 that all follow from what was asked. Of 30 numbers of the last state, most of them noise, a tiny trunk
 learns it in several times as many updates, or not at all.
+How long that takes differs several times between models, so it goes on until the loss on episodes that are
+held out is small.
 An auxiliary task on the same data (UNREAL, Jaderberg et al. 2017, arXiv 1611.05397), here in a stage of its
 own."""
 
 from collections.abc import Callable
+from math import isnan, nan
 
 import torch
 from torch import Tensor, nn
 
 from robo_rl.algos import bc
+from robo_rl.algos.averaged_weights import AveragedWeights
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.options import BcOptions
 from robo_rl.policies.context import Context
 
 QUERIES, HIDDEN = 4, 128
+ENOUGH = 0.1  # of the variance of what episodes do is left: then a trunk tells where each leads
+LOOK, BATCHES = 100, 8  # updates between two looks at it, and batches of a look
 
 
 class Reader(nn.Module):
@@ -60,18 +66,39 @@ def ground(
     options: BcOptions,
     seed: int,
     tick: Callable[[int, float], None] = lambda update, loss: None,
+    held: Demos | None = None,
 ) -> float:
-    """Fit the trunk of `policy` in place in `options.updates` to `sample`, of (obs, `mean_actions` [B,1,A],
-    ones [B,1]) -> the loss."""
+    """Fit the trunk of `policy` in place to `sample`, of (obs, `mean_actions` [B,1,A], ones [B,1]), in
+    `options.updates`, or fewer where the loss of a batch of `held` comes to `ENOUGH` -> the last such loss;
+    without `held` that of `sample`."""
     obs, target, _ = sample(1, torch.Generator().manual_seed(seed))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         keys = policy.encode(obs).kv[-1][0]
         reader = Reader(keys.flatten(2).shape[2], target.shape[2]).to(keys.device)
+    left = nan
 
-    def loss_of(generator: torch.Generator) -> Tensor:
-        obs, target, _ = sample(options.batch, generator)
+    def loss_on(sample: Demos, size: int, generator: torch.Generator) -> Tensor:
+        obs, target, _ = sample(size, generator)
         return (reader(policy.encode(obs)) - target[:, 0]).square().mean()
 
+    def enough(update: int, average: AveragedWeights) -> bool:
+        nonlocal left
+        if held is None or update % LOOK and update < options.updates:
+            return False
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad(), average.shown():
+            losses = [float(loss_on(held, options.batch, generator)) for _ in range(BATCHES)]
+        left = sum(losses) / BATCHES
+        return left <= ENOUGH
+
     learns = [p for p in policy.trunk.parameters() if p.requires_grad]
-    return bc.fit([*learns, *reader.parameters()], loss_of, options, seed, tick)
+    loss = bc.fit(
+        [*learns, *reader.parameters()],
+        lambda generator: loss_on(sample, options.batch, generator),
+        options,
+        seed,
+        lambda update, loss: tick(update, loss if isnan(left) else left),
+        enough,
+    )
+    return loss if isnan(left) else left
