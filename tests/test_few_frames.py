@@ -9,6 +9,7 @@ import pytest
 import torch
 from commands import robo_rl
 
+from robo_rl.algos import grounding
 from robo_rl.algos.grounding import ground, mean_actions
 from robo_rl.data.drawn import GROUP, chosen_frames, draw_frames
 from robo_rl.data.reader import load
@@ -19,7 +20,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.sft import load_frames
 from robo_rl.options import BcOptions, DataOptions, PolicyOptions
-from robo_rl.policies import make_policy
+from robo_rl.policies import make_policy, obs_tensors
 from sims import make
 
 
@@ -175,3 +176,34 @@ def test_grounding_moves_the_trunk_alone_and_is_the_same_for_a_seed(tmp_path):
         assert torch.equal(p, parts[1][name])
         assert name.startswith("trunk.") or torch.equal(p, parts[2][name])
     assert any(not torch.equal(p, parts[2][name]) for name, p in parts[0].items())
+
+
+def test_grounding_ends_when_held_out_episodes_say_so_and_looking_at_them_teaches_nothing(monkeypatch):
+    monkeypatch.setattr(grounding, "LOOK", 2)
+    env = small(4, "pick_by_name", cameras="front")
+    obs, spec = env.reset(seed=0)[0], obs_spec(env, True, 64)
+    seen = obs_tensors(obs, spec)
+
+    def sampler(target: float):
+        def sample(size: int, generator: torch.Generator):
+            rows = torch.randint(0, 4, (size,), generator=generator)
+            told = torch.full((size, 1, spec.action), target)
+            return {k: v[rows] for k, v in seen.items()}, told, torch.ones(size, 1)
+
+        return sample
+
+    def learnt(enough: float, held):
+        monkeypatch.setattr(grounding, "ENOUGH", enough)
+        policy, ticks = make_policy(PolicyOptions(kind="smolvla", horizon=4, execute=4), spec, 0), []
+        left = ground(
+            policy, sampler(1.0), BcOptions(updates=5, batch=4), 0, lambda k, _: ticks.append(k), held
+        )
+        return policy.state_dict(), ticks, left
+
+    alone, ticks, left = learnt(0.0, None)
+    assert ticks == [1, 2, 3, 4, 5] and left < 3
+    looked, ticks, other = learnt(0.0, sampler(10.0))
+    assert ticks == [1, 2, 3, 4, 5] and other > 30
+    assert all(torch.equal(looked[k], v) for k, v in alone.items())
+    early, ticks, _ = learnt(1e9, sampler(10.0))
+    assert ticks == [1, 2] and any(not torch.equal(early[k], v) for k, v in alone.items())

@@ -311,7 +311,7 @@ def test_the_contract_holds_with_images():
     assert "render" in parts
 
 
-# e same actions through bare ManiSkill (first episode of a new env) and through ours (second episode): one
+# The same actions through bare ManiSkill (first episode of a new env) and through ours (second episode): one
 # process each, since ours replaces primitives in its process. argv: raw|ours, output, tasks, controls.
 COMPARE = """
 import os, sys

@@ -44,8 +44,8 @@ def test_a_learner_waits_for_a_broker_that_serves_one_worker_after_another():
     """10 workers finish together: the batch is there after 10 leases, 10 seals and the taking, by hand."""
     broker = Broker(lease=0.01, seal=0.02, take=0.3, publish=0.1)
     out = simulate(10, 8, 4, 320, 0, constant(0.05), constant(1.0), 12, broker=broker)
-    #  one by one: worker i begins at 0.01 (i + 1) and ends 0.2 later; the last is sealed when all 10 seals
-    # are done
+    # leases one by one: worker i begins at 0.01 (i + 1) and ends 0.2 later; the last is sealed when all 10
+    # seals are done
     sealed = max(0.01 * (i + 1) + 0.2 + 0.02 * (10 - i) for i in range(10))
     cycle = sealed + 0.3 + 1.0 + 0.1
     assert out.rate == pytest.approx(320 / cycle) and out.learner_wait == pytest.approx(

@@ -120,7 +120,8 @@ class Guided:
             at = denoise(g.net, x, torch.full((len(x),), sigma)) if o.denoised else x
             raw = at * g.std + g.mean
             want = mean(raw[..., :s].reshape(-1, s)).view(*raw.shape[:-1], a)
-            # (std_a)^2), so d log pi / d a = (mean - a) / std_a^2 and, times std_a, the normalised gradient
+            # pi is N(mean, (std_a)^2), so d log pi / d a = (mean - a) / std_a^2 and, times std_a, the
+            # normalised gradient
             score = (want - raw[..., s : s + a]) / std_a
             if o.unit:
                 score = score / (score.norm(dim=-1, keepdim=True) + 1e-8)

@@ -56,8 +56,8 @@ def gymnasium_pools(maker: Callable[[], gymnasium.Env], n: int, quick: bool, rep
         lambda text: None
     )  # one line of a deprecated XML attribute per env and process
     pools = []
-    # s are not forked from this process: its threads may hold a lock that a forked child then waits for, for
-    # ever.
+    # Workers are not forked from this process: its threads may hold a lock that a forked child then waits
+    # for, for ever.
     multiprocessing.set_forkserver_preload(["gymnasium", "mujoco", "sims.mujoco.env"])
     workers = functools.partial(gymnasium.vector.AsyncVectorEnv, context="forkserver")
     for name, mode in (("SyncVectorEnv", gymnasium.vector.SyncVectorEnv), ("AsyncVectorEnv", workers)):

@@ -18,8 +18,8 @@ import tyro
 from robo_rl.errors import UserError
 
 BASH = "complete -F _robo_rl robo_rl\n"
-# h calls the same function on the words that bash would make of the line (--option=value is three), and adds
-# files itself
+# zsh calls the same function on the words that bash would make of the line (--option=value is three), and
+# adds files itself
 ZSH = """_robo_rl_zsh() {
   local -a COMP_WORDS COMPREPLY
   local COMP_CWORD

@@ -193,7 +193,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             },
         },
     ),
-    # arning rate fits one task: on push_cube 3e-4 left KL 3 and half of the success after an update, on
+    # One learning rate fits one task: on push_cube 3e-4 left KL 3 and half of the success after an update, on
     # pick_cube it learnt. Eight steps without a look push the cube past its mark: 0.82 to 0.87 after a
     # million steps, with four 0.93 after a third of one. What an early denoise step adds the later ones take
     # away: pick_cube has 0.93 after 94 k steps with one of four drawn, 0.97 so.
@@ -302,9 +302,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     ("taken on_policy ours dense", "returns lie in no known range", {"rl": {"max_return": 0.0}}),
     ("taken own_sim", "what the simulator itself pays", {"reward": ""}),
-    # tio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along
-    # the gradient of a whole rollout (dppo: of half of one), grown into, and stopped by KL. As many steps on
-    # a quarter move as far in noise.
+    # The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps
+    # along the gradient of a whole rollout (dppo: of half of one), grown into, and stopped by KL. As many
+    # steps on a quarter move as far in noise.
     (
         "fast reinflow state",
         "the ratio of a whole chain sums all its steps: few steps, on a whole rollout, stopped by KL",
@@ -317,8 +317,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     ("fast reinflow state full", "an upper bound: --target ends a run earlier", {"steps": 600_000}),
     ("fast reinflow state quick", "minutes", {"steps": 200_000}),
-    # DPM's own noise the frozen early steps decide most of what a chunk becomes, which the last steps cannot
-    # mend: one supervised policy has 0.48 success so, 0.81 by the means.
+    # With DDPM's own noise the frozen early steps decide most of what a chunk becomes, which the last steps
+    # cannot mend: one supervised policy has 0.48 success so, 0.81 by the means.
     (
         "fast dppo state",
         "the ratio of a whole chain sums all its steps: few steps, on half a rollout, stopped by KL (of a "
@@ -448,7 +448,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "its critic evaluates the present policy: what did follow is no floor of that",
         {"rl": {"floor": False}},
     ),
-    # itics of teacher and guided learn before the actor moves; the others have an offline stage of their own.
+    # The critics of teacher and guided learn before the actor moves; the others have an offline stage of
+    # their own.
     (
         "manipulation teacher",
         "critics first, then the actor, slowly; freer than its demonstrations, and all that succeeded holds "

@@ -124,7 +124,8 @@ class ReplayStage:
         most = room(config)
         self.demos = Replay(rows, spec.action, e, o.gamma, most + size, n)
         if data is not None:
-            #  nobody intervened: a person's episode is a demonstration, as is one of which nothing is said
+            # without phases nobody intervened: a person's episode is a demonstration, as is one of which
+            # nothing is said
             codes = {"policy": POLICY} | ({"human": HUMAN} if data.features.phases else {})
             source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
             add_episodes(

@@ -127,8 +127,8 @@ class InterventionEnv(VectorWrapper):
         if freeze and not hasattr(env, "get_state"):
             raise UserError(f"freeze needs an env with snapshots, {env.spec.id} has none: leave it out")
         self.operator, self.freeze = operator, freeze
-        # (obs, over bool[N]: episodes that ended in this step, info), of operators that look at what became
-        # of it
+        # after_step(obs, over bool[N]: episodes that ended in this step, info), of operators that look at
+        # what became of it
         self._after_step = getattr(operator, "after_step", None)
         self._obs: dict[str, Any] = {}  # the last one
         n, a = env.num_envs, env.single_action_space.shape[0]

@@ -198,7 +198,8 @@ def join(address: str, cpus: int):
     check(address)
     for left in reversed(range(1 if address else STARTS)):
         try:
-            # ers would run at niceness 15: on a busy machine they starve where the process pool's do not.
+            # Ray's own workers would run at niceness 15: on a busy machine they starve where the process
+            # pool's do not.
             options: dict[str, Any] = (
                 {"address": address}
                 if address

@@ -19,8 +19,8 @@ import numpy as np
 DOWN = np.array([[1.0, 0, 0], [0, -1, 0], [0, 0, -1]])
 # what an action of 1 commands per control step: 0.1 rad per joint, or 0.1 m and 0.1 rad of the TCP
 REACH = 0.1
-# position drive of stiffness 1000 and damping 100 closes about 0.4 of a commanded step in one period of 0.05
-# s.
+# A position drive of stiffness 1000 and damping 100 closes about 0.4 of a commanded step in one period of
+# 0.05 s.
 GAIN = 2.0
 DAMPING = 0.02
 

@@ -3,8 +3,8 @@ told."""
 
 EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1")
 
-# ere the task's own limit is too short for a careful controller (ours needs 90 and at most 60 steps). Others:
-# own.
+# Where the task's own limit is too short for a careful controller (ours needs 90 and at most 60 steps).
+# Others: own.
 MAX_STEPS = {"LiftPegUpright-v1": 150, "StackCube-v1": 100}
 
 # Everything they need ships with the mani_skill package.

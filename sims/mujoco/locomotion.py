@@ -196,7 +196,8 @@ class LocomotionEnv(ControlEnv):
         self._terminated[ids] = self._truncated[ids] = False
 
     def step(self, actions):
-        # ics every cache is cold and a NumPy call costs 5 to 30 us: few calls, none for what cannot be.
+        # After physics every cache is cold and a NumPy call costs 5 to 30 us: few calls, none for what cannot
+        # be.
         a = read_actions(actions, self.num_envs, self.model.nu)
         x = self._x.copy()
         over = self._terminated | self._truncated

@@ -138,8 +138,8 @@ class VlaBase(PolicyBase):
         if not o.folder:
             _begin(model, self.processor)
         self.width, self.expert, p = model.action_width, model.expert, self.processor.options
-        #  for every batch: what a row's numbers are does not depend on the others' prompts, and stored
-        # contexts fit together
+        # one length for every batch: what a row's numbers are does not depend on the others' prompts, and
+        # stored contexts fit together
         more = getattr(model.config, "more_tokens", int(o.kind == "smolvla"))
         self.prefix_length = p.slots * model.config.view_tokens + p.prompt + more
         if self.processor.is_relative and not (self.takes_relative and spec.units):
