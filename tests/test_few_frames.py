@@ -193,8 +193,8 @@ def test_grounding_ends_as_it_was_best_on_episodes_that_are_held_out(monkeypatch
 
         return sample
 
-    def learnt(updates: int, enough: float = 0.0, held=None):
-        monkeypatch.setattr(grounding, "ENOUGH", enough)
+    def learnt(updates: int, untold: float = 1e9, held=None):
+        monkeypatch.setattr(grounding, "UNTOLD", untold)
         policy, ticks = make_policy(PolicyOptions(kind="smolvla", horizon=4, execute=4), spec, 0), []
         options = BcOptions(updates=updates, batch=4)
         left = ground(policy, sampler(5.0), options, 0, lambda update, _: ticks.append(update), held)
@@ -209,4 +209,4 @@ def test_grounding_ends_as_it_was_best_on_episodes_that_are_held_out(monkeypatch
     # what it learns makes these worse from the first look on, which is the best that they have
     worse, end, first = learnt(40, held=sampler(-5.0))
     assert end == 6 and not same(alone, worse) and 0 < first != least > 0
-    assert learnt(40, held=sampler(5.0), enough=1e9)[1] == 2
+    assert learnt(12, untold=0.0, held=sampler(-5.0))[1] == 12  # it goes on while most is left

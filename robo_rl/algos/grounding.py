@@ -28,9 +28,9 @@ from robo_rl.options import BcOptions
 from robo_rl.policies.context import Context
 
 QUERIES, HIDDEN = 4, 128
-ENOUGH = 0.1  # of the variance of what episodes do is left: then a trunk tells where each leads
-LOOK, BATCHES = 100, 8  # updates between two looks at it, and batches of a look
-PATIENCE = 800  # updates without a better look after which the trunk only learns its scenes by heart
+LOOK, BATCHES = 100, 8  # updates between two looks at what is held out, and batches of a look
+UNTOLD = 0.5  # of what episodes do, left unexplained: the trunk does not yet tell what is meant
+PATIENCE, LESS = 500, 0.97  # updates that must bring the loss to so much of itself, once less is left
 
 
 class Reader(nn.Module):
@@ -67,19 +67,23 @@ class HeldOut:
 
     def __init__(self, params: Sequence[Tensor], loss: Callable[[], float]):
         self.params, self.loss = params, loss
-        self.least, self.best, self.at = inf, [p.detach().clone() for p in params], 0
+        self.least, self.best = inf, [p.detach().clone() for p in params]
+        self.mark, self.at = inf, 0  # the loss from which it must fall, and the update that it was found at
 
     @torch.no_grad()
     def enough(self, update: int, average: AveragedWeights) -> bool:
-        """Look where it is time to -> whether the loss has come to `ENOUGH`, or no longer falls."""
+        """Look where it is time to -> whether less than `UNTOLD` is left and no longer falls. Before, it
+        often stands still for many hundred updates."""
         if update % LOOK == 0:
             with average.shown():
                 loss = self.loss()
+            if loss < LESS * self.mark:
+                self.mark, self.at = loss, update
             if loss < self.least:
-                self.least, self.at = loss, update
+                self.least = loss
                 for kept, mean in zip(self.best, average.mean, strict=True):
                     kept.copy_(mean)
-        return self.least <= ENOUGH or update - self.at >= PATIENCE
+        return self.least < UNTOLD and update - self.at >= PATIENCE
 
     @torch.no_grad()
     def take(self) -> float:

@@ -28,7 +28,6 @@ GROUNDED = ("pi0", "pi05", "smolvla")  # whose trunks give keys and values
 HOLD = 10  # of so many episodes of a data set one is held out
 LESS = 0.98  # of the loss on those before it: it falls
 READS = 1.05  # a loss with another row's instruction so many times that with the own one: the policy reads
-UNTOLD = 0.5  # of what episodes do, left unexplained by what is seen and told first: nothing is read yet
 TRIES = 100  # starts kept for each demonstration: those that the expert or the policy fails from are left out
 
 
@@ -309,7 +308,7 @@ def ground_trunk(run: Run, frames: SupervisedFrames, among: np.ndarray) -> None:
     every tenth is held out. Raises Stopped when a signal comes."""
     import torch
 
-    from robo_rl.algos.grounding import ground, mean_actions
+    from robo_rl.algos.grounding import UNTOLD, ground, mean_actions
     from robo_rl.devices import device_of, sampled_on
 
     config, data, updates = run.config, frames.data, run.config.bc.ground

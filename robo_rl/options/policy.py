@@ -301,7 +301,7 @@ class BcOptions:
     ground: int = 0
     """Most optimizer steps before those, where demonstrations have several instructions: the trunk of a
     vision-language-action model with fresh weights learns to tell from the first observation of an episode
-    the mean of its actions, until a tenth of the variance on held-out episodes is left. 0: none."""
+    the mean of its actions, until episodes that are held out no longer gain. 0: none."""
     batch: int = 256
     """Demonstrated chunks of a step."""
     pear: str = ""
