@@ -162,14 +162,17 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "weights that know nothing and are few bear larger steps; draws of noise cost as much as the trunk "
         "here; they learn to see from scenes that differ, not from many pictures of one, and what "
         "instructions mean before anything else",
-        {"data": {"every": 8}, "bc": {"lr": 3e-3, "batch": 32, "noises": 4, "ground": 800}},
+        {
+            "data": {"every": 16, "cache_mb": 1024},
+            "bc": {"lr": 3e-3, "batch": 32, "noises": 4, "ground": 4000},
+        },
     ),
     (
         "fast on_policy rgb fresh full",
         "a third of the time is supervision's",
-        {"demos": "4000", "bc": {"updates": 3000}},
+        {"demos": "8000", "bc": {"updates": 3000}},
     ),
-    ("fast on_policy rgb fresh quick", "minutes", {"demos": "1000"}),
+    ("fast on_policy rgb fresh quick", "minutes", {"demos": "1000", "bc": {"ground": 1000}}),
     (
         "fast pi_rl rgb vla",
         "as from the state: as much noise as the policy bears, of which no later denoise step takes any "
