@@ -210,3 +210,5 @@ def test_grounding_ends_as_it_was_best_on_episodes_that_are_held_out(monkeypatch
     worse, end, first = learnt(40, held=sampler(-5.0))
     assert end == 6 and not same(alone, worse) and 0 < first != least > 0
     assert learnt(12, untold=0.0, held=sampler(-5.0))[1] == 12  # it goes on while most is left
+    monkeypatch.setattr(grounding, "BY_HEART", 1e9)
+    assert learnt(40, held=sampler(-5.0))[1] == 1 == learnt(40)[1]  # nothing to learn from the others

@@ -53,11 +53,11 @@ def fit(
     options: BcOptions,
     seed: int,
     tick: Callable[[int, float], None] = lambda update, loss: None,
-    enough: Callable[[int, AveragedWeights], bool] = lambda update, average: False,
+    enough: Callable[[int, float, AveragedWeights], bool] = lambda update, loss, average: False,
 ) -> float:
     """Descend `loss_of` a batch drawn by a generator for `options.updates`, or until after one of them it is
-    `enough`, by its number and the averages of `params` -> a running mean of the loss; `params` end as their
-    averages."""
+    `enough`, by its number, a running mean of the loss and the averages of `params` -> that mean; `params`
+    end as their averages."""
     generator = torch.Generator().manual_seed(seed)
     opt = make_adam(params, options.lr, options.weight_decay)
     average = AveragedWeights(params)
@@ -74,7 +74,7 @@ def fit(
         value = float(loss.detach())
         recent = value if update == 0 else 0.98 * recent + 0.02 * value
         tick(update + 1, recent)
-        if enough(update + 1, average):
+        if enough(update + 1, recent, average):
             break
     if options.updates:
         average.swap()

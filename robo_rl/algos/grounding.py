@@ -30,6 +30,7 @@ from robo_rl.policies.context import Context
 QUERIES, HIDDEN = 4, 128
 LOOK, BATCHES = 100, 8  # updates between two looks at what is held out, and batches of a look
 UNTOLD = 0.5  # of what episodes do, left unexplained: the trunk does not yet tell what is meant
+BY_HEART = 0.02  # of it on what is learnt from: nothing is left to learn there
 PATIENCE, LESS = 500, 0.97  # updates that must bring the loss to so much of itself, once less is left
 
 
@@ -62,28 +63,30 @@ def mean_actions(action: Tensor, episode: Tensor) -> Tensor:
 
 
 class HeldOut:
-    """The averages of `params` under which `loss` of what is held out was least, looked at every `LOOK`
-    updates."""
+    """The averages of `params` under which the loss `left` on what is held out was least, looked at every
+    `LOOK` updates."""
 
-    def __init__(self, params: Sequence[Tensor], loss: Callable[[], float]):
-        self.params, self.loss = params, loss
+    def __init__(self, params: Sequence[Tensor], left: Callable[[], float]):
+        self.params, self.left = params, left
         self.least, self.best = inf, [p.detach().clone() for p in params]
         self.mark, self.at = inf, 0  # the loss from which it must fall, and the update that it was found at
 
     @torch.no_grad()
-    def enough(self, update: int, average: AveragedWeights) -> bool:
-        """Look where it is time to -> whether less than `UNTOLD` is left and no longer falls. Before, it
-        often stands still for many hundred updates."""
-        if update % LOOK == 0:
+    def enough(self, update: int, loss: float, average: AveragedWeights) -> bool:
+        """Look where it is time to -> whether less than `UNTOLD` is left and no longer falls; before, it
+        often stands still for many hundred updates. Or whether what is learnt from, by its `loss`, is known
+        by heart."""
+        known = loss < BY_HEART
+        if update % LOOK == 0 or known:
             with average.shown():
-                loss = self.loss()
-            if loss < LESS * self.mark:
-                self.mark, self.at = loss, update
-            if loss < self.least:
-                self.least = loss
+                left = self.left()
+            if left < LESS * self.mark:
+                self.mark, self.at = left, update
+            if left < self.least:
+                self.least = left
                 for kept, mean in zip(self.best, average.mean, strict=True):
                     kept.copy_(mean)
-        return self.least < UNTOLD and update - self.at >= PATIENCE
+        return known or self.least < UNTOLD and update - self.at >= PATIENCE
 
     @torch.no_grad()
     def take(self) -> float:
@@ -126,7 +129,7 @@ def ground(
 
     params = [*(p for p in policy.trunk.parameters() if p.requires_grad), *reader.parameters()]
     if held is None or options.updates < LOOK:
-        return learn(tick)
+        return learn(tick, enough=lambda update, loss, average: loss < BY_HEART)
     others = HeldOut(params, held_loss)
     learn(lambda update, loss: tick(update, min(others.least, loss)), enough=others.enough)
     return others.take()
