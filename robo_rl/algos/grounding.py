@@ -62,7 +62,7 @@ def mean_actions(action: Tensor, episode: Tensor) -> Tensor:
     return (mean / mean.square().mean().sqrt().clamp(min=1e-6))[episode]
 
 
-class HeldOut:
+class HeldOutLoss:
     """The averages of `params` under which the loss `left` on what is held out was least, looked at every
     `LOOK` updates."""
 
@@ -130,6 +130,6 @@ def ground(
     params = [*(p for p in policy.trunk.parameters() if p.requires_grad), *reader.parameters()]
     if held is None or options.updates < LOOK:
         return learn(tick, enough=lambda update, loss, average: loss < BY_HEART)
-    others = HeldOut(params, held_loss)
+    others = HeldOutLoss(params, held_loss)
     learn(lambda update, loss: tick(update, min(others.least, loss)), enough=others.enough)
     return others.take()
