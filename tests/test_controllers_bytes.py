@@ -282,7 +282,10 @@ def whole_arm_under_fire(samples, seed):
         return written, fastest, strongest, b.complaints()
 
 
-@pytest.mark.parametrize(("samples", "seed"), [(2000, 0), pytest.param(1_000_000, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("samples", "seed"),
+    [(2000, 0), pytest.param(1_000_000, 1, marks=(pytest.mark.slow, pytest.mark.timeout(3600)))],  # a busy one
+)
 def test_raw_samples_on_every_topic_and_service_neither_end_the_arm_nor_break_its_limits(samples, seed):
     written, fastest, strongest, said = whole_arm_under_fire(samples, seed)
     assert written >= samples and 0.001 < fastest <= 1.0 and strongest <= 1.0

@@ -31,7 +31,7 @@ QUERIES, HIDDEN = 4, 128
 LOOK, BATCHES = 100, 8  # updates between two looks at what is held out, and batches of a look
 UNTOLD = 0.5  # of what episodes do, left unexplained: the trunk does not yet tell what is meant
 BY_HEART = 0.02  # of it on what is learnt from: nothing is left to learn there
-PATIENCE, LESS = 500, 0.97  # updates that must bring the loss to so much of itself, once less is left
+PATIENCE, LESS = 1500, 0.97  # updates that must bring the loss to so much of itself, once less is left
 
 
 class Reader(nn.Module):
