@@ -343,6 +343,26 @@ assert not loaded, loaded
     )
 
 
+def test_a_vision_language_action_model_is_made_and_acts_without_a_compiler():
+    """torch's draw of an embedding on the meta device imports torch._dynamo; every command and worker makes a
+    model."""
+    fresh("""
+import sys, torch
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.check import observations
+from robo_rl.policies.vla.keys import FAMILIES
+from robo_rl.policies.vla.make import make_model, vla_config
+for family in FAMILIES:
+    make_model(vla_config(family, 'tiny'), 0)
+    assert 'torch._dynamo' not in sys.modules, family
+spec = ObsSpec(state=7, action=4, views=('front',), image_size=32, language=True, text=64)
+policy = make_policy(PolicyOptions(kind='pi05', horizon=4, execute=4), spec, 0)
+policy.act(observations(spec, 2), torch.Generator().manual_seed(0), True)
+assert 'torch._dynamo' not in sys.modules
+""")
+
+
 @pytest.mark.parametrize("task", ["pick_cube", "HalfCheetah-v5"])
 def test_what_workers_are_forked_with_has_no_thread_and_no_context_of_a_gpu(task):
     print(

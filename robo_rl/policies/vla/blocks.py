@@ -352,13 +352,21 @@ class VisionBlock(nn.Module):
         return x + self.mlp(self.layer_norm2(x))
 
 
+class Embedding(nn.Embedding):
+    """Rows that `initialise` draws, or that a file has. torch's own draw on the meta device imports
+    torch._dynamo, which takes longer than torch itself."""
+
+    def reset_parameters(self) -> None:
+        """Nothing is drawn."""
+
+
 class VisionTower(nn.Module):
     """SigLIP's vision transformer: images [B,3,h,w] in -1..1 -> patches [B,(h/patch)²,W], row by row."""
 
     def __init__(self, size: VisionSize):
         super().__init__()
         self.patch = nn.Conv2d(3, size.width, size.patch, size.patch)
-        self.place = nn.Embedding(size.patches, size.width)
+        self.place = Embedding(size.patches, size.width)
         self.layers = nn.ModuleList([VisionBlock(size) for _ in range(size.depth)])
         self.norm = nn.LayerNorm(size.width, eps=1e-6)
 

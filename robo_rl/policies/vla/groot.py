@@ -32,6 +32,7 @@ from robo_rl.policies.vla.blocks import (
     DecoderBlock,
     DecoderKind,
     DecoderSize,
+    Embedding,
     RmsNorm,
     VisionSize,
     VisionTower,
@@ -266,7 +267,7 @@ class GrootTrunk(nn.Module):
         super().__init__()
         size, kind = config.trunk, DecoderKind(activation="silu", eps=config.eps, offset=0.0, head_norms=True)
         self.vision, self.projector = VisionTower(config.vision), nn.Linear(config.vision.width, size.width)
-        self.words = nn.Embedding(config.vocab, size.width)
+        self.words = Embedding(config.vocab, size.width)
         self.decoder = nn.ModuleList([DecoderBlock(size, kind) for _ in range(size.depth)])
         self.norm = RmsNorm(size.width, kind)
         self.seen_norm = nn.LayerNorm(size.width)
@@ -309,8 +310,8 @@ class GrootExpert(nn.Module):
         self.state_encoder = EmbodiedMlp(config.state_width, config.hidden, width, count)
         self.action_encoder = ActionEncoder(config.action_width, width, count)
         self.action_decoder = EmbodiedMlp(config.hidden, config.hidden, config.action_width, count)
-        self.future = nn.Embedding(config.future, width) if config.future else None
-        self.places = nn.Embedding(config.places, width)
+        self.future = Embedding(config.future, width) if config.future else None
+        self.places = Embedding(config.places, width)
         self.time_in, self.time_out = nn.Linear(WAVES, width), nn.Linear(width, width)
         self.layers = nn.ModuleList(
             [TimedBlock(size, 0 if i % 2 else config.trunk.width) for i in range(size.depth)]

@@ -27,6 +27,7 @@ from robo_rl.policies.vla.blocks import (
     ROPE_BASE,
     DecoderBlock,
     DecoderKind,
+    Embedding,
     VisionSize,
     mean_token,
     picture_tokens,
@@ -156,10 +157,7 @@ class MergedVision(nn.Module):
     def __init__(self, config: GrootN17Config):
         super().__init__()
         size, out = config.vision, config.trunk.width
-        self.patch, self.place = (
-            FramePatches(size.width, size.patch),
-            nn.Embedding(config.grid**2, size.width),
-        )
+        self.patch, self.place = (FramePatches(size.width, size.patch), Embedding(config.grid**2, size.width))
         self.blocks = nn.ModuleList([TurnedBlock(size) for _ in range(size.depth)])
         self.merger = BlockMerger(size.width, out, config.merge, wide=False)
         self.deep_mergers = nn.ModuleList(
@@ -199,7 +197,7 @@ class GrootN17Trunk(nn.Module):
     def __init__(self, config: GrootN17Config):
         super().__init__()
         size, kind = config.trunk, DecoderKind(activation="silu", eps=config.eps, offset=0.0, head_norms=True)
-        self.vision, self.words = MergedVision(config), nn.Embedding(config.vocab, size.width)
+        self.vision, self.words = MergedVision(config), Embedding(config.vocab, size.width)
         self.decoder = nn.ModuleList([DecoderBlock(size, kind) for _ in range(size.depth)])
         self.seen_norm = nn.LayerNorm(size.width)
         self.mixer = nn.ModuleList([MixerBlock(config.mixer) for _ in range(config.mixer.depth)])

@@ -26,6 +26,7 @@ from robo_rl.policies.vla.blocks import (
     DecoderBlock,
     DecoderKind,
     DecoderSize,
+    Embedding,
     RmsNorm,
     VisionSize,
     WriterVlaConfig,
@@ -176,7 +177,7 @@ class OpenVlaTrunk(nn.Module):
         super().__init__()
         width, seen = config.trunk.width, config.vision.width + config.second.width
         self.vision, self.projector = FusedVision(config), Projector(seen, 4 * seen, width, width)
-        self.words = nn.Embedding(config.vocab, width)
+        self.words = Embedding(config.vocab, width)
         self.state = Projector(config.state_width, width, width) if config.has_state else None
         self.empty, self.stop, self.state_width = config.empty, config.stop, config.state_width
 

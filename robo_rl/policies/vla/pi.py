@@ -23,6 +23,7 @@ from robo_rl.policies.vla.blocks import (
     AdaRmsNorm,
     DecoderBlock,
     DecoderVlaConfig,
+    Embedding,
     RmsNorm,
     VisionTower,
     even_rows,
@@ -60,7 +61,7 @@ class PiTrunk(nn.Module):
         size = config.trunk
         self.vision = VisionTower(config.vision)
         self.projector = nn.Linear(config.vision.width, size.width)
-        self.words = nn.Embedding(config.vocab, size.width)
+        self.words = Embedding(config.vocab, size.width)
         self.layers = nn.ModuleList(
             [DecoderBlock(size, GEMMA, last=i == size.depth - 1) for i in range(size.depth)]
         )

@@ -22,6 +22,7 @@ from robo_rl.policies.vla.blocks import (
     GEMMA,
     DecoderBlock,
     DecoderSize,
+    Embedding,
     RmsNorm,
     VisionSize,
     VisionTower,
@@ -73,7 +74,7 @@ class EmbeddedPrefix(nn.Module):
         super().__init__()
         self.vision = VisionTower(config.vision)
         self.projector = nn.Linear(config.vision.width, config.trunk.width)
-        self.words = nn.Embedding(config.vocab, config.trunk.width)
+        self.words = Embedding(config.vocab, config.trunk.width)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Words int64 [...] -> [...,W]."""

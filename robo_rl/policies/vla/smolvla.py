@@ -21,6 +21,7 @@ from robo_rl.policies.vla.blocks import (
     LLAMA,
     DecoderBlock,
     DecoderVlaConfig,
+    Embedding,
     RmsNorm,
     VisionTower,
     even_rows,
@@ -88,7 +89,7 @@ class SmolVlaTrunk(nn.Module):
         size, kind = config.trunk, replace(LLAMA, eps=config.eps)
         self.vision = VisionTower(config.vision)
         self.projector = PatchMerger(config.vision.width, size.width, config.merge)
-        self.words = nn.Embedding(config.vocab, size.width)
+        self.words = Embedding(config.vocab, size.width)
         self.state = nn.Linear(config.state_width, size.width)
         self.layers = nn.ModuleList(
             [DecoderBlock(size, kind, last=i == size.depth - 1) for i in range(size.depth)]

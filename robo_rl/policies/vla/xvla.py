@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robo_rl.policies.context import Context
-from robo_rl.policies.vla.blocks import DecoderSize, VisionAttention, picture_tokens
+from robo_rl.policies.vla.blocks import DecoderSize, Embedding, VisionAttention, picture_tokens
 
 PATCH, STRIDE, PAD = (7, 3, 3, 3), (4, 2, 2, 2), (3, 1, 1, 1)  # of the convolution before each stage
 TIME_PERIOD = 100.0
@@ -242,7 +242,7 @@ class PictureProjector(nn.Module):
 
     def __init__(self, width: int, out: int, places: int):
         super().__init__()
-        self.rows, self.columns = nn.Embedding(places, width // 2), nn.Embedding(places, width - width // 2)
+        self.rows, self.columns = Embedding(places, width // 2), Embedding(places, width - width // 2)
         self.weight = nn.Parameter(torch.zeros(width, out))
         self.norm = nn.LayerNorm(out)
 
@@ -281,8 +281,8 @@ class XVlaTrunk(nn.Module):
         width = config.trunk.width
         self.vision = Davit(config.vision)
         self.projector = PictureProjector(config.vision.widths[-1], width, config.picture_places)
-        self.words = nn.Embedding(config.vocab, width)
-        self.places = nn.Embedding(config.text_places + self.OFFSET, width)
+        self.words = Embedding(config.vocab, width)
+        self.places = Embedding(config.text_places + self.OFFSET, width)
         self.norm = nn.LayerNorm(width)
         self.encoder = nn.ModuleList([TextBlock(config.trunk) for _ in range(config.trunk.depth)])
         self.config = config
@@ -333,7 +333,7 @@ class DomainLinear(nn.Module):
 
     def __init__(self, inputs: int, out: int, domains: int):
         super().__init__()
-        self.fc, self.bias = nn.Embedding(domains, inputs * out), nn.Embedding(domains, out)
+        self.fc, self.bias = Embedding(domains, inputs * out), Embedding(domains, out)
         self.inputs = inputs
 
     def forward(self, x: Tensor, domain: Tensor) -> Tensor:
@@ -367,7 +367,7 @@ class XVlaExpert(nn.Module):
         self.decoder = DomainLinear(width, config.action_width, config.domains)
         self.seen, self.others = nn.Linear(tokens, width), nn.Linear(tokens, width)
         self.places = nn.Parameter(torch.zeros(1, config.places, width))
-        self.soft_prompts = nn.Embedding(config.domains, config.soft_prompts * width)
+        self.soft_prompts = Embedding(config.domains, config.soft_prompts * width)
         self.layers = nn.ModuleList([SoftBlock(config.expert) for _ in range(config.expert.depth)])
         self.norm = nn.LayerNorm(width)
         self.config = config
