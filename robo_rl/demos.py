@@ -112,15 +112,18 @@ def record(
                     break
             found, of = kept - before[0], tried - before[1]
             if of >= 20 * n and found < 0.05 * of:
-                remedy = "choose another control mode" if expert_source(env) == "expert" else "train it on"
+                remedy = (
+                    f"allow more than {env.spec.max_steps} steps (--max-steps) or choose another --control"
+                    if expert_source(env) == "expert"
+                    else "train it on"
+                )
                 if not getattr(env, "reports_success", True):
                     remedy = (
                         "the simulator says nothing of success, so record every episode: robo_rl "
                         "collect --policy RUN"
                     )
                 raise UserError(
-                    f"the {expert_source(env)} succeeds in {found} of {of} episodes of {name} "
-                    f"({env.spec.axes[0].name} control); {remedy}"
+                    f"the {expert_source(env)} succeeds in {found} of {of} episodes of {name}; {remedy}"
                 )
     return tried
 

@@ -121,7 +121,7 @@ def mistake(capsys, *argv: str) -> str:
             "--rl.bc-coef holds the policy near demonstrations: --demos N or",
         ),
         ("train --algo bc --demos 0", "--algo bc needs demonstrations: --demos N or --demos PATH"),
-        ("train --algo nft --policy.kind gaussian", "nft needs --policy.kind flow, got gaussian"),
+        ("train --algo nft --policy.kind gaussian", "nft needs --policy.kind flow, pi0, pi05"),
         (
             "train --algo ppo --policy.kind flow",
             "ppo needs --policy.kind gaussian, pi0_fast, openvla_oft, got flow",

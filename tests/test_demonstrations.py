@@ -4,16 +4,19 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 import torch
 from commands import TINY, robo_rl
 from toys import PointReach
 
 import robo_rl as package
+import sims
 from robo_rl.algos import bc
 from robo_rl.cli.train import parse
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.demos import Lead, demo_sampler, record
+from robo_rl.errors import UserError
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.sft import is_enough
 from robo_rl.options import BcOptions
@@ -227,3 +230,9 @@ def _successes_of(text: str) -> list:
 
 def _successes(run) -> list:
     return _successes_of((run / "evals" / "sft.json").read_text())
+
+
+def test_episodes_that_are_too_short_for_the_expert_name_their_limit():
+    env = sims.make("mujoco", "push_cube", 2, max_steps=2)
+    with pytest.raises(UserError, match=r"succeeds in 0 of 40 .* more than 2 steps \(--max-steps\)"):
+        record(env, 1, 0, lambda episode: None)

@@ -69,6 +69,7 @@ def test_a_difference_above_the_tolerance_is_exit_code_1(capsys):
         ("vla compare {pi0} --golden nowhere", "nowhere does not exist"),
         ("vla compare {pi0} --golden x --tolerance -1", "--tolerance must be in [0, 1e+06], got -1.0"),
         ("vla compare {pi0} --golden x --dtype fp8", "fp8"),
+        ("vla compare {pi0} --golden {pi0} --device tpu", "--device must be cpu, cuda or cuda:N, got 'tpu'"),
         (
             "vla convert {pi0} {out} --to openpy",
             "unknown layout of pi0 'openpy'; did you mean 'openpi'? Allowed: openpi,",

@@ -249,7 +249,8 @@ def test_weights_that_lack_something_or_have_another_width_are_one_line(tmp_path
     tensors = load_file(weights("groot"))
     save_file({k: x for k, x in tensors.items() if "future_tokens" not in k}, tmp_path / "less.safetensors")
     refused(
-        lambda: load_model(tmp_path / "less.safetensors"), "weights of groot without expert.future.weight"
+        lambda: load_model(tmp_path / "less.safetensors"),
+        "nearest is groot in layout gr00t: 1 kinds of weights missing (expert.future.weight)",
     )
     key = "backbone.eagle_model.vision_model.vision_model.embeddings.patch_embedding.weight"
     save_file({**tensors, key: torch.zeros(40, 3, 14, 14)}, tmp_path / "wide.safetensors")
@@ -366,7 +367,7 @@ def test_a_bare_folder_of_nvidia_takes_its_statistics_from_demonstrations_and_ne
     assert policy.processor.options.template == "{task}" and policy.options.folder
     with pytest.raises(UserError, match="give at least its tokeniser"):
         build(folder=str(place))
-    with pytest.raises(UserError, match="is a groot, and --policy.kind says groot_n17"):
+    with pytest.raises(UserError, match="is of a groot, and --policy says groot_n17"):
         build("groot_n17", folder=str(place), words="words:500")
 
 

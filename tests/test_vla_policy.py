@@ -268,6 +268,17 @@ def test_a_checkpoint_has_all_that_acting_needs_wherever_it_is_copied_to(tmp_pat
         a, b = (p.act(obs, torch.Generator().manual_seed(0), explore) for p in (policy, again))
         assert torch.equal(a.actions, b.actions) and torch.equal(a.logp, b.logp)
     assert again.options.folder == str(tmp_path / "b") and not (tmp_path / "b" / "tokenizer.model").exists()
+    begun = {"folder": str(tmp_path / "b"), "horizon": 4, "execute": 2}  # as a run with --init makes it
+    for kind, more, line in (
+        ("pi0", {}, "is of a pi05, and --policy says pi0: leave --policy out"),
+        (
+            "pi05",
+            {"prompt": 9},
+            f"expects another processor: its prompt is {again.processor.options.prompt}, here 9",
+        ),
+    ):
+        with pytest.raises(UserError, match=line):
+            build(kind, **begun, **more)
     (tmp_path / "b" / "processor.json").unlink()
     with pytest.raises(UserError, match="no processor.json; copy the whole checkpoint"):
         load_policy(tmp_path / "b")
@@ -346,9 +357,11 @@ def test_a_policy_is_named_by_its_kind_or_by_a_folder(tmp_path):
     ]
     with pytest.raises(UserError, match="--policy takes flow, .*pi05.* got 'nowhere'"):
         short_policy(["--policy", "nowhere"])
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UserError, match="--init"):
-        short_policy(["--policy", str(tmp_path)])
+    for name in ("run.json", "vla.json"):  # a run, and the files of one that its workers read
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(UserError, match="--init"):
+            short_policy(["--policy", str(tmp_path)])
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize(
@@ -356,6 +369,7 @@ def test_a_policy_is_named_by_its_kind_or_by_a_folder(tmp_path):
     [
         ({"views": ("a", "b", "c", "d")}, {}, "the env has 4 cameras .* takes 3 at most"),
         ({"state": 33}, {}, "the env's state has 33 numbers, this pi05 takes 32 at most"),
+        ({"state": 33, "views": ()}, {}, "takes 32 at most; with --obs rgb pictures show the rest"),
         ({"action": 40}, {}, "the env's action has 40 numbers"),
         ({"text": 0}, {}, "reads the instruction as text"),
         ({}, {"folder": "WEIGHTS"}, "give at least its tokeniser"),
@@ -367,7 +381,7 @@ def test_a_policy_is_named_by_its_kind_or_by_a_folder(tmp_path):
         (
             {},
             {"kind": "pi0", "folder": "WEIGHTS", "words": "words:512"},
-            "is a pi05, and --policy.kind says pi0",
+            "is of a pi05, and --policy says pi0: leave",
         ),
     ],
 )

@@ -256,7 +256,7 @@ def test_the_recipe_of_a_method_says_what_acts_on_a_trunk():
             {},
             "hil_serl needs --policy.kind squashed or pi0, .* --policy.actor squashed, got openvla_oft",
         ),
-        ("aloe", "pi05", {"actor": "guided"}, "aloe needs --policy.kind flow"),
+        ("aloe", "pi05", {"actor": "guided"}, "aloe needs --policy.actor own, got guided"),
         ("expo", "pi05", {"dtype": "bf16"}, "16 bits round away: --policy.dtype fp32"),
     ],
 )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import descend
-from robo_rl.algos.iql import advantage_weight, check_flow
+from robo_rl.algos.iql import advantage_weight
 from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, make_adam, td_target
 from robo_rl.options import AloeOptions
 from robo_rl.policies.offpolicy import flow_samples
@@ -65,5 +65,5 @@ class AloeLearner(OffPolicyLearner):
 
 def make(policy, options: AloeOptions, seed: int, demos=None) -> AloeLearner:
     """Learner for a flow policy."""
-    check_flow("aloe", policy)
+    policy.options.require_flow("aloe")
     return AloeLearner(policy, options, seed)

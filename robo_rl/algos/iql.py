@@ -20,7 +20,6 @@ from torch import Tensor
 
 from robo_rl.algos.credit import descend
 from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, make_adam, td_target
-from robo_rl.errors import UserError
 from robo_rl.options import IqlOptions
 from robo_rl.policies.nets import Critic
 
@@ -90,13 +89,7 @@ class IqlLearner(OffPolicyLearner):
         return {"flow_loss": loss.detach(), "weight": weight.mean()}
 
 
-def check_flow(name: str, policy) -> None:
-    """Raise UserError unless the policy is a flow."""
-    if not policy.options.is_flow:
-        raise UserError(f"{name} needs --policy.kind flow, got {policy.options.kind}")
-
-
 def make(policy, options: IqlOptions, seed: int, demos=None) -> IqlLearner:
     """Learner for a flow policy."""
-    check_flow("iql", policy)
+    policy.options.require_flow("iql")
     return IqlLearner(policy, options, seed)

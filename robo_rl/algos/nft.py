@@ -137,8 +137,7 @@ class NftLearner:
 
 def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> NftLearner:
     """Learner for a flow policy; it samples without exploration noise."""
-    if not policy.options.is_flow:
-        raise UserError(f"nft needs --policy.kind flow, got {policy.options.kind}")
+    policy.options.require_flow("nft")
     if policy.options.commit_least:
         raise UserError(
             "nft has no log-prob to leave given rows out of: with --latency use pi_rl or reinflow"

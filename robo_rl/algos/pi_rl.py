@@ -17,8 +17,7 @@ from robo_rl.options import PiRlOptions
 
 def make(policy, options: PiRlOptions, seed: int, demos: Demos | None = None) -> OnPolicyLearner:
     """Learner for a flow policy."""
-    if not policy.options.is_flow:
-        raise UserError(f"pi_rl needs --policy.kind flow, got {policy.options.kind}")
+    policy.options.require_flow("pi_rl")
     if policy.options.noise != "learned" and policy.options.denoise_steps == 1:
         raise UserError(
             f"policy.noise {policy.options.noise} needs policy.denoise_steps >= 2: a one-step flow is "

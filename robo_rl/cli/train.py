@@ -117,8 +117,10 @@ def short_policy(argv: list[str]) -> list[str]:
                 f"--policy takes {', '.join(POLICIES)}, module:function, or the folder of a "
                 f"vision-language-action model, got {value!r}"
             )
-        if (Path(value) / "run.json").is_file() or (Path(value) / "meta.json").is_file():
-            raise UserError(f"--policy {value} is a run of robo_rl; begin with its policy by --init {value}")
+        if any((Path(value) / name).is_file() for name in ("run.json", "meta.json", "vla.json")):
+            raise UserError(
+                f"--policy {value} is a run of robo_rl or a part of one; begin with its policy by --init RUN"
+            )
         from robo_rl.policies.vla.make import family_of
 
         out += ["--policy.kind", family_of(value), "--policy.folder", str(Path(value).resolve())]

@@ -123,10 +123,12 @@ def convert(args: ConvertOptions) -> int:
 
 def compare(args: CompareOptions) -> int:
     """Compare, record, or both; 1 where a difference is above the tolerance."""
+    from robo_rl.devices import check_device
     from robo_rl.policies.vla.compare import compare as differences_of
     from robo_rl.policies.vla.compare import record
     from robo_rl.policies.vla.weights import TORCH
 
+    check_device(args.device)
     dtype, code = TORCH.get(args.dtype), 0
     if args.golden:
         rows = differences_of(args.file, args.golden, args.device, dtype)

@@ -170,6 +170,13 @@ class PolicyOptions:
         it is."""
         return self.acts == "flow"
 
+    def require_flow(self, method: str) -> None:
+        """UserError, in the name of a method, unless the policy is one."""
+        if self.kind not in ("flow", *FLOWS):
+            raise UserError(f"{method} needs --policy.kind flow, {', '.join(FLOWS)}, got {self.kind}")
+        if not self.is_flow:
+            raise UserError(f"{method} needs --policy.actor own, got {self.actor}")
+
     @property
     def text(self) -> int:
         """`ObsSpec.text` of its observations."""

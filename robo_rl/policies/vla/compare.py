@@ -26,7 +26,7 @@ from robo_rl.policies.vla.blocks import DecoderBlock, VisionBlock
 from robo_rl.policies.vla.groot import MixerBlock, TimedBlock
 from robo_rl.policies.vla.groot_n17 import TurnedBlock
 from robo_rl.policies.vla.keys import KeyMatch, recognise
-from robo_rl.policies.vla.make import load_model
+from robo_rl.policies.vla.make import known, load_model
 from robo_rl.policies.vla.network import OneStepVlaModel, TokenVlaModel, VlaModel
 from robo_rl.policies.vla.openvla import ScaledBlock
 from robo_rl.policies.vla.weights import Checkpoint, open_checkpoint
@@ -83,11 +83,12 @@ def compare(
             )
         return rows
     ours, theirs = open_checkpoint(path), recognise(other.tensors)
+    here = known(ours, recognise(ours.tensors))
     if not theirs.found:
         raise UserError(
             f"{golden} is neither a checkpoint nor a golden file: it lacks {INPUTS[0]} and weights"
         )
-    return list(_weights(ours, recognise(ours.tensors), other, theirs))
+    return list(_weights(ours, here, other, theirs))
 
 
 def record(
@@ -263,7 +264,8 @@ def _weights(
         if absent:
             where = "here" if absent[0] not in here.found else "there"
             note = f"{len(absent)} only on one side: no {absent[0]} {where}; {note}".rstrip("; ")
-        yield OutputDifference(group, worst.largest, max((r.relative for r in rows), default=math.inf), note)
+        relative = math.inf if absent else max(r.relative for r in rows)
+        yield OutputDifference(group, math.inf if absent else worst.largest, relative, note)
 
 
 def _in_order(name: str) -> list:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from robo_rl.errors import UserError
 from robo_rl.policies.vla import tokeniser as tokenisers
-from robo_rl.policies.vla.keys import FAMILIES, OURS, KeyMatch, recognise
+from robo_rl.policies.vla.keys import OURS, KeyMatch, adapters_beside, recognise
 from robo_rl.policies.vla.make import differences, empty_model, read_config
 from robo_rl.policies.vla.network import VlaConfig
 from robo_rl.policies.vla.openvla import OpenVlaConfig
@@ -37,11 +37,6 @@ def examine(path: "str | Path") -> Examination:
     """Look at a file or folder. UserError: it is no whole checkpoint, or its sizes cannot be told."""
     checkpoint = open_checkpoint(path)
     read = recognise(checkpoint.tensors)
-    if not read.found:
-        raise UserError(
-            f"{path} has {len(checkpoint.tensors)} tensors and no key of {', '.join(FAMILIES)}; the first is "
-            f"{next(iter(checkpoint.tensors), 'none')!r}"
-        )
     config = read_config(checkpoint, read)
     out = Examination(checkpoint.path)
     _say_weights(out, checkpoint, read, config)
@@ -70,6 +65,9 @@ def _say_weights(out: Examination, checkpoint: Checkpoint, read: KeyMatch, confi
         spare = [*read.spare, *filter(None, [read.tied])]
         size = sum(checkpoint.tensors[k].bytes for k in spare)
         out.say("not needed", f"{len(spare)} tensors of {_size(size)} ({_some(spare)})")
+    if read.has_adapters:
+        out.missing.append(adapters_beside(checkpoint.path))
+        return
     missing, wrong = differences(config, read, checkpoint.tensors)
     for names, what in (
         (missing, "missing"),
@@ -139,6 +137,10 @@ def _say_processor(out: Examination, folder: Path, config: VlaConfig) -> None:
             f"state of {o.state}, normalised by {o.state_kind}; action of {o.action}, by "
             f"{o.action_kind}{relative}",
         )
+        if len(o.views) > config.views:
+            out.missing.append(
+                f"the folder names {len(o.views)} cameras, {config.family} takes {config.views} at most"
+            )
         if o.image_size != config.vision.image:
             out.missing.append(
                 f"the processor makes pictures of {o.image_size} pixels, the model takes "
@@ -148,6 +150,7 @@ def _say_processor(out: Examination, folder: Path, config: VlaConfig) -> None:
         if not (folder / NAME).is_file():
             words = tokenisers.load(folder)
             out.say("tokeniser", f"{words.name}, {words.size} tokens")
+            tokenisers.check_words(words, config.vocab)
     except UserError as e:
         out.missing.append(str(e))
 

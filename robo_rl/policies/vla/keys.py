@@ -15,6 +15,7 @@ called there.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from robo_rl.errors import choose
 
@@ -378,6 +379,16 @@ class KeyMatch:
     def name(self) -> str:
         """Of the layout."""
         return self.layout.name if self.layout else OURS
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether there are LoRA's products beside the weights."""
+        return any(".lora_A." in name for name in self.found)
+
+
+def adapters_beside(path: Path) -> str:
+    """What to do with them."""
+    return f"{path} has adapters beside its weights: merge them with robo_rl lora {path} --merge"
 
 
 def after_the_last(names: Iterable[str], depth: int) -> set[str]:

@@ -2,6 +2,7 @@
 known."""
 
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from robo_rl.policies.vla.groot import (
     TimedBlock,
 )
 from robo_rl.policies.vla.groot_n17 import GROOT_N17_SIZES, GrootN17Config
-from robo_rl.policies.vla.keys import FAMILIES, KeyMatch, recognise, trunk_depth
+from robo_rl.policies.vla.keys import FAMILIES, KeyMatch, adapters_beside, recognise, trunk_depth
 from robo_rl.policies.vla.network import VlaConfig, VlaModel, network_of
 from robo_rl.policies.vla.openvla import OPENVLA_SIZES, LayerScale, OpenVlaConfig
 from robo_rl.policies.vla.pi import PI_SIZES, PiConfig
@@ -446,7 +447,18 @@ def _count(names: Iterable[str], front: str) -> int:
 def family_of(path: "str | Path") -> str:
     """pi0, pi05, …, by the names of the weights of a file or folder alone. UserError: none is there, or it is
     none of these."""
-    return recognise(open_checkpoint(path).tensors).family
+    checkpoint = open_checkpoint(path)
+    return known(checkpoint, recognise(checkpoint.tensors)).family
+
+
+def known(checkpoint: Checkpoint, read: KeyMatch) -> KeyMatch:
+    """`read`. UserError: no key of it is a model's."""
+    if not read.found:
+        raise UserError(
+            f"{checkpoint.path} has {len(checkpoint.tensors)} tensors and no key of {', '.join(FAMILIES)}; "
+            f"the first is {next(iter(checkpoint.tensors), 'none')!r}; give the weights of one of these"
+        )
+    return read
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -455,7 +467,10 @@ def settings_of(path: Path) -> dict[str, Any]:
     folder = path if path.is_dir() else path.parent
     file, steps = folder / "config.json", folder / "policy_preprocessor.json"
     settings = dict(read_json(file)) if file.is_file() else {}
-    for step in read_json(steps).get("steps", []) if steps.is_file() else []:
+    said = read_json(steps).get("steps", []) if steps.is_file() else []
+    if not isinstance(said, list) or not all(isinstance(step, dict) for step in said):
+        raise UserError(f"{steps} has no list of steps, as LeRobot writes it; copy it again")
+    for step in said:
         if step.get("registry_name") == "xvla_add_domain_id":
             settings["domain"] = step.get("config", {}).get("domain_id", 0)
         elif (name := str(step.get("registry_name"))).startswith(GROOT_INPUTS):
@@ -477,16 +492,39 @@ def read_config(checkpoint: Checkpoint, read: KeyMatch) -> VlaConfig:
         said = read_json(file)
     if said:
         return config_of(said)
+    known(checkpoint, read)
+    settings = settings_of(checkpoint.path)
     try:
-        return infer_config(read, checkpoint.tensors, settings_of(checkpoint.path))
-    except UserError as e:
-        if not read.unknown:
+        return infer_config(read, checkpoint.tensors, settings)
+    except UserError:
+        strange, absent = _unlike(read)
+        if not (told := _counted({"keys unexpected": strange, "kinds of weights missing": absent})):
             raise
         raise UserError(
-            f"{checkpoint.path}: unknown layout of keys; nearest is {read.family} in layout {read.name}: "
-            f"{len(read.found)} keys are known, {len(read.unknown)} unexpected "
-            f"({', '.join(list(read.unknown)[:3])} …); {e}"
+            f"{checkpoint.path}: unknown layout of keys, or one shard of several (then name its folder); "
+            f"nearest is {read.family} in layout {read.name}: {told}"
         ) from None
+
+
+def _counted(names: Mapping[str, list[str]]) -> str:
+    """How many of each kind, and the first of them; "" where there are none."""
+    return "; ".join(
+        f"{len(some)} {what} ({', '.join(some[:3])}{' …' if len(some) > 3 else ''})"
+        for what, some in names.items()
+        if some
+    )
+
+
+def _unlike(read: KeyMatch) -> tuple[list[str], list[str]]:
+    """(keys that are no weight of the family, weights of it that are absent), whatever the number of
+    layers."""
+
+    def kind(name: str) -> str:
+        return re.sub(r"\.\d+\.", ".N.", name)
+
+    want = {kind(name) for name in empty_model(vla_config(read.family, "tiny")).state_dict()}
+    strange = [*read.unknown, *(key for name, key in read.found.items() if kind(name) not in want)]
+    return strange, sorted(want - {kind(name) for name in read.found})
 
 
 def differences(
@@ -512,20 +550,14 @@ def differences(
 def check_match(path: Path, config: VlaConfig, read: KeyMatch, tensors: Mapping[str, TensorInfo]) -> None:
     """UserError, counting and naming some, unless every weight of the model is there in its shape and every
     key is known."""
+    if read.has_adapters:
+        raise UserError(adapters_beside(path))
     missing, wrong = differences(config, read, tensors)
-    told = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{' …' if len(names) > 3 else ''})"
-        for what, names in (
-            ("missing", missing),
-            ("of another shape", wrong),
-            ("unexpected", list(read.unknown)),
-        )
-        if names
-    ]
+    told = _counted({"missing": missing, "of another shape": wrong, "unexpected": list(read.unknown)})
     if told:
         raise UserError(
             f"{path}: unknown layout of keys; nearest is {read.family} in layout {read.name}: "
-            f"{'; '.join(told)}. Look closer with: robo_rl vla check {path}"
+            f"{told}. Look closer with: robo_rl vla check {path}"
         )
 
 

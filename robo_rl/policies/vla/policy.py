@@ -32,7 +32,7 @@ from robo_rl.policies.protocol import Chunk, Obs, ObsSpec
 from robo_rl.policies.vla import fresh, tokeniser
 from robo_rl.policies.vla.blocks import even_rows
 from robo_rl.policies.vla.groot import GrootConfig
-from robo_rl.policies.vla.make import config_of, load_model, make_model, model_metadata, vla_config
+from robo_rl.policies.vla.make import config_of, family_of, load_model, make_model, model_metadata, vla_config
 from robo_rl.policies.vla.network import VlaConfig, VlaModel
 from robo_rl.policies.vla.openvla import OpenVlaConfig
 from robo_rl.policies.vla.pi import PiExpert, PiTrunk
@@ -361,12 +361,14 @@ def _model(o: PolicyOptions) -> VlaModel:
             # every axis is a number; an arm's grippers are openings in public weights alone
             config = replace(config, grippers=(), domain=0, state_width=max(config.state_width, 32))
         return make_model(config, seed)
-    if (Path(o.folder) / CONFIG).is_file():
-        return make_model(config_of(read_json(Path(o.folder) / CONFIG)), seed)
-    model = load_model(o.folder, dtype=torch.float32)
-    if model.config.family != o.kind:
-        raise UserError(f"{o.folder} is a {model.config.family}, and --policy.kind says {o.kind}")
-    return model
+    file = Path(o.folder) / CONFIG
+    config = config_of(read_json(file)) if file.is_file() else None
+    if (family := config.family if config else family_of(o.folder)) != o.kind:
+        raise UserError(
+            f"{o.folder} is of a {family}, and --policy says {o.kind}: leave --policy out, for --init takes "
+            "over the policy of its run"
+        )
+    return make_model(config, seed) if config else load_model(o.folder, dtype=torch.float32)
 
 
 def _begin(model: VlaModel, processor: Processor) -> None:
@@ -398,7 +400,8 @@ def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -
         ("action", spec.action, config.action_width),
     ):
         if have > most:
-            raise UserError(f"the env's {name} has {have} numbers, this {o.kind} takes {most} at most")
+            see = "; with --obs rgb pictures show the rest" if name == "state" and not spec.views else ""
+            raise UserError(f"the env's {name} has {have} numbers, this {o.kind} takes {most} at most{see}")
     prompt = options.prompt
     if isinstance(config, GrootConfig) and (o.words.startswith("words:") or not (o.words or o.folder)):
         options = replace(options, template="{task}")  # none of hashed words is a picture's place
@@ -458,7 +461,7 @@ def _processor_of(o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> "Proces
     found = from_folder(folder, o.words, need_statistics=o.statistics == "folder")
     own = _fitting(found.options, o, spec, config)
     if (folder / NAME).is_file() and found.options != own:
-        found.check_same(Processor(own, found.words), str(folder))
+        Processor(own, found.words).check_same(found, str(folder))
     other = [
         f"{name} of {have}, the env's has {want}"
         for name, have, want in (

@@ -26,7 +26,7 @@ from robo_rl.files import read_json, write_bytes, write_json
 from robo_rl.normalise import KINDS, AxisNormaliser
 from robo_rl.policies.images import Fit, check_fit, fit
 from robo_rl.policies.vla import tokeniser as tokenisers
-from robo_rl.policies.vla.tokeniser import Tokeniser
+from robo_rl.policies.vla.tokeniser import Tokeniser, check_words
 
 # "state" and "action" -> mean std min max q01 q99 -> numbers of every axis
 Statistics = Mapping[str, Mapping[str, Any]]
@@ -206,11 +206,7 @@ class Processor(nn.Module):
                 f"{options.digest[:12]}…, this one ({words.name}) has {words.digest[:12]}…; copy the "
                 "policy's own"
             )
-        if options.vocabulary and words.size > options.vocabulary:
-            raise UserError(
-                f"wrong tokeniser: {words.name} has {words.size} tokens, the model has words for "
-                f"{options.vocabulary}; give the one that it was trained with"
-            )
+        check_words(words, options.vocabulary)
         self.options, self.words = replace(options, tokeniser=words.name, digest=words.digest), words
         self.state_norm = AxisNormaliser(options.state, options.state_kind)
         self.action_norm = AxisNormaliser(options.action, options.action_kind)

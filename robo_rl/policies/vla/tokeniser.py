@@ -47,6 +47,15 @@ class Tokeniser:
             write_bytes(folder / self.name, self.data)
 
 
+def check_words(words: Tokeniser, vocabulary: int) -> None:
+    """UserError: more tokens than a model has words for (0: any number)."""
+    if vocabulary and words.size > vocabulary:
+        raise UserError(
+            f"wrong tokeniser: {words.name} has {words.size} tokens, the model has words for {vocabulary}; "
+            "give the one that it was trained with"
+        )
+
+
 def load(where: "str | Path") -> Tokeniser:
     """The tokeniser in a file, in a folder that has one, or `words:N`. UserError: there is none, or it cannot
     be read."""

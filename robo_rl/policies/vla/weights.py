@@ -96,6 +96,8 @@ def _header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         size = file.stat().st_size
         with open(file, "rb") as f:
             front = f.read(8)
+            if front == b"version ":
+                raise UserError(f"{file} is a pointer of Git LFS, not the weights: git lfs pull fetches them")
             length = struct.unpack("<Q", front)[0] if len(front) == 8 else HEADER + 1
             if length > min(HEADER, size - 8):
                 raise UserError(f"{broken}: it has {size} bytes, fewer than its header alone; fetch it again")
@@ -140,6 +142,8 @@ def open_checkpoint(path: "str | Path") -> Checkpoint:
         if (path / name).exists():
             return Checkpoint(path, *_header(path / name))
     files = sorted(path.glob("*.safetensors"))
+    if (path / "checkpoints").is_dir() and not files:
+        raise UserError(f"{path} is a run: name one of its checkpoints, {path}/checkpoints/NAME")
     if len(files) != 1:
         raise UserError(
             f"{path} has neither {SINGLE} nor {INDEX}, and {len(files)} other .safetensors files; name the "
