@@ -284,7 +284,7 @@ def whole_arm_under_fire(samples, seed):
 
 @pytest.mark.parametrize(
     ("samples", "seed"),
-    [(2000, 0), pytest.param(1_000_000, 1, marks=(pytest.mark.slow, pytest.mark.timeout(3600)))],  # a busy one
+    [(2000, 0), pytest.param(1_000_000, 1, marks=(pytest.mark.slow, pytest.mark.timeout(3600)))],
 )
 def test_raw_samples_on_every_topic_and_service_neither_end_the_arm_nor_break_its_limits(samples, seed):
     written, fastest, strongest, said = whole_arm_under_fire(samples, seed)
