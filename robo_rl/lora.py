@@ -208,8 +208,8 @@ def save_adapter(policy, folder: Path, base: str = "") -> int:
 
 
 def load_adapter(policy, folder: Path):
-    """Put a saved adapter on a policy that has none, in place -> the policy. UserError: it is of other
-    layers, or damaged."""
+    """Put a saved adapter on a policy that has none, in place -> the policy. How the run explored is left out
+    where the policy has no noise of its own. UserError: it is of other layers, or damaged."""
     config: dict[str, Any] = read_json(folder / CONFIG)
     try:
         options = LoraOptions(
@@ -228,6 +228,8 @@ def load_adapter(policy, folder: Path):
         tensors = {k.removeprefix(PREFIX): v for k, v in load((folder / FILE).read_bytes()).items()}
     except (OSError, KeyError, TypeError, SafetensorError) as e:
         raise UserError(f"{folder} holds no adapter that can be read ({type(e).__name__}: {e})") from None
+    if getattr(policy, "noise", None) is None:
+        tensors = {k: v for k, v in tensors.items() if not k.startswith("noise.")}
     attach(policy, options, 0)
     want = {k: v.shape for k, v in policy.state_dict().items()}
     if unknown := [k for k, v in tensors.items() if want.get(k) != v.shape]:

@@ -167,6 +167,18 @@ def test_an_adapter_saved_alone_has_pefts_names_and_fits_the_same_base_again(tmp
         lora.load_adapter(copy.deepcopy(plain), tmp_path)
 
 
+def test_an_adapter_of_a_run_that_explored_fits_the_policy_that_it_began_with(tmp_path):
+    plain = make_policy(PLAIN, SPEC, 3)
+    explores = make_policy(replace(PLAIN, noise="learned", noise_steps="all"), SPEC, 4)
+    explores.load_state_dict(plain.state_dict(), strict=False)
+    policy = drawn(lora.attach(explores, replace(HEAD, full=("noise",)), 0))
+    lora.save_adapter(policy, tmp_path)
+    again = lora.load_adapter(plain, tmp_path)
+    states, g = observations(SPEC, 6), torch.Generator()
+    mine, its = (p.act(states, g.manual_seed(2), False).actions for p in (policy, again))
+    assert torch.equal(mine, its)
+
+
 def test_what_workers_are_sent_is_the_adapters_and_comes_out_bit_for_bit(tmp_path):
     options = replace(PLAIN, hidden=256, lora=LoraOptions(rank=1, targets=("head.body",), full=("none",)))
     policy = make_policy(options, SPEC, 3)
