@@ -337,8 +337,9 @@ def ground_trunk(run: Run, frames: SupervisedFrames, among: np.ndarray) -> None:
     run.report.log(0, {"sft/ground": left}, stage="sft")
     if left > UNTOLD:
         run.report.say(
-            f"after {updates:,} updates the trunk does not tell from a scene and its instruction where an "
-            f"episode leads: {left:.2f} of what differs between episodes is left (--bc.ground)",
+            f"the trunk does not tell from a scene and its instruction where an episode leads: {left:.2f} of "
+            "what differs between episodes that are held out is left. Demonstrations from more starts help, "
+            f"then more updates (--bc.ground, now {updates:,})",
             "warning",
         )
 
