@@ -107,8 +107,9 @@ def ground(
     """Fit the trunk of `policy` in place to `sample`, of (obs, `mean_actions` [B,1,A], ones [B,1]) -> the
     loss.
 
-    With `held`, such samples of other episodes, it is the best of them that it ends with, and their loss;
-    that takes at most `options.updates`, without `held` all of them."""
+    It takes at most `options.updates`, fewer where `sample` is known by heart. With `held`, such samples of
+    other episodes, fewer also where their loss no longer falls; the trunk ends as it was best on them, and
+    the loss is theirs."""
     obs, target, _ = sample(1, torch.Generator().manual_seed(seed))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -119,17 +120,19 @@ def ground(
         obs, target, _ = sample(options.batch, generator)
         return (reader(policy.encode(obs)) - target[:, 0]).square().mean()
 
-    def learn(tick, **more) -> float:
-        return bc.fit(params, lambda generator: loss_of(sample, generator), options, seed, tick, **more)
-
     def held_loss() -> float:
         assert held is not None
         generator = torch.Generator().manual_seed(seed)  # the same batches at every look
         return sum(float(loss_of(held, generator)) for _ in range(BATCHES)) / BATCHES
 
     params = [*(p for p in policy.trunk.parameters() if p.requires_grad), *reader.parameters()]
-    if held is None or options.updates < LOOK:
-        return learn(tick, enough=lambda update, loss, average: loss < BY_HEART)
-    others = HeldOutLoss(params, held_loss)
-    learn(lambda update, loss: tick(update, min(others.least, loss)), enough=others.enough)
-    return others.take()
+    others = HeldOutLoss(params, held_loss) if held and options.updates >= LOOK else None
+    loss = bc.fit(
+        params,
+        lambda generator: loss_of(sample, generator),
+        options,
+        seed,
+        lambda update, loss: tick(update, others.least if others and others.at else loss),
+        others.enough if others else lambda update, loss, average: loss < BY_HEART,
+    )
+    return others.take() if others else loss

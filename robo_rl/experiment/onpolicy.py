@@ -53,7 +53,6 @@ def make_learner(run: Run, beside: float = 0.0):
         folder = demo_folder(run)
         assert folder is not None  # `train.check_method` has seen to it
         demos = sampled_on(device_of(run.policy), load_frames(run, folder).sampler(config, run.policy.spec))
-    run.frames = None  # no later stage asks for them
     return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 
@@ -99,6 +98,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     saved, control = state.get("feed"), make_control(run, state.get("starts"))
     planned = allocation.make_planned(config, control, state.get("groups"))
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
+    run.frames = None  # no later stage asks for them
     supervise(learner, control)
     try:
         rehearsal = make_rehearsal(run, state["rehearsal"] if state and "rehearsal" in state else None)

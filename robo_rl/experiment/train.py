@@ -191,6 +191,8 @@ def keep_files(run) -> None:
 
 def rl_stage(run, checkpoint_folder: Path | None) -> int:
     """The RL stage of the chosen method."""
+    if isinstance(run.config.rl, OffPolicyOptions | RecapOptions):
+        run.frames = None  # these read the data set themselves
     if isinstance(run.config.rl, OffPolicyOptions):
         from robo_rl.experiment.replay import ReplayStage
 
