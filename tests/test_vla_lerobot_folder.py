@@ -189,6 +189,25 @@ def test_the_folder_is_as_lerobot_writes_it_and_our_reader_acts_by_it_as_by_the_
     assert mine.std() > 0.05
 
 
+@torch.no_grad()
+def test_an_env_that_names_its_cameras_in_another_order_shows_a_folder_each_where_it_was(tmp_path):
+    trained(tmp_path / "c", "pi05")
+    convert(tmp_path / "c", tmp_path / "out", "lerobot", TASKS)
+    o = PolicyOptions(
+        kind="pi05", folder=str(tmp_path / "out"), statistics="folder", horizon=6, execute=4, denoise_steps=3
+    )
+    raw = observation()
+    turned = raw | {"image/front": raw["image/wrist"], "image/wrist": raw["image/front"]}
+
+    def acted(raw, views):
+        spec = replace(SPEC, views=views)
+        g = torch.Generator().manual_seed(0)
+        return make_policy(o, spec, 0).eval().act(obs_tensors(raw, spec), g, False).actions
+
+    assert torch.equal(acted(raw, ("front", "wrist")), acted(raw, ("wrist", "front")))
+    assert not torch.equal(acted(raw, ("front", "wrist")), acted(turned, ("front", "wrist")))
+
+
 def test_the_command_says_what_lerobot_cannot_express_a_line_each(tmp_path, capsys):
     trained(tmp_path / "c", "pi0", noise="learned")
     code, out, err = said(capsys, "vla", "convert", tmp_path / "c", tmp_path / "out", "--to", "lerobot")

@@ -4,6 +4,7 @@ checkpoints, methods."""
 import copy
 import importlib
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -408,6 +409,42 @@ def test_a_longer_instruction_and_a_longer_prompt_are_one_line():
         policy.encode(obs_tensors(raw | {"task": ["one two three four five six seven"]}, SPEC))
     with pytest.raises(UserError, match="an instruction has 99 bytes, policies read 64 at most"):
         obs_tensors(raw | {"task": ["x" * 99]}, SPEC)
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05", "xvla"])
+def test_an_instruction_that_has_no_room_is_told_before_there_is_an_observation(kind):
+    policy = build(kind, prompt=40)
+    policy.check_prompts(["pick up the red cube"])
+    with pytest.raises(UserError, match="this policy takes 40 at most.*--policy.prompt"):
+        policy.check_prompts(["pick up the red cube", "pick " * 60])
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--policy pi05 --policy.prompt 9", "a prompt has .* tokens, this policy takes 9 at most"),
+        (
+            "--policy . --policy.words words:512 --policy.size small",
+            "--policy.size small is of fresh weights, and those of .* have their own",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_recorded(options, line, tmp_path):
+    shutil.copy(weights("pi05"), tmp_path / "model.safetensors")
+    where = ("--task", "pick_by_name", "--obs", "rgb", "--image-size", "32", "--algo", "bc", "--out", "run")
+    assert re.search(line, command(tmp_path, "train", *options.split(), *where).mistake)
+    assert not (tmp_path / "run").exists()
+
+
+def test_cameras_that_a_folder_knows_by_name_keep_their_places():
+    from robo_rl.policies.vla.policy import placed
+
+    assert placed(("front", "wrist"), ("wrist", "front")) == ("wrist", "front")
+    assert placed(("front", "wrist"), ("top", "wrist")) == ("front", "wrist")
+    assert placed(("wrist", "front", "side"), ("top", "wrist")) == ("front", "wrist", "side")
+    assert placed(("front", "wrist"), ("base_0_rgb", "left_wrist_0_rgb")) == ("front", "wrist")
+    assert placed(("wrist",), ("top", "wrist")) == ("wrist",)
+    assert placed((), ("top",)) == ()
 
 
 def test_the_prompt_of_a_fresh_model_has_room_for_a_state_that_lies_below_its_range():

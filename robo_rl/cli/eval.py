@@ -12,11 +12,12 @@ from typing import Annotated
 import tyro
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import load_config
+from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.evaluation import (
     NO_SUCCESS,
     EvalConfig,
     as_trained,
+    changed,
     episode_count,
     evaluate_checkpoint,
     film_checkpoint,
@@ -47,11 +48,11 @@ def run(args: Eval) -> int:
     """Evaluate, write RUN/eval-<checkpoint>-<seed>-<n>.json and print a table or JSON."""
     from robo_rl import files
 
-    for name in (args.run, args.against) if args.against else (args.run,):
-        # a typo or a damaged run shows before the work
-        load_config(pick_checkpoint(Path(name), args.checkpoint)[0])
+    own = load_config(pick_checkpoint(Path(args.run), args.checkpoint)[0])
+    if args.against:  # a typo, a damaged run or another task shows before the work
+        check_against(args, own)
     command = command_of(args)
-    args = as_trained(args, load_config(pick_checkpoint(Path(args.run), args.checkpoint)[0]))
+    args = as_trained(args, own)
     if args.on == "dds" and args.video:
         raise UserError(
             "--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
@@ -150,16 +151,32 @@ def result_file(args: Eval, result: dict) -> Path:
     return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
 
 
+def check_against(args: Eval, own: TrainConfig) -> None:
+    """UserError: the run --against meets other starts than this one, whose config is `own`."""
+    other = load_config(pick_checkpoint(Path(args.against), args.checkpoint)[0])
+    same_starts(args, *(place_of(changed(c, args)) for c in (own, other)))
+
+
+def place_of(config: TrainConfig) -> str:
+    """Simulator and task; a world model knows its own."""
+    return config.sim if config.sim.startswith("wm:") else f"{config.sim} {config.task}".strip()
+
+
+def same_starts(args: Eval, own: str, other: str) -> None:
+    """UserError unless both runs are of one simulator and task."""
+    if own != other:
+        raise UserError(
+            f"--against: {args.against} is of {other}, {args.run} of {own}; only runs of one task meet the "
+            "same starts"
+        )
+
+
 def against(args: Eval, result: dict) -> dict:
     """The paired difference to the run --against."""
     from robo_rl.stats import paired_difference
 
     other = watched(args.against, replace(args, envs=result["envs"], policy="", **NOT_PLANNED))
-    if other["sim"] != result["sim"]:
-        raise UserError(
-            f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "
-            "of one task meet the same starts"
-        )
+    same_starts(args, result["sim"], other["sim"])
     d, low, high = paired_difference(result["success"], other["success"])
     return {
         "run": other["run"],

@@ -1,10 +1,11 @@
 """Methods by their names: ours in robo_rl/algos, and the user's own, `module:function`."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import WHAT, TrainConfig
+from robo_rl.options import PolicyOptions
 from robo_rl.plugins import check_call, is_object, load_object
 
 
@@ -30,3 +31,15 @@ def check_method(config: TrainConfig, policy) -> None:
         check(make, config.rl, policy)
     except AssertionError as e:
         raise UserError(f"{WHAT} {config.algo}: {e}") from None
+
+
+def check_model(config: TrainConfig, policy, instructions: Iterable[str]) -> None:
+    """UserError for a vision-language-action model that was asked for in another size than its weights have,
+    or whose prompt has no room for one of the instructions."""
+    if config.policy.folder and config.policy.size != PolicyOptions.size:
+        raise UserError(
+            f"--policy.size {config.policy.size} is of fresh weights, and those of {config.policy.folder} "
+            "have their own; leave one of the two out"
+        )
+    if hasattr(policy, "check_prompts"):
+        policy.check_prompts(instructions)

@@ -56,11 +56,13 @@ def check(config: TrainConfig) -> None:
         )
     data = open_data(config)
     if config.policy.kind in VLAS:  # a folder that does not fit is refused before there is one of the run
+        from robo_rl.experiment.methods import check_model
         from robo_rl.policies import make_policy
         from robo_rl.shapes import only_shapes
 
         with only_shapes():
-            make_policy(config.policy, spec_of(config, data), config.seed)
+            made = make_policy(config.policy, spec_of(config, data), config.seed)
+        check_model(config, made, data.tasks)
 
 
 def open_data(config: TrainConfig) -> "Dataset":

@@ -5,7 +5,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -222,6 +222,8 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
         from robo_rl.experiment import dream
 
         dream.check(config)
+    from robo_rl.experiment.sft import instructions
+
     starts.check(config)
     if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc":
         from robo_rl.experiment import replay
@@ -243,14 +245,13 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
             "--bc.own teaches a policy its own successes before RL on fresh rollouts: it goes with pi_rl, "
             f"ppo, dppo, reinflow and nft, got --algo {config.algo}; leave it out"
         )
-    if config.obs == "rgb":
-        env.reset(seed=config.seed)  # draws
+    texts = instructions(env) if config.obs == "rgb" else ()  # draws
     check_demos(config, env)
     if config.bc.pear:
         from robo_rl.experiment.collect import best_policy
 
         best_policy(config.bc.pear, env)
-    check_method(config, env, making)
+    check_method(config, env, making, texts)
     if config.wandb:
         try:
             import wandb  # noqa: F401
@@ -314,10 +315,10 @@ def check_units(config: TrainConfig, data) -> None:
 
 
 def check_method(
-    config: TrainConfig, env, making: Callable[[], AbstractContextManager] = nullcontext
+    config: TrainConfig, env, making: Callable[[], AbstractContextManager], texts: Iterable[str]
 ) -> None:
-    """Raise UserError for a method that does not take the policy, the demonstrations or the number of
-    envs."""
+    """Raise UserError for a policy that does not take the instructions `texts`, and for a method that does
+    not take the policy, the demonstrations or the number of envs."""
     from robo_rl.experiment import methods
     from robo_rl.experiment.sft import first_policy
     from robo_rl.lora import adapted
@@ -329,6 +330,7 @@ def check_method(
             if config.init
             else make_policy(config.policy, obs_spec(env, False, config.policy.text), 0)
         )
+    methods.check_model(config, first, texts)
     if config.policy.lora.rank and not config.init and config.demos == "0":
         raise UserError("--policy.lora.rank adapts weights that know something: --init RUN, or --demos N")
     if config.algo == "bc":

@@ -301,7 +301,9 @@ class ShardedLearner:
         from robo_rl.runtime.process_pool import context
 
         private_folder(folder)
-        snapshot.evict(folder)  # ranks of a learner that died
+        snapshot.evict(folder)  # ranks of a learner that died, and what it left
+        for left in (*folder.glob("ranks*"), *folder.glob("weights*.safetensors")):
+            left.unlink(missing_ok=True)
         store = folder / f"ranks{os.getpid()}-{time.monotonic_ns()}"
         self.policy, self.options, self.folder, self.store = policy, options, folder, store
         job = RankJob(0, learners, str(store), algo, policy.options, policy.spec, options, seed)

@@ -14,6 +14,7 @@ Flow-Noise: the std is a small network's of the pooled context and the time (pi_
 4.1).
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,11 @@ class VlaBase(PolicyBase):
             )
         context = self._prefix(obs, [text + SAID[1] for text in texts])
         return context if self.options.guidance == 1 else replace(context, plain=self._prefix(obs, texts))
+
+    def check_prompts(self, instructions: Iterable[str]) -> None:
+        """UserError for an instruction whose prompt is longer than the model takes."""
+        more = SAID[1] if self.options.advantage else ""
+        self.processor.check_prompts(text + more for text in instructions)
 
     def _prefix(self, obs: Obs, texts: list[str]) -> Context:
         """The context of pictures, state and these instructions."""
@@ -420,7 +426,7 @@ def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -
         options = replace(options, action_kind="mean_std")
     return replace(
         options,
-        views=spec.views,
+        views=placed(spec.views, options.views),
         slots=max(1, len(spec.views)),
         image_size=config.vision.image,
         vocabulary=config.vocab,
@@ -429,6 +435,14 @@ def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -
         action=spec.action,
         width=max(config.action_width, config.state_width),
     )
+
+
+def placed(views: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The cameras of an env in the order of a model that knows some: one that it knows by name takes its
+    place there, the others take the places left, in their own order."""
+    others = iter([view for view in views if view not in known])
+    filled = [view if view in views else next(others, None) for view in known]
+    return (*(view for view in filled if view is not None), *others)
 
 
 def _words(o: PolicyOptions, config: VlaConfig) -> tokeniser.Tokeniser:

@@ -11,7 +11,7 @@ Axes: B rows, V views of the model, P tokens, S and A state and action of the ro
 (32), H steps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -315,24 +315,38 @@ class Processor(nn.Module):
         """Tokens int64 [B,P] and which of them are there, bool [B,P]; on the state's device."""
         o, told = self.options, "{state}" in self.options.template
         bins = np.empty((len(state), 0), np.int64)
-        pictures = "".join(PICTURES.get(o.family, "").format(n=i + 1) for i in range(len(o.views)))
         if told:
             normal = self.state_norm(state).cpu().numpy()
             normal = np.pad(normal, ((0, 0), (0, o.width - o.state))) if o.padded_state_text else normal
             bins = np.digitize(normal, STATE_TEXT) - 1
         out, there = np.zeros((len(state), o.prompt), np.int64), np.zeros((len(state), o.prompt), bool)
         for i, task in enumerate(tasks):
-            task = task.strip().replace("_", " ").replace("\n", " ")
-            task = task.lower() if o.lower else task
-            text = o.template.format(task=task, pictures=pictures, state=" ".join(map(str, bins[i])))
-            ids = self.words.encode(text)
-            if len(ids) > o.prompt:
-                raise UserError(
-                    f"a prompt has {len(ids)} tokens, this policy takes {o.prompt} at most: {text[:60]!r}…; "
-                    "shorten the instruction, or allow more (--policy.prompt)"
-                )
+            ids = self._prompt(task, bins[i])
             out[i, : len(ids)], there[i, : len(ids)] = ids, True
         return torch.from_numpy(out).to(state.device), torch.from_numpy(there).to(state.device)
+
+    def check_prompts(self, tasks: Iterable[str]) -> None:
+        """UserError for an instruction whose prompt has more than P tokens where the state, as far as it is
+        told, stands in the middle of its range."""
+        o = self.options
+        told = 0 if "{state}" not in o.template else o.width if o.padded_state_text else o.state
+        for task in tasks:
+            self._prompt(task, np.full(told, len(STATE_TEXT) // 2))
+
+    def _prompt(self, task: str, bins: np.ndarray) -> Sequence[int]:
+        """The tokens of an instruction's prompt, `bins` the state as it is told; UserError: more than P."""
+        o = self.options
+        task = task.strip().replace("_", " ").replace("\n", " ")
+        task = task.lower() if o.lower else task
+        pictures = "".join(PICTURES.get(o.family, "").format(n=i + 1) for i in range(len(o.views)))
+        text = o.template.format(task=task, pictures=pictures, state=" ".join(map(str, bins)))
+        ids = self.words.encode(text)
+        if len(ids) > o.prompt:
+            raise UserError(
+                f"a prompt has {len(ids)} tokens, this policy takes {o.prompt} at most: {text[:60]!r}…; "
+                "shorten the instruction, or allow more (--policy.prompt)"
+            )
+        return ids
 
     # ---- actions
 
