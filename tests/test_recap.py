@@ -16,6 +16,7 @@ from robo_rl.algos import bc, recap
 from robo_rl.algos.recap import (
     Episodes,
     advantages,
+    cut_at,
     expected_value,
     indicators,
     returns_to_go,
@@ -53,6 +54,7 @@ def episodes(*length, success=None, task=None, forced=()):
         np.array(success or [True] * len(to)),
         np.array(task or [0] * len(to)),
         marks,
+        np.arange(len(to)),
     )
 
 
@@ -113,6 +115,19 @@ def test_the_asked_share_of_every_task_is_positive_and_what_a_person_did_in_any_
         epsilon[0] + 100
     )
     assert indicators(adv, e, 1.0)[0].all()
+
+
+def test_no_more_actions_are_positive_than_a_task_has_in_successes():
+    e = episodes(10, 30, 20, success=[True, False, False], task=[0, 0, 1])
+    adv = np.concatenate([np.full(10, 0.5), np.linspace(-0.1, 0.1, 30), np.linspace(-1, 1, 20)])
+    assert np.flatnonzero(indicators(adv.astype(np.float32), e, 0.4)[0]).tolist() == list(range(10))
+
+
+def test_what_a_person_had_to_end_counts_as_a_failure_and_what_follows_as_the_outcome():
+    e = cut_at(episodes(4, 6, success=[True, True], forced=(6, 7)), np.isin(np.arange(10), [6, 9]))
+    assert (e.from_.tolist(), e.to.tolist()) == ([0, 4, 6, 9], [4, 6, 9, 10])
+    assert e.success.tolist() == [True, False, False, True] and e.recording.tolist() == [0, 1, 1, 1]
+    assert cut_at(e, np.zeros(10, bool)).success.tolist() == e.success.tolist()
 
 
 def test_values_of_an_episode_come_from_a_function_that_did_not_learn_from_it():
@@ -250,7 +265,12 @@ def test_from_random_actions_of_which_half_were_right_the_policy_learns_the_righ
     rng, spec = np.random.default_rng(0), ObsSpec(state=1, action=1)
     state, action = (rng.choice([-1.0, 1.0], (400, 1)).astype(np.float32) for _ in range(2))
     e = Episodes(
-        np.arange(400), np.arange(400) + 1, (state == action)[:, 0], np.zeros(400, int), np.zeros(400, bool)
+        np.arange(400),
+        np.arange(400) + 1,
+        (state == action)[:, 0],
+        np.zeros(400, int),
+        np.zeros(400, bool),
+        np.arange(400),
     )
     o = RecapOptions(positive=0.5, folds=2, value_updates=50, value_batch=64)
     good, metrics = recap.label(torch.from_numpy(state), e, o, 0)

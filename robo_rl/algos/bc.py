@@ -94,8 +94,11 @@ def mean_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int
     )
 
 
+EXCHANGED = 16  # batches of `exchanged_loss`
+
+
 @torch.no_grad()
-def exchanged_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int = 16) -> float:
+def exchanged_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int = EXCHANGED) -> float:
     """Loss of rows of `sample` that are given the instruction of the row before them in their batch, over
     their loss with their own.
 

@@ -17,7 +17,9 @@ Where we differ: values of an episode come from a function that did not learn fr
 episodes a value function knows the return of each; it is a small network on what the supervised policy's
 trunk pools, not a language model of its own. The indicator is one more number of a small policy's context, 1,
 -1 or 0 (not told); a vision-language-action model reads it as text of its prompt, as in the paper. epsilon is
-a quantile over all frames of a task. Each round begins with the supervised policy, not the last one.
+a quantile over all frames of a task, and no more actions are positive than it has in successes. Where a
+person took over, what was before counts as a failure. Each round begins with the supervised policy, not the
+last one.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +40,7 @@ from robo_rl.policies.nets import mlp
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """What the labels of E episodes of F frames in all depend on; rows from_[e] .. to[e] - 1 are episode
-    e."""
+    e. An episode that a person took over is several: see `cut_at`."""
 
     from_: np.ndarray
     """int64[E]"""
@@ -50,6 +52,26 @@ class Episodes:
     """int64[E]"""
     forced: np.ndarray
     """bool[F]: actions that are positive whatever their advantage."""
+    recording: np.ndarray
+    """int64[E]: the recorded episode that an episode is of."""
+
+
+def cut_at(episodes: Episodes, begins: np.ndarray) -> Episodes:
+    """The episodes, cut where a person takes over, bool[F]: what went before had to be ended, so it counts as
+    a failure, and the outcome is that of what follows."""
+    first = np.zeros(len(begins), bool)
+    first[episodes.from_] = True
+    from_ = np.flatnonzero(first | begins)
+    of = np.searchsorted(episodes.from_, from_, side="right") - 1
+    to = np.append(from_[1:], episodes.to[-1])
+    return replace(
+        episodes,
+        from_=from_,
+        to=to,
+        success=episodes.success[of] & (to == episodes.to[of]),
+        task=episodes.task[of],
+        recording=episodes.recording[of],
+    )
 
 
 def returns_to_go(episodes: Episodes, fail: float) -> np.ndarray:
@@ -90,9 +112,11 @@ def advantages(returns: np.ndarray, values: np.ndarray, episodes: Episodes, look
 
 def indicators(adv: np.ndarray, episodes: Episodes, positive: float) -> tuple[np.ndarray, dict[int, float]]:
     """(bool[F]: which actions are called positive, {task: epsilon}): those above the task's quantile 1 -
-    `positive`, and forced ones."""
-    task = np.repeat(episodes.task, episodes.to - episodes.from_)
-    epsilon = {int(k): float(np.quantile(adv[task == k], 1 - positive)) for k in np.unique(task)}
+    `positive`, but no more than it has in successes, and forced ones."""
+    length = episodes.to - episodes.from_
+    task, won = np.repeat(episodes.task, length), np.repeat(episodes.success, length)
+    share = {int(k): min(positive, float(won[task == k].mean())) for k in np.unique(task)}
+    epsilon = {k: float(np.quantile(adv[task == k], 1 - share[k])) for k in share}
     above = np.array([epsilon[k] for k in sorted(epsilon)])[np.searchsorted(sorted(epsilon), task)]
     return (adv > above) | episodes.forced | (positive == 1), epsilon
 
@@ -150,10 +174,10 @@ def label(
 ) -> tuple[np.ndarray, dict[str, float]]:
     """(bool[F]: which actions are positive, metrics) of frames whose pooled contexts are `features` [F,C];
     the values are learnt anew."""
-    count = len(episodes.to)
+    count = int(episodes.recording[-1]) + 1
     folds = min(options.folds, count)
     drawn = np.random.default_rng([seed, 17]).permutation(count) % folds
-    fold = torch.from_numpy(np.repeat(drawn, episodes.to - episodes.from_))
+    fold = torch.from_numpy(np.repeat(drawn[episodes.recording], episodes.to - episodes.from_))
     returns = returns_to_go(episodes, options.fail)
     critic = ValueFunctions(features.shape[1], replace(options, folds=folds), seed)
     metrics = critic.fit(features, torch.from_numpy(returns), fold)

@@ -141,6 +141,7 @@ def learn(run: "Run") -> None:
         demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows),
         config.bc.updates,
         look=look,
+        reads=len(data.tasks) > 1,
     )
     if judge is not None:
         judge.report(run)

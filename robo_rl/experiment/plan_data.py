@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from robo_rl.algos import bc
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.offline import FEW, ROWS, check, open_data, spec_of, split
 from robo_rl.experiment.plan import (
@@ -90,7 +91,8 @@ def pictures(config: TrainConfig, store, rows: np.ndarray, held: np.ndarray, spe
         out.append(("pictures of the frames learnt from", len(rows) * store.row_bytes))
     else:
         # distinct rows of so many draws, expected
-        asked = len(rows) * -np.expm1(-batch * config.bc.updates / len(rows))
+        draws = batch * (config.bc.updates + bc.EXCHANGED * (len(store.data.tasks) > 1))
+        asked = len(rows) * -np.expm1(-draws / len(rows))
         out.append(("pictures kept (--data.cache-mb)", int(min(store.slots, asked)) * store.row_bytes))
         # one is learnt from, one put together
         out.append(("batches decoded ahead", (config.data.threads + 3) * batch * store.row_bytes))

@@ -76,7 +76,7 @@ def check(config: TrainConfig, env) -> None:
 
 def episodes_of(parts: list[Dataset], force: tuple[str, ...]) -> recap.Episodes:
     """What the labels of all episodes of several data sets depend on; tasks are told apart by their
-    instructions."""
+    instructions, and an episode is cut where a person takes over."""
     lengths = np.concatenate([d.to - d.from_ for d in parts])
     to = np.cumsum(lengths)
     names = [d.task(e) for d in parts for e in range(len(d))]
@@ -84,13 +84,21 @@ def episodes_of(parts: list[Dataset], force: tuple[str, ...]) -> recap.Episodes:
     forced = np.concatenate(
         [np.isin(d.source, [i for i, name in enumerate(d.sources) if name in force]) for d in parts]
     )
-    return recap.Episodes(
+    whole = recap.Episodes(
         from_=to - lengths,
         to=to,
         success=np.concatenate([d.success for d in parts]),
         task=np.array([known[name] for name in names]),
         forced=forced,
+        recording=np.arange(len(to)),
     )
+    human = np.concatenate(
+        [
+            d.source == d.sources.index("human") if "human" in d.sources else np.zeros(len(d.source), bool)
+            for d in parts
+        ]
+    )
+    return recap.cut_at(whole, human & ~np.append(False, human[:-1]))
 
 
 @torch.no_grad()

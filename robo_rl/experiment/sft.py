@@ -265,9 +265,9 @@ def check_relative(policy, dataset) -> None:
         )
 
 
-def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:
+def imitate(run: Run, sample, updates: int, made: int = 0, look=None, reads: bool = False) -> None:
     """Teach `run.policy` by `sample`d minibatches in so many updates, reported as those after the first
-    `made` ones; say so if then it does not read its instructions.
+    `made` ones; `reads`: their instructions differ, say so if then it does not read them.
 
     look(update): what else to report, {} where nothing is due. Raises Stopped when a signal comes.
     """
@@ -288,9 +288,9 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:
     run.policy.train()
     bc.train(run.policy, sample, replace(run.config.bc, updates=updates), run.config.seed + 10, tick)
     run.policy.eval()
-    report_reading(
-        run, bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12), made + updates
-    )
+    if reads:
+        ratio = bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12)
+        report_reading(run, ratio, made + updates)
 
 
 def grounds(config: TrainConfig, dataset) -> bool:
@@ -384,6 +384,7 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
         updates,
         made,
         weights and weights.look,
+        reads=len(dataset.tasks) > 1,
     )
     run.taught, run.updates = updates, made + updates
     if not config.init:

@@ -26,7 +26,7 @@ class RecapOptions(MethodOptions):
     --bc."""
     positive: float = 0.4
     """Share of the frames of a task whose advantage is called positive: those of the largest (epsilon of the
-    paper)."""
+    paper), no more than it has in successes; 1: all."""
     lookahead: int = 0
     """N: control steps after which the advantage takes the value of what was come to; 0: the return of the
     whole episode."""
