@@ -212,3 +212,13 @@ def test_shares_hold_in_every_batch_and_an_empty_source_leaves_its_share(tmp_pat
     )
     with pytest.raises(UserError, match="no frame was chosen by a person or an expert"):
         segment_sampler([none], spec, 2)
+
+
+@pytest.mark.parametrize("best", [0, 1])
+def test_rounds_that_made_it_no_better_are_followed_by_what_else_helps(best, capsys):
+    from robo_rl.cli.correct import print_table
+
+    result = {"success": 0.9, "low": 0.8, "high": 1.0, "n": 20, "list": 1, "round": best}
+    nobody = {"operator_minutes": None}
+    print_table([result | nobody | {"round": k} for k in range(2)], result)
+    assert ("--learn-from-successes True" in capsys.readouterr().out) == (best == 0)

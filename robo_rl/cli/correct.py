@@ -71,3 +71,8 @@ def print_table(rows: list[dict], report: dict) -> None:
         f"best: round {report['round']}, on starts that chose nothing (list {report['list']}): "
         f"{report['success']:.3f}  95 % interval [{report['low']:.3f}, {report['high']:.3f}]  n={report['n']}"
     )
+    if report["round"] == 0 and len(rows) > 1:
+        print(
+            "no round was better than the policy that practised. Where it mostly succeeds, its own successes "
+            "keep what it can: --learn-from-successes True; else more help: --human-steps or --episodes"
+        )
