@@ -360,8 +360,9 @@ def test_if_the_guard_dies_the_run_saves_itself_and_leaves_no_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_learners_of_which_one_is_killed_goes_on_and_is_resumed_with_one(tmp_path):
-    process = start(tmp_path, "--learners", "2", "--steps", "10000000")
+@pytest.mark.parametrize("workers", [2, 0])
+def test_a_run_of_two_learners_of_which_one_is_killed_goes_on_and_is_resumed_with_one(workers, tmp_path):
+    process = start(tmp_path, "--learners", "2", "--steps", "10000000", "--workers", str(workers))
     try:
         until(
             lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1,

@@ -145,6 +145,7 @@ def run_guarded(config: TrainConfig) -> int:
     from robo_rl.experiment import parallel, train
     from robo_rl.experiment.supervise import guarded
 
-    if config.algo == "bc" or not config.resume and parallel.workers(config) == 0:
+    alone = parallel.workers(config) == 0 and config.learners == 1
+    if config.algo == "bc" or not config.resume and alone:
         return run(config)
     return guarded(lambda tell: run(config, tell), lambda folder: train.resume(folder)[1])
