@@ -148,7 +148,7 @@ def teach_round(run: Run, k: int) -> None:
         *((demo_sampler(data, spec, config.policy.horizon, DataOptions()), len(data.action)) for data in own),
     ]
     updates = max(run.taught, MORE * config.bc.updates)
-    imitate(run, mixed(parts), updates, run.updates)
+    imitate(run, mixed(parts), updates, run.updates, reads=len(demos.tasks) > 1)
     run.updates += updates
     attach(run.policy, config.policy.lora, config.seed)
     if explores_by_level(noisy.options) and noisy.options != run.policy.options:  # --rl.explore chose a level

@@ -81,24 +81,22 @@ def episodes_of(parts: list[Dataset], force: tuple[str, ...]) -> recap.Episodes:
     to = np.cumsum(lengths)
     names = [d.task(e) for d in parts for e in range(len(d))]
     known = {name: i for i, name in enumerate(sorted(set(names)))}
-    forced = np.concatenate(
-        [np.isin(d.source, [i for i, name in enumerate(d.sources) if name in force]) for d in parts]
-    )
     whole = recap.Episodes(
         from_=to - lengths,
         to=to,
         success=np.concatenate([d.success for d in parts]),
         task=np.array([known[name] for name in names]),
-        forced=forced,
+        forced=frames_of(parts, force),
         recording=np.arange(len(to)),
     )
-    human = np.concatenate(
-        [
-            d.source == d.sources.index("human") if "human" in d.sources else np.zeros(len(d.source), bool)
-            for d in parts
-        ]
-    )
+    human = frames_of(parts, ("human",))
     return recap.cut_at(whole, human & ~np.append(False, human[:-1]))
+
+
+def frames_of(parts: list[Dataset], sources: tuple[str, ...]) -> np.ndarray:
+    """bool[F]: the frames of all data sets whose actions are from one of these sources."""
+    codes = [[i for i, name in enumerate(d.sources) if name in sources] for d in parts]
+    return np.concatenate([np.isin(d.source, found) for d, found in zip(parts, codes, strict=True)])
 
 
 @torch.no_grad()

@@ -222,8 +222,6 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
         from robo_rl.experiment import dream
 
         dream.check(config)
-    from robo_rl.experiment.sft import instructions
-
     starts.check(config)
     if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc":
         from robo_rl.experiment import replay
@@ -245,6 +243,8 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
             "--bc.own teaches a policy its own successes before RL on fresh rollouts: it goes with pi_rl, "
             f"ppo, dppo, reinflow and nft, got --algo {config.algo}; leave it out"
         )
+    from robo_rl.experiment.sft import instructions
+
     texts = instructions(env) if config.obs == "rgb" else ()  # draws
     check_demos(config, env)
     if config.bc.pear:

@@ -208,6 +208,10 @@ class Processor(nn.Module):
             )
         check_words(words, options.vocabulary)
         self.options, self.words = replace(options, tokeniser=words.name, digest=words.digest), words
+        # their places in a prompt
+        self.pictures = "".join(
+            PICTURES.get(options.family, "").format(n=i + 1) for i in range(len(options.views))
+        )
         self.state_norm = AxisNormaliser(options.state, options.state_kind)
         self.action_norm = AxisNormaliser(options.action, options.action_kind)
         relative = torch.zeros(options.action)
@@ -338,8 +342,7 @@ class Processor(nn.Module):
         o = self.options
         task = task.strip().replace("_", " ").replace("\n", " ")
         task = task.lower() if o.lower else task
-        pictures = "".join(PICTURES.get(o.family, "").format(n=i + 1) for i in range(len(o.views)))
-        text = o.template.format(task=task, pictures=pictures, state=" ".join(map(str, bins)))
+        text = o.template.format(task=task, pictures=self.pictures, state=" ".join(map(str, bins)))
         ids = self.words.encode(text)
         if len(ids) > o.prompt:
             raise UserError(
