@@ -18,6 +18,7 @@ from robo_rl.errors import UserError
 from robo_rl.evaluation import evaluate
 from robo_rl.files import replacing
 from robo_rl.policies import Policy
+from robo_rl.rollout import as_array
 
 HEIGHT, WIDTH = 480, 640  # pixels of a picture
 PAIR_HEIGHT = 720  # pixels of a frame with pictures side by side
@@ -145,7 +146,7 @@ class FilmedEnv(VectorWrapper):
         out = self.env.step(actions)
         if self._take:
             self._step += 1
-            over, success = np.asarray(out[2]) | np.asarray(out[3]), np.asarray(out[4]["success"])
+            over, success = as_array(out[2] | out[3]), as_array(out[4]["success"])
             for i, take in self._take.items():
                 if success[i] and take.succeeded[0] is None:
                     take.succeeded[0] = int(self._step[i])

@@ -16,7 +16,7 @@ def versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     out = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in ("robo_rl", "torch", "numpy", "mujoco", "gymnasium", "mani_skill"):
+    for name in ("robo_rl", "torch", "numpy", "mujoco", "mujoco_warp", "gymnasium", "mani_skill"):
         try:
             out[name] = version(name)
         except PackageNotFoundError:

@@ -12,6 +12,7 @@ from robo_rl.errors import UserError
 from robo_rl.evaluation import decide
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy
+from robo_rl.rollout import as_array
 
 Actor = Callable[[Mapping[str, np.ndarray], int], np.ndarray]  # obs, decision -> actions [N,E,A]
 
@@ -81,11 +82,11 @@ class Recorder(ControlEnv):
         at = self._t[ids]
         for k, rows in self._rows.items():
             if k not in ("action", "reward"):
-                rows[ids, at] = np.asarray(self._obs[k])[ids]
+                rows[ids, at] = as_array(self._obs[k])[ids]
         self._obs, reward, terminated, truncated, info = self.env.step(executed)
-        self._rows["action"][ids, at], self._rows["reward"][ids, at] = executed[ids], np.asarray(reward)[ids]
+        self._rows["action"][ids, at], self._rows["reward"][ids, at] = executed[ids], as_array(reward)[ids]
         self._t[ids] += 1
-        over = np.asarray(terminated | truncated) & self.whole
+        over = as_array(terminated | truncated) & self.whole
         for i in np.flatnonzero(over):
             t = self._t[i]
             self.add(
@@ -97,8 +98,8 @@ class Recorder(ControlEnv):
                     source=self.source,
                     start=int(self._starts[i]),
                     terminated=bool(terminated[i]),
-                    final=np.array(self._obs["state"][i]),
-                    final_images={v: np.array(self._obs[f"image/{v}"][i]) for v in self.spec.views},
+                    final=np.array(as_array(self._obs["state"][i])),
+                    final_images={v: np.array(as_array(self._obs[f"image/{v}"][i])) for v in self.spec.views},
                 )
             )
         self.whole &= ~over
@@ -162,10 +163,10 @@ def play(
             decision += 1
             for j in range(chunk.shape[1]):
                 obs, _, terminated, truncated, info = env.step(chunk[:, j])
-                over = np.asarray(terminated | truncated)
+                over = as_array(terminated | truncated)
                 if over.all():
                     break
         done += here
-        won += int(np.asarray(info["success"])[:here].sum())
+        won += int(as_array(info["success"])[:here].sum())
         tick(done)
     return won

@@ -120,20 +120,20 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
             env.images = j == e - 1 or bool(over.all())
         obs, r, terminated, truncated, info = env.step(actions[:, j])
         steps += ~over
-        r = _array(r)
+        r = as_array(r)
         reward += scale * r
         raw += r
         scale *= gamma
-        over = _array(terminated | truncated)
+        over = as_array(terminated | truncated)
         if over.all() and j < e - 1 and (sources or not (hasattr(env, "images") and not env.images)):
             break
     return (
         obs,
         reward.astype(np.float32),
         raw,
-        _array(terminated),
-        _array(truncated),
-        _array(info["success"]),
+        as_array(terminated),
+        as_array(truncated),
+        as_array(info["success"]),
         steps,
     )
 
@@ -150,13 +150,14 @@ def one_thread():
         torch.set_num_threads(threads)
 
 
-def _array(x) -> np.ndarray:
+def as_array(x) -> np.ndarray:
+    """The numbers of an array, or of a tensor on any device, on the host."""
     return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
 
 
 def _dtype(x: Any) -> np.dtype:
     """NumPy's, also of a tensor that has no numbers."""
-    return _array(torch.empty(0, dtype=x.dtype) if isinstance(x, Tensor) else x).dtype
+    return as_array(torch.empty(0, dtype=x.dtype) if isinstance(x, Tensor) else x).dtype
 
 
 def to_policy(obs: Obs, policy: Policy) -> Obs:
@@ -310,11 +311,11 @@ def think(
         if k.startswith(OBS)
     }
     chunk = policy.act(to_policy(obs, policy), generator, explore)
-    rows = {TRACE + k: _array(v) for k, v in chunk.trace.items()} | {
-        "x0": _array(chunk.x0),
-        "logp": _array(chunk.logp),
+    rows = {TRACE + k: as_array(v) for k, v in chunk.trace.items()} | {
+        "x0": as_array(chunk.x0),
+        "logp": as_array(chunk.logp),
     }
-    actions, at, out = _array(chunk.actions), 0, []
+    actions, at, out = as_array(chunk.actions), 0, []
     for c, t in parts:
         n = c["done"].shape[1]
         for k, v in rows.items():
@@ -358,7 +359,7 @@ class Collector:
 
     def _read(self, raw: dict, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """`given`: what a policy that decides while its last chunk runs is told of that."""
-        obs = {k: _array(v) for k, v in obs_tensors(raw, self.spec).items()}
+        obs = {k: as_array(v) for k, v in obs_tensors(raw, self.spec).items()}
         return obs | given if self.late else obs
 
     def layout(self, policy: Policy, explore: bool = True) -> Layout:

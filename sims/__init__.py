@@ -22,7 +22,7 @@ Wrong input raises `robo_rl.errors.UserError`.
 from robo_rl.errors import UserError, choose
 from robo_rl.plugins import OWN, is_object
 
-SIMS = ("mujoco", "maniskill", "isaacgym", "isaaclab")
+SIMS = ("mujoco", "mujoco_warp", "maniskill", "isaacgym", "isaaclab")
 PREFIXES = ("gym:", "envpool:")
 
 
@@ -48,6 +48,10 @@ def check_names(
         from sims.mujoco import check_names as check_mujoco
 
         check_mujoco(task, control, randomise)
+    elif name == "mujoco_warp":
+        from sims.mujoco.names import find_locomotion
+
+        find_locomotion(task)
     elif name == "maniskill":
         from sims.maniskill.tasks import NEEDS_DOWNLOAD, TASKS
 
@@ -138,6 +142,10 @@ def make(
         from sims.mujoco import make_mujoco
 
         return make_mujoco(task, cameras=cameras, **common)
+    if name == "mujoco_warp":
+        from sims.mujoco_warp import make_mujoco_warp
+
+        return make_mujoco_warp(task, **common)
     if name == "maniskill":
         from sims.maniskill import make_maniskill
 
@@ -155,6 +163,10 @@ def tasks(name: str) -> list[str]:
         from sims.mujoco import TASKS
 
         return list(TASKS)
+    if name == "mujoco_warp":
+        from sims.mujoco.names import LOCOMOTION
+
+        return list(reversed(LOCOMOTION))
     if name == "maniskill":
         from sims.maniskill import TASKS
 

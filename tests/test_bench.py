@@ -450,7 +450,8 @@ def test_out_of_range_seconds_are_refused():
         BenchOptions(what="sim", seconds=0)
 
 
-def test_the_gpu_bench_runs_as_its_twin_and_keeps_each_row_as_soon_as_it_is_known(tmp_path):
+def test_the_gpu_bench_runs_as_its_twin_and_keeps_each_row_as_soon_as_it_is_known(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco_warp", None)  # building its kernels takes a minute
     kept, out = [], tmp_path / "gpu.json"
     options = BenchOptions(what="gpu", twin=True, out=str(out), minutes=1.0)
     doc = bench_run.run_bench(

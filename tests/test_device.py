@@ -18,6 +18,7 @@ from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.recycle import Recycler
+from robo_rl.film import FilmedEnv
 from robo_rl.optim import AdamW
 from robo_rl.options import (
     DppoOptions,
@@ -29,7 +30,7 @@ from robo_rl.options import (
     ReinFlowOptions,
 )
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.recording import policy_actor
+from robo_rl.recording import Recorder, play, policy_actor, random_actor
 from robo_rl.rollout import Collector
 from robo_rl.rollout_control import StartControl, Uniform
 from robo_rl.runtime.device import DeviceCollector, DeviceFeed, on_device
@@ -242,6 +243,26 @@ def test_a_run_on_a_simulator_of_tensors_learns_from_its_own_device():
             4,
             True,
         )
+
+
+class TensorPictures(TensorReach):
+    """It is filmed by pictures that the host draws."""
+
+    def step(self, actions):
+        return super().step(torch.as_tensor(actions).to(self.device))
+
+    def studio(self, ids) -> np.ndarray:
+        return np.zeros((len(ids), 480, 640, 3), np.uint8)
+
+
+def test_a_simulator_of_tensors_is_filmed_and_recorded():
+    seen: list = []
+    with Away() as device:
+        filmed = FilmedEnv(TensorPictures(3, device), 2)
+        evaluate(filmed, make_policy(PLAIN, SPEC, 0).to(device), eval_starts(3), 0)
+        env = Recorder(TensorPictures(3, device), seen.append)
+        assert play(env, random_actor(env, 0), 3, 0) <= 3
+    assert len(filmed.takes) == 2 and len(seen) == 3 and seen[0].state.shape[1] == 4
 
 
 class TensorsHere(TensorReach):

@@ -33,6 +33,7 @@ PRODUCT, BYTES, READ = (
     "the file's bytes, read",
 )
 NO_PEER = "openpi and LeRobot need environments of their own"
+WARP, WARP_ALONE, RESETS = "MuJoCo Warp on the device", "its graph of physics alone", "with resets"
 SHARE = 0.08  # of the time, for the repeats of one row
 GIB = 1 << 30
 
@@ -523,10 +524,54 @@ def maniskill(bench: Bench) -> None:
 
 
 def warp(bench: Bench) -> None:
-    """No adapter steps MuJoCo Warp here."""
-    bench.report.skip(
-        "MuJoCo Warp on the device", "there is no adapter for it; ManiSkill and Isaac step on the device"
+    """The adapter of MuJoCo Warp against the bare launches of its own graph of physics."""
+    device = bench.scale.device
+    if why := lacking("mujoco_warp", "MuJoCo Warp", "warp"):
+        return bench.report.skip(WARP, why)
+    import sims
+
+    n, steps = (4096, 16) if device != "cpu" else (4, 2)
+    env: Any = sims.make("mujoco_warp", "ant", n, device=device)
+    actions = (
+        torch.rand(steps, n, env.model.nu, generator=torch.Generator().manual_seed(0)).to(device) * 2 - 1
     )
+    env.reset(seed=0)
+    for a in actions:  # down to the floor
+        env.step(a)
+    begin, few = env.get_state(), np.arange(n) % 128 == 0
+
+    def play(step: Callable[[Tensor], object]) -> Callable[[], None]:
+        def work() -> None:
+            env.set_state(begin)
+            for a in actions:
+                step(a)
+
+        return waited(work, device)
+
+    def bare(a: Tensor) -> None:
+        env.physics.ctrl.copy_(a)
+        env.physics.step()
+
+    def with_resets(a: Tensor) -> None:
+        env.step(a)
+        env.reset(options={"reset_mask": few})
+
+    loops = {"ours": env.step, WARP_ALONE: bare, RESETS: with_resets}
+    times = in_turns({k: (play(step), n * steps) for k, step in loops.items()}, bench.seconds)
+    reset = n * float(np.median(times.pop(RESETS)))
+    bench.report.add(
+        make_row(
+            f"MuJoCo Warp Ant-v5, N = {n}, {device}",
+            "steps/s",
+            times,
+            {WARP_ALONE: BARE},
+            bars=lambda ours, of_limit, over_peer: bench.bars(at_least("of limit", of_limit, 0.85)),
+            no_peer="it is its own",
+            work=f"control steps of {env.walker.frame_skip} physics steps from the same states",
+            note=f"a step and a reset of one env in 128 take {1e3 * reset:.2f} ms",
+        )
+    )
+    env.close()
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
@@ -537,5 +582,5 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "full fine-tune": fine_tune,
     "memory of an iteration": ppo_memory,
     "ManiSkill on the device": maniskill,
-    "MuJoCo Warp on the device": warp,
+    WARP: warp,
 }

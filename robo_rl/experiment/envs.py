@@ -12,7 +12,7 @@ from robo_rl.types import task_names
 if TYPE_CHECKING:
     from robo_rl.contract import ControlEnv
 
-ON_DEVICE = ("maniskill", "isaacgym", "isaaclab")  # simulators that compute on a GPU where the policy does
+ON_DEVICE = ("mujoco_warp", "maniskill", "isaacgym", "isaaclab")  # they compute where the policy does
 
 
 NONE = "none"  # no simulator: a data set alone

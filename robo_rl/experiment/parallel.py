@@ -37,8 +37,9 @@ def workers(config: TrainConfig) -> int:
         # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must
         return 0
     units = config.envs // (group_size(config) or 1)
-    on_gpu = config.sim in ("isaacgym", "isaaclab") or config.sim == "maniskill" and config.device != "cpu"
-    return 0 if cores() < 2 or on_gpu else min(cores(), units)
+    tensors = config.sim in ("mujoco_warp", "isaacgym", "isaaclab")
+    tensors |= config.sim == "maniskill" and config.device != "cpu"
+    return 0 if cores() < 2 or tensors else min(cores(), units)
 
 
 def staleness(config: TrainConfig) -> int:

@@ -260,7 +260,7 @@ def nested(settings: Mapping[str, object]) -> dict:
 
 def scratch(sim: str, task: str) -> bool:
     """Whether policies learn from nothing there: locomotion, and simulators that are taken as they are."""
-    return task in LOCOMOTION or sim.startswith(("gym:", "envpool:")) or is_object(sim)
+    return task in LOCOMOTION or sim.startswith(("mujoco_warp", "gym:", "envpool:")) or is_object(sim)
 
 
 def demo_limit(sim: str, task: str, demos: str) -> int | None:

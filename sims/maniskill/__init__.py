@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from robo_rl.errors import MissingDependency, UserError, choose
 from robo_rl.files import parse_json
+from sims.devices import check_device
 from sims.maniskill.build import VULKAN_REMEDY
 from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_DOWNLOAD, NEEDS_RENDERER, TASKS
 
@@ -54,14 +55,12 @@ def make_maniskill(
         raise UserError(f"threads must be >= 0 (0: all cores), got {threads}")
     if max_steps < 0:
         raise UserError(f"max_steps must be >= 0 (0: the task's own), got {max_steps}")
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"unknown device {device!r}. Allowed: cpu, cuda, cuda:<index>")
+    check_device(device)
     _require()
     config = _config(task, num_envs, obs, reward, control, image_size, max_steps, render)
     if device != "cpu":
-        from sims.maniskill.gpu import ManiSkillGpuEnv, require_cuda
+        from sims.maniskill.gpu import ManiSkillGpuEnv
 
-        require_cuda(device)
         return ManiSkillGpuEnv(config, device)
     from sims.maniskill.env import ManiSkillEnv
 

@@ -34,21 +34,6 @@ from sims.maniskill.build import (
 from sims.maniskill.tasks import instruction
 
 
-def require_cuda(device: str) -> None:
-    """UserError unless torch can use `device`."""
-    if not torch.cuda.is_available():
-        raise UserError(
-            f"device {device!r} needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} "
-            "sees none here. Use device='cpu'"
-        )
-    index = torch.device(device).index or 0
-    if index >= torch.cuda.device_count():
-        raise UserError(
-            f"device {device!r} does not exist. Allowed: "
-            + ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-        )
-
-
 class ManiSkillGpuEnv(ControlEnv):
     """ManiSkill 3 on one CUDA device; built by `sims.maniskill.make_maniskill(device="cuda")`.
 

@@ -105,6 +105,16 @@ def make_locomotion(
     device: str = "cpu",
 ) -> "LocomotionEnv":
     """The vector env of one of LOCOMOTION; the options are those of `sims.make`."""
+    check_options(task, obs, reward, control, randomise, max_steps, threads)
+    if device != "cpu":
+        raise UserError(f"{task} runs on device 'cpu' only, got {device!r}; --sim mujoco_warp runs on a GPU")
+    return LocomotionEnv(task, num_envs, threads=threads, max_steps=max_steps or MAX_STEPS, render=render)
+
+
+def check_options(
+    task: str, obs: str, reward: str, control: str, randomise: str, max_steps: int, threads: int
+) -> None:
+    """Raise UserError for options of `sims.make` that these tasks do not have."""
     choose("task", task, LOCOMOTION)
     if obs != "state":
         raise UserError(
@@ -115,11 +125,8 @@ def make_locomotion(
     choose("control", control or "effort", ("effort",))
     if randomise:
         raise UserError(f"{task} has no randomise options, got {randomise!r}")
-    if device != "cpu":
-        raise UserError(f"{task} runs on device 'cpu' only, got {device!r}")
     if max_steps < 0 or threads < 0:
         raise UserError(f"max_steps and threads must be >= 0, got {max_steps} and {threads}")
-    return LocomotionEnv(task, num_envs, threads=threads, max_steps=max_steps or MAX_STEPS, render=render)
 
 
 def load_model(task: str) -> mujoco.MjModel:
@@ -156,18 +163,7 @@ class LocomotionEnv(ControlEnv):
         names = state_names(task, m)
         self.single_observation_space, self.observation_space = observation_spaces(len(names), num_envs)
         self.single_action_space, self.action_space = action_spaces(m.nu, num_envs)
-        axes = tuple(
-            ActionAxis(
-                m.joint(m.actuator_trnid[i, 0]).name,
-                "N m",
-                -m.actuator_gear[i, 0],
-                m.actuator_gear[i, 0],
-                "effort",
-                "joint",
-            )
-            for i in range(m.nu)
-        )
-        self.spec = ControlSpec("mujoco", task, axes, self._dt, max_steps, names)
+        self.spec = ControlSpec("mujoco", task, effort_axes(m), self._dt, max_steps, names)
         self._task = np.full(num_envs, w.instruction)
         self._stream = StartStream(num_envs)
         self._steps = np.zeros(num_envs, np.int64)
@@ -365,6 +361,21 @@ def start_state(task: str, model: mujoco.MjModel, starts: np.ndarray) -> tuple[n
         r = np.sqrt(-2 * np.log(1 - u[:, nq : nq + nv]))
         return qpos, w.noise * r * np.cos(2 * np.pi * u[:, nq + nv :])
     return qpos, w.noise * (2 * u[:, nq : nq + nv] - 1)
+
+
+def effort_axes(model: mujoco.MjModel) -> tuple[ActionAxis, ...]:
+    """What each action means: the torque of a joint."""
+    return tuple(
+        ActionAxis(
+            model.joint(model.actuator_trnid[i, 0]).name,
+            "N m",
+            -model.actuator_gear[i, 0],
+            model.actuator_gear[i, 0],
+            "effort",
+            "joint",
+        )
+        for i in range(model.nu)
+    )
 
 
 def state_names(task: str, model: mujoco.MjModel) -> tuple[str, ...]:

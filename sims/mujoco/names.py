@@ -5,6 +5,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.plugins import OWN, is_object, load_object
 
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
+SHORT = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d": "Walker2d-v5", "ant": "Ant-v5"}
 CONTROLS = ("ee_delta", "joint_delta")
 VIEWS = ("front", "wrist")  # the cameras of an env with pictures
 RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
@@ -21,6 +22,11 @@ TASKS = (
     "pick_either",
     *LOCOMOTION,
 )
+
+
+def find_locomotion(task: str) -> str:
+    """The task of LOCOMOTION that "Ant-v5", "ant" or "" (Ant-v5) names. UserError: none."""
+    return SHORT.get(task) or choose("mujoco_warp task", task or "Ant-v5", (*LOCOMOTION, *SHORT))
 
 
 def parse_randomise(text: str) -> tuple[frozenset[str], int]:
