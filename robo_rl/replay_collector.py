@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from robo_rl.data.episode import Episode
+from robo_rl.errors import UserError
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, blank_obs, obs_tensors
 from robo_rl.replay import HUMAN, PAUSE, ReplayWriter
@@ -108,6 +109,11 @@ class ReplayCollector:
         recorded: int = 0,
         starts: StartSource | None = None,
     ):
+        if torch.device(getattr(env, "device", None) or "cpu").type != "cpu":
+            raise UserError(
+                f"methods from replay collect on the host, --sim {env.spec.sim} computes on {env.device}; "
+                "use --device cpu, or --algo ppo and its like"
+            )
         self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
         # episodes recorded before, and made since the run began
         self.record, self.recorded, self.made = record, recorded, 0

@@ -102,6 +102,13 @@ class WarpPhysics:
         import mujoco_warp as mjw
 
         wp.init()
+        if device.type == "cuda" and not wp.is_cuda_available():
+            built, driver = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
+            raise UserError(
+                f"device {device}: this build of Warp {wp.__version__} needs an NVIDIA driver for CUDA "
+                f"{built[0] if built else 12} or newer, found {'.'.join(map(str, driver or ())) or 'none'}; "
+                "install one, or Warp's wheel for the driver's CUDA (github.com/NVIDIA/warp/releases)"
+            )
         self._wp, self._mjw = wp, mjw
         self._skip, self._contact_forces, self._device = frame_skip, contact_forces, device
         self._where = wp.device_from_torch(device)

@@ -31,6 +31,7 @@ from robo_rl.options import (
 )
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.recording import Recorder, play, policy_actor, random_actor
+from robo_rl.replay_collector import ReplayCollector
 from robo_rl.rollout import Collector
 from robo_rl.rollout_control import StartControl, Uniform
 from robo_rl.runtime.device import DeviceCollector, DeviceFeed, on_device
@@ -263,6 +264,11 @@ def test_a_simulator_of_tensors_is_filmed_and_recorded():
         env = Recorder(TensorPictures(3, device), seen.append)
         assert play(env, random_actor(env, 0), 3, 0) <= 3
     assert len(filmed.takes) == 2 and len(seen) == 3 and seen[0].state.shape[1] == 4
+
+
+def test_a_method_from_replay_refuses_a_simulator_on_a_device():
+    with Away() as device, pytest.raises(UserError, match="methods from replay collect on the host"):
+        ReplayCollector(TensorReach(3, device), make_policy(PLAIN, SPEC, 0), None, None, 0)
 
 
 class TensorsHere(TensorReach):

@@ -105,6 +105,14 @@ def test_without_warp_the_command_that_installs_it_is_told(monkeypatch):
         sims.make("mujoco_warp", "ant")
 
 
+@pytest.mark.skipif(not INSTALLED, reason="MuJoCo Warp is absent: pip install 'robo_rl[warp]'")
+def test_a_driver_that_is_too_old_for_warp_is_told_in_one_line():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match="needs an NVIDIA driver for CUDA .*found none"):
+        WarpPhysics(load_model("Hopper-v5"), 1, 4, False, torch.device("cuda", 0))
+
+
 def test_names_are_known_before_anything_is_loaded():
     for task in ("", "ant", "Ant-v5", "hopper", "halfcheetah", "Walker2d-v5"):
         sims.check_names("mujoco_warp", task)
