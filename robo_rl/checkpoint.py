@@ -239,8 +239,8 @@ def read_meta(path: Path) -> dict:
     return meta
 
 
-def load_policy(path: Path):
-    """Rebuild the policy of a checkpoint -> (policy, meta)."""
+def load_policy(path: Path, device: "torch.device | str" = "cpu"):
+    """Rebuild the policy of a checkpoint on `device` -> (policy, meta). Weights go there from the file."""
     meta = read_meta(path)
     spec: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()
@@ -255,7 +255,7 @@ def load_policy(path: Path):
                 policy = make_policy(options, ObsSpec(**spec), 0)
         else:
             policy = make_policy(options, ObsSpec(**spec), 0)
-        policy.load_state_dict(_mapped(path, "policy.safetensors", meta))
+        policy.to(device).load_state_dict(_mapped(path, "policy.safetensors", meta))
     except (RuntimeError, TypeError) as e:
         kind = meta["policy"]["options"].get("kind", "")
         raise UserError(

@@ -163,11 +163,11 @@ def _dtype(x: Any) -> np.dtype:
 def to_policy(obs: Obs, policy: Policy) -> Obs:
     """Observations where the policy's weights are; as they are for one that has none, such as a script."""
     norm = getattr(policy, "action_norm", None)
-    return (
-        obs
-        if norm is None or norm.device.type == "cpu"
-        else {k: v.to(norm.device, non_blocking=True) for k, v in obs.items()}
-    )
+    if norm is None:
+        return obs
+    there = norm.device
+    # on the way back to the host a copy is waited for
+    return {k: v.to(there, non_blocking=there.type != "cpu") for k, v in obs.items()}
 
 
 # ---- columns -----------------------------------------------------------------------------------------------

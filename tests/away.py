@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 AWAY = torch.device("meta")
 MAY_MIX = ("aten.copy_", "aten.index.", "aten.index_put", "aten._index_put", "aten._to_copy")
+PRODUCTS = ("aten.addmm", "aten.mm", "aten.bmm")
 READS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal")
 
 
@@ -62,6 +63,7 @@ def dispatch(func, args, kwargs):
         raise RuntimeError(f"{name}: tensors on different devices, meta and cpu")
     if name.startswith(READS) and there:
         Away.waits += 1
+    Away.products += bool(there) and name.startswith(PRODUCTS)
     device = kwargs.get("device")
     plain = tree_map(lambda x: x.here if isinstance(x, AwayTensor) else x, (args, kwargs))
     values, named = plain
@@ -82,9 +84,10 @@ def dispatch(func, args, kwargs):
 
 
 class Away(TorchDispatchMode):
-    """While it is on, the device `meta` computes."""
+    """While it is on, the device `meta` computes. waits: values read from there, products: matrix products
+    there, since it was turned on."""
 
-    waits = 0
+    waits = products = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -97,7 +100,7 @@ class Away(TorchDispatchMode):
 
     def __enter__(self):
         super().__enter__()
-        Away.waits = 0
+        Away.waits = Away.products = 0
         return AWAY
 
 

@@ -115,25 +115,22 @@ class TrainedPolicy:
     def __call__(self, obs: dict, explore: bool = False) -> np.ndarray:
         """Actions float32[N, E, A] in [-1, 1] for an observation of N envs: the next E control steps of
         each."""
-        import torch
+        from robo_rl.evaluation import decide
 
-        from robo_rl.policies import obs_tensors
-
-        with torch.no_grad():
-            return self.module.act(
-                obs_tensors(obs, self.spec), self._generator, explore=explore
-            ).actions.numpy()
+        return decide(self.module, obs, self._generator, explore)
 
 
-def load_policy(path: "str | Path", checkpoint: str = "best") -> TrainedPolicy:
+def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu") -> TrainedPolicy:
     """The policy of a run folder (checkpoint: best, last, sft or a name below checkpoints/) or of a
-    checkpoint folder."""
+    checkpoint folder. device: where it computes, cpu, cuda or cuda:N; what it sees and gives stays NumPy."""
     from robo_rl.experiment.folder import pick_checkpoint
+    from robo_rl.experiment.policy_device import check_policy_device
 
+    check_policy_device(device)
     run, folder = pick_checkpoint(Path(path), checkpoint)
     from robo_rl import checkpoint as checkpoints
 
-    return TrainedPolicy(checkpoints.load_policy(folder)[0], run, folder)
+    return TrainedPolicy(checkpoints.load_policy(folder, device)[0], run, folder)
 
 
 @dataclass(frozen=True, slots=True)

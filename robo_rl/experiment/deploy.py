@@ -19,6 +19,7 @@ from robo_rl.child import end, line_with
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
 from robo_rl.experiment.deploy_recorder import DeployRecorder
+from robo_rl.experiment.policy_device import check_policy_device
 from robo_rl.experiment.safety_client import WAIT, SafetyClient
 from robo_rl.signals import asked_to_stop
 
@@ -45,6 +46,7 @@ class DeployOptions(planning.PlanningOptions):
             "token",
             "instruction",
             "seed",
+            "device",
             "chunking",
             "plan_in",
             "plan_candidates",
@@ -136,6 +138,8 @@ class DeployOptions(planning.PlanningOptions):
     """Go on after the task's own rule says success; the policy has never seen what follows."""
     seed: int = 0
     """Seed of the policy's sampling, from 0."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N: where the policy computes, in this process or with --policy process in its own."""
     rate: Annotated[float, tyro.conf.arg(metavar="HZ")] = 0.0
     """Actions a second, to 1000; 0: as the data set says."""
     columns: str = ""
@@ -162,6 +166,12 @@ class DeployOptions(planning.PlanningOptions):
         in_range("--lease", self.lease, 0.5, 3600)
         in_range("--execute", self.execute, 0, 1024)
         planning.check(self)
+        check_policy_device(self.device)
+        if self.device != "cpu" and self.policy not in ("", "process"):
+            raise UserError(
+                f"--device is of a policy that computes here, and --policy {self.policy} does so elsewhere: "
+                "robo_rl serve has a --device too"
+            )
         if self.plan_in and (self.policy or self.chunking in ("rtc", "trained")):
             raise UserError(
                 "--plan-in tries chunks of the run's policy in this process, and gives no rows that agree "
@@ -205,13 +215,27 @@ def choose_actor(options: DeployOptions):
         )
     if options.plan_in:
         return planning.load_planned_actor(
-            options, options.run, options.checkpoint, options.task, options.instruction, options.seed
+            options,
+            options.run,
+            options.checkpoint,
+            options.task,
+            options.instruction,
+            options.seed,
+            options.device,
         )
-    from robo_rl.experiment.policy_server import load_actor
+    from robo_rl.experiment.policy_server import load_actor, remote_actor
 
-    act, config, spec = load_actor(
-        options.run, options.checkpoint, options.seed, options.instruction, options.task
-    )
+    if options.policy:
+        act, config, spec = remote_actor(options.run, options.checkpoint, options.instruction, options.task)
+    else:
+        act, config, spec = load_actor(
+            options.run,
+            options.checkpoint,
+            options.seed,
+            options.instruction,
+            options.task,
+            device=options.device,
+        )
     return act.choose(options.chunking), config, spec
 
 
@@ -244,23 +268,7 @@ def open_policy(options: DeployOptions, act, period: float):
         return RemotePolicyClient(options.policy, read_token(token_file), PATIENCE * period), None
     token = secrets.token_urlsafe(32)
     server = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "robo_rl",
-            "serve",
-            options.run,
-            "--port",
-            "0",
-            "--seed",
-            str(options.seed),
-            "--checkpoint",
-            options.checkpoint,
-            "--instruction",
-            options.instruction,
-            "--task",
-            options.task,
-        ],
+        [sys.executable, "-m", "robo_rl", *serve_words(options)],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -271,6 +279,15 @@ def open_policy(options: DeployOptions, act, period: float):
         end(server)
         raise UserError("the policy's process did not start; try: robo_rl serve " + options.run)
     return RemotePolicyClient(line.rsplit(" on ", 1)[1].strip(), token.encode(), PATIENCE * period), server
+
+
+def serve_words(options: DeployOptions) -> list[str]:
+    """The command line of the server of `--policy process`."""
+    told = {
+        name: str(getattr(options, name)) for name in ("seed", "checkpoint", "instruction", "task", "device")
+    }
+    words = [word for name, value in told.items() for word in (f"--{name}", value)]
+    return ["serve", options.run, "--port", "0", *words]
 
 
 def deploy(

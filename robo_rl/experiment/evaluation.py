@@ -12,6 +12,7 @@ from robo_rl.experiment import planning
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import make, make_env, obs_spec, task_count
 from robo_rl.experiment.folder import pick_checkpoint
+from robo_rl.experiment.policy_device import check_policy_device
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.experiment.robot_names import twin
 from robo_rl.selection import CHOOSE, REPORT
@@ -42,7 +43,7 @@ class EvalConfig(planning.PlanningOptions):
             "max_steps",
         ),
         "Planning in a world model": ("plan_in", "plan_candidates", "plan_rounds", "plan_ahead"),
-        "Where": ("sim", "envs", "threads", "on"),
+        "Where": ("sim", "envs", "threads", "device", "on"),
         "Simulated real time (--on sim, arm)": ("chunking", "latency", "latency_jitter"),
         "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
         "What is written": ("video", "save", "json"),
@@ -61,6 +62,8 @@ class EvalConfig(planning.PlanningOptions):
     """Envs in parallel; 0: as the run evaluated. Results are byte-identical for the same number."""
     threads: int = 0
     """Simulation threads; 0: the run's own."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N: where the policy computes."""
     policy: str = ""
     """Who acts in place of the checkpoint, on the same starts: ws://HOST:PORT of a policy server on openpi's
     wire (ROBO_RL_TOKEN has its token, if it asks for one), or lerobot:FOLDER, a policy that LeRobot saved."""
@@ -134,6 +137,9 @@ class EvalConfig(planning.PlanningOptions):
         if self.policy and (self.on != "sim" or self.chunking):
             raise UserError("--policy acts in the run's simulator: it goes without --on and --chunking")
         planning.check(self)
+        check_policy_device(self.device)
+        if self.device != "cpu" and self.policy:
+            raise UserError(f"--device is of the run's policy, and --policy {self.policy} acts elsewhere")
         if self.plan_in and (self.policy or self.chunking):
             raise UserError(
                 "--plan-in tries chunks of the run's own policy while the robot waits: it goes without "
@@ -337,7 +343,7 @@ def film_checkpoint(run: "str | Path", options: EvalConfig, path: Path) -> None:
             reward="",
             randomise="",
         )
-    policy = checkpoint.load_policy(at)[0].eval()
+    policy, _ = checkpoint.load_policy(at, options.device)
     film(
         config,
         planning.planned(policy, options, options.seed) if options.plan_in else policy,
@@ -366,7 +372,7 @@ def evaluate_checkpoint(
     options = as_trained(options, config)
     assert options.latency is not None and options.latency_jitter is not None
     torch.set_num_threads(config.torch_threads)
-    policy, meta = checkpoint.load_policy(folder)
+    policy, meta = checkpoint.load_policy(folder, options.device)
     env, close = evaluation_env(config, policy.spec, options)
     if not hasattr(env, "translate"):  # a world model says itself what does not fit
         checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
@@ -377,7 +383,9 @@ def evaluate_checkpoint(
             from robo_rl.experiment.latency import evaluate_late
             from robo_rl.experiment.policy_server import load_actor
 
-            act, _, _ = load_actor(str(path), options.checkpoint, options.seed, policy=policy, told=True)
+            act, _, _ = load_actor(
+                str(path), options.checkpoint, options.seed, policy=policy, told=True, device=options.device
+            )
             result = evaluate_late(
                 env,
                 act.choose(options.chunking),

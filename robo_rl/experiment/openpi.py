@@ -111,11 +111,13 @@ def read_picture(x: np.ndarray, size: int, name: str, how: str = "") -> np.ndarr
     return small[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).numpy()
 
 
-def batch_actor(folder: Path, seed: int) -> "tuple[Callable[[Sequence[dict]], list[np.ndarray]], Any]":
-    """(act: observations -> rows float32[E, A] of each, ObsSpec) of a checkpoint, warmed up."""
+def batch_actor(
+    folder: Path, seed: int, device: str = "cpu"
+) -> "tuple[Callable[[Sequence[dict]], list[np.ndarray]], Any]":
+    """(act: observations -> rows float32[E, A] of each, ObsSpec) of a checkpoint, on `device`, warmed up."""
     from robo_rl import checkpoint
 
-    policy, _ = checkpoint.load_policy(folder)
+    policy, _ = checkpoint.load_policy(folder, device)
     return policy_actor(policy, seed), policy.spec
 
 
@@ -123,17 +125,18 @@ def policy_actor(policy, seed: int) -> Callable[[Sequence[dict]], list[np.ndarra
     """Observations -> rows float32[E, A] of each, by one call of the policy; warmed up."""
     import torch
 
-    from robo_rl.policies import blank_obs, obs_tensors
+    from robo_rl.evaluation import decide
+    from robo_rl.policies import blank_obs
 
-    generator, spec = torch.Generator().manual_seed(seed), policy.spec
+    generator = torch.Generator().manual_seed(seed)
 
     def act(batch: Sequence[dict]) -> list[np.ndarray]:
         obs = {k: np.stack([o[k] for o in batch]) for k in batch[0] if k != "task"} | {
             "task": np.array([o["task"] for o in batch])
         }
-        return list(policy.act(obs_tensors(obs, spec), generator, explore=False).actions.numpy())
+        return list(decide(policy, obs, generator))
 
-    blank = blank_obs(spec) | {"task": "go"}
+    blank = blank_obs(policy.spec) | {"task": "go"}
     act([blank])
     act([blank, blank])
     generator.manual_seed(seed)
@@ -166,7 +169,7 @@ def serve_openpi(
 
         act, sessions, config, spec = make_sessions(options, log)
     else:
-        act, spec = batch_actor(folder, options.seed)
+        act, spec = batch_actor(folder, options.seed, options.device)
     instruction = options.instruction
     if spec.language and not instruction:
         with contextlib.suppress(UserError):  # the task has none or several: then every question has its own

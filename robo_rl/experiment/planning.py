@@ -63,9 +63,11 @@ def told(who, options: PlanningOptions) -> dict:
     return {"planned": {"model": options.plan_in, "changed": who.changed / max(who.planned, 1)}}
 
 
-def load_planned_actor(options: PlanningOptions, run: str, name: str, task: str, instruction: str, seed: int):
-    """(who acts, the run's config, ObsSpec) for a deployment of checkpoint `name` of a run. UserError: it
-    commands units of its own data."""
+def load_planned_actor(
+    options: PlanningOptions, run: str, name: str, task: str, instruction: str, seed: int, device: str = "cpu"
+):
+    """(who acts, the run's config, ObsSpec) for a deployment of checkpoint `name` of a run, whose policy
+    computes on `device`. UserError: it commands units of its own data."""
     from robo_rl import checkpoint
     from robo_rl.experiment.policy_server import default_instruction, run_interface
 
@@ -76,7 +78,7 @@ def load_planned_actor(options: PlanningOptions, run: str, name: str, task: str,
             "to 1"
         )
     told = instruction or (default_instruction(config, where) if spec.language else "")
-    policy = checkpoint.load_policy(folder)[0].eval()
+    policy = checkpoint.load_policy(folder, device)[0]
     return planned_actor(policy, options, told, seed), config, spec
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.policy_device import check_policy_device
 
 if TYPE_CHECKING:
     from robo_rl.experiment.config import TrainConfig
@@ -29,7 +30,7 @@ class ServeOptions:
     token; nothing is encrypted: between machines go through ssh -L 7447:127.0.0.1:7447 MACHINE."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The policy": ("checkpoint", "task", "instruction", "seed"),
+        "The policy": ("checkpoint", "task", "instruction", "seed", "device"),
         "Episodes of clients to learn from": ("share", "share_keep", "follow"),
         "The connection": (
             "wire",
@@ -70,6 +71,8 @@ class ServeOptions:
     """Seconds without a request, from 1, after which a connection is closed."""
     seed: int = 0
     """Seed of the policy's sampling, from 0."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N: where the policy computes."""
     batch: int = 64
     """Most questions that are answered at once."""
     deadline: float = 5.0
@@ -105,6 +108,7 @@ class ServeOptions:
                 "--follow serves newer checkpoints to clients whose episodes are learnt from: it goes with "
                 "--share FOLDER"
             )
+        check_policy_device(self.device)
         if self.share and self.task:
             raise UserError("--share keeps the observations of all of a run's tasks: it goes without --task")
         if self.share and Path(self.share).exists() and not Path(self.share).is_dir():
@@ -168,13 +172,14 @@ def load_actor(
     policy=None,
     threads: int = 1,
     told: bool = False,
+    device: str = "cpu",
 ):
-    """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy, else torch on
-    `threads` of the CPU.
+    """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy on the CPU, else torch
+    on `device`, with `threads` of the CPU.
 
     instruction: language instruction, for a policy that takes one; task: of a run over several this one,
-    whose state and config they are then; policy: that of the checkpoint, where it is loaded already; told:
-    every observation says its instruction, as `task`.
+    whose state and config they are then; policy: that of the checkpoint, where it is loaded already, on
+    `device`; told: every observation says its instruction, as `task`.
     UserError: the policy needs an instruction and the task has several; the run has no such task.
     """
     from robo_rl import checkpoint as checkpoints
@@ -183,12 +188,12 @@ def load_actor(
     where, folder, made, config, spec, columns = run_interface(run, checkpoint, task)
     if spec.language and not (instruction or told):
         instruction = default_instruction(config, where)
-    if in_numpy(made, spec):
+    if device == "cpu" and in_numpy(made, spec):
         return numpy_actor(NumpyActor.load(folder), seed), config, spec
     import torch
 
     torch.set_num_threads(threads)
-    policy = checkpoints.load_policy(folder)[0] if policy is None else policy
+    policy = checkpoints.load_policy(folder, device)[0] if policy is None else policy
     return torch_actor(policy, seed, instruction, spec, columns), config, spec
 
 
@@ -210,6 +215,19 @@ def run_interface(run: str, checkpoint: str, task: str):
     if task:
         config, spec, columns = one_task(config, spec, task)
     return where, folder, meta["policy"]["options"], config, spec, columns
+
+
+def remote_actor(run: str, checkpoint: str, instruction: str = "", task: str = ""):
+    """(Actor that is not asked, the run's config, ObsSpec): what a robot knows of a policy that a server
+    computes; no weight is read. Arguments and UserErrors as of `load_actor`."""
+    where, _, made, config, spec, _ = run_interface(run, checkpoint, task)
+    if spec.language and not instruction:
+        default_instruction(config, where)
+
+    def refuse(*_):
+        raise AssertionError("this policy is its server's")
+
+    return Actor(made["execute"], made["commit"], refuse, refuse, refuse), config, spec
 
 
 def actor_of(policy, seed: int) -> Actor:
@@ -263,13 +281,14 @@ def numpy_actor(net: "NumpyActor", seed: int) -> Actor:
 
 
 def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] | None" = None) -> Actor:
-    """The policy on torch, warmed up. instruction: of observations that say none (`task`); spec: what it is
-    given; columns: where that belongs in the state of all tasks."""
+    """The policy on torch, where its weights are, warmed up. instruction: of observations that say none
+    (`task`); spec: what it is given; columns: where that belongs in the state of all tasks."""
     import numpy as np
     import torch
 
     from robo_rl.policies import blank_obs, obs_tensors
     from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
+    from robo_rl.rollout import to_policy
 
     generator, gains = torch.Generator().manual_seed(seed), guidance_gains(policy.options.denoise_steps)
 
@@ -280,21 +299,23 @@ def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] |
             state = np.zeros((len(observations), policy.spec.state), np.float32)
             state[:, columns] = batch["state"]
             batch["state"] = state
-        return obs_tensors(batch, policy.spec)
+        return to_policy(obs_tensors(batch, policy.spec), policy)
+
+    def many(batch):
+        return list(plain_chunks(policy, tensors(*batch), generator).cpu().numpy())
+
+    def guided(obs, prefix):
+        args = prefix.rows, prefix.weights, gains
+        return guided_chunk(policy, tensors(obs), generator, *args).cpu().numpy()
+
+    def following(obs, rows, count):
+        return committed_chunk(policy, tensors(obs), generator, rows, count).cpu().numpy()
 
     blank = blank_obs(spec)
     for _ in range(2):  # the first calls take ten times as long as all others
-        plain_chunks(policy, tensors(blank), generator)
+        many([blank])
     generator.manual_seed(seed)
-    return Actor(
-        policy.options.execute,
-        policy.options.commit,
-        lambda batch: list(plain_chunks(policy, tensors(*batch), generator).numpy()),
-        lambda obs, prefix: guided_chunk(
-            policy, tensors(obs), generator, prefix.rows, prefix.weights, gains
-        ).numpy(),
-        lambda obs, rows, count: committed_chunk(policy, tensors(obs), generator, rows, count).numpy(),
-    )
+    return Actor(policy.options.execute, policy.options.commit, many, guided, following)
 
 
 def one_task(config: "TrainConfig", spec, task: str):
@@ -344,19 +365,27 @@ def default_instruction(config, folder: Path | None = None) -> str:
 
 
 class NewestCheckpoint:
-    """A newer checkpoint of a run each time that there is one, looked for every `seconds`, by a clock [s]."""
+    """A newer checkpoint of a run each time that there is one, on `device`, looked for every `seconds`, by a
+    clock [s]."""
 
     def __init__(
-        self, run: Path, name: str, at: Path, seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        run: Path,
+        name: str,
+        at: Path,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        device: str = "cpu",
     ):
-        self.run, self.name, self.at, self.seconds, self.clock, self.looked = (
+        self.run, self.name, self.at, self.seconds, self.clock, self.device = (
             run,
             name,
             at,
             seconds,
             clock,
-            clock(),
+            device,
         )
+        self.looked = clock()
 
     def __call__(self) -> "tuple[Any, int] | None":
         """(policy, version); None: there is none, or it is not time."""
@@ -370,7 +399,7 @@ class NewestCheckpoint:
             _, at = pick_checkpoint(self.run, self.name)
             if at == self.at:
                 return None
-            policy, meta = checkpoint.load_policy(at)
+            policy, meta = checkpoint.load_policy(at, self.device)
         except UserError:  # it went while we looked; the next one comes
             return None
         self.at = at
@@ -399,7 +428,7 @@ def make_sessions(
     where, at = pick_checkpoint(Path(options.run), options.checkpoint)
     config = load_config(where)
     torch.set_num_threads(options.threads or cores())
-    loaded, meta = checkpoint.load_policy(at)
+    loaded, meta = checkpoint.load_policy(at, options.device)
     policy = check_policy(loaded)
     spec, env = policy.spec, make_env(replace(config, sim=twin(config.sim)), 1)
     instruction = options.instruction or (default_instruction(config) if spec.language else "")
@@ -415,7 +444,7 @@ def make_sessions(
         options.seed,
         meta["step"],
         instruction,
-        NewestCheckpoint(where, options.checkpoint, at, options.follow),
+        NewestCheckpoint(where, options.checkpoint, at, options.follow, device=options.device),
     )
     folder = ShareFolder(options.share, part_of(where, "serve-"), options.share_keep)
     return act, SessionRecorder(folder, space, actor_of(policy), longest, log), config, spec
@@ -474,6 +503,7 @@ def serve_policy(
             options.instruction,
             options.task,
             threads=options.threads or cores(),
+            device=options.device,
         )
         many = act.many
     token_file = Path(options.token) if options.token else source / TOKEN_FILE

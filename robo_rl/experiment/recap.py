@@ -133,8 +133,8 @@ class RecapStage:
         run, done = self.run, 0
         if checkpoint_folder is not None:
             done = int(checkpoint.load_train(checkpoint_folder)[0].get("rounds", 0))
-            self.base, _ = checkpoint.load_policy(run.folder / "checkpoints" / checkpoint.name(0))
-            self.base.to(self.config.device)
+            at = run.folder / "checkpoints" / checkpoint.name(0)
+            self.base, _ = checkpoint.load_policy(at, self.config.device)
         else:
             self.base = copy.deepcopy(run.policy)
             run.save({"rounds": 0}, finished=False)

@@ -117,7 +117,9 @@ class Run:
             self.evaluate(
                 "best",
                 REPORT,
-                checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0],
+                checkpoint.load_policy(
+                    self.folder / "checkpoints" / checkpoint.name(best), self.config.device
+                )[0],
                 best,
             )
 

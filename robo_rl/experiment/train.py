@@ -146,8 +146,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
             if saved:
-                run.policy, meta = checkpoint.load_policy(saved[-1])
-                run.policy.to(config.device)
+                run.policy, meta = checkpoint.load_policy(saved[-1], config.device)
                 if env is not None:
                     checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
                 run.step, run.looks = meta["step"], looks_of(meta, config.eval_episodes)

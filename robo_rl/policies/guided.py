@@ -39,11 +39,11 @@ def guided_chunk(
     with torch.no_grad():
         context = policy.encode(obs)
         embedded, times = policy.head.embed(context), policy.head.steps(policy.features)
-        goal = policy.clean_chunk(_moved(torch.as_tensor(actions, dtype=torch.float32)[None], context))
+        goal = _goal(policy, context, actions)
     where = torch.zeros(1, h, policy.width)
     where[..., :a] = torch.as_tensor(weights, dtype=torch.float32)[:, None]
-    where = where.flatten(1)
-    x = torch.randn(1, policy.chunk, generator=generator)
+    where = where.flatten(1).to(goal.device)
+    x = torch.randn(1, policy.chunk, generator=generator).to(goal.device)
     for k, (keep, step) in enumerate(policy.plain):
         x = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -71,19 +71,21 @@ def committed_chunk(
     if actions.shape != (h, a):
         raise UserError(f"a prefix has {h} rows of {a} numbers, got {actions.shape}")
     with torch.no_grad():
-        context, given = policy.commit(policy.encode(obs), torch.tensor([count]))
+        context = policy.encode(obs)
+        goal = _goal(policy, context, actions)
+        context, given = policy.commit(context, torch.full((1,), count, device=goal.device))
         embedded, times = policy.head.embed(context), policy.head.steps(policy.features)
-        goal = policy.clean_chunk(_moved(torch.as_tensor(actions, dtype=torch.float32)[None], context))
-        x = torch.randn(1, policy.chunk, generator=generator)
+        x = torch.randn(1, policy.chunk, generator=generator).to(goal.device)
         for (keep, step), time in zip(policy.plain, times, strict=True):
             x = torch.where(given, goal, x)
             x = keep * x + step * policy.head(embedded, x, time)
         return policy.whole_chunk(torch.where(given, goal, x).view(1, h, policy.width), obs)[0]
 
 
-def _moved(actions: torch.Tensor, context) -> torch.Tensor:
-    """Actions [1,H,A] as the chain has them: less what they are relative to."""
-    return actions if context.origin is None else actions - context.origin[:, None]
+def _goal(policy, context, actions: np.ndarray) -> torch.Tensor:
+    """Actions [H,A] as the chain has them [1,D], where the policy is: less what they are relative to."""
+    rows = torch.as_tensor(actions, dtype=torch.float32)[None].to(policy.action_norm.device)
+    return policy.clean_chunk(rows if context.origin is None else rows - context.origin[:, None])
 
 
 def plain_chunks(policy, obs: Obs, generator: torch.Generator) -> torch.Tensor:
