@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # e^20 = 4.9e8: far beyond any clip, and no longer a step of one policy
-NONE = torch.zeros(())  # the share of samples that are not there
 
 
 def ppo(
@@ -35,7 +34,7 @@ def ppo(
     log_ratio = logp - logp_old
     largest = log_ratio.detach().abs().max()
     refused = not largest.item() <= MAX_LOG_RATIO  # nan compares as False
-    nonfinite = huge = NONE
+    nonfinite = huge = log_ratio.new_zeros(())
     if refused:
         nonfinite = ~torch.isfinite(log_ratio)
         huge = ~nonfinite & (log_ratio.detach().abs() > MAX_LOG_RATIO)
@@ -61,7 +60,7 @@ def ppo(
             "log_ratio_absmax": largest,
             "nonfinite_ratio": nonfinite.float().mean(),
             "huge_ratio": huge.float().mean(),
-            "refused": torch.tensor(float(refused)),
+            "refused": log_ratio.new_full((), float(refused)),
         }
         if weight is not None:
             metrics["active"] = ((clipped == ratio) & (weight > 0)).float().mean()

@@ -380,3 +380,13 @@ def test_cuda_without_cuda_is_one_line_and_leaves_no_folder(tmp_path, capsys):
         main(["train", "--device", "cuda", "--out", str(tmp_path / "r"), "--workers", "0"])
     assert e.value.code == 2 and not (tmp_path / "r").exists()
     assert "--device cuda needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_an_update_of_which_one_minibatch_is_refused_ends_on_a_device_too():
+    from robo_rl.losses import ppo
+
+    with Away() as device:
+        old, adv = torch.zeros(4, 1).to(device), torch.ones(4, 1).to(device)
+        logs = [ppo(old + shift, old, adv, 0.2, 0.2)[1] for shift in (0.0, 30.0)]
+        assert [float(bring(step["refused"])) for step in logs] == [0.0, 1.0]
+        assert all(isinstance(torch.stack([step[k] for step in logs]), AwayTensor) for k in logs[0])

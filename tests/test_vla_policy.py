@@ -600,3 +600,17 @@ def test_workers_collect_with_a_model_from_a_folder(tmp_path):
     )
     assert done.code == 0, done.err
     assert command(tmp_path, "eval", "run", "--episodes", "2").code == 0
+
+
+@pytest.mark.slow
+def test_supervision_with_compiled_blocks_learns_alike_and_leaves_none_compiled():
+    def learnt(compile):
+        policy, obs = build(), observations(SPEC, 8)
+        chunk, mask = torch.rand(8, H, A, generator=torch.Generator().manual_seed(1)), torch.ones(8, H)
+        options = BcOptions(updates=4, batch=8, compile=compile)
+        bc.train(policy, bc.demos_sampler(obs, chunk, mask), options, 0)
+        assert all(m._compiled_call_impl is None for m in policy.modules())
+        return policy.state_dict()
+
+    here, there = learnt(False), learnt(True)
+    assert all(torch.allclose(v, there[k], atol=1e-3) for k, v in here.items())

@@ -6,6 +6,7 @@ weights.
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from robo_rl.algos.averaged_weights import AveragedWeights
 from robo_rl.algos.credit import descend, make_adam
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.options import BcOptions
+from robo_rl.policies.blocks import compiled_blocks
 from robo_rl.policies.policy import Obs
 
 
@@ -40,9 +42,14 @@ def train(
 ) -> dict[str, float]:
     """Fit `policy` in place to the demonstrations; it ends with its averaged weights."""
     params = [p for p in policy.parameters() if p.requires_grad]
-    loss = fit(
-        params, lambda g: policy.bc_loss(*sample(options.batch, g), g, options.noises), options, seed, tick
-    )
+    with compiled_blocks(policy) if options.compile else nullcontext():
+        loss = fit(
+            params,
+            lambda g: policy.bc_loss(*sample(options.batch, g), g, options.noises),
+            options,
+            seed,
+            tick,
+        )
     policy.freeze_base()
     return {"loss": loss}
 

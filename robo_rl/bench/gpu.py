@@ -10,7 +10,9 @@ forms of a chunk (eager, torch.compile, a CUDA graph) must give the same actions
 import resource
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from torch import Tensor
 from robo_rl.bench.rows import BARE, PHYSICAL, Bar, Report, at_least, at_most, in_turns, lacking, make_row
 from robo_rl.devices import check_device
 from robo_rl.errors import UserError
+from robo_rl.policies.blocks import compiled_blocks
 
 if TYPE_CHECKING:
     from robo_rl.bench.options import BenchOptions
@@ -34,7 +37,7 @@ PRODUCT, BYTES, READ = (
 )
 NO_PEER = "openpi and LeRobot need environments of their own"
 WARP, WARP_ALONE, RESETS = "MuJoCo Warp on the device", "its graph of physics alone", "with resets"
-SHARE = 0.08  # of the time, for the repeats of one row
+SHARE = 0.025  # of the time, for the repeats of one row
 GIB = 1 << 30
 
 
@@ -113,6 +116,7 @@ def run_parts(parts: "dict[str, Callable[[Bench], None]]", bench: Bench, end: fl
             part(bench)
         except (RuntimeError, UserError, OSError, MemoryError, AssertionError) as e:
             # the next part does not need this one
+            traceback.print_exc()
             bench.report.skip(
                 name, f"it failed: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
             )
@@ -245,51 +249,39 @@ def need_model(bench: Bench) -> None:
 
 def chunk_forms(bench: Bench, n: int, k: int) -> tuple[dict[str, Callable[[], Tensor]], dict[str, str]]:
     """({form: call -> chunks [n,H,W] of k steps}, {form: why it is not here}); the inputs lie on the
-    device."""
-    model, device = bench.model, bench.scale.device
+    device. `policies.vla.quick` is what serve and deploy act by."""
+    from robo_rl.policies.vla.policy import ExpertHead
+    from robo_rl.policies.vla.quick import QuickSampler
+    from robo_rl.sampling import time_grid
+
+    model, cpu = bench.model, bench.scale.device == "cpu"
     x, noise = inputs(bench, n), noise_of(bench, n)
+    grid = time_grid(k)
+    plain = [(1.0, float(after - t)) for t, after in zip(grid[:-1], grid[1:], strict=True)]
 
     @torch.no_grad()
     def eager() -> Tensor:
         return model.sample(model.prefix(**x, drop=False), noise, k)
 
-    forms: dict[str, Callable[[], Tensor]] = {"eager": eager}
+    def quick(compiled: bool) -> Callable[[], Tensor]:
+        head = ExpertHead(model.expert, model.action_width)
+        sampler = QuickSampler(model.trunk, head, plain, grid[:-1].to(noise.device), compiled)
+        return lambda: sampler(x, noise.flatten(1)).view_as(noise)
+
+    one = "one pass" if cpu else "one launch"
+    forms: dict[str, Callable[[], Tensor]] = {"eager": eager, one: quick(False)}
     missing: dict[str, str] = {}
     if bench.quick:
-        missing["torch.compile"] = "it compiles for a minute"
+        missing[f"{one}, compiled"] = "it compiles for half a minute"
     else:
-        compiled = torch.compile(lambda: model.sample(model.prefix(**x, drop=False), noise, k), dynamic=False)
-        forms["torch.compile"] = torch.no_grad()(compiled)
-    if device == "cpu":
-        missing["CUDA graph"] = "the device is a CPU"
+        forms[f"{one}, compiled"] = quick(True)
     for name, form in list(forms.items()):
         try:
             form()
-            if device != "cpu":
-                forms[f"CUDA graph of {name}"] = graphed(form)
         except Exception as e:  # a compiler that cannot is no reason to measure nothing
             forms.pop(name)
             missing[name] = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:200]
     return forms, missing
-
-
-def graphed(form: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The same call as one CUDA graph: the host launches once."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            form()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = form()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return out
-
-    return replay
 
 
 def chunks(bench: Bench, n: int, k: int, unit: str, bar: Callable[[float], Bar]) -> None:
@@ -363,11 +355,16 @@ def learning(
     s = bench.scale
     # a backward pass is twice a forward pass; what is computed again does not count
     flops = 3 * count_flops(loss) / n
-    step = trainer(bench, params, loss)
-    bounds = limits(s, flops)
-    if s.device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-    times = in_turns({"ours": (waited(step, s.device), n)} | bounds, bench.seconds)
+    step = waited(trainer(bench, params, loss), s.device)
+    bounds, told = limits(s, flops), ""
+    if not bench.quick:
+        eager = in_turns({"eager": (step, n)}, 0.0)["eager"]
+        told = f"; without --bc.compile {1 / float(np.median(eager)):.4g} samples/s"
+    with nullcontext() if bench.quick else compiled_blocks(bench.model):
+        step()
+        if s.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        times = in_turns({"ours": (step, n)} | bounds, bench.seconds)
     bench.report.add(
         make_row(
             bench.name(f"{what}, {n} samples a step"),
@@ -377,7 +374,8 @@ def learning(
             bars=lambda ours, of_limit, over_peer: bench.bars(*bars(ours, of_limit)),
             no_peer=NO_PEER,
             work=work,
-            note=f"{flops / 1e12:.3g} TFLOP per sample; peak memory {peak_memory(s.device) / GIB:.1f} GiB",
+            note=f"{flops / 1e12:.3g} TFLOP per sample; peak memory {peak_memory(s.device) / GIB:.1f} GiB"
+            + told,
         )
     )
     for p in params:

@@ -318,6 +318,9 @@ class BcOptions:
     noises: int = 1
     """Draws of time and noise for each demonstrated chunk of a batch; the observation is encoded once for all
     of them."""
+    compile: bool = False
+    """Transformer blocks go through torch.compile while they learn from demonstrations: half a minute at the
+    start, then fewer passes over memory. RL runs them as they are, for ratios of exactly 1."""
     lr: float = 1e-3
     """Learning rate (AdamW)."""
     weight_decay: float = 1e-6

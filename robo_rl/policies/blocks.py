@@ -2,6 +2,8 @@
 by one."""
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -18,6 +20,20 @@ def blocks_of(policy) -> dict[str, nn.Module]:
         for i, block in enumerate(m)
         if not isinstance(block, nn.Linear) and any(True for _ in block.parameters())
     }
+
+
+@contextmanager
+def compiled_blocks(policy) -> Iterator[None]:
+    """Within it the blocks are what torch.compile makes of them; one compilation serves all of a kind. What a
+    block computes without gradients then differs by rounding from what it computes with them."""
+    blocks = blocks_of(policy).values()
+    for block in blocks:
+        block.compile()
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block._compiled_call_impl = None
 
 
 def recompute(policy):

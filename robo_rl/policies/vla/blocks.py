@@ -360,19 +360,41 @@ class Embedding(nn.Embedding):
         """Nothing is drawn."""
 
 
+def patches_of(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The convolution of images [B,3,h,w] by filters [W,3,p,p] with stride p -> tokens [B,n,W], row by row.
+
+    On a GPU it is one product: cuDNN takes another algorithm for another batch, and TF32 in float32, so a
+    sample's bits would depend on its company.
+    """
+    p, images = weight.shape[-1], images.to(weight.dtype)
+    if not images.is_cuda:
+        return F.conv2d(images, weight, bias, stride=p).flatten(2).transpose(1, 2)
+    cut = images.unflatten(3, (-1, p)).unflatten(2, (-1, p))  # [B,3,rows,p,columns,p]
+    return F.linear(cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2), weight.flatten(1), bias)
+
+
+class PatchConv(nn.Conv2d):
+    """`patches_of` with its filters."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Images [B,3,h,w] -> tokens [B,n,W]."""
+        assert self.bias is not None
+        return patches_of(input, self.weight, self.bias)
+
+
 class VisionTower(nn.Module):
     """SigLIP's vision transformer: images [B,3,h,w] in -1..1 -> patches [B,(h/patch)²,W], row by row."""
 
     def __init__(self, size: VisionSize):
         super().__init__()
-        self.patch = nn.Conv2d(3, size.width, size.patch, size.patch)
+        self.patch = PatchConv(3, size.width, size.patch, size.patch)
         self.place = Embedding(size.patches, size.width)
         self.layers = nn.ModuleList([VisionBlock(size) for _ in range(size.depth)])
         self.norm = nn.LayerNorm(size.width, eps=1e-6)
 
     def forward(self, images: Tensor) -> Tensor:
         """[B,3,h,w] -> [B,L,W]."""
-        x = self.patch(images.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2) + self.place.weight
+        x = self.patch(images) + self.place.weight
         for layer in self.layers:
             x = layer(x)
         return self.norm(x)

@@ -30,6 +30,7 @@ from robo_rl.policies.vla.blocks import (
     Embedding,
     VisionSize,
     mean_token,
+    patches_of,
     picture_tokens,
     rotate,
 )
@@ -101,10 +102,8 @@ class FramePatches(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B,3,h,h] -> [B,W,h/p,h/p]."""
-        return F.conv2d(
-            images.to(self.weight.dtype), self.weight.sum(2), self.bias, stride=self.weight.shape[-1]
-        )
+        """[B,3,h,h] -> [B,(h/p)²,W]."""
+        return patches_of(images, self.weight.sum(2), self.bias)
 
 
 class TurnedAttention(FusedAttention):
@@ -168,13 +167,10 @@ class MergedVision(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[B,3,h,h] -> [B,n,(1 + deep) C]."""
         x = self.patch(images)
-        side = x.shape[2]
+        side = images.shape[2] // self.patch.weight.shape[-1]
         table = self.place.weight.unflatten(0, (self.grid, self.grid)).permute(2, 0, 1)[None]
-        x = (
-            (x + F.interpolate(table, (side, side), mode="bilinear", align_corners=True))
-            .flatten(2)
-            .transpose(1, 2)
-        )
+        places = F.interpolate(table, (side, side), mode="bilinear", align_corners=True)
+        x = x + places.flatten(2).transpose(1, 2)
         turn, kept = self._turn(side, x.device), []
         for i, block in enumerate(self.blocks):
             x = block(x, turn)

@@ -27,6 +27,7 @@ from robo_rl.policies.vla.blocks import (
     DecoderKind,
     DecoderSize,
     Embedding,
+    PatchConv,
     RmsNorm,
     VisionSize,
     WriterVlaConfig,
@@ -114,7 +115,7 @@ class PatchTower(nn.Module):
 
     def __init__(self, size: VisionSize, registers: int):
         super().__init__()
-        self.patch = nn.Conv2d(3, size.width, size.patch, size.patch)
+        self.patch = PatchConv(3, size.width, size.patch, size.patch)
         self.pos_embed = nn.Parameter(torch.zeros(1, size.patches, size.width))
         self.registers = registers
         if registers:  # and a class token before them; none of these has a place
@@ -125,7 +126,7 @@ class PatchTower(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B,3,h,w] -> [B,n,W]."""
-        x = self.patch(images.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2) + self.pos_embed
+        x = self.patch(images) + self.pos_embed
         if self.registers:
             x = torch.cat(
                 [self.cls_token.expand(len(x), -1, -1), self.reg_token.expand(len(x), -1, -1), x], 1

@@ -89,6 +89,15 @@ class XVlaConfig:
         return self.vision.patches
 
 
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, **how: Any) -> Tensor:
+    """`F.conv2d`, on a GPU by torch's own kernels, which take one picture after the other (see
+    `blocks.patches_of`)."""
+    if not x.is_cuda:
+        return F.conv2d(x, weight, bias, **how)
+    with torch.backends.cudnn.flags(enabled=False):
+        return F.conv2d(x, weight, bias, **how)
+
+
 class DepthwiseConv(nn.Module):
     """x + a 3 x 3 convolution of every channel by itself."""
 
@@ -98,7 +107,7 @@ class DepthwiseConv(nn.Module):
 
     def forward(self, x: Tensor, side: int) -> Tensor:
         """[B,side²,W] -> [B,side²,W]."""
-        y = F.conv2d(
+        y = convolved(
             x.transpose(1, 2).unflatten(2, (side, side)), self.weight, self.bias, padding=1, groups=x.shape[2]
         )
         return x + y.flatten(2).transpose(1, 2)
@@ -189,8 +198,12 @@ class PictureStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B,c,h,h] -> [B,W,h',h']."""
         if self.first:
-            return self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return self.conv(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+            return self.norm(self._smaller(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self._smaller(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+    def _smaller(self, x: Tensor) -> Tensor:
+        conv = self.conv
+        return convolved(x, conv.weight, conv.bias, stride=conv.stride, padding=conv.padding)
 
 
 class Davit(nn.Module):
@@ -337,8 +350,14 @@ class DomainLinear(nn.Module):
         self.inputs = inputs
 
     def forward(self, x: Tensor, domain: Tensor) -> Tensor:
-        """x [B,L,inputs] of the embodiment `domain` int64 [1] -> [B,L,out]."""
-        return x @ self.fc(domain).view(self.inputs, -1) + self.bias(domain)
+        """x [B,L,inputs] of the embodiment `domain` int64 [1] -> [B,L,out].
+
+        Products whose sides are no multiples of 16 take other routines for other batches on a GPU."""
+        weight = self.fc(domain).view(self.inputs, -1)
+        out = weight.shape[1]
+        if x.is_cuda:
+            x, weight = F.pad(x, (0, -self.inputs % 16)), F.pad(weight, (0, -out % 16, 0, -self.inputs % 16))
+        return (x @ weight)[..., :out] + self.bias(domain)
 
 
 class SoftBlock(nn.Module):

@@ -1,0 +1,55 @@
+"""Chunks as one launch are those of the plain policy: on a CPU without a graph, compiled or not."""
+
+import pytest
+import torch
+from vla_goldens import FAMILIES
+
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.check import observations
+from robo_rl.policies.guided import plain_chunks
+from robo_rl.policies.vla.quick import FEW, QuickChunks, fits
+
+SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
+
+
+def made(kind: str, **options):
+    return make_policy(PolicyOptions(kind=kind, horizon=6, execute=4, **options), SPEC, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 3, FEW + 2])
+@pytest.mark.parametrize("kind", [*FAMILIES, "groot"])
+def test_quick_chunks_are_the_plain_ones_but_for_rounding(kind, rows):
+    policy, obs = made(kind), observations(SPEC, rows)
+    quick = QuickChunks(policy, most=16, compiled=False)
+    assert quick.sizes == [1, 4, 16]
+    got = quick(obs, torch.Generator().manual_seed(3))
+    want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
+    assert got.shape == want.shape and (got - want).abs().max() < 1e-4 * want.abs().max()
+    with torch.no_grad():  # weights are read where they are
+        for p in policy.head.parameters():
+            p.mul_(1.1)
+    moved = quick(obs, torch.Generator().manual_seed(3))
+    want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
+    assert (moved - want).abs().max() < 1e-4 * want.abs().max() and (moved - got).abs().max() > 1e-3
+
+
+def test_more_observations_than_are_recorded_come_in_parts():
+    policy, obs = made("pi05"), observations(SPEC, 7)
+    got = QuickChunks(policy, most=3, compiled=False)(obs, torch.Generator().manual_seed(3))
+    want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
+    assert (got - want).abs().max() < 1e-4 * want.abs().max()
+
+
+@pytest.mark.slow
+def test_compiled_blocks_give_the_same_chunk_and_leave_the_policy_as_it_was():
+    policy, obs = made("pi05"), observations(SPEC, 1)
+    want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
+    got = QuickChunks(policy, compiled=True)(obs, torch.Generator().manual_seed(3))
+    assert (got - want).abs().max() < 1e-4 * want.abs().max()
+    assert all(block._compiled_call_impl is None for block in policy.modules())
+
+
+def test_what_needs_more_than_one_launch_acts_plainly():
+    assert not fits(made("pi05"))  # on a CPU
+    assert not fits(make_policy(PolicyOptions(kind="flow"), ObsSpec(state=4, action=2), 0))
