@@ -59,6 +59,7 @@ class QuickSampler:
         compiled: bool = True,
     ):
         self.trunk, self.head = shared(trunk), shared(head)
+        self.embed: Callable[[Context], Context] = self.head.embed  # pyright: ignore[reportAttributeAccessIssue]
         self.plain, self.times = list(plain), times
         self.layer: Callable[..., Tensor] = pi_layer
         if compiled:
@@ -90,7 +91,7 @@ class QuickSampler:
         context = self.trunk(**inputs, drop=False)
         if self.pi is not None:
             return pi_chain(self.pi, self.layer, context, noise, self.plain, self.times)
-        x, embedded = noise, self.head.embed(context)
+        x, embedded = noise, self.embed(context)
         for (keep, step), time in zip(self.plain, self.times.unbind(), strict=True):
             x = keep * x + step * self.head(embedded, x, time)
         return x
