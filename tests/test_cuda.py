@@ -10,9 +10,11 @@ import torch
 from toys import PointReach
 from vla_goldens import FAMILIES, STEPS, inputs, outputs, weights
 
+from robo_rl.cli import main
 from robo_rl.experiment.methods import find_method
+from robo_rl.experiment.policy_server import load_actor
 from robo_rl.options import PiRlOptions, PolicyOptions, PpoOptions
-from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies import ObsSpec, blank_obs, make_policy
 from robo_rl.policies.check import observations
 from robo_rl.policies.guided import plain_chunks
 from robo_rl.policies.vla.make import load_model
@@ -116,3 +118,16 @@ def test_an_update_on_a_gpu_is_that_of_the_cpu_but_for_rounding(algo, options, k
 
     here, there = learnt("cpu"), learnt("cuda")
     assert all(torch.allclose(v, there[k], atol=1e-4) for k, v in here.items() if v.is_floating_point())
+
+
+def test_a_run_on_a_gpu_is_served_there_and_on_a_cpu_alike(tmp_path, device="cuda"):
+    run = tmp_path / "run"
+    said = f"train --task reach --algo bc --obs rgb --policy pi05 --demos 3 --device {device} --workers 0 --eval-episodes 2"
+    with pytest.raises(SystemExit) as ended:
+        main([*said.split(), *"--bc.updates 3 --bc.compile --bc.batch 8 --no-video --out".split(), str(run)])
+    assert not ended.value.code
+    here, _, spec = load_actor(str(run), "last", 0, told=True)
+    there = load_actor(str(run), "last", 0, told=True, device=device, most=1)[0]
+    obs = blank_obs(spec) | {"task": "reach the target"}
+    a, b = here(obs), there(obs)
+    assert a.shape == b.shape and abs(a - b).max() < 1e-3 * abs(a).max()

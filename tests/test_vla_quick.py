@@ -8,6 +8,7 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import observations
 from robo_rl.policies.guided import plain_chunks
+from robo_rl.policies.vla import quick
 from robo_rl.policies.vla.quick import FEW, QuickChunks, fits
 
 SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
@@ -21,24 +22,39 @@ def made(kind: str, **options):
 @pytest.mark.parametrize("kind", [*FAMILIES, "groot"])
 def test_quick_chunks_are_the_plain_ones_but_for_rounding(kind, rows):
     policy, obs = made(kind), observations(SPEC, rows)
-    quick = QuickChunks(policy, most=16, compiled=False)
-    assert quick.sizes == [1, 4, 16]
-    got = quick(obs, torch.Generator().manual_seed(3))
+    chunks = QuickChunks(policy, most=16, compiled=False)
+    assert chunks.sizes == [1, 4, 16]
+    got = chunks(obs, torch.Generator().manual_seed(3))
     want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
     assert got.shape == want.shape and (got - want).abs().max() < 1e-4 * want.abs().max()
     with torch.no_grad():  # weights are read where they are
         for p in policy.head.parameters():
             p.mul_(1.1)
-    moved = quick(obs, torch.Generator().manual_seed(3))
+    moved = chunks(obs, torch.Generator().manual_seed(3))
     want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
     assert (moved - want).abs().max() < 1e-4 * want.abs().max() and (moved - got).abs().max() > 1e-3
 
 
-def test_more_observations_than_are_recorded_come_in_parts():
+def test_more_observations_than_are_recorded_act_plainly():
     policy, obs = made("pi05"), observations(SPEC, 7)
     got = QuickChunks(policy, most=3, compiled=False)(obs, torch.Generator().manual_seed(3))
+    assert torch.equal(got, plain_chunks(policy, obs, torch.Generator().manual_seed(3)))
+
+
+def test_what_cannot_be_prepared_is_said_and_acts_plainly(monkeypatch):
+    policy, obs, said = made("pi05"), observations(SPEC, 2), []
+    monkeypatch.setattr(quick, "fits", lambda policy: True)
+
+    def fails(self, obs, log):
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(QuickChunks, "warm_up", fails)
+    chunks = quick.chunks_of(policy, obs, 4, said.append)
+    assert said == [
+        f"without {what}: RuntimeError: no compiler" for what in ("compiled blocks", "one launch per chunk")
+    ]
     want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
-    assert (got - want).abs().max() < 1e-4 * want.abs().max()
+    assert torch.equal(chunks(obs, torch.Generator().manual_seed(3)), want)
 
 
 @pytest.mark.slow

@@ -235,6 +235,7 @@ def choose_actor(options: DeployOptions):
             options.instruction,
             options.task,
             device=options.device,
+            most=1,
         )
     return act.choose(options.chunking), config, spec
 

@@ -112,31 +112,38 @@ def read_picture(x: np.ndarray, size: int, name: str, how: str = "") -> np.ndarr
 
 
 def batch_actor(
-    folder: Path, seed: int, device: str = "cpu"
+    folder: Path, seed: int, device: str = "cpu", most: int = 0
 ) -> "tuple[Callable[[Sequence[dict]], list[np.ndarray]], Any]":
-    """(act: observations -> rows float32[E, A] of each, ObsSpec) of a checkpoint, on `device`, warmed up."""
+    """(act: observations -> rows float32[E, A] of each, ObsSpec) of a checkpoint, on `device`, warmed up;
+    most: see `policy_server.torch_actor`."""
     from robo_rl import checkpoint
 
     policy, _ = checkpoint.load_policy(folder, device)
-    return policy_actor(policy, seed), policy.spec
+    return policy_actor(policy, seed, most), policy.spec
 
 
-def policy_actor(policy, seed: int) -> Callable[[Sequence[dict]], list[np.ndarray]]:
+def policy_actor(policy, seed: int, most: int = 0) -> Callable[[Sequence[dict]], list[np.ndarray]]:
     """Observations -> rows float32[E, A] of each, by one call of the policy; warmed up."""
     import torch
 
-    from robo_rl.evaluation import decide
-    from robo_rl.policies import blank_obs
+    from robo_rl.experiment.policy_server import quick_chunks
+    from robo_rl.policies import blank_obs, obs_tensors
+    from robo_rl.rollout import to_policy
 
     generator = torch.Generator().manual_seed(seed)
 
-    def act(batch: Sequence[dict]) -> list[np.ndarray]:
+    def tensors(batch: Sequence[dict]) -> dict[str, Any]:
         obs = {k: np.stack([o[k] for o in batch]) for k in batch[0] if k != "task"} | {
             "task": np.array([o["task"] for o in batch])
         }
-        return list(decide(policy, obs, generator))
+        return to_policy(obs_tensors(obs, policy.spec), policy)
+
+    def act(batch: Sequence[dict]) -> list[np.ndarray]:
+        rows = chunks(tensors(batch), generator)[:, : policy.options.execute]
+        return list(rows.cpu().numpy())
 
     blank = blank_obs(policy.spec) | {"task": "go"}
+    chunks = quick_chunks(policy, tensors([blank]), most)
     act([blank])
     act([blank, blank])
     generator.manual_seed(seed)
@@ -169,7 +176,7 @@ def serve_openpi(
 
         act, sessions, config, spec = make_sessions(options, log)
     else:
-        act, spec = batch_actor(folder, options.seed, options.device)
+        act, spec = batch_actor(folder, options.seed, options.device, options.batch)
     instruction = options.instruction
     if spec.language and not instruction:
         with contextlib.suppress(UserError):  # the task has none or several: then every question has its own

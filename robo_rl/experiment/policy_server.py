@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -173,13 +174,14 @@ def load_actor(
     threads: int = 1,
     told: bool = False,
     device: str = "cpu",
+    most: int = 0,
 ):
     """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy on the CPU, else torch
     on `device`, with `threads` of the CPU.
 
     instruction: language instruction, for a policy that takes one; task: of a run over several this one,
     whose state and config they are then; policy: that of the checkpoint, where it is loaded already, on
-    `device`; told: every observation says its instruction, as `task`.
+    `device`; told: every observation says its instruction, as `task`; most: see `torch_actor`.
     UserError: the policy needs an instruction and the task has several; the run has no such task.
     """
     from robo_rl import checkpoint as checkpoints
@@ -194,7 +196,7 @@ def load_actor(
 
     torch.set_num_threads(threads)
     policy = checkpoints.load_policy(folder, device)[0] if policy is None else policy
-    return torch_actor(policy, seed, instruction, spec, columns), config, spec
+    return torch_actor(policy, seed, instruction, spec, columns, most), config, spec
 
 
 def run_interface(run: str, checkpoint: str, task: str):
@@ -280,14 +282,17 @@ def numpy_actor(net: "NumpyActor", seed: int) -> Actor:
     )
 
 
-def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] | None" = None) -> Actor:
+def torch_actor(
+    policy, seed: int, instruction: str, spec, columns: "list[int] | None" = None, most: int = 0
+) -> Actor:
     """The policy on torch, where its weights are, warmed up. instruction: of observations that say none
-    (`task`); spec: what it is given; columns: where that belongs in the state of all tasks."""
+    (`task`); spec: what it is given; columns: where that belongs in the state of all tasks; most:
+    observations at once for which a model on a GPU is made quick (`policies.vla.quick`), 0: it is not."""
     import numpy as np
     import torch
 
     from robo_rl.policies import blank_obs, obs_tensors
-    from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
+    from robo_rl.policies.guided import committed_chunk, guided_chunk
     from robo_rl.rollout import to_policy
 
     generator, gains = torch.Generator().manual_seed(seed), guidance_gains(policy.options.denoise_steps)
@@ -302,7 +307,7 @@ def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] |
         return to_policy(obs_tensors(batch, policy.spec), policy)
 
     def many(batch):
-        return list(plain_chunks(policy, tensors(*batch), generator).cpu().numpy())
+        return list(chunks(tensors(*batch), generator).cpu().numpy())
 
     def guided(obs, prefix):
         args = prefix.rows, prefix.weights, gains
@@ -312,10 +317,25 @@ def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] |
         return committed_chunk(policy, tensors(obs), generator, rows, count).cpu().numpy()
 
     blank = blank_obs(spec)
+    chunks = quick_chunks(policy, tensors(blank), most)
     for _ in range(2):  # the first calls take ten times as long as all others
         many([blank])
     generator.manual_seed(seed)
     return Actor(policy.options.execute, policy.options.commit, many, guided, following)
+
+
+def quick_chunks(policy, blank, most: int) -> Callable:
+    """(obs, generator) -> whole chunks [B,H,A] of a policy, for up to `most` observations at once as quickly
+    as its device can; what is prepared is said on stderr."""
+    from robo_rl.devices import device_of
+
+    if most and device_of(policy).type != "cpu":
+        from robo_rl.policies.vla.quick import chunks_of
+
+        return chunks_of(policy, blank, most, lambda line: print(line, file=sys.stderr, flush=True))
+    from robo_rl.policies.guided import plain_chunks
+
+    return partial(plain_chunks, policy)
 
 
 def one_task(config: "TrainConfig", spec, task: str):
@@ -504,6 +524,7 @@ def serve_policy(
             options.task,
             threads=options.threads or cores(),
             device=options.device,
+            most=options.batch,
         )
         many = act.many
     token_file = Path(options.token) if options.token else source / TOKEN_FILE

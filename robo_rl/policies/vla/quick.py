@@ -14,6 +14,7 @@ heads of width d.
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 
 from robo_rl.policies.blocks import blocks_of
 from robo_rl.policies.context import Context
+from robo_rl.policies.guided import plain_chunks
 from robo_rl.policies.nets import text_of
 from robo_rl.policies.protocol import Obs
 from robo_rl.policies.vla.blocks import (
@@ -119,8 +121,8 @@ class QuickChunks:
     """Whole chunks [B,H,A] of a policy in the env's units, without exploration, as `guided.plain_chunks`
     gives them: `chunks(obs, generator)`.
 
-    most: observations at once; `sizes` are recorded, and a batch between two of them is filled up to the
-    larger one. A batch above `most` comes in parts.
+    `sizes` up to `most` observations at once are recorded, and a batch between two of them is filled up to
+    the larger one; a batch above `most` acts plainly.
     """
 
     def __init__(self, policy: VlaPolicy, most: int = 1, compiled: bool = True):
@@ -128,7 +130,7 @@ class QuickChunks:
         self.sizes = sorted({min(4**k, most) for k in range(8)})
         self.sample = QuickSampler(policy.trunk, policy.head, policy.plain, policy.times, compiled)
 
-    def warm_up(self, obs: Obs, log: Callable[[str], None] = lambda line: None) -> None:
+    def warm_up(self, obs: Obs, log: Callable[[str], None]) -> None:
         """Record every size, with the first row of `obs`."""
         for n in self.sizes:
             log(f"preparing the policy for {n} observation{'s' * (n > 1)} at once")
@@ -136,19 +138,30 @@ class QuickChunks:
 
     @torch.no_grad()
     def __call__(self, obs: Obs, generator: torch.Generator) -> Tensor:
-        policy, b, most = self.policy, len(obs["state"]), self.sizes[-1]
+        policy, b = self.policy, len(obs["state"])
+        if b > self.sizes[-1]:
+            return plain_chunks(policy, obs, generator)
         noise = torch.randn(b, policy.chunk, generator=generator).to(policy.times.device)
-        inputs = model_inputs(policy, obs)
-        chunks = []
-        for first in range(0, b, most):
-            rows = slice(first, min(first + most, b))
-            have = rows.stop - rows.start
-            n = next(size for size in self.sizes if size >= have)
-            index = torch.arange(n, device=noise.device).clamp(max=have - 1) + first
-            x0 = self.sample({k: v[index] for k, v in inputs.items()}, noise[index])[:have]
-            chunks.append(x0.clone())
-        x0 = torch.cat(chunks).view(b, policy.options.horizon, policy.width)
-        return policy.whole_chunk(x0, obs)
+        inputs, n = model_inputs(policy, obs), next(size for size in self.sizes if size >= b)
+        rows = torch.arange(n, device=noise.device).clamp(max=b - 1)
+        x0 = self.sample({k: v[rows] for k, v in inputs.items()}, noise[rows])[:b].clone()
+        return policy.whole_chunk(x0.view(b, policy.options.horizon, policy.width), obs)
+
+
+def chunks_of(
+    policy: Any, blank: Obs, most: int, log: Callable[[str], None]
+) -> Callable[[Obs, torch.Generator], Tensor]:
+    """What gives whole chunks [B,H,A] of a policy, ready for up to `most` observations like `blank` at once:
+    `QuickChunks` where it fits, else `guided.plain_chunks`. `log` hears what is done, and why not more."""
+    for compiled in (True, False) if fits(policy) and most else ():
+        try:
+            quick = QuickChunks(policy, most, compiled)
+            quick.warm_up(blank, log)
+            return quick
+        except (RuntimeError, OSError, ImportError) as e:  # no compiler, no memory for a graph
+            what = "compiled blocks" if compiled else "one launch per chunk"
+            log(f"without {what}: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
+    return partial(plain_chunks, policy)
 
 
 def fits(policy: Any) -> bool:
