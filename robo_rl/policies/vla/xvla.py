@@ -350,14 +350,8 @@ class DomainLinear(nn.Module):
         self.inputs = inputs
 
     def forward(self, x: Tensor, domain: Tensor) -> Tensor:
-        """x [B,L,inputs] of the embodiment `domain` int64 [1] -> [B,L,out].
-
-        Products whose sides are no multiples of 16 take other routines for other batches on a GPU."""
-        weight = self.fc(domain).view(self.inputs, -1)
-        out = weight.shape[1]
-        if x.is_cuda:
-            x, weight = F.pad(x, (0, -self.inputs % 16)), F.pad(weight, (0, -out % 16, 0, -self.inputs % 16))
-        return (x @ weight)[..., :out] + self.bias(domain)
+        """x [B,L,inputs] of the embodiment `domain` int64 [1] -> [B,L,out]."""
+        return x @ self.fc(domain).view(self.inputs, -1) + self.bias(domain)
 
 
 class SoftBlock(nn.Module):
