@@ -3,6 +3,7 @@ checkpoint it was made of."""
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from vla_goldens import weights
 
 from robo_rl.checkpoint import save_checkpoint
 from robo_rl.errors import UserError
+from robo_rl.experiment.sft import report_cameras
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy, obs_tensors
 from robo_rl.policies.vla.convert import convert
@@ -206,6 +208,15 @@ def test_an_env_that_names_its_cameras_in_another_order_shows_a_folder_each_wher
 
     assert torch.equal(acted(raw, ("front", "wrist")), acted(raw, ("wrist", "front")))
     assert not torch.equal(acted(raw, ("front", "wrist")), acted(turned, ("front", "wrist")))
+    named = make_policy(o, replace(SPEC, views=("wrist", "front")), 0)
+    assert named.processor.guessed == {}
+    other = make_policy(o, replace(SPEC, views=("side", "wrist")), 0)
+    assert other.processor.guessed == {"side": "front"} and other.processor.options.views == ("side", "wrist")
+    lines: list[tuple[str, str]] = []
+    report = SimpleNamespace(say=lambda *line: lines.append(line))
+    report_cameras(SimpleNamespace(policy=other, config=SimpleNamespace(policy=o), report=report))
+    [(line, kind)] = lines
+    assert "does not know side: it stands where front was learnt" in line and kind == "warning"
 
 
 def test_the_command_says_what_lerobot_cannot_express_a_line_each(tmp_path, capsys):

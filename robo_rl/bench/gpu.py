@@ -115,7 +115,7 @@ def run_parts(parts: "dict[str, Callable[[Bench], None]]", bench: Bench, end: fl
         try:
             part(bench)
         except (RuntimeError, UserError, OSError, MemoryError, AssertionError) as e:
-            # the next part does not need this one
+            # the next part does not need this one; where it failed is wanted, for it is a defect
             traceback.print_exc()
             bench.report.skip(
                 name, f"it failed: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"

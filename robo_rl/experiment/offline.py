@@ -121,13 +121,14 @@ def learn(run: "Run") -> None:
     """
     from robo_rl.demos import demo_sampler
     from robo_rl.experiment.data_facts import write_facts
-    from robo_rl.experiment.sft import fresh_policy, imitate
+    from robo_rl.experiment.sft import fresh_policy, imitate, report_cameras
 
     config, data = run.config, open_data(run.config)
     spec = spec_of(config, data)
     write_facts(run.folder, data)
     rows, held = split(data, config.data.held_out, config.seed)
     run.policy = fresh_policy(config, spec, data, rows)
+    report_cameras(run)
     judge = HeldOut(config, data, spec, held) if len(held) else None
     every = max(1, config.bc.updates // LOOKS)
 

@@ -344,6 +344,18 @@ def ground_trunk(run: Run, frames: SupervisedFrames, among: np.ndarray) -> None:
         )
 
 
+def report_cameras(run: Run) -> None:
+    """Say which cameras stand in a model's places by their order alone."""
+    places = getattr(getattr(run.policy, "processor", None), "guessed", {})
+    if places:
+        run.report.say(
+            f"{run.config.policy.folder} does not know "
+            + ", ".join(f"{view}: it stands where {name} was learnt" for view, name in places.items())
+            + ". If that is wrong, give the cameras the model's names (--data.cameras NAME=CAMERA)",
+            "warning",
+        )
+
+
 def report_reading(run: Run, ratio: float, update: int) -> None:
     """Report the loss with another row's instruction over that with the own one (nan: there is none), and
     that a policy does not read."""
@@ -374,6 +386,8 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
         run.policy = fresh_policy(
             config, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), dataset
         )
+        if not made:
+            report_cameras(run)
     out = (dataset.episode_index % HOLD == HOLD - 1) & hold_out
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
     if grounds(config, dataset):

@@ -445,6 +445,12 @@ def placed(views: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     return (*(view for view in filled if view is not None), *others)
 
 
+def guessed(views: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """Of the cameras of an env that `placed` puts by their order alone, the model's camera in whose place
+    each stands."""
+    return {view: name for view, name in zip(placed(views, known), known, strict=False) if view != name}
+
+
 def _words(o: PolicyOptions, config: VlaConfig) -> tokeniser.Tokeniser:
     """The tokeniser of the options, or hashed words for a model whose words are fresh."""
     if o.folder and not o.words:
@@ -490,6 +496,7 @@ def _processor_of(o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> "Proces
             "run's demonstrations with --policy.statistics demos"
         )
     made = Processor(own, found.words)
+    made.guessed = guessed(spec.views, found.options.views)
     if not other:
         made.load_state_dict(found.state_dict())
     return made

@@ -200,6 +200,7 @@ class Processor(nn.Module):
 
     def __init__(self, options: ProcessorOptions, words: Tokeniser):
         super().__init__()
+        self.guessed: dict[str, str] = {}  # cameras that stand in the place of one of another name
         if options.digest and options.digest != words.digest:
             raise UserError(
                 f"wrong tokeniser: the policy was trained with {options.tokeniser} of SHA-256 "
