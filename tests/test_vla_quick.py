@@ -4,7 +4,8 @@ import pytest
 import torch
 from vla_goldens import FAMILIES
 
-from robo_rl.options import PolicyOptions
+from robo_rl.lora import adapted
+from robo_rl.options import LoraOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import observations
 from robo_rl.policies.guided import plain_chunks
@@ -33,6 +34,20 @@ def test_quick_chunks_are_the_plain_ones_but_for_rounding(kind, rows):
     moved = chunks(obs, torch.Generator().manual_seed(3))
     want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
     assert (moved - want).abs().max() < 1e-4 * want.abs().max() and (moved - got).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bf16"}, {"recompute": True}], ids=str)
+def test_adapters_and_other_options_are_acted_by_too(options):
+    policy, obs = made("pi05", lora=LoraOptions(rank=4), **options), observations(SPEC, 2)
+    with torch.no_grad():
+        for layer in adapted(policy).values():
+            layer.lora_B.weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    got = QuickChunks(policy, most=4, compiled=False)(obs, torch.Generator().manual_seed(3))
+    want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
+    far = (got - want).norm() / want.norm()
+    assert far < (0.02 if options.get("dtype") else 1e-4)
+    without = plain_chunks(made("pi05", **options), obs, torch.Generator().manual_seed(3))
+    assert (without - want).norm() > 0.05 * want.norm()
 
 
 def test_more_observations_than_are_recorded_act_plainly():
