@@ -64,12 +64,10 @@ def test_what_cannot_be_prepared_is_said_and_acts_plainly(monkeypatch):
         raise RuntimeError("no compiler\nand more")
 
     monkeypatch.setattr(QuickChunks, "warm_up", fails)
-    chunks = quick.chunks_of(policy, obs, 4, said.append)
+    assert quick.chunks_of(policy, obs, 4, said.append) is None
     assert said == [
         f"without {what}: RuntimeError: no compiler" for what in ("compiled blocks", "one launch per chunk")
     ]
-    want = plain_chunks(policy, obs, torch.Generator().manual_seed(3))
-    assert torch.equal(chunks(obs, torch.Generator().manual_seed(3)), want)
 
 
 @pytest.mark.slow

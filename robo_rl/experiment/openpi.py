@@ -139,8 +139,10 @@ def policy_actor(policy, seed: int, most: int = 0) -> Callable[[Sequence[dict]],
         return to_policy(obs_tensors(obs, policy.spec), policy)
 
     def act(batch: Sequence[dict]) -> list[np.ndarray]:
-        rows = chunks(tensors(batch), generator)[:, : policy.options.execute]
-        return list(rows.cpu().numpy())
+        obs = tensors(batch)
+        if chunks is None:
+            return list(policy.act(obs, generator, explore=False).actions.cpu().numpy())
+        return list(chunks(obs, generator)[:, : policy.options.execute].cpu().numpy())
 
     blank = blank_obs(policy.spec) | {"task": "go"}
     chunks = quick_chunks(policy, tensors([blank]), most)

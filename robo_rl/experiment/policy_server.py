@@ -292,7 +292,7 @@ def torch_actor(
     import torch
 
     from robo_rl.policies import blank_obs, obs_tensors
-    from robo_rl.policies.guided import committed_chunk, guided_chunk
+    from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
     from robo_rl.rollout import to_policy
 
     generator, gains = torch.Generator().manual_seed(seed), guidance_gains(policy.options.denoise_steps)
@@ -317,25 +317,23 @@ def torch_actor(
         return committed_chunk(policy, tensors(obs), generator, rows, count).cpu().numpy()
 
     blank = blank_obs(spec)
-    chunks = quick_chunks(policy, tensors(blank), most)
+    chunks = quick_chunks(policy, tensors(blank), most) or partial(plain_chunks, policy)
     for _ in range(2):  # the first calls take ten times as long as all others
         many([blank])
     generator.manual_seed(seed)
     return Actor(policy.options.execute, policy.options.commit, many, guided, following)
 
 
-def quick_chunks(policy, blank, most: int) -> Callable:
-    """(obs, generator) -> whole chunks [B,H,A] of a policy, for up to `most` observations at once as quickly
-    as its device can; what is prepared is said on stderr."""
+def quick_chunks(policy, blank, most: int) -> "Callable | None":
+    """(obs, generator) -> whole chunks [B,H,A] of a model on a GPU, for up to `most` observations at once by
+    one launch; what is prepared is said on stderr. None: the policy acts plainly."""
     from robo_rl.devices import device_of
 
-    if most and device_of(policy).type != "cpu":
-        from robo_rl.policies.vla.quick import chunks_of
+    if not most or device_of(policy).type == "cpu":
+        return None
+    from robo_rl.policies.vla.quick import chunks_of
 
-        return chunks_of(policy, blank, most, lambda line: print(line, file=sys.stderr, flush=True))
-    from robo_rl.policies.guided import plain_chunks
-
-    return partial(plain_chunks, policy)
+    return chunks_of(policy, blank, most, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def one_task(config: "TrainConfig", spec, task: str):

@@ -14,7 +14,6 @@ heads of width d.
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -148,12 +147,10 @@ class QuickChunks:
         return policy.whole_chunk(x0.view(b, policy.options.horizon, policy.width), obs)
 
 
-def chunks_of(
-    policy: Any, blank: Obs, most: int, log: Callable[[str], None]
-) -> Callable[[Obs, torch.Generator], Tensor]:
-    """What gives whole chunks [B,H,A] of a policy, ready for up to `most` observations like `blank` at once:
-    `QuickChunks` where it fits, else `guided.plain_chunks`. `log` hears what is done, and why not more."""
-    for compiled in (True, False) if fits(policy) and most else ():
+def chunks_of(policy: Any, blank: Obs, most: int, log: Callable[[str], None]) -> QuickChunks | None:
+    """`QuickChunks` of a policy, ready for up to `most` observations like `blank` at once; None where it does
+    not fit. `log` hears what is done, and why not more."""
+    for compiled in (True, False) if fits(policy) else ():
         try:
             quick = QuickChunks(policy, most, compiled)
             quick.warm_up(blank, log)
@@ -161,7 +158,7 @@ def chunks_of(
         except (RuntimeError, OSError, ImportError) as e:  # no compiler, no memory for a graph
             what = "compiled blocks" if compiled else "one launch per chunk"
             log(f"without {what}: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
-    return partial(plain_chunks, policy)
+    return None
 
 
 def fits(policy: Any) -> bool:
