@@ -268,24 +268,25 @@ def test_a_worker_process_without_staleness_gives_the_plain_loops_parameters_eve
     for kills in (False, True):
         learner = make_learner()
         feed = processes(tmp_path / str(kills), learner)
-        rng, killed = random.Random(1), 0
+        rng, killed = random.Random(1), set()
 
-        def kill(i, feed, rng=rng):
-            nonlocal killed
+        def kill(i, feed, rng=rng, killed=killed):
             process = feed.pool.processes[0].process
             if i and process is not None:
                 time.sleep(rng.random() * 0.1)  # anywhere in a fragment
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
-                    killed += 1
+                    killed.add(
+                        process.pid
+                    )  # the next signal may find the same process, dead and not yet collected
 
         try:
             train(learner, feed, 6, kill if kills else lambda i, feed: None)
-            assert feed.stats()["health/restarts"] >= killed - 1
+            assert feed.stats()["health/restarts"] >= len(killed) - 1
         finally:
             feed.close()
         assert torch.equal(weights(learner), plain(6)), kills
-    assert killed >= 3
+    assert len(killed) >= 2
 
 
 def test_two_synchronous_workers_give_the_same_run_whatever_their_pace(tmp_path):
