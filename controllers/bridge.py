@@ -34,6 +34,7 @@ from controllers.model import ArmModel
 from controllers.output import Output
 from controllers.policy_client import PolicyClient
 from controllers.robot import Robot, by_name
+from controllers.schedule import Latency
 from controllers.transport import (
     CompressedImage,
     Flag,
@@ -529,9 +530,10 @@ class Bridge:
             self.cut += int((np.abs(rows) > 1 + 1e-6).any(-1).sum())
             self.chunks.take(rows, t0, slot, self.transport.now())
 
-    def report(self) -> str:
-        """One line: rows executed, times of inference, contracts that the governor enforced."""
-        seen, c = self.latency.summary(), self.schedule.counts
+    def report(self, latency: Latency | None = None) -> str:
+        """One line: rows executed, times of inference, contracts that the governor enforced. latency: of the
+        policy, where this clock stands still while it decides."""
+        seen, c = (latency or self.latency).summary(), self.schedule.counts
         times = (
             f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms"
             if seen["count"]

@@ -24,6 +24,7 @@ from controllers.node import SAFETY_STATE
 from controllers.pair import GRIPPER, ArmPair
 from controllers.pair_governor import PairGovernor, Separation
 from controllers.policy_client import PolicyClient
+from controllers.schedule import Latency
 from controllers.transport import CompressedImage, Text, Transport
 from robo_rl.errors import UserError, in_range
 
@@ -308,10 +309,10 @@ class PairBridge:
             else replace(prefix, rows=(self.middle + self.half * prefix.rows) / self.factors)
         )
 
-    def report(self) -> str:
+    def report(self, latency: Latency | None = None) -> str:
         """One line: rows executed, times of inference, contracts that the governors enforced, how near the
-        arms were."""
-        seen, c = self.latency.summary(), self.schedule.counts
+        arms were. latency: as `Bridge.report`'s."""
+        seen, c = (latency or self.latency).summary(), self.schedule.counts
         times = (
             f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms"
             if seen["count"]

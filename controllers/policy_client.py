@@ -1,11 +1,13 @@
 """Who is asked for chunks of actions: in this thread, or over a connection (`remote`)."""
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from controllers.chunking import Prefix
+from controllers.schedule import Latency
 
 Observation = dict[str, np.ndarray]  # state float32 [S], image/<view> uint8 [h, w, 3]
 
@@ -47,3 +49,24 @@ class InProcessPolicy:
 
     def close(self) -> None:
         self.answer = None
+
+
+class TimedPolicy:
+    """A policy that blocks, and in `latency` how long each of its answers took [s] by `clock`."""
+
+    blocks = True
+
+    def __init__(self, policy: PolicyClient, clock: Callable[[], float] = time.perf_counter):
+        assert policy.blocks
+        self.policy, self.clock, self.latency = policy, clock, Latency(256)
+
+    def ask(self, obs: Observation, t0: float, prefix: Prefix | None = None) -> None:
+        began = self.clock()
+        self.policy.ask(obs, t0, prefix)
+        self.latency.add(self.clock() - began)
+
+    def poll(self, now: float) -> tuple[np.ndarray, float] | None:
+        return self.policy.poll(now)
+
+    def close(self) -> None:
+        self.policy.close()

@@ -172,16 +172,16 @@ def address(text: str) -> tuple[str, int]:
 
 class RemotePolicyClient:
     """`policy_client.PolicyClient` over a connection. ask() waits up to `patience` [s] for an answer that
-    comes at once.
+    comes at once. blocks: the arm stands still meanwhile, and the policy is lost where none has come by then.
 
     Nothing that the server does or leaves undone holds the caller longer than that; `timeout` [s] is for the
     beginning (connection and token), and for what the server has not taken of a question.
     """
 
-    blocks = False
-
-    def __init__(self, where: str, token: bytes, patience: float = 0.005, timeout: float = 5.0):
-        self.where, self.patience, self.timeout = where, patience, timeout
+    def __init__(
+        self, where: str, token: bytes, patience: float = 0.005, timeout: float = 5.0, blocks: bool = False
+    ):
+        self.where, self.patience, self.timeout, self.blocks = where, patience, timeout, blocks
         self.incoming, self.out, self.since = MessageParser(), bytearray(), 0.0
         self.asked: float | None = None  # t0 of the question that is open
         self.answer: tuple[np.ndarray, float] | None = None
@@ -254,6 +254,8 @@ class RemotePolicyClient:
         self._write()
         while self.answer is None and (left := end - time.monotonic()) > 0:
             self._read(left)
+        if self.blocks and self.answer is None:
+            raise UserError(f"the policy at {self.where} gave no answer within {self.patience:g} s")
 
     def poll(self, now: float) -> tuple[np.ndarray, float] | None:
         if self.answer is None:

@@ -1,13 +1,17 @@
 """`robo_rl deploy`, `serve`, `sim-arm` and `eval --on arm` as a user runs them, with an untrained policy."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +19,18 @@ from commands import Command, robo_rl
 
 from controllers.bag import offered
 from controllers.bridge import camera_topic, picture
+from controllers.chunking import ChunkRunner
 from controllers.remote import RemotePolicyClient, read_token
+from controllers.serving import PolicyServer
 from robo_rl.checkpoint import name, save_checkpoint
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment.cameras import CameraOptions
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.deploy import DeployOptions, real_time_loop
-from robo_rl.experiment.policy_server import ServeOptions
+from robo_rl.experiment.deploy import deploy, real_time_loop
+from robo_rl.experiment.deploy_options import DeployOptions
+from robo_rl.experiment.deploy_policy import slowness
+from robo_rl.experiment.policy_server import TOKEN_FILE, ServeOptions, load_actor, run_interface
 from robo_rl.experiment.sim_arm import SimArmOptions
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -114,6 +122,83 @@ def test_a_gaussian_policy_runs_on_torch_in_a_process_of_its_own(tmp_path):
         tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--policy", "process"
     )
     assert done.code in (0, 1) and "chunks" in done.out, done
+
+
+@contextlib.contextmanager
+def served(run: Path, act):
+    """Where `act` answers questions to the policy of a run."""
+    token, over = b"0123456789abcdef", threading.Event()
+    (run / TOKEN_FILE).write_bytes(token)
+    (run / TOKEN_FILE).chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = PolicyServer(listener, act, run_interface(str(run), "best", "")[4], token)
+
+        def work():
+            while not over.is_set():
+                server.turn(0.02)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+            server.close()
+
+
+def test_a_simulated_arm_in_lockstep_waits_for_a_policy_that_is_elsewhere(run):
+    """Its time is not the wall's: what the policy takes there is no time of the arm."""
+    act = load_actor(str(run), "best", 0)[0]
+
+    def slow(obs):
+        time.sleep(0.3)
+        return act(obs)
+
+    def said(**options) -> list[str]:
+        lines: list[str] = []
+        deploy(
+            DeployOptions(run=str(run), transport="inprocess", seconds=0.8, speed=1.5, **options),
+            lines.append,
+            lines.append,
+        )
+        return lines
+
+    here = said()
+    with served(run, slow) as where:
+        there = said(policy=where)
+    first, second, warning = here[0], there[0], there[1]
+    assert " 0 starved" in first and second.split("; ")[1:] == first.split("; ")[1:]
+    assert here[1:] == there[2:]
+    assert "ms for a chunk" in warning and "8 rows last 160 ms: in real time the arm would stand" in warning
+    with served(run, slow) as where:
+        client = RemotePolicyClient(where, b"0123456789abcdef", patience=0.1, blocks=True)
+        with pytest.raises(UserError, match=f"the policy at {where} gave no answer within 0.1 s"):
+            client.ask({"state": np.zeros(36, np.float32)}, 0.0)
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "took", "starved", "says"),
+    [
+        (False, 0.1, 0, ""),
+        (False, 0.1, 3, ""),
+        (False, 0.3, 7, "takes 300 ms for a chunk (median; at most 300 ms), whose 8 rows last 160 ms: the "
+         "arm had no action in 7 periods. Let it compute on another machine"),
+        (True, 0.01, 0, ""),
+        (True, 0.05, 0, "no command is sent meanwhile, where the period is 20 ms: let it decide beside the "
+         "arm (--policy process)"),
+    ],
+)  # fmt: skip
+def test_a_policy_that_is_too_slow_for_its_arm_is_said_with_the_remedy(blocks, took, starved, says):
+    runner = ChunkRunner(0.02, np.ones(2, bool), np.ones(2))
+    bridge: Any = SimpleNamespace(chunks=runner, task=SimpleNamespace(period=0.02))
+    assert slowness(bridge, blocks) == ""  # nothing was asked
+    runner.ask(0.0, 0.0)
+    runner.take(np.zeros((8, 2), np.float32), 0.0, 0.0, took)
+    runner.schedule.counts["starved"] = starved
+    told = slowness(bridge, blocks)
+    assert says in told and bool(says) == bool(told)
 
 
 def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):

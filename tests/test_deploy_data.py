@@ -25,8 +25,9 @@ from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import start_placement
 from robo_rl.experiment.data_facts import DataFacts, read_facts
-from robo_rl.experiment.deploy import DeployOptions, deploy_in_process
+from robo_rl.experiment.deploy import deploy_in_process
 from robo_rl.experiment.deploy_data import data_interface, fitted
+from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.policy_server import default_instruction
 

@@ -14,7 +14,7 @@ from commands import Command, robo_rl
 from controllers.robot import load_robot
 from robo_rl.cli import COMMANDS, parse_options
 from robo_rl.errors import UserError
-from robo_rl.experiment.deploy import DeployOptions
+from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.process_graph import read_spec
 from robo_rl.experiment.sim_arm import SimArmOptions
 

@@ -20,7 +20,8 @@ from test_openpi import write_run
 from robo_rl.errors import UserError
 from robo_rl.evaluation import evaluate
 from robo_rl.experiment.console import open_session
-from robo_rl.experiment.deploy import DeployOptions, deploy
+from robo_rl.experiment.deploy import deploy
+from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
 from robo_rl.experiment.lerobot_policy import (
     VARIABLE,

@@ -19,9 +19,11 @@ from robo_rl.cli import main
 from robo_rl.errors import UserError
 from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.experiment.api import TrainedPolicy
-from robo_rl.experiment.deploy import DeployOptions, choose_actor, serve_words
+from robo_rl.experiment.deploy_options import DeployOptions
+from robo_rl.experiment.deploy_policy import choose_actor, serve_words
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
 from robo_rl.experiment.openpi import batch_actor, policy_actor
+from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.policy_server import (
     NewestCheckpoint,
     ServeOptions,
@@ -190,6 +192,7 @@ def test_the_server_of_a_deployment_computes_where_the_deployment_says(run):
     words = serve_words(options)
     assert words[:2] == ["serve", str(run)] and words[words.index("--device") + 1] == "cuda:1"
     assert words[words.index("--task") + 1] == "reach"
+    assert words[words.index("--threads") + 1] == str(max(1, cores() - 1))  # a core is the arm's
 
 
 @pytest.mark.parametrize("policy", ["process", "127.0.0.1:7447"])

@@ -34,7 +34,7 @@ from controllers.transport import Flag, JointState, LoopbackTransport, Text
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import stiff_law
-from robo_rl.experiment.deploy import DeployOptions
+from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_pair import PairRecorder, in_process, pair_interface
 from robo_rl.experiment.robot_check import RobotOptions, check_robot
 from robo_rl.experiment.sim_arm import SimArmOptions

@@ -2,7 +2,8 @@
 
 import sys
 
-from robo_rl.experiment.deploy import DeployOptions, deploy
+from robo_rl.experiment.deploy import deploy
+from robo_rl.experiment.deploy_options import DeployOptions
 
 
 def run(options: DeployOptions) -> int:

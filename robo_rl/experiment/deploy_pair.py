@@ -16,17 +16,9 @@ from controllers.pair_bridge import PairBridge, PairInterface
 from robo_rl.child import end
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.deploy import (
-    WAIT,
-    DeployOptions,
-    DeployResult,
-    check_gains,
-    check_speed,
-    choose_actor,
-    limits_of,
-    open_policy,
-    real_time_loop,
-)
+from robo_rl.experiment.deploy import WAIT, DeployResult, check_gains, check_speed, limits_of, real_time_loop
+from robo_rl.experiment.deploy_options import DeployOptions
+from robo_rl.experiment.deploy_policy import choose_actor, open_policy, report_motion
 from robo_rl.experiment.safety_client import SafetyClient
 from robo_rl.signals import asked_to_stop
 
@@ -197,7 +189,7 @@ def deploy_pair(
     try:
         run = in_process if options.transport == "inprocess" else on_wire
         bridge, seconds = run(options, task, act, client, recorder, log, warn)
-        log(bridge.report())
+        report_motion(bridge, client, log, warn)
         if bridge.lost:
             raise UserError(f"{bridge.lost}; both arms were braked and hold")
         return DeployResult(seconds, None, bridge.governor.state, bridge.governor.reason)

@@ -258,9 +258,8 @@ class LeRobotPolicy:
 class LeRobotClient:
     """A `PolicyClient` of a LeRobot policy, which it owns: ask() waits up to `patience` [s] for an answer
     that comes at once, and nothing that the worker does or leaves undone holds the caller longer. It is lost
-    when an answer takes more than `deadline` [s] by `clock`."""
-
-    blocks = False
+    when an answer takes more than `deadline` [s] by `clock`. blocks: the arm stands still meanwhile, and
+    `patience` is above `deadline`."""
 
     def __init__(
         self,
@@ -269,13 +268,15 @@ class LeRobotClient:
         patience: float,
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
+        blocks: bool = False,
     ):
-        self.policy, self.instruction, self.patience, self.deadline, self.clock = (
+        self.policy, self.instruction, self.patience, self.deadline, self.clock, self.blocks = (
             policy,
             instruction,
             patience,
             deadline,
             clock,
+            blocks,
         )
         self.out, self.since = bytearray(), 0.0
         self.asked: float | None = None  # t0 of the question that is open

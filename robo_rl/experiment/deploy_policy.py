@@ -1,0 +1,170 @@
+"""Who decides for an arm: a run's policy in this process, in one of its own or elsewhere, and whether it is
+quick enough."""
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from robo_rl.child import end, line_with
+from robo_rl.errors import UserError
+from robo_rl.experiment import planning
+
+if TYPE_CHECKING:
+    from controllers.schedule import Latency
+    from robo_rl.experiment.deploy_options import DeployOptions
+
+SERVER_STARTS = 300.0  # s for a policy in a process of its own: a large one is read from disk
+LOCKSTEP = 60.0  # s that a simulated arm in lockstep waits for a chunk
+FASTER = (
+    ". Let it compute on another machine (robo_rl serve there, --policy HOST:PORT here) or on a GPU "
+    "(--device cuda), move more slowly (--speed), or train chunks that last longer (--policy.horizon)"
+)
+
+
+def choose_actor(options: "DeployOptions"):
+    """(who acts, the run's config, ObsSpec): the run's policy, or a LeRobot one in its place. UserError: it
+    does not act so."""
+    if options.policy.startswith("lerobot:"):
+        from robo_rl.experiment.lerobot_policy import lerobot_actor
+
+        return lerobot_actor(
+            options.run, options.checkpoint, options.task, options.instruction, options.execute
+        )
+    if options.plan_in:
+        return planning.load_planned_actor(
+            options,
+            options.run,
+            options.checkpoint,
+            options.task,
+            options.instruction,
+            options.seed,
+            options.device,
+        )
+    from robo_rl.experiment.policy_server import load_actor, remote_actor
+
+    if options.policy:
+        act, config, spec = remote_actor(options.run, options.checkpoint, options.instruction, options.task)
+    else:
+        act, config, spec = load_actor(
+            options.run,
+            options.checkpoint,
+            options.seed,
+            options.instruction,
+            options.task,
+            device=options.device,
+            most=1,
+        )
+    return act.choose(options.chunking), config, spec
+
+
+def open_policy(options: "DeployOptions", act, period: float):
+    """(policy client, the server process that it started or None); act: the policy in this process, period:
+    of control [s].
+
+    A simulated arm in lockstep stands still while a policy decides, wherever that is: its time is not the
+    wall's, and how long an answer took is kept apart (`TimedPolicy`).
+    """
+    from controllers.chunking import PATIENCE
+    from controllers.policy_client import TimedPolicy
+
+    lockstep = options.transport == "inprocess"
+    client, server = _connect(options, act, LOCKSTEP if lockstep else PATIENCE * period, lockstep)
+    return TimedPolicy(client) if lockstep else client, server
+
+
+def _connect(options: "DeployOptions", act, patience: float, lockstep: bool):
+    """As `open_policy`; patience [s]: an answer within it counts as immediate."""
+    from controllers.policy_client import InProcessPolicy
+    from controllers.remote import RemotePolicyClient, read_token
+
+    if not options.policy:
+        return InProcessPolicy(act), None
+    if options.policy.startswith("lerobot:"):
+        from robo_rl.experiment.lerobot_policy import DEADLINE, LeRobotClient, start_policy
+
+        policy = start_policy(
+            options.policy,
+            options.lerobot_python,
+            options.lerobot_cameras,
+            act.spec,
+            act.execute,
+            options.seed,
+        )
+        deadline = LOCKSTEP - 1 if lockstep else DEADLINE
+        return LeRobotClient(policy, act.instruction, patience, deadline, blocks=lockstep), None
+    if options.policy != "process":
+        from robo_rl.experiment.folder import pick_checkpoint
+        from robo_rl.experiment.policy_server import TOKEN_FILE
+
+        token_file = options.token or pick_checkpoint(Path(options.run), options.checkpoint)[0] / TOKEN_FILE
+        return RemotePolicyClient(options.policy, read_token(token_file), patience, blocks=lockstep), None
+    token = secrets.token_urlsafe(32)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "robo_rl", *serve_words(options)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"ROBO_RL_TOKEN": token},
+    )
+    line = line_with(server, " on ", SERVER_STARTS)
+    if not line:
+        end(server)
+        raise UserError("the policy's process did not start; try: robo_rl serve " + options.run)
+    where = line.rsplit(" on ", 1)[1].strip()
+    return RemotePolicyClient(where, token.encode(), patience, blocks=lockstep), server
+
+
+def serve_words(options: "DeployOptions") -> list[str]:
+    """The command line of the server of `--policy process`, which leaves a core to the arm: threads of torch
+    wait for each other, so that one without a core stops them all."""
+    told = {
+        name: str(getattr(options, name)) for name in ("seed", "checkpoint", "instruction", "task", "device")
+    }
+    from robo_rl.experiment.parallel import cores
+
+    words = [word for name, value in told.items() for word in (f"--{name}", value)]
+    return ["serve", options.run, "--port", "0", "--threads", str(max(1, cores() - 1)), *words]
+
+
+def report_motion(bridge, client, log: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    """Say what ran, and whether the policy was too slow for it."""
+    from controllers.policy_client import TimedPolicy
+
+    latency = client.latency if isinstance(client, TimedPolicy) else None
+    log(bridge.report(latency))
+    if slow := slowness(bridge, client.blocks, latency):
+        warn(slow)
+
+
+def slowness(bridge, blocks: bool, latency: "Latency | None" = None) -> str:
+    """Why a policy was too slow for its arm, with numbers and remedies; "" where it was not.
+
+    bridge: after the motion; blocks: its loop waited for the policy; latency: of the policy, where the arm's
+    clock stood still meanwhile.
+    """
+    runner = bridge.chunks
+    seen, chunk = (latency or runner.latency).summary(), runner.schedule.chunk
+    if chunk is None or not seen["count"]:
+        return ""
+    starved, lasts = runner.schedule.counts["starved"], len(chunk.rows) * runner.period
+    takes = (
+        f"the policy takes {1e3 * seen['median']:.0f} ms for a chunk (median; at most "
+        f"{1e3 * seen['max']:.0f} ms), "
+    )
+    rows = f"whose {len(chunk.rows)} rows last {1e3 * lasts:.0f} ms"
+    if latency is not None:
+        slow, what = seen["median"] > lasts, f"{rows}: in real time the arm would stand between chunks"
+    elif blocks:
+        slow = seen["p99"] > bridge.task.period
+        what = (
+            f"and no command is sent meanwhile, where the period is {1e3 * bridge.task.period:.0f} ms: let "
+            "it decide beside the arm (--policy process)"
+        )
+    else:
+        slow = seen["max"] > lasts and starved > 0
+        what = f"{rows}: the arm had no action in {starved} periods"
+    return takes + what + FASTER if slow else ""
