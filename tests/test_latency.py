@@ -177,15 +177,11 @@ def test_only_flows_are_guided_and_only_by_chunks_of_their_shape(tmp_path):
             policy, {"state": torch.zeros(1, 6)}, torch.Generator(), np.zeros((6, 2)), np.zeros(6), [0.0] * 4
         )
     gaussian = make_policy(PolicyOptions(kind="gaussian", hidden=16, layers=2, horizon=6, execute=3), SPEC, 0)
+    act = actor_of(gaussian, 0)
     with pytest.raises(UserError, match="guides flow policies alone"):
-        guided_chunk(
-            gaussian,
-            {"state": torch.zeros(1, 6)},
-            torch.Generator(),
-            np.zeros((6, 3)),
-            np.zeros(6),
-            [0.0] * 4,
-        )
+        act.choose("rtc")
+    with pytest.raises(UserError, match="guides flow policies alone"):  # a client may ask all the same
+        act({"state": np.zeros(6, np.float32)}, Prefix(np.zeros((6, 3)), 1, 5))
 
 
 # ---- asynchronous execution behind a mask (Xiaomi-Robotics-0) ----------------------------------------------

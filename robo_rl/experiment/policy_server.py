@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from robo_rl.runtime.sessions import ExploringActor, SessionRecorder
 
 TOKEN_FILE = "serve.token"  # in a run folder
+NO_FLOW = "--chunking rtc guides flow policies alone; this one is none: use --chunking blend"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +124,8 @@ class Actor:
     of which it means `execute` to run before the next; called with a `controllers.chunking.Prefix` too, rows
     that agree with it.
 
-    many(list of obs): the rows of each; guided(obs, prefix); following(obs, rows, count): rows whose first
-    `count`, up to `commit`, are the given ones.
+    many(list of obs): the rows of each; guided(obs, prefix), None where the policy is no flow;
+    following(obs, rows, count): rows whose first `count`, up to `commit`, are the given ones.
     """
 
     def __init__(self, execute: int, commit: int, many, guided, following):
@@ -139,8 +140,10 @@ class Actor:
         self.said = False
 
     def choose(self, chunking: str) -> "Actor":
-        """Itself, agreeing with a prefix as `--chunking` says. UserError: the policy was not taught to go on
-        from given rows."""
+        """Itself, agreeing with a prefix as `--chunking` says. UserError: the policy is no flow, or was not
+        taught to go on from given rows."""
+        if chunking == "rtc" and self.guided is None:
+            raise UserError(NO_FLOW)
         if chunking == "trained" and not self.commit:
             raise UserError(
                 "--chunking trained needs a policy that was taught to go on from the rows that run while it "
@@ -153,6 +156,8 @@ class Actor:
         if prefix is None:
             return self.many([obs])[0]
         if not self.trained:
+            if self.guided is None:
+                raise UserError(NO_FLOW)
             return self.guided(obs, prefix)
         if prefix.delay > self.commit and not self.said:
             self.said = True
@@ -222,6 +227,8 @@ def run_interface(run: str, checkpoint: str, task: str):
 def remote_actor(run: str, checkpoint: str, instruction: str = "", task: str = ""):
     """(Actor that is not asked, the run's config, ObsSpec): what a robot knows of a policy that a server
     computes; no weight is read. Arguments and UserErrors as of `load_actor`."""
+    from robo_rl.options import FLOWS
+
     where, _, made, config, spec, _ = run_interface(run, checkpoint, task)
     if spec.language and not instruction:
         default_instruction(config, where)
@@ -229,7 +236,8 @@ def remote_actor(run: str, checkpoint: str, instruction: str = "", task: str = "
     def refuse(*_):
         raise AssertionError("this policy is its server's")
 
-    return Actor(made["execute"], made["commit"], refuse, refuse, refuse), config, spec
+    guided = refuse if made["kind"] in ("flow", *FLOWS) else None
+    return Actor(made["execute"], made["commit"], refuse, guided, refuse), config, spec
 
 
 def actor_of(policy, seed: int) -> Actor:
@@ -293,6 +301,7 @@ def torch_actor(
 
     from robo_rl.policies import blank_obs, obs_tensors
     from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
+    from robo_rl.policies.policy import ChainPolicy
     from robo_rl.rollout import to_policy
 
     generator, gains = torch.Generator().manual_seed(seed), guidance_gains(policy.options.denoise_steps)
@@ -321,7 +330,8 @@ def torch_actor(
     for _ in range(2):  # the first calls take ten times as long as all others
         many([blank])
     generator.manual_seed(seed)
-    return Actor(policy.options.execute, policy.options.commit, many, guided, following)
+    flow = isinstance(policy, ChainPolicy) and not policy.diffusion
+    return Actor(policy.options.execute, policy.options.commit, many, guided if flow else None, following)
 
 
 def quick_chunks(policy, blank, most: int) -> "Callable | None":

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from robo_rl.errors import UserError
-from robo_rl.policies.policy import ChainPolicy, PolicyBase
+from robo_rl.policies.policy import PolicyBase
 from robo_rl.policies.protocol import Obs
 
 
@@ -28,9 +28,7 @@ def guided_chunk(
     """Whole chunk [H, A] in the env's units, of one observation. actions [H, A]: to agree with; weights [H]:
     where; gains [K].
 
-    UserError: the policy is no flow, or the prefix no chunk of it."""
-    if not isinstance(policy, ChainPolicy) or policy.diffusion:
-        raise UserError("--chunking rtc guides flow policies alone; this one is none: use --chunking blend")
+    UserError: the prefix is no chunk of it."""
     h, a = policy.options.horizon, policy.spec.action
     if actions.shape != (h, a) or weights.shape != (h,):
         raise UserError(
