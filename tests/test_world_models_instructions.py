@@ -70,6 +70,14 @@ def learnt(data):
     return model
 
 
+def test_of_instructions_that_take_turns_each_has_held_out_episodes_whatever_their_order(data):
+    turns = replace(data, task=np.arange(len(data)) % 2)
+    assert np.bincount(turns.task[turns.held]).tolist() == [10, 10] and turns.held.sum() == len(data) // 10
+    np.testing.assert_array_equal(turns.in_terms_of(WORDS[::-1]).held, turns.held)
+    alone = replace(data, task=np.zeros(len(data), np.int64))
+    np.testing.assert_array_equal(np.flatnonzero(alone.held), np.arange(9, len(data), 10))
+
+
 def test_instructions_are_the_words_that_tell_them_apart():
     x = instructions.features(("pick up the red cube", "pick up the blue cube", "push the blue cube"))
     assert (

@@ -101,8 +101,10 @@ class Recorded:
 
     @property
     def held(self) -> np.ndarray:
-        """bool[E]: every tenth episode, whatever is recorded after it."""
-        return np.arange(len(self)) % HELD == HELD - 1
+        """bool[E]: every tenth episode, whatever is recorded after it. Episodes are counted instruction by
+        instruction: instructions that take turns would else be held out of one of them alone."""
+        order = np.argsort(np.array(self.tasks)[self.task], kind="stable")
+        return np.isin(np.arange(len(self)), order[HELD - 1 :: HELD])
 
     def in_terms_of(self, tasks: tuple[str, ...]) -> "Recorded":
         """The same, its instructions numbered as `tasks` are and those that are not among them after
