@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -294,7 +294,8 @@ class Progress:
 
     On a terminal it is live; elsewhere a plain line comes every `every` seconds. The rate forgets with a
     half-life of `half_life` seconds; success is a running mean that halves its memory every 7 updates.
-    No thread: it draws inside `update`, at most ten times a second.
+    No thread: it draws inside `update`, at most ten times a second. A stage that ends within `patience`
+    seconds says nothing.
     """
 
     def __init__(
@@ -303,10 +304,11 @@ class Progress:
         *,
         every: float = 5.0,
         half_life: float = 10.0,
+        patience: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._stream = sys.stderr if stream is None else stream
-        self._clock, self._half_life = clock, half_life
+        self._clock, self._half_life, self._patience = clock, half_life, patience
         self._live = self._task = None
         tty = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._every = 0.1 if tty else every
@@ -350,7 +352,7 @@ class Progress:
         self._done, self._seen, self._note = done, now, note or self._note
         if success is not None and math.isfinite(success):
             self._hits, self._weight = 0.9 * self._hits + success, 0.9 * self._weight + 1.0
-        if now - self._drawn >= self._every:
+        if now - self._began >= self._patience and now - self._drawn >= self._every:
             self._drawn = now
             self._draw(self.text())
 
@@ -379,6 +381,16 @@ class Progress:
         success = [f"success {100 * self.success:.1f} %"] if self._weight else []
         return success + ([self._note] if self._note else [])
 
+    def each(self, stage: str, items: Sequence, unit: str) -> Iterator:
+        """`items` one after the other, as a stage of so many units."""
+        if not items:
+            return
+        self.start(stage, len(items), unit)
+        self.update(0)
+        for done, item in enumerate(items, 1):
+            yield item
+            self.update(done)
+
     def say(self, text: str) -> None:
         """Print a line of its own above the progress line."""
         if self._live:
@@ -402,6 +414,9 @@ class Progress:
         if not self._stage:
             return
         took = self._clock() - self._began
+        if took < self._patience:
+            self._stage = ""
+            return
         moved = self._done - self._first
         rate = [f"{si(moved / took)}/s"] if took > 0 and moved > 0 else []
         self._draw(

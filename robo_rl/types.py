@@ -5,8 +5,11 @@ Axes: `N` envs, `T` decisions, `H` steps in a chunk, `E` executed steps (E <= H)
 a *step* one control period, an *update* one optimizer step.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+Each = Callable[[str, Sequence, str], Iterable]  # (stage, items, unit) -> the items: `log.Progress.each`
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,8 @@ class ControlSpec:
 def task_names(env) -> tuple[str, ...]:
     """The tasks that an env of the contract plays, one or several."""
     return tuple(getattr(env, "task_names", (env.spec.task,)))
+
+
+def silently(stage: str, items: Sequence, unit: str) -> Iterable:
+    """`items` without a word (`Each`)."""
+    return items

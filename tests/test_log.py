@@ -369,6 +369,22 @@ def test_off_a_terminal_progress_is_plain_lines_every_few_seconds():
     assert lines[-1] == "[rl]  20 % · 200/1.00k steps in 0:20 · 10/s · success 50.0 %"
 
 
+def test_a_stage_of_items_is_told_as_they_go_and_a_short_one_not_at_all():
+    now, err = [0.0], io.StringIO()
+    progress = Progress(err, every=5.0, patience=2.0, clock=lambda: now[0])
+    for _ in progress.each("short", range(3), "episodes"):
+        now[0] += 0.5
+    assert list(progress.each("none", [], "episodes")) == []
+    for _ in progress.each("long", range(4), "episodes"):
+        now[0] += 3.0
+    progress.close()
+    assert [line.split(" · ")[:2] for line in err.getvalue().splitlines()] == [
+        ["[long]  25 %", "1/4 episodes"],
+        ["[long]  75 %", "3/4 episodes"],
+        ["[long] 100 %", "4/4 episodes in 0:12"],
+    ]
+
+
 def test_the_rate_follows_a_change_of_speed_and_the_start_of_a_resume_does_not_count():
     clock = Clock()
     p = Progress(io.StringIO(), half_life=10.0, clock=clock)

@@ -18,6 +18,7 @@ from robo_rl.recording import Recorder, expert_actor, play, random_actor
 from world_models import judge as judges
 from world_models.env import WorldEnv
 from world_models.judge import Classifier, ClassifierOptions, Endpoint, Seen, confusion
+from world_models.judge_http import Server
 from world_models.oracle import Oracle
 
 
@@ -112,6 +113,15 @@ def test_an_endpoint_that_is_down_is_one_clear_line_after_bounded_attempts():
     with pytest.raises(UserError, match=r"does not answer .*3 attempts"):
         judge(seen(STATES))
     assert judge.server.asked == 3
+
+
+def test_a_judge_that_keeps_one_waiting_is_told_before_it_is_asked_again():
+    server = Server("http://127.0.0.1:9/", tries=2, pause=0, silent=0)
+    with (
+        pytest.warns(UserWarning, match="does not answer .*; attempt 2 of 2 of 10 s"),
+        pytest.raises(UserError),
+    ):
+        server.post(b"{}", {})
 
 
 def test_one_that_fails_at_first_is_asked_again_and_one_that_refuses_is_not():

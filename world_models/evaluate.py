@@ -2,6 +2,7 @@
 success, uncertainty, executability. What policies do in it and in the simulator:
 `robo_rl.experiment.world_model`."""
 
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from robo_rl import files
 from robo_rl.data.reader import load as load_data
+from robo_rl.log import Progress
 from world_models import baselines, conformal, eva, gate_report, instructions, trust
 from world_models.calibrate import spread
 from world_models.imagine import CHUNK, open_loop
@@ -27,10 +29,12 @@ SLACK = 0.03  # by which the coverage of a bound may miss what was promised
 # ---- against recorded episodes -----------------------------------------------------------------------------
 
 
-def measure_open_loop(model, w, scale: np.ndarray, config: WorldEvalConfig) -> tuple[dict, dict]:
+def measure_open_loop(
+    model, w, scale: np.ndarray, config: WorldEvalConfig, tick: Callable[[int], None] = lambda done: None
+) -> tuple[dict, dict]:
     """-> (document, arrays for the page) of a model along the windows."""
     batch = 16 if w.images else 256
-    p = open_loop(model, w.start, w.actions, batch, config.seed)
+    p = open_loop(model, w.start, w.actions, batch, config.seed, tick)
     steps = w.actions.shape[1]
     errors = {
         "state": (
@@ -277,7 +281,16 @@ def training_data(model: str) -> list[str]:
 # ---- all of it ---------------------------------------------------------------------------------------------
 
 
-def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
+def begun(progress: Progress | None, stage: str, total: int, unit: str) -> Callable[[int], None]:
+    """Begin a stage of `progress` -> what to call with the units that are done."""
+    if progress is None:
+        return lambda done: None
+    progress.start(stage, total, unit)
+    progress.update(0)
+    return progress.update
+
+
+def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None = None) -> tuple[dict, dict]:
     """Everything that recorded episodes alone can tell -> (document, arrays for page and videos)."""
     dataset = as_squares(as_commands([dataset], model.spec.control.axes)[0], model.spec.image_size)
     check_dataset(model.spec, dataset.meta, config.dataset, dataset.spec.axes if dataset.spec else ())
@@ -305,7 +318,8 @@ def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
         config.seed,
     )
     scale = np.array(model.spec.scale or spread(dataset))
-    doc, arrays = measure_open_loop(model, w, scale, config)
+    doc, arrays = measure_open_loop(model, w, scale, config, begun(progress, "predict", len(w), "windows"))
+    tick = begun(progress, "measure", 3, "parts")
     error = arrays["errors"]["state"][0]
     foreign = bool(foreign_to(model, dataset)[w.episode].all())
     doc["uncertainty"] = measure_doubt(arrays["predicted"].uncertainty, error, w, model, foreign)
@@ -324,8 +338,11 @@ def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
         reference,
         config.seed,
     )
+    tick(1)
     doc["following"] = measure_following(model, w, config)
+    tick(2)
     doc["eva"] = measure_executability(model, dataset, w, arrays["predicted"], config)
+    tick(3)
     if not doc["finite"]:
         notes.append("The model predicted numbers that are not finite: do not train in it.")
     if config.horizon > model.spec.horizon > 0:

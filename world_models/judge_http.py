@@ -21,6 +21,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from robo_rl.errors import UserError, in_range
 from world_models.judge_protocol import Seen
 
 LONGEST = 10_000_000  # bytes of an answer
+SILENT = 5.0  # s after which an attempt that failed is told
 ANOTHER = "name another judge: the folder of a classifier (robo_rl wm judge), or in a world model head"
 KEY = "OPENAI_API_KEY"  # environment variable whose value is sent as bearer token, where it is set
 
@@ -50,6 +52,7 @@ class Server:
     pause: float = 0.2  # seconds before the second attempt; doubled before each further one
     budget: int = 100_000
     asked: int = 0
+    silent: float = SILENT
 
     def __post_init__(self) -> None:
         for name, low, high in (("timeout", 1e-3, 3600), ("tries", 1, 20), ("budget", 1, 10**9)):
@@ -57,9 +60,15 @@ class Server:
 
     def post(self, body: bytes, headers: dict[str, str]) -> bytes:
         """The answer; UserError after the last attempt, or for one that does not end."""
-        why, attempt = "", 0
+        why, attempt, began = "", 0, time.monotonic()
         for attempt in range(self.tries):
             if attempt:
+                if time.monotonic() - began > self.silent:
+                    warnings.warn(
+                        f"the judge at {self.url} does not answer ({why}); attempt {attempt + 1} of "
+                        f"{self.tries} of {self.timeout:g} s",
+                        stacklevel=2,
+                    )
                 time.sleep(self.pause * 2 ** (attempt - 1))
             if self.asked >= self.budget:
                 raise UserError(

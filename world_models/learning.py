@@ -360,6 +360,7 @@ def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_siz
     differs. axes: of a model, in whose commands actions in their own units are told (`own_units`);
     image_size: of it, for pictures that are not square."""
     from robo_rl.data.reader import load
+    from robo_rl.log import Progress
     from world_models.own_pictures import as_squares
     from world_models.own_units import as_commands
     from world_models.recorded import Recorded, control_of
@@ -397,7 +398,8 @@ def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_siz
                 f"mean{': ' + bad[0] if bad else ''}; train on sets of one env; units that are wrong are "
                 f"stated anew: robo_rl data label {where} --units …"
             )
-        pictures = {v: d.images(v) for v in d.views} if images else {}
+        with Progress(patience=2) as progress:
+            pictures = {v: d.images(v, progress.each) for v in d.views} if images else {}
         task = d.task_index[d.from_]
         last = {v: d.final_images(v) for v in pictures}
         pictured = np.logical_and.reduce([known for _, known in last.values()]) if last else None

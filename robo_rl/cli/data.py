@@ -8,6 +8,8 @@ from pathlib import Path
 import tyro
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.log import Progress
+from robo_rl.types import Each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +149,16 @@ def run(args) -> int:
         "stats": stats,
         "view": view,
     }
-    print("\n".join(jobs[name](args)))
+    with Progress(patience=2) as progress:
+        lines = jobs[name](args, progress.each)
+    print("\n".join(lines))
     return 0
 
 
-def check(args: CheckDataOptions) -> list[str]:
+def check(args: CheckDataOptions, each: Each) -> list[str]:
     from robo_rl.data.check import check_data
 
-    report = check_data(args.folder, args.pictures)
+    report = check_data(args.folder, args.pictures, each)
     wide = max(len(name) for name, *_ in report.axes)
     rows = [
         f"  {name:<{wide}}  {unit:<12}" + "".join(f"{x:>11.4g}" for x in numbers)
@@ -173,40 +177,40 @@ def check(args: CheckDataOptions) -> list[str]:
     ]
 
 
-def repair(args: RepairDataOptions) -> list[str]:
+def repair(args: RepairDataOptions, each: Each) -> list[str]:
     from robo_rl.data import repair as repairs
 
     if args.accept:
         return [
-            f"{args.folder}: {len(repairs.accept(args.folder, args.tolerance))} episodes accepted as they "
-            "are, checksums written"
+            f"{args.folder}: {len(repairs.accept(args.folder, args.tolerance, each))} episodes accepted as "
+            "they are, checksums written"
         ]
-    result = repairs.repair(args.folder)
+    result = repairs.repair(args.folder, each)
     return [
         f"{args.folder}: kept {result.kept} episodes, dropped {result.dropped}"
         + (f" ({result.reason})" if result.reason else "; it was sound")
     ]
 
 
-def merge(args: MergeDataOptions) -> list[str]:
+def merge(args: MergeDataOptions, each: Each) -> list[str]:
     from robo_rl.data.assemble import merge as merged
 
-    meta = merged([Path(f) for f in args.folders], Path(args.out))
+    meta = merged([Path(f) for f in args.folders], Path(args.out), each)
     return [f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, {len(meta.tasks)} tasks"]
 
 
-def split(args: SplitDataOptions) -> list[str]:
+def split(args: SplitDataOptions, each: Each) -> list[str]:
     from robo_rl.data.assemble import split as parted
 
     made, others = parted(
-        Path(args.folder), Path(args.out), args.episodes, Path(args.rest) if args.rest else None
+        Path(args.folder), Path(args.out), args.episodes, Path(args.rest) if args.rest else None, each
     )
     return [f"{args.out}: {len(made.lengths)} episodes"] + (
         [f"{args.rest}: {len(others.lengths)} episodes"] if others is not None else []
     )
 
 
-def label(args: LabelDataOptions) -> list[str]:
+def label(args: LabelDataOptions, each: Each) -> list[str]:
     from robo_rl.data.labels import label_success, state_units
 
     if not (args.units or args.success):
@@ -217,7 +221,7 @@ def label(args: LabelDataOptions) -> list[str]:
     if args.success == "judge":
         from robo_rl.experiment.judge_episodes import label_by_judge
 
-        told = label_by_judge(Path(args.folder), args.judge)
+        told = label_by_judge(Path(args.folder), args.judge, each)
         agrees = f"; the data set itself agrees on {told.agrees}" if told.agrees is not None else ""
         divided = (
             f"; its answers are divided on {100 * told.divided:.0f} %" if told.divided is not None else ""
@@ -232,31 +236,31 @@ def label(args: LabelDataOptions) -> list[str]:
     return out
 
 
-def upgrade(args: UpgradeDataOptions) -> list[str]:
+def upgrade(args: UpgradeDataOptions, each: Each) -> list[str]:
     from robo_rl.data.upgrade import upgrade as upgraded
 
-    meta = upgraded(Path(args.folder), Path(args.out))
+    meta = upgraded(Path(args.folder), Path(args.out), each)
     return [
         f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, v3.0; look at it: robo_rl "
         f"data check {args.out}"
     ]
 
 
-def stats(args: StatsDataOptions) -> list[str]:
+def stats(args: StatsDataOptions, each: Each) -> list[str]:
     from robo_rl.data import layout
     from robo_rl.data.meta import load_meta
     from robo_rl.data.statistics import renew
 
-    made = renew(load_meta(args.folder))
+    made = renew(load_meta(args.folder), each)
     return [
         f"{args.folder}: statistics of {len(made)} features, of all frames, in "
         f"{Path(args.folder) / layout.STATS}"
     ]
 
 
-def view(args: ViewDataOptions) -> list[str]:
+def view(args: ViewDataOptions, each: Each) -> list[str]:
     page = importlib.import_module("robo_rl.report.dataset_page")
     folder = Path(args.folder)
     out = Path(args.out) if args.out else folder.resolve().parent / f"{folder.resolve().name}.html"
-    size = page.write_page(folder, out, args.episodes, args.width)
+    size = page.write_page(folder, out, args.episodes, args.width, each)
     return [f"written to {out} ({size / 1e6:.1f} MB)"]

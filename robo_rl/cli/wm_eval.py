@@ -12,12 +12,14 @@ def run(args: WorldEvalConfig) -> int:
     """Measure, write eval.json, eval.html and videos, print the table or the JSON."""
     from robo_rl.experiment.world_model import evaluate_model
     from robo_rl.files import plain
+    from robo_rl.log import Progress
     from robo_rl.report.world_model import write_evaluation
     from world_models.model import find
 
     folder = Path(args.out) if args.out else find(args.model) / "eval"
     doc, arrays = evaluate_model(args)
-    write_evaluation(folder, doc, arrays, args.video)
+    with Progress() as progress:
+        write_evaluation(folder, doc, arrays, args.video, progress.each)
     if args.json:
         print(json.dumps(plain(doc), indent=1))
         return 0

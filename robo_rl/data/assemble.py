@@ -20,17 +20,20 @@ from robo_rl.data.meta import Meta, load_meta, read_checked, read_table
 from robo_rl.data.repair import seal
 from robo_rl.data.writer import write_table
 from robo_rl.errors import UserError
+from robo_rl.types import Each, silently
 
 
-def merge(roots: Sequence[Path], out: Path) -> Meta:
+def merge(roots: Sequence[Path], out: Path, each: Each = silently) -> Meta:
     """The episodes of several data sets one after the other in the new folder `out`; UserError names what
     differs."""
     if len(roots) < 2:
         raise UserError("merge needs two data sets or more")
-    return assemble(out, [(meta, np.arange(len(meta.lengths))) for meta in map(load_meta, roots)])
+    return assemble(out, [(meta, np.arange(len(meta.lengths))) for meta in map(load_meta, roots)], each)
 
 
-def split(root: Path, out: Path, episodes: str, rest: "Path | None" = None) -> tuple[Meta, "Meta | None"]:
+def split(
+    root: Path, out: Path, episodes: str, rest: "Path | None" = None, each: Each = silently
+) -> tuple[Meta, "Meta | None"]:
     """The chosen `episodes` of a data set in the new folder `out`, and the others in `rest`."""
     meta = load_meta(root)
     chosen = parse_episodes(episodes, len(meta.lengths))
@@ -39,7 +42,8 @@ def split(root: Path, out: Path, episodes: str, rest: "Path | None" = None) -> t
         raise UserError(f"--episodes {episodes} are all of {root}; nothing is left for {rest}")
     for folder in filter(None, (out, rest)):
         need_new(folder)
-    return assemble(out, [(meta, chosen)]), assemble(rest, [(meta, others)]) if rest is not None else None
+    made = assemble(out, [(meta, chosen)], each)
+    return made, assemble(rest, [(meta, others)], each) if rest is not None else None
 
 
 def parse_episodes(text: str, count: int) -> np.ndarray:
@@ -62,14 +66,14 @@ def parse_episodes(text: str, count: int) -> np.ndarray:
     return np.array(sorted(out))
 
 
-def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]]) -> Meta:
+def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]], each: Each = silently) -> Meta:
     """A new data set of these episodes int64[n] of each part, in this order."""
     first = parts[0][0]
     need_new(out)
     for meta, _ in parts[1:]:
         _check_same(first, meta)
     tasks = list(dict.fromkeys(task for meta, _ in parts for task in meta.tasks))
-    with appearing(out) as temp:
+    with appearing(out, each) as temp:
         builder = _Builder(temp, first, tasks)
         for meta, episodes in parts:
             builder.add(meta, episodes)
@@ -85,14 +89,14 @@ def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]]) -> Meta:
 
 
 @contextmanager
-def appearing(out: Path) -> Iterator[Path]:
+def appearing(out: Path, each: Each = silently) -> Iterator[Path]:
     """The folder of a data set that becomes `out` at the end of the block, with statistics of all frames and
     checksums, or is gone."""
     temp = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(temp, ignore_errors=True)
     try:
         yield temp
-        statistics.renew(load_meta(temp))
+        statistics.renew(load_meta(temp), each)
         seal(load_meta(temp))
         out.parent.mkdir(parents=True, exist_ok=True)
         os.rename(temp, out)

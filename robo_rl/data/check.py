@@ -12,6 +12,7 @@ import numpy as np
 from robo_rl.data import labels, layout, statistics
 from robo_rl.data.reader import Dataset, load
 from robo_rl.data.repair import decode_all
+from robo_rl.types import Each, silently
 
 SHORT = 0.2  # of the median length: an episode that is shorter was broken off
 JUMP = 20.0  # times the 95 % quantile of an axis' steps: more is no motion
@@ -27,13 +28,13 @@ class DataReport:
     findings: list[str]
 
 
-def check_data(root: "Path | str", pictures: bool = True) -> DataReport:
+def check_data(root: "Path | str", pictures: bool = True, each: Each = silently) -> DataReport:
     """Read a data set and look at it. pictures: decode every one. Raises BrokenDataset for damage."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of missing checksums: among the findings
         data = load(root)
     if pictures:
-        decode_all(data)
+        decode_all(data, each)
     units = labels.units_of(data.meta)
     levels = [0, 0.01, 0.5, 0.99, 1]
     table = np.quantile(data.action.astype(np.float64), levels, axis=0)

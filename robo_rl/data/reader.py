@@ -28,7 +28,7 @@ from robo_rl.data.meta import (
     read_table,
 )
 from robo_rl.errors import UserError
-from robo_rl.types import ControlSpec
+from robo_rl.types import ControlSpec, Each, silently
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +138,10 @@ class Dataset:
             raise ChangedDataset(path, m.root, m.first_in_video(view, path))
         return path
 
-    def images(self, view: str) -> np.ndarray:
+    def images(self, view: str, each: Each = silently) -> np.ndarray:
         """Decode all episodes of one camera: uint8[F, h, w, 3]; F * h * w * 3 bytes of memory."""
         out = np.empty((len(self.action), *self.views.get(view, (0, 0)), 3), np.uint8)
-        for e in range(len(self)):
+        for e in each(f"decode {view}", range(len(self)), "episodes"):
             for first, block in self.blocks(view, e):
                 out[self.from_[e] + first : self.from_[e] + first + len(block)] = block
         return out

@@ -12,6 +12,7 @@ from robo_rl.data.meta import BrokenDataset, ChangedDataset, Meta, committed_fil
 from robo_rl.data.reader import Dataset, load
 from robo_rl.data.writer import trim
 from robo_rl.files import lock
+from robo_rl.types import Each, silently
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Repaired:
     moved: tuple[Path, ...]
 
 
-def repair(root: Path | str) -> Repaired:
+def repair(root: Path | str, each: Each = silently) -> Repaired:
     """Read everything, each picture too, and keep the episodes before the first damage.
 
     Nothing is deleted: the old meta folder is copied to `meta.broken`, files that leave the data set or lose
@@ -54,7 +55,7 @@ def repair(root: Path | str) -> Repaired:
                 lost.append(f"{path}: its last observations are lost")
                 if path.is_file():
                     put_away(path, False)
-        data, reason = _sound_part(root, verifier)
+        data, reason = _sound_part(root, verifier, each)
         reason = "; ".join([reason, *lost] if reason else lost)
         meta = data.meta
         total = meta.info["total_episodes"]
@@ -80,7 +81,7 @@ def repair(root: Path | str) -> Repaired:
         return Repaired(len(data), total - len(data), reason, tuple(moved))
 
 
-def _sound_part(root: Path, verifier: Verifier) -> tuple[Dataset, str]:
+def _sound_part(root: Path, verifier: Verifier, each: Each) -> tuple[Dataset, str]:
     """(the episodes before the first damage, what it is; "": none).
 
     Looked for first is what can be named exactly, which leaves more of a file than its checksum does.
@@ -89,7 +90,7 @@ def _sound_part(root: Path, verifier: Verifier) -> tuple[Dataset, str]:
     while True:
         try:
             data = load(root, keep, trust=None)
-            decode_all(data)
+            decode_all(data, each)
             check_sums(data.meta, verifier, explained)
             return data, reason
         except BrokenDataset as e:
@@ -136,7 +137,7 @@ def check_sums(meta: Meta, verifier: Verifier, explained: Collection[Path]) -> N
             )
 
 
-def accept(root: Path | str, tolerance: float | None = None) -> Dataset:
+def accept(root: Path | str, tolerance: float | None = None, each: Each = silently) -> Dataset:
     """Take a data set as it is: read everything, each picture too, and write the checksums of all its files.
 
     tolerance: from now on timestamps may be off by so many seconds (None: 1e-4). Raises BrokenDataset for
@@ -148,18 +149,17 @@ def accept(root: Path | str, tolerance: float | None = None) -> Dataset:
     tolerance = checksums.TOLERANCE if tolerance is None else tolerance
     with lock(root):
         data = load(root, tolerance=tolerance, trust=None)
-        decode_all(data)
+        decode_all(data, each)
         seal(data.meta, tolerance)
     return load(root)
 
 
-def decode_all(data: Dataset) -> None:
+def decode_all(data: Dataset, each: Each = silently) -> None:
     """Raise BrokenDataset unless every picture of the data set decodes."""
-    for view in data.views:
-        for e in range(len(data)):
-            for _ in data.blocks(view, e):
-                pass
-            data.final_image(view, e)
+    for view, e in each("look", [(v, e) for v in data.views for e in range(len(data))], "episode videos"):
+        for _ in data.blocks(view, e):
+            pass
+        data.final_image(view, e)
 
 
 def seal(meta, tolerance: float | None = None) -> Checksums:

@@ -19,6 +19,7 @@ from robo_rl.data.meta import Meta
 from robo_rl.data.reader import load
 from robo_rl.data.video import VideoReader
 from robo_rl.files import FILE, parse_json, read_json
+from robo_rl.types import Each, silently
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 STAT_NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
@@ -225,7 +226,7 @@ def complete(meta: Meta, totals: dict, histograms: dict[str, np.ndarray], sums: 
     return sums
 
 
-def renew(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
+def renew(meta: Meta, each: Each = silently) -> dict[str, dict[str, np.ndarray]]:
     """Make stats.json anew from all frames, exactly; pictures as `pixel_histograms` looks at them. -> what
     was written.
 
@@ -236,7 +237,10 @@ def renew(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
         view = key.removeprefix(layout.IMAGES)
         if view in meta.video_file:
             data = load(meta.root, len(meta.lengths), tolerance=np.inf, trust=None)
-            per = [pixel_histograms([some_frames(data, view, e)]) for e in range(len(data))]
+            per = [
+                pixel_histograms([some_frames(data, view, e)])
+                for e in each(f"statistics of {view}", range(len(data)), "episodes")
+            ]
             hist, counts = np.sum([h for h, _ in per], 0), np.sum([c for _, c in per], 0)
             out[key] = image_stats(hist, counts)
         elif ft["dtype"] in NUMBERS:

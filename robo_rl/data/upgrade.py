@@ -25,18 +25,19 @@ from robo_rl.data.meta import Meta, load_meta, read_table
 from robo_rl.data.writer import write_table
 from robo_rl.errors import UserError
 from robo_rl.files import FILE, parse_json, read_bytes, read_json
+from robo_rl.types import Each, silently
 
 FILE_BYTES = 64 << 20  # of Arrow rows, before compression
 LINE = 16 << 20  # of a line of meta data, at most
 VERSIONS = ("v2.0", "v2.1")
 
 
-def upgrade(root: Path, out: Path) -> Meta:
+def upgrade(root: Path, out: Path, each: Each = silently) -> Meta:
     """Write the data set of v2.x at `root` into the new folder `out` as v3.0; UserError names the file that
     is missing or malformed."""
     info = read_info(root)
     need_new(out)
-    with appearing(out) as temp:
+    with appearing(out, each) as temp:
         write(root, info, temp)
     return load_meta(out)
 

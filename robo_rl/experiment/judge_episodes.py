@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robo_rl.errors import UserError
+from robo_rl.types import Each, silently
 
 if TYPE_CHECKING:
     from robo_rl.data.reader import Dataset
@@ -31,13 +32,14 @@ class Judged:
     divided: float | None
 
 
-def label_by_judge(root: Path, who: str) -> Judged:
+def label_by_judge(root: Path, who: str, each: Each = silently) -> Judged:
     """Ask the judge `who` (an http address, openai: before one, the folder of a classifier) about every
     episode of a data set, and write what it says into it. UserError: there is no such judge, it does not
     answer, or it cannot look at this data; nothing is written then."""
     from robo_rl.data.labels import write_success
     from robo_rl.data.reader import load
     from world_models.judge import make
+    from world_models.judge_http import ChatJudge
 
     if who in ("", "head"):
         raise UserError(
@@ -47,10 +49,9 @@ def label_by_judge(root: Path, who: str) -> Judged:
     judge: Any = make(who)
     data = load(root)
     check_judge(judge, data, who)
-    chances = [
-        judge(end_of(data, np.arange(at, min(at + AT_ONCE, len(data))), judge))
-        for at in range(0, len(data), AT_ONCE)
-    ]
+    at_once = 1 if isinstance(judge, ChatJudge) else AT_ONCE  # that one asks about each by itself
+    parts = np.split(np.arange(len(data)), range(at_once, len(data), at_once))
+    chances = [judge(end_of(data, part, judge)) for part in each("judge", parts, "questions")]
     success = np.concatenate(chances) > 0.5
     write_success(root, success)
     judged = getattr(judge, "judged", 0)

@@ -441,13 +441,13 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
     elif asked:
         env = simulator_of(model.spec, lanes)
     dataset = load_data(config.dataset)
-    doc, arrays = measure(model, dataset, config)
-    if other is not None:
-        _, theirs = measure_open_loop(other, arrays["windows"], arrays["scale"], config)
-        doc["against"] = compare_models(
-            arrays["errors"], theirs["errors"], arrays["windows"].seen, config.against
-        )
     with Progress() as progress:
+        doc, arrays = measure(model, dataset, config, progress)
+        if other is not None:
+            _, theirs = measure_open_loop(other, arrays["windows"], arrays["scale"], config)
+            doc["against"] = compare_models(
+                arrays["errors"], theirs["errors"], arrays["windows"].seen, config.against
+            )
         policies = [(name, checkpoint.load_policy(folder)[0]) for name, _, folder in found]
         if policies:
             progress.start("rank", len(found), "policies")

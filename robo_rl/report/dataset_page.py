@@ -19,6 +19,7 @@ from robo_rl.data.labels import units_of
 from robo_rl.data.reader import Dataset, load
 from robo_rl.files import write_bytes
 from robo_rl.report.text import esc
+from robo_rl.types import Each, silently
 
 SHOWN = 12  # episodes, where nobody says which
 POINTS = 240  # of a curve
@@ -29,7 +30,7 @@ LEGEND = (
 )
 
 
-def write_page(folder: Path, out: Path, episodes: str = "", width: int = 240) -> int:
+def write_page(folder: Path, out: Path, episodes: str = "", width: int = 240, each: Each = silently) -> int:
     """Write the page to `out` -> its size [bytes]."""
     data = load(folder)
     if episodes:
@@ -39,7 +40,10 @@ def write_page(folder: Path, out: Path, episodes: str = "", width: int = 240) ->
     units = units_of(data.meta)
     body = [
         header(data, folder, chosen),
-        *(episode(data, int(e), units.unit if units else (), width) for e in chosen),
+        *(
+            episode(data, e, units.unit if units else (), width)
+            for e in each("films", chosen.tolist(), "episodes")
+        ),
     ]
     template = Path(__file__).with_name("dataset.html").read_text(encoding="utf-8")
     page = template.replace("<!-- title -->", esc(folder.resolve().name)).replace(

@@ -10,6 +10,7 @@ from robo_rl import files
 from robo_rl.report.charts import Series, chart, whisker
 from robo_rl.report.text import esc
 from robo_rl.report.world_model_film import side_by_side
+from robo_rl.types import Each, silently
 
 # ---- the page ----------------------------------------------------------------------------------------------
 
@@ -398,11 +399,13 @@ where the mean error is {number(u["error_cut"], 3)} (kept steps: {number(u["erro
     return template.replace("{{title}}", esc(f"{doc['model']} · world model")).replace("{{body}}", body)
 
 
-def write_evaluation(folder: Path, doc: dict, arrays: dict, video: bool = True) -> None:
+def write_evaluation(
+    folder: Path, doc: dict, arrays: dict, video: bool = True, each: Each = silently
+) -> None:
     """Write eval.json, eval.html and, if asked for, side-by-side videos into `folder`; doc["page"] is the
     page's path then."""
     files.private_folder(folder)
-    clips = side_by_side(folder, arrays) if video else []
+    clips = side_by_side(folder, arrays, each) if video else []
     doc["page"] = str(folder / "eval.html")
     files.write_json(folder / "eval.json", doc)
     files.write_bytes(folder / "eval.html", page(files.plain(doc), clips).encode())

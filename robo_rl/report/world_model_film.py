@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.film import Take, write_film
+from robo_rl.types import Each, silently
 
 SHOWN = 6  # windows in a film of cameras; half as many where each picture is drawn
 SLOW = 2  # times slower than real time
@@ -15,14 +16,14 @@ TITLES = ("recorded", "model")
 Pair = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 
 
-def side_by_side(folder: Path, arrays: dict) -> list[tuple[str, Path]]:
+def side_by_side(folder: Path, arrays: dict, each: Each = silently) -> list[tuple[str, Path]]:
     """Write a film per camera, or of the drawn scene where the model predicts states -> (title, file) of
     each; [] where no state of its simulator can be drawn."""
     w, p, model = arrays["windows"], arrays["predicted"], arrays["model"]
     films = camera_pairs(w, p) or scene_pair(w, p, model.spec.control)
     pick = np.flatnonzero(w.made[:, min(15, w.made.shape[1] - 1)])[: SHOWN if w.images else SHOWN // 2]
     out = []
-    for k, (title, pair) in enumerate(films.items() if len(pick) else ()):
+    for k, (title, pair) in enumerate(each("films", list(films.items()) if len(pick) else [], "films")):
         path = folder / f"side-by-side-{k}.mp4"
         write_film(
             path,
