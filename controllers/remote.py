@@ -82,7 +82,7 @@ class MessageParser:
             return None
         (head, told, at), self._head, arrays = begun, None, {}
         for name, kind, shape, count in told:
-            arrays[name] = np.frombuffer(bytes(self.data[at : at + count]), kind).reshape(shape)
+            arrays[name] = np.frombuffer(self.data[at : at + count], kind).reshape(shape)  # of its own
             at += count
         del self.data[:at]
         return head, arrays

@@ -267,7 +267,7 @@ class PolicyServer:
                         "this server records what it decides: it takes no prefixes of real-time chunking"
                     )
                 if "prefix" in obs:
-                    self._say(v, t0, self.act(seen, prefix_of(head, obs["prefix"])))
+                    self._agree(v, t0, seen, prefix_of(head, obs["prefix"]))
                 else:
                     alike.append((v, head, seen))
             except UserError as e:
@@ -292,6 +292,14 @@ class PolicyServer:
             self._say(v, number(head.get("t0")), reply)
         return reply is not None
 
+    def _agree(self, v: ClientConnection, t0: float, seen: dict, prefix: Prefix) -> None:
+        """Answer a question of real-time chunking."""
+        try:
+            rows = self.act(seen, prefix)
+        except Exception as e:  # as in `_call`
+            return self._refuse(v, failure(e))
+        self._say(v, t0, rows)
+
     def _call(self, part: list[tuple[ClientConnection, dict, dict]]) -> None:
         """One call of the policy; where it cannot take them, halves, so that who asks what it refuses is
         refused alone."""
@@ -299,10 +307,7 @@ class PolicyServer:
             answers = self.many([seen for *_, seen in part])
         except Exception as e:  # a policy is anybody's code, and the server outlives any question
             if len(part) == 1:
-                return self._refuse(
-                    part[0][0],
-                    e if isinstance(e, UserError) else f"the policy fails at it ({type(e).__name__}: {e})",
-                )
+                return self._refuse(part[0][0], failure(e))
             self._call(part[: len(part) // 2])
             return self._call(part[len(part) // 2 :])
         for (v, head, _), rows in zip(part, answers, strict=True):
@@ -340,6 +345,11 @@ class PolicyServer:
         )
         if not v.known:
             self.quiet_until, self.unsaid = now + SAY, 0
+
+
+def failure(e: Exception) -> object:
+    """What a client is told of what a policy raises."""
+    return e if isinstance(e, UserError) else f"the policy fails at it ({type(e).__name__}: {e})"
 
 
 def prefix_of(head: dict, rows: np.ndarray) -> Prefix:

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from controllers.chunking import Prefix
 from controllers.remote import MAGIC, NONCE, PROOF, MessageParser, RemotePolicyClient, pack, proof
 from controllers.serving import UNKNOWN, ClientConnection, PolicyServer
 from robo_rl.errors import UserError
@@ -273,6 +274,20 @@ def test_questions_that_wait_at_the_same_time_are_answered_by_one_call_and_one_t
     served.socket.close()
 
 
+def test_a_policy_that_fails_at_rows_to_agree_with_fails_for_who_sent_them_alone():
+    def act(obs, prefix=None):
+        return obs["state"][None] if prefix is None else 1 / 0
+
+    with Served() as served:
+        served.server.act = act
+        client = RemotePolicyClient(served.where, TOKEN, patience=10)
+        with pytest.raises(UserError, match=r"the policy fails at it \(ZeroDivisionError"):
+            client.ask(OBS, 1.0, Prefix(np.zeros((3, 2), np.float32), 1, 2))
+        client = RemotePolicyClient(served.where, TOKEN, patience=10)
+        client.ask(OBS, 2.0)
+        assert client.poll(0.0)[1] == 2.0
+
+
 def test_a_proof_cannot_be_guessed_nor_said_again():
     with Served() as served:
         with pytest.raises(UserError, match="has another token"):
@@ -504,6 +519,7 @@ def test_incoming_takes_any_cut_of_any_message_the_same():
                 got.append(m)
         assert [h["t0"] for h, _ in got] == [0.0, 1.0, 2.0, 3.0, 4.0] and not incoming.data
         assert all(np.array_equal(a[k], OBS[k]) for _, a in got for k in OBS)
+        assert all(x.flags.writeable for _, a in got for x in a.values())  # torch warns of others
 
 
 # ---- the policy server of a run's workers ------------------------------------------------------------------

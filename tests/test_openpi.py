@@ -6,6 +6,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -152,7 +153,8 @@ def test_a_policy_of_pictures_of_another_shape_is_shown_them_as_it_learnt_and_as
     [
         ({"state": np.zeros(3)}, "has 4 numbers, got shape"),
         ({"state": np.full(4, np.nan)}, "not finite"),
-        ({"state": 3}, "lacks state"),
+        ({"state": None}, "lacks state"),
+        ({"state": [0.0] * 4}, r"state is an array \(numpy.asarray\), got list"),
         ({"image/front": np.zeros((4, 4, 3))}, "square picture uint8"),
         ({"image/front": np.zeros((4, 6, 3), np.uint8)}, "square picture"),
         ({"prompt": 5}, "prompt is text"),
@@ -380,7 +382,15 @@ def served(tmp_path):
     server = open_server(OPTIONS, TOKEN, batcher, spec, "", lines.append)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+
+    def until(condition) -> None:
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, lines
+            time.sleep(0.01)
+
     yield SimpleNamespace(
+        until=until,
         url=f"ws://127.0.0.1:{server.socket.getsockname()[1]}",
         batcher=batcher,
         run=run,
@@ -412,6 +422,7 @@ def test_a_client_that_knows_the_token_gets_chunks_and_others_nothing(served):
         wire.send(packb({"observation/state": np.zeros(36)}))
         answer = unpackb(wire.recv(timeout=10))
         assert answer["actions"].shape == (8, 7) and answer["server_timing"]["infer_ms"] > 0
+    served.until(lambda: served.lines == ["127.0.0.1: 1 chunks"])
 
 
 def test_hostile_connections_neither_end_the_server_nor_keep_a_client_out(served):
@@ -540,12 +551,35 @@ def test_a_run_is_evaluated_with_a_server_in_place_of_its_policy_on_the_same_sta
         pytest.raises(UserError, match="--execute 8"),
     ):
         policy({"state": np.zeros((1, 36)), "task": ["x"]})
+    with pytest.raises(UserError, match=r"refuses \(401: give the server's token as the API key\); ROBO_RL_"):
+        OpenpiPolicy(served.url, SPEC, 8, "another")
     with pytest.raises(UserError, match="no policy answers at ws://127.0.0.1:9"):
         OpenpiPolicy("ws://127.0.0.1:9", SPEC, 8)
     with pytest.raises(UserError, match="takes a state of 36 numbers"):
         OpenpiPolicy(served.url, SPEC, 8, TOKEN.decode())
     with pytest.raises(UserError, match="ws://HOST:PORT"):
         EvalConfig(policy="localhost:8000")
+
+
+def test_a_server_that_falls_silent_is_lost_in_one_line_however_long_it_may_think(caplog):
+    pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    from websockets.sync.server import serve
+
+    over = threading.Event()
+
+    def say_what_it_is_and_no_more(connection):
+        connection.send(packb({"views": [], "state": 4, "action": 2}))
+        over.wait(20)
+
+    with serve(say_what_it_is_and_no_more, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        with contextlib.closing(OpenpiPolicy(url, SPEC, 8, timeout=0.3)) as policy:
+            assert policy.wires[0].ping_interval is None  # one that decides in its only thread answers none
+            with pytest.raises(UserError, match=rf"{url} is lost \(.*\); look at what its server says"):
+                policy({"state": np.zeros((1, 4)), "task": ["x"]})
+        over.set()
+    assert not caplog.records
 
 
 def test_a_batch_gives_each_what_it_would_get_alone_and_a_served_expert_succeeds(tmp_path):

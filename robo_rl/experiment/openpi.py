@@ -57,8 +57,10 @@ def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, others in names_of(spec).items():
         x = next((message[k] for k in others if k in message), None)
-        if not isinstance(x, np.ndarray):
+        if x is None:
             raise UserError(f"the observation lacks {name} (or {', '.join(others[1:])})")
+        if not isinstance(x, np.ndarray):
+            raise UserError(f"{name} is an array (numpy.asarray), got {type(x).__name__}")
         out[name] = (
             read_state(x, spec.state) if name == "state" else read_picture(x, spec.image_size, name, spec.fit)
         )
@@ -301,8 +303,9 @@ def open_server(
 
     def talk(connection) -> None:
         here.add(connection)
-        count, who = 0, next(numbers)
+        count, who, name = 0, next(numbers), "a client"
         try:
+            name = connection.remote_address[0]  # a closed connection knows it no more
             connection.send(packb(about))
             while True:
                 said = answer(
@@ -317,9 +320,9 @@ def open_server(
                 connection.send(said)
                 count += isinstance(said, bytes)
         except TimeoutError:
-            log(f"{connection.remote_address[0]}: {count} chunks, it asked nothing for {options.idle:g} s")
-        except ConnectionClosed:
-            log(f"{connection.remote_address[0]}: {count} chunks")
+            log(f"{name}: {count} chunks, it asked nothing for {options.idle:g} s")
+        except (ConnectionClosed, OSError):
+            log(f"{name}: {count} chunks")
         finally:
             here.discard(connection)
             if sessions is not None:
@@ -377,7 +380,7 @@ class OpenpiPolicy:
 
     def _connect(self) -> Any:
         try:
-            from websockets.exceptions import InvalidHandshake, InvalidURI
+            from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
             from websockets.sync.client import connect
         except ImportError:
             raise MissingDependency(
@@ -386,10 +389,23 @@ class OpenpiPolicy:
         headers = {"Authorization": f"Api-Key {self.key}"} if self.key else None
         try:
             wire = connect(
-                self.url, compression=None, max_size=1 << 26, additional_headers=headers, open_timeout=10
+                self.url,
+                compression=None,
+                max_size=1 << 26,
+                additional_headers=headers,
+                open_timeout=10,
+                ping_interval=None,  # a server that decides in its only thread answers no pings
+                close_timeout=1,
+                logger=quiet(),
             )
             said = wire.recv(timeout=self.timeout)
             about = unpackb(said if isinstance(said, bytes) else b"")
+        except InvalidStatus as e:
+            said = plain_text((e.response.body or b"").decode(errors="replace").strip(), 80)
+            raise UserError(
+                f"{self.url} refuses ({e.response.status_code}{said and ': '}{said}); "
+                "ROBO_RL_TOKEN has a server's token, that of robo_rl serve is in RUN/serve.token"
+            ) from None
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as e:
             raise UserError(
                 f"no policy answers at {self.url} ({e}); start its server, and give its token as "
@@ -437,7 +453,10 @@ class OpenpiPolicy:
             wire.send(self.message(obs, i))
             said = wire.recv(timeout=self.timeout)
         except (ConnectionClosed, TimeoutError, OSError) as e:
-            raise UserError(f"the policy at {self.url} is lost ({e})") from None
+            raise UserError(
+                f"the policy at {self.url} is lost ({e or type(e).__name__}); look at what its server says, "
+                "and evaluate again"
+            ) from None
         if isinstance(said, str):
             raise UserError(f"the policy at {self.url} refuses: {said[-300:]}")
         answer = unpackb(said)
