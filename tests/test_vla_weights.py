@@ -174,7 +174,7 @@ def test_a_policy_that_was_trained_here_is_checked_and_goes_to_a_public_layout(t
     config = replace(model.config, horizon=7)
     write_json(tmp_path / "vla.json", asdict(config))
     facts = dict(examine(tmp_path).facts)
-    assert facts["model"] == "pi05, keys in layout ours" and "chunks of 7 steps" in facts["expert"]
+    assert facts["model"] == "pi05, keys in layout robo_rl" and "chunks of 7 steps" in facts["expert"]
     assert facts["not needed"].startswith("2 tensors of") and load_model(tmp_path).config == config
     done = convert(tmp_path, tmp_path / "public.safetensors", "lerobot")
     assert (done.came, done.zeros) == (OURS, 6)

@@ -47,7 +47,7 @@ def examine(path: "str | Path") -> Examination:
 
 def _say_weights(out: Examination, checkpoint: Checkpoint, read: KeyMatch, config: VlaConfig) -> None:
     stored = sum(t.bytes for t in checkpoint.tensors.values())
-    layout = "ours" if read.name == OURS else read.name
+    layout = "robo_rl" if read.name == OURS else read.name
     words = (
         f", words as {read.found['trunk.words.weight']}"
         if read.layout and "trunk.words.weight" in read.found
