@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from robo_rl.errors import UserError
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.rollout import run_chunk, to_policy
 
@@ -25,7 +26,14 @@ def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False)
             .actions.cpu()
             .numpy()
         )
-    actions = np.asarray(policy(obs), np.float32)
+    actions, n = np.asarray(policy(obs), np.float32), len(next(iter(obs.values())))
+    if actions.ndim not in (2, 3) or len(actions) != n:
+        raise UserError(
+            f"a policy gives actions [N, A], or chunks of them [N, E, A], of N = {n} observations; this one "
+            f"gave an array of shape {list(actions.shape)}"
+        )
+    if not np.isfinite(actions).all():
+        raise UserError("the policy gave actions that are not finite: numbers are wanted")
     return actions[:, None] if actions.ndim == 2 else actions
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from robo_rl.cli import main, plain_warning
-from robo_rl.data import layout
+from robo_rl.data import layout, video
 from robo_rl.data.assemble import parse_episodes
 from robo_rl.data.lerobot import Episode, Features, Writer, load
 from robo_rl.data.meta import load_meta
@@ -197,6 +197,52 @@ def test_data_sets_that_differ_are_not_merged(tmp_path, sets, capsys):
     assert "nobody stated" in run(capsys, "merge", sets["one"], other, "--out", tmp_path / "all", code=2)
     assert "exists" in run(capsys, "split", sets["one"], "--out", other, "--episodes", "0", code=2)
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def test_damage_of_a_part_is_told_by_its_own_name_with_what_keeps_the_others(tmp_path, sets, capsys):
+    folder = Path(shutil.copytree(sets["one"], tmp_path / "set"))
+    path = layout.data_path(folder, 0, 0)
+    table = pq.read_table(path)
+    action = np.stack(table["action"].to_numpy()).astype(np.float32)
+    action[40] = np.nan  # of episode 1
+    column = pa.FixedSizeListArray.from_arrays(pa.array(action.reshape(-1)), action.shape[1])
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", column), path)
+    said = run(capsys, "merge", sets["two"], folder, "--out", tmp_path / "both", code=2)
+    keep = f"robo_rl data split {folder} --out NEW --episodes 0:1,2:4"
+    assert f"{path}: action is not finite in episode 1, frame 8." in said and keep in said
+    run(capsys, "split", folder, "--out", tmp_path / "kept", "--episodes", "0:1,2:4")
+    assert len(load(tmp_path / "kept")) == 3
+
+
+def test_labels_that_not_all_parts_have_are_not_lost_without_a_word(tmp_path, sets, capsys):
+    folder = Path(shutil.copytree(sets["one"], tmp_path / "set"))
+    run(capsys, "label", folder, "--success", "all")
+    with pytest.warns(
+        UserWarning, match=f"nobody labelled the episodes of {sets['two']}, so .*both has none"
+    ):
+        run(capsys, "merge", folder, sets["two"], "--out", tmp_path / "both")
+
+
+def test_a_video_that_ends_early_loses_its_last_episodes_alone_and_labels_stay(tmp_path, sets, capsys):
+    folder = Path(shutil.copytree(sets["one"], tmp_path / "set"))
+    run(capsys, "label", folder, "--success", "all")
+    view = next(iter(load(folder).views))
+    path, clip = (
+        layout.video_path(folder, view, 0, 0),
+        np.concatenate([load(folder).frames(view, e) for e in (0, 1, 2)]),
+    )
+    video.encode(path, [clip], 30)
+    assert "Keep the 3 episodes before it" in run(capsys, "check", folder, code=2)
+    assert "kept 3 episodes, dropped 1" in run(capsys, "repair", folder)
+    assert load(folder).success.tolist() == [True] * 3
+
+
+def test_radians_that_are_degrees_are_noticed(tmp_path, capsys):
+    folder = datasets.write(tmp_path / "set", "so100", episodes=2, length=32, size=SMALL, views=0)
+    run(capsys, "label", folder, "--units", "rad*5,1")
+    assert "is said to be in rad and goes to 80: are these degrees?" in run(capsys, "check", folder)
+    run(capsys, "label", folder, "--units", "deg*5,1")
+    assert "are these degrees" not in run(capsys, "check", folder)
 
 
 def test_ranges_of_episodes_are_read_as_in_python():

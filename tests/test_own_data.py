@@ -115,7 +115,8 @@ def test_cameras_are_chosen_renamed_and_those_that_are_not_there_are_named():
         ("wrist", "cam_low"),
         ("cam_high", "cam_high"),
     ]
-    refused(lambda: choose_views("cam_hi", there), "cam_hi", "cam_high, cam_low")
+    assert choose_views("none", there) == {}
+    refused(lambda: choose_views("cam_hi", there), "cam_hi", "cam_high, cam_low", "none")
     refused(lambda: choose_views("a=cam_high,a=cam_low", there), "named twice")
 
 
@@ -176,6 +177,8 @@ def test_a_label_that_does_not_fit_is_refused(sets, tmp_path):
     folder = copy(sets, "aloha", tmp_path / "aloha")
     (tmp_path / "won.txt").write_text("7")
     refused(lambda: load(folder, label=f"success={tmp_path / 'won.txt'}"), "no episode 7", "0 to 3")
+    (tmp_path / "won.txt").write_text("1 0 0 1")  # truths, as numbers of episodes
+    refused(lambda: load(folder, label=f"success={tmp_path / 'won.txt'}"), "named twice", "each of 4")
     refused(lambda: load(folder, label="all"), "success=all")
     refused(
         lambda: load(folder, label="success=most"),

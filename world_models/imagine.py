@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from robo_rl.errors import UserError
 from world_models.judge_protocol import Clips, Head, Seen, SuccessJudge
 from world_models.model import WorldModel
 
@@ -93,6 +94,11 @@ def play(
     made = 0
     while made < limit and not over.all():
         actions = np.asarray(act(obs), np.float32)[:, : limit - made].clip(-1, 1)
+        if actions.shape[2] != model.spec.action:
+            raise UserError(
+                f"the policy commands {actions.shape[2]} axes, the world model has {model.spec.action}: "
+                f"{', '.join(model.spec.control.action_names)}"
+            )
         carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions)))
         reward, terminal, success, uncertainty = (getattr(p, k).cpu().numpy() for k in HEADS)
         after = {k: v.cpu().numpy() for k, v in p.obs.items()}

@@ -22,6 +22,7 @@ from world_models.options import PICTURED
 from world_models.own_pictures import unpadded
 from world_models.recorded import control_of
 
+FAR = 10.0  # times the model's range: degrees taken for radians are 57
 STILL = 1e-3  # half the range of an axis that never moves, in its unit
 
 
@@ -45,7 +46,25 @@ def as_commands(datasets: Sequence, axes: tuple[ActionAxis, ...] = ()) -> list:
             np.where(flat, (low + high) / 2 - STILL, low),
             np.where(flat, (low + high) / 2 + STILL, high),
         )
-    return [d if d.spec is not None else _told(d, low, high) for d in datasets]
+    told = [d if d.spec is not None else _told(d, low, high) for d in datasets]
+    if same:
+        for d, new in zip(datasets, told, strict=True):
+            _check_range(d, new.action, axes)
+    return told
+
+
+def _check_range(d, commands: np.ndarray, axes: Sequence[ActionAxis]) -> None:
+    """Raise UserError where most axes of recorded `commands` [F,A] go FAR times as far as the model's."""
+    far = np.abs(commands).max(0, initial=0)
+    if np.median(far) > FAR:
+        i = int(far.argmax())
+        a, x = axes[i], d.action[:, i]
+        raise UserError(
+            f"{d.meta.root}: action {a.name!r} goes from {x.min():.3g} to {x.max():.3g} {a.unit}, in the "
+            f"model's recordings from {a.low:.3g} to {a.high:.3g}, and most axes are as far off: these are "
+            f"other units. State those that they are: robo_rl data label {d.meta.root} --units …, and learn "
+            f"a model of them: robo_rl wm train {d.meta.root}"
+        )
 
 
 def _told(d, low: np.ndarray, high: np.ndarray):
@@ -111,7 +130,7 @@ def check_policy(own: Any, spec: WorldSpec) -> None:
         raise UserError(
             f"the policy sees the cameras {', '.join(own.views)}, and a {spec.kind} model predicts states "
             f"alone; learn one of pictures: robo_rl wm train DATASET --kind {', '.join(PICTURED[:-1])} or "
-            f"{PICTURED[-1]}"
+            f"{PICTURED[-1]}; or a policy of the state alone: robo_rl train … --data.cameras none"
         )
     if lost := [v for v in own.views if v not in c.views]:
         raise UserError(

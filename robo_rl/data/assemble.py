@@ -8,6 +8,7 @@ The new data set appears whole or not at all.
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from robo_rl.data import labels, layout, statistics
-from robo_rl.data.meta import Meta, load_meta, read_checked, read_table
+from robo_rl.data.meta import BrokenDataset, Meta, load_meta, read_checked, read_table
+from robo_rl.data.reader import load
 from robo_rl.data.repair import seal
 from robo_rl.data.writer import write_table
 from robo_rl.errors import UserError
@@ -73,12 +75,35 @@ def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]], each: Each = s
     for meta, _ in parts[1:]:
         _check_same(first, meta)
     tasks = list(dict.fromkeys(task for meta, _ in parts for task in meta.tasks))
+    success = [labels.read_success(meta) for meta, _ in parts]
+    bare = [str(meta.root) for s, (meta, _) in zip(success, parts, strict=True) if s is None]
+    if 0 < len(bare) < len(parts):
+        warnings.warn(
+            f"nobody labelled the episodes of {', '.join(bare)}, so {out} has none of the others' labels of "
+            f"success either; label it: robo_rl data label {out} --success …",
+            stacklevel=2,
+        )
+    try:
+        return _assembled(out, parts, tasks, success, each)
+    except BrokenDataset:
+        for meta, _ in parts:
+            load(meta.root)  # names the file that is damaged, and not its copy
+        raise
+
+
+def _assembled(
+    out: Path,
+    parts: Sequence[tuple[Meta, np.ndarray]],
+    tasks: list[str],
+    success: Sequence["np.ndarray | None"],
+    each: Each,
+) -> Meta:
+    """`assemble` of parts that fit, labelled `success` bool[E]."""
     with appearing(out, each) as temp:
-        builder = _Builder(temp, first, tasks)
+        builder = _Builder(temp, parts[0][0], tasks)
         for meta, episodes in parts:
             builder.add(meta, episodes)
         builder.close()
-        success = [labels.read_success(meta) for meta, _ in parts]
         if all(s is not None for s in success):
             kept = np.concatenate(
                 [np.asarray(s)[episodes] for s, (_, episodes) in zip(success, parts, strict=True)]

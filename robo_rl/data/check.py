@@ -15,6 +15,7 @@ from robo_rl.data.repair import decode_all
 from robo_rl.types import Each, silently
 
 SHORT = 0.2  # of the median length: an episode that is shorter was broken off
+TURNS = 4 * np.pi  # no joint of an arm turns farther than twice
 JUMP = 20.0  # times the 95 % quantile of an axis' steps: more is no motion
 
 
@@ -84,6 +85,18 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
     root, out = data.meta.root, []
     if units is None:
         out.append(f"nobody stated the units of the actions; state them: robo_rl data label {root} --units …")
+    if units is not None:
+        far = np.abs(data.action).max(0)
+        turns = [
+            i
+            for i, (unit, kind) in enumerate(zip(units.unit, units.kind, strict=True))
+            if (unit, kind) == ("rad", "absolute") and far[i] > TURNS
+        ]
+        if turns:
+            out.append(
+                f"action axis {data.features.action[turns[0]]!r} is said to be in rad and goes to "
+                f"{far[turns[0]]:.3g}: are these degrees? State them: robo_rl data label {root} --units …"
+            )
     if not data.is_judged:
         out.append(
             "no episode is said to have succeeded or failed; bc does not need it, others do: robo_rl data "

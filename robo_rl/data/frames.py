@@ -153,8 +153,10 @@ class FrameStore:
 
 def choose_views(text: str, there: Iterable[str]) -> dict[str, str]:
     """{name: camera of the data set} of an option such as `cam_high,wrist=cam_left_wrist`; empty: all, by
-    name."""
+    name; none: no camera."""
     there = list(there)
+    if text == "none":
+        return {}
     if not text:
         return {view: view for view in sorted(there)}
     out: dict[str, str] = {}
@@ -163,7 +165,8 @@ def choose_views(text: str, there: Iterable[str]) -> dict[str, str]:
         source = source or name
         if source not in there:
             raise UserError(
-                f"--data.cameras: the data set has no camera {source!r}; it has: {', '.join(there) or 'none'}"
+                f"--data.cameras: the data set has no camera {source!r}; it has: "
+                f"{', '.join(there) or 'none'}; --data.cameras none takes the state alone"
             )
         if not name or name in out:
             raise UserError(

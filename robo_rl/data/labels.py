@@ -165,6 +165,11 @@ def parse_success(text: str, episodes: int) -> np.ndarray:
         ) from None
     if wrong := [x for x in numbers if not 0 <= x < episodes]:
         raise UserError(f"{path}: there is no episode {wrong[0]}; the data set has 0 to {episodes - 1}")
+    if len(set(numbers)) < len(numbers):
+        raise UserError(
+            f"{path}: an episode is named twice; write the numbers of the episodes that succeeded, or in "
+            f"JSON true or false for each of {episodes}"
+        )
     out = np.zeros(episodes, bool)
     out[numbers] = True
     return out

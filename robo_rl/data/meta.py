@@ -179,7 +179,11 @@ def _read_info(verifier: Verifier) -> tuple[dict, Features, int, int, int]:
         info = parse_json(text, "it", limit=FILE)
         version = str(info["codebase_version"])
     except (ValueError, KeyError, TypeError) as e:
-        raise BrokenDataset(path, f"it is not the JSON of a LeRobot data set ({e!r})", root) from None
+        raise BrokenDataset(
+            path,
+            f"it is not the JSON of a LeRobot data set ({e if isinstance(e, ValueError) else repr(e)})",
+            root,
+        ) from None
     if not version.startswith("v3."):
         raise UserError(
             f"{path}: data set version {version}, need v3.x. Write it anew as v3.0 (v2.0, v2.1): "

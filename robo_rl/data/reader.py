@@ -7,6 +7,7 @@ A folder that another process is extending reads as of its last commit. Damage r
 text names the file and the repair command; `repair` keeps the episodes before the damage.
 """
 
+import itertools
 import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -280,7 +281,8 @@ def load(
             row = int(np.argmin(finite))
             e = int(np.searchsorted(to, row, side="right"))
             what = f"{key} is not finite in episode {e}, frame {row - starts[e]}"
-            raise BrokenDataset(meta.data_path(e), what, meta.root, e)
+            bad = np.unique(np.searchsorted(to, np.flatnonzero(~finite), side="right"))
+            raise BrokenDataset(meta.data_path(e), what, meta.root, e, _all_but(bad, E, meta.root))
     task_index = columns.get("task_index", np.zeros(F, np.int64)).astype(np.int64)
     if task_index.min() < 0 or task_index.max() >= len(meta.tasks):
         what = f"it has {len(meta.tasks)} tasks, the frames use number {task_index.max()}"
@@ -308,6 +310,17 @@ def load(
         phase=columns.get(layout.PHASE, np.zeros(F, np.int64)).astype(np.int64),
     )
     return made if labelled is None else judged(made, labelled)
+
+
+def _all_but(bad: np.ndarray, episodes: int, root: Path) -> str:
+    """The command that keeps all episodes but `bad` (rising); "" where there are no others."""
+    edges = [-1, *map(int, bad), episodes]
+    kept = [f"{a + 1}:{b}" for a, b in itertools.pairwise(edges) if b > a + 1]
+    return (
+        f"keep the others too: robo_rl data split {root} --out NEW --episodes {','.join(kept)}"
+        if kept
+        else ""
+    )
 
 
 def judged(data: Dataset, success: np.ndarray) -> Dataset:
@@ -372,7 +385,8 @@ def _check_videos(meta: Meta, view: str) -> None:
         try:
             video.check_whole(path, int(ends[here].max()), sizes[view])
         except video.BrokenVideo as e:
-            raise BrokenDataset(path, str(e), meta.root, int(first)) from None
+            sound = int(here[np.argmax(ends[here] > e.have)])
+            raise BrokenDataset(path, str(e), meta.root, sound) from None
 
 
 def _images_in_parquet(meta: Meta, view: str, episode: int) -> np.ndarray:

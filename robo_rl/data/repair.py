@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from robo_rl.data import checksums, layout, statistics
+from robo_rl.data import checksums, labels, layout, statistics
 from robo_rl.data.checksums import Checksums, Staged, Verifier
 from robo_rl.data.meta import BrokenDataset, ChangedDataset, Meta, committed_files, load_meta, verifier_of
 from robo_rl.data.reader import Dataset, load
@@ -61,6 +61,7 @@ def repair(root: Path | str, each: Each = silently) -> Repaired:
         total = meta.info["total_episodes"]
         if not reason:
             return Repaired(total, 0, "", ())
+        success = labels.read_success(meta)
         moved.append(_free(root / "meta.broken"))
         shutil.copytree(root / "meta", moved[-1])
         listed = verifier.sums or Checksums()
@@ -78,7 +79,9 @@ def repair(root: Path | str, each: Each = silently) -> Repaired:
         (root / layout.HISTOGRAMS).unlink(missing_ok=True)
         meta = load_meta(root, trust=None)
         statistics.complete(meta, statistics.read_totals(meta), {}, seal(meta))
-        return Repaired(len(data), total - len(data), reason, tuple(moved))
+    if success is not None:
+        labels.write_success(root, success)
+    return Repaired(len(data), total - len(data), reason, tuple(moved))
 
 
 def _sound_part(root: Path, verifier: Verifier, each: Each) -> tuple[Dataset, str]:

@@ -25,7 +25,12 @@ ENCODERS = ("libx264", "libopenh264", "libsvtav1", "mpeg4")  # best first
 
 
 class BrokenVideo(Exception):
-    """The file is not a whole, decodable video; the text says what is wrong."""
+    """The file is not a whole, decodable video; the text says what is wrong. have: frames of it that are
+    sound, from the first."""
+
+    def __init__(self, what: str, have: int = 0):
+        super().__init__(what)
+        self.have = have
 
 
 @cache
@@ -238,7 +243,7 @@ def check_whole(path: Path, frames: int, size: tuple[int, int] | None = None) ->
     except (FFmpegError, OSError) as e:
         raise BrokenVideo(f"it does not open ({e.strerror})") from None
     if have < frames:
-        raise BrokenVideo(f"it holds {have} frames, {frames} are needed")
+        raise BrokenVideo(f"it holds {have} frames, {frames} are needed", have)
     if size is not None and any(x not in (n, n + n % 2) for x, n in zip(shape, size, strict=True)):
         raise BrokenVideo(f"its frames are {shape[0]}x{shape[1]}, meta/info.json says {size[0]}x{size[1]}")
 

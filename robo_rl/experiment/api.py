@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, in_range
 from robo_rl.experiment import config_file, recipes
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.reporting import Event
@@ -190,6 +190,7 @@ def evaluate(
     `simulator` (an env), so that the result pairs with one there; `judge` decides on success as in `robo_rl
     train --judge`.
     """
+    in_range("episodes", episodes, 1, 10**7)
     if env is not None and not hasattr(env, "num_envs"):
         return _evaluate_in_model(policy, env, episodes, seed, simulator, judge)
     if simulator is not None or judge:

@@ -128,6 +128,8 @@ def learn(run: "Run") -> None:
     write_facts(run.folder, data)
     rows, held = split(data, config.data.held_out, config.seed)
     run.policy = fresh_policy(config, spec, data, rows)
+    if spec.views:
+        run.report.say(f"cameras {', '.join(spec.views)}: --data.cameras chooses, none is the state alone")
     report_cameras(run)
     judge = HeldOut(config, data, spec, held) if len(held) else None
     every = max(1, config.bc.updates // LOOKS)
@@ -227,6 +229,6 @@ class HeldOut:
         unit = "" if units[worst] == "1" else f" {units[worst]}"
         run.report.say(
             f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an "
-            f"action {ratio:.2f} of that of the mean action; largest at {names[worst]}: "
+            f"action {ratio:.2f} of that of the mean action; in proportion largest at {names[worst]}: "
             f"{error[worst]:.3g}{unit}"
         )

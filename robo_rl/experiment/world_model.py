@@ -52,6 +52,11 @@ def make_real(spec, runs: list[Path], num_envs: int):
     configs = [load_config(r) for r in runs]
     real = next((c for c in configs if not c.sim.startswith("wm:")), None)
     control = spec.control
+    if real is not None and real.sim == "none":
+        raise UserError(
+            f"{runs[0]} learnt from a data set, without a simulator to compare with: give what the policies "
+            "did on the robot, --real FILE; success in the model alone: python launch/evaluate_world_model.py"
+        )
     acted = real or replace(
         configs[0], sim=control.sim, task=control.task, judge="", obs="rgb" if control.views else "state"
     )

@@ -12,7 +12,7 @@ class DataOptions:
 
     cameras: str = ""
     """Cameras to look through, in order, with commas between; NAME=CAMERA renames one. Empty: all, or those
-    of the env."""
+    of the env; none: no camera, the state alone."""
     every: int = 1
     """Supervision learns from the first frame of an episode and from one in so many of the others; 1: from
     all. Demonstrations that are recorded with more than 1 have no pictures: those that are learnt from are
