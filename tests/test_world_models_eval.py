@@ -263,7 +263,8 @@ def test_episodes_that_the_model_learnt_from_are_left_out(data):
     held[data.from_[:5]] = True
     model.frames = Frames({"state": data.state}, np.zeros(len(first), np.int64), first, held)
     doc, _ = measure(model, data, ARGS)
-    assert doc["episodes"] == 5 and not doc["notes"]
+    assert doc["episodes"] == 5 and "These 60 windows are of 5 episodes alone" in doc["notes"][0]
+    assert len(doc["notes"]) == 1
     model.frames = Frames({"state": data.state}, np.zeros(len(first), np.int64), first, held & False)
     doc, _ = measure(model, data, ARGS)
     assert doc["episodes"] == len(data) and "bright side" in doc["notes"][0]

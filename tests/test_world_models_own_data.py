@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import robo_rl
+from robo_rl import files
 from robo_rl.cli import main
 from robo_rl.data import labels
 from robo_rl.data.reader import load
 from robo_rl.demos import load_demos
 from robo_rl.errors import UserError
-from robo_rl.experiment.world_model import play_in_model
+from robo_rl.experiment.world_model import make_real, play_in_model
 from robo_rl.policies import ObsSpec
 from world_models import learning, options, own_units
 from world_models import model as worlds
@@ -61,6 +62,34 @@ def test_units_that_nobody_stated_are_asked_for(tmp_path):
         own_units.as_commands([load(folder)])
     labels.state_units(folder, "deg*5,%")
     assert [a.unit for a in own_units.as_commands([load(folder)])[0].spec.axes] == ["deg"] * 5 + ["%"]
+
+
+def test_degrees_that_are_called_radians_are_refused_by_a_model_of_radians(aloha):
+    data = load(aloha)
+    axes = own_units.as_commands([data])[0].spec.axes
+    degrees = replace(data, action=np.degrees(data.action))
+    with pytest.raises(UserError, match="goes from .* rad, in the model's recordings from .*other units"):
+        own_units.as_commands([degrees], axes)
+    wider = replace(data, action=2 * data.action)
+    assert np.abs(own_units.as_commands([wider], axes)[0].action).max() > 1.5, "another motion is none"
+
+
+def test_what_a_function_gives_that_is_no_action_of_the_model_is_one_line(aloha, tmp_path):
+    model, data = learnt(aloha, tmp_path / "wm"), load(aloha)
+    obs = {"state": data.state[:3], "task": np.array([data.task(0)] * 3)}
+    for actions, words in (
+        (np.zeros((3, 7)), "commands 7 axes, the world model has 14: left_waist"),
+        (np.zeros(14), r"gives actions \[N, A\].*N = 3.*shape \[14\]"),
+        (np.full((3, 14), np.nan), "not finite"),
+    ):
+        with pytest.raises(UserError, match=words):
+            play_in_model(model, lambda o, a=actions: a, obs, 1, 0)
+
+
+def test_runs_that_had_no_simulator_are_ranked_against_the_robot_alone(aloha, tmp_path):
+    files.write_json(tmp_path / "run.json", {"config": {"sim": "none", "algo": "bc", "demos": str(aloha)}})
+    with pytest.raises(UserError, match="without a simulator to compare with.*--real FILE"):
+        make_real(spec_of(aloha)[0], [tmp_path], 1)
 
 
 def test_pictures_are_padded_to_squares_as_they_are_decoded(aloha):
@@ -160,7 +189,8 @@ def test_a_policy_of_pictures_is_told_that_a_model_of_states_shows_none(aloha):
     spec, _ = spec_of(aloha)
     with pytest.raises(
         UserError,
-        match="a latent model predicts states alone; learn one of pictures: .*--kind encoded, video or",
+        match="a latent model predicts states alone; learn one of pictures: .*--kind encoded, video or.*"
+        "--data.cameras none",
     ):
         own_units.translate(seen_by(), replace(spec, kind="latent", control=replace(spec.control, views=())))
 
@@ -299,3 +329,4 @@ def test_the_report_of_a_model_of_it_says_that_nobody_told_success(aloha, tmp_pa
     )
     assert np.isfinite([i["value"] for i in doc["open_loop"]["state"]["model"].values()]).all()
     assert "Nobody said which episodes succeeded" in doc["notes"][0]
+    assert "These 8 windows are of 1 episode alone" in doc["notes"][1]

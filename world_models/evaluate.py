@@ -23,6 +23,7 @@ from world_models.units import errors_in_units
 from world_models.windows import check_dataset, foreign_to, read_windows, unseen
 
 LOOK = 64  # most windows of a model with images: their frames are held in memory
+ALIKE = 4  # windows of an episode, from which on a note says so
 SLACK = 0.03  # by which the coverage of a bound may miss what was promised
 
 
@@ -317,6 +318,12 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
         config.horizon,
         config.seed,
     )
+    if len(w) > ALIKE * (several := len(np.unique(w.episode))):
+        notes.append(
+            f"These {len(w)} windows are of {several} episode{'s' if several > 1 else ''} alone. Windows of "
+            "one episode are alike: intervals over windows are too narrow, and successes are counted by "
+            "window. Evaluate on more episodes that the model did not learn from."
+        )
     scale = np.array(model.spec.scale or spread(dataset))
     doc, arrays = measure_open_loop(model, w, scale, config, begun(progress, "predict", len(w), "windows"))
     tick = begun(progress, "measure", 3, "parts")
