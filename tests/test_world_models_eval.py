@@ -288,16 +288,21 @@ def test_play_ends_an_episode_at_its_success_and_counts_a_nan_as_lost():
 def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     doc, arrays = measure(PointModel(drift=0.01), data, ARGS)
     doc |= compare_policies(PointModel(generous=2.0), PointReach(50), walkers(), replace(ARGS, episodes=50))
-    doc |= {"verdict": "Of no use.", "objections": ["it is the first", "it is the second"]}
+    doc |= {
+        "verdict": "Of use, but it is the first; record.",
+        "objections": ["it is the first", "it is the second"],
+    }
     html = wm_page.page(plain(doc), wm_page.side_by_side(tmp_path, arrays))
     assert "Open-loop error, state" in html and "run/7" in html and "alarm" in html and "{{" not in html
     assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
     assert (
-        "Of no use." in html
+        "Of use, but" in html
         and "Against it too: it is the second." in html
         and "too: it is the first" not in html
     )
-    assert table(doc).endswith("against it: it is the second\nOf no use.")
+    assert table(doc).endswith("against it: it is the second\nOf use, but it is the first; record.")
+    useless = plain(doc) | {"verdict": "Of no use."}
+    assert "Against it too: it is the first." in wm_page.page(useless, [])
     assert "Spearman" in table(doc) and "ALARM" in table(doc)
     assert "no success in these windows" not in html
     none = doc["success"] | {"tp": 0, "fn": 0, "fp": 0}

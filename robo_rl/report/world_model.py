@@ -343,7 +343,8 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
         if "verdict" in doc
         else ""
     )
-    against_it = doc.get("objections", [])[1:]  # the first is in the verdict
+    # a verdict has the first of them or, where the model is of no use, none
+    against_it = [o for o in doc.get("objections", []) if o not in doc.get("verdict", "")]
     notes = (
         (
             '<section class="card notes"><ul>'
