@@ -226,6 +226,9 @@ def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):
         not e.value.code and "moments of AdamW" in said and said.strip().splitlines()[-1].startswith("fits")
     )
     assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit):
+        main(["train", *ARGV, "--algo", "bc", "--plan"])
+    assert "supervised update" in capsys.readouterr().out
     with pytest.raises(SystemExit) as e:
         main(["train", "--algo", "rlpd", "--plan"])
     assert e.value.code == 2

@@ -183,10 +183,12 @@ def parts_of(
         [p for p in policy.parameters() if p.requires_grad],
     )
     parts.append(PlanPart("weights", weights))
+    seconds: list[tuple[str, float]] = []
     if config.demos != "0" and config.bc.updates or config.algo == "bc":
         with counting():
-            parts += supervised_parts(config, policy, learns, speed)
-    seconds: list[tuple[str, float]] = []
+            more, supervised = supervised_parts(config, policy, learns, speed)
+        parts += more
+        seconds = [("supervised update", supervised)]
     if config.algo != "bc":
         # a critic is small; what it leaves frozen is so from now on
         learner = find_method(config.algo)(policy, config.rl, config.seed)
@@ -213,15 +215,19 @@ def moments(params: list) -> int:
     )
 
 
-def supervised_parts(config: TrainConfig, policy, learns: list, speed: float = 0.0) -> list[PlanPart]:
-    """Memory of the supervised stage."""
-    saved, _ = extrapolated(policy, supervised_loss(config, policy, config.bc.noises), config.bc.batch, speed)
-    return [
+def supervised_parts(
+    config: TrainConfig, policy, learns: list, speed: float = 0.0
+) -> tuple[list[PlanPart], float]:
+    """Memory of the supervised stage, and seconds of one of its updates."""
+    loss = supervised_loss(config, policy, config.bc.noises)
+    saved, seconds = extrapolated(policy, loss, config.bc.batch, speed)
+    parts = [
         PlanPart("average of the weights", size_of(policy.state_dict().values()), "supervised"),
         PlanPart("gradients", size_of(learns), "supervised"),
         PlanPart("moments of AdamW", moments(learns), "supervised"),
         PlanPart("activations", saved, "supervised"),
     ]
+    return parts, seconds
 
 
 def supervised_loss(config: TrainConfig, policy, noises: int = 1) -> Callable[[int], Tensor]:
