@@ -29,7 +29,7 @@ from robo_rl.experiment.cameras import CameraOptions
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.deploy import deploy, real_time_loop
 from robo_rl.experiment.deploy_options import DeployOptions
-from robo_rl.experiment.deploy_policy import slowness
+from robo_rl.experiment.deploy_policy import slowness, told_elsewhere
 from robo_rl.experiment.policy_server import TOKEN_FILE, ServeOptions, load_actor, run_interface
 from robo_rl.experiment.sim_arm import SimArmOptions
 from robo_rl.options import PolicyOptions
@@ -199,6 +199,16 @@ def test_a_policy_that_is_too_slow_for_its_arm_is_said_with_the_remedy(blocks, t
     runner.schedule.counts["starved"] = starved
     told = slowness(bridge, blocks)
     assert says in told and bool(says) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"), [("", False), ("process", False), ("lerobot:p", False), ("127.0.0.1:7447", True)]
+)
+def test_a_policy_elsewhere_is_told_the_instruction_of_its_server_and_that_is_said(policy, said):
+    options = DeployOptions(run="run", policy=policy, instruction="pick up the blue cube")
+    told = told_elsewhere(options, ObsSpec(state=4, action=2, language=True))
+    assert bool(told) == said and (not said or "robo_rl serve --instruction" in told)
+    assert not told_elsewhere(options, ObsSpec(state=4, action=2))
 
 
 def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):

@@ -61,6 +61,18 @@ def choose_actor(options: "DeployOptions"):
     return act.choose(options.chunking), config, spec
 
 
+def told_elsewhere(options: "DeployOptions", spec) -> str:
+    """What is to be known of --instruction where a server decides, which is told its own; "" elsewhere."""
+    if not spec.language or not options.policy or options.policy == "process":
+        return ""
+    if options.policy.startswith("lerobot:"):
+        return ""
+    return (
+        f"the policy at {options.policy} is told its server's instruction (robo_rl serve --instruction), "
+        "not that of here, which is recorded and judged: they must be the same"
+    )
+
+
 def open_policy(options: "DeployOptions", act, period: float):
     """(policy client, the server process that it started or None); act: the policy in this process, period:
     of control [s].
