@@ -193,7 +193,7 @@ def main(given: list[str] | None = None) -> None:
     p.add_argument("--new", type=int, default=100, help="episodes to measure on")
     p.add_argument("--windows", type=int, default=300)
     p.add_argument("--updates", type=int, default=2000)
-    p.add_argument("--hidden", type=int, default=128, help="width of the latent model's five networks")
+    p.add_argument("--hidden", type=int, default=80, help="width of the latent model's five networks")
     p.add_argument("--keep", type=Path)
     args = p.parse_args(given)
     rows = kept_rows(args.keep)

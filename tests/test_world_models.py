@@ -27,7 +27,7 @@ from world_models import model as worlds
 from world_models.calibrate import calibrate, open_loop, threshold
 from world_models.env import WorldEnv, frame_of
 from world_models.fit import FitOptions, Fitter
-from world_models.latent import Latent, LatentOptions
+from world_models.latent import Latent, LatentOptions, build
 from world_models.learning import world_spec
 from world_models.options import KINDS, EncodedConfig
 from world_models.oracle import Oracle
@@ -247,15 +247,32 @@ def test_rewards_that_are_success_alone_are_seen_as_sparse(data):
 # ---- the ensemble ------------------------------------------------------------------------------------------
 
 
-def test_a_member_alone_predicts_what_it_predicts_in_the_ensemble(learnt):
-    x = torch.randn(6, 10)
-    every = learnt.net(x)
-    for m in range(3):
+def test_a_member_alone_predicts_what_it_predicts_in_the_ensemble(data, learnt):
+    x, net = torch.randn(6, 10), learnt.net
+    for m, seen in enumerate(net(x)):
+        h = x @ net.first[m] + net.first_bias[m]
+        assert len(net.gates) == 1
+        u = (h - h.mean(1, keepdim=True)) / (h.var(1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+        g, v = (u @ net.gates[0][m] + net.gate_biases[0][m]).split(32, 1)
+        h = h + (g * g.sigmoid() * v) @ net.back[0][m]
+        assert torch.allclose(seen, h @ net.last[m] + net.last_bias[m], atol=1e-5)
+
+    plain = latent(data, gated=False).net
+    for m, seen in enumerate(plain(x)):
         h = x
-        for i, (w, b) in enumerate(zip(learnt.net.weights, learnt.net.biases, strict=True)):
+        for i, (w, b) in enumerate(zip(plain.weights, plain.biases, strict=True)):
             y = h @ w[m] + b[m]
-            h = y if i == len(learnt.net.weights) - 1 else (h if i else 0) + torch.nn.functional.silu(y)
-        assert torch.allclose(every[m], h, atol=1e-5)
+            h = y if i == len(plain.weights) - 1 else (h if i else 0) + torch.nn.functional.silu(y)
+        assert torch.allclose(seen, h, atol=1e-5)
+
+
+def test_a_model_of_before_gated_layers_is_loaded_with_its_own(data):
+    old = latent(data, gated=False)
+    saved = {k: v for k, v in asdict(old.options).items() if k != "gated"}
+    again = build(old.spec, saved)
+    again.load_state_dict(old.state_dict())
+    x = torch.randn(3, 10)
+    assert torch.equal(again.net(x), old.net(x))
 
 
 def test_a_lane_follows_its_own_member_or_the_mean_of_all(data):
@@ -330,9 +347,9 @@ def test_the_rollout_follows_the_last_refinement_and_every_one_is_learnt(data):
         w = windows(data, m)
     rows = w.rows[torch.arange(4 * model.options.members)].view(model.options.members, 4)
     loss(model, w, rows, 3)[0].backward()
-    assert all(p.grad.abs().sum() > 0 for p in [*model.refiner.weights, *model.net.weights])
+    assert all(p.grad.abs().sum() > 0 for p in [*model.refiner.parameters(), *model.net.parameters()])
     with torch.no_grad():  # refiners that take nothing off: three times the plain model's error
-        model.refiner.weights[-1].zero_(), model.refiner.biases[-1].zero_()
+        model.refiner.last.zero_(), model.refiner.last_bias.zero_()
         got, want = (loss(m, w, rows, 3)[1]["state"] for m in (model, plain))
     assert torch.allclose(got, 3 * want, rtol=1e-5)
 
@@ -413,7 +430,7 @@ def test_the_heads_learn_from_where_a_success_led_if_that_was_recorded(data, tol
     rows = torch.from_numpy(data.end[~data.held & data.success] - 1).expand(3, -1)
     parts = loss(model, w, rows, 1)[1]
     with torch.no_grad():
-        model.net.weights[-1].add_(1.0)  # other predictions
+        model.net.last.add_(1.0)  # other predictions
     moved = loss(model, w, rows, 1)[1]
     assert (
         not torch.equal(parts["state"], moved["state"])
@@ -443,7 +460,7 @@ def test_the_threshold_is_the_greatest_uncertainty_with_few_enough_mistakes():
 
 def test_a_model_that_knows_nothing_is_calibrated_to_no_horizon_and_refused_as_an_env(data):
     model = latent(data)
-    for w in model.net.weights:
+    for w in model.net.parameters():
         torch.nn.init.normal_(w, std=1.0)
     state = torch.from_numpy(data.state)
     model.fit(state, state[1:] - state[:-1], torch.from_numpy(data.reward), torch.zeros(len(state), 2))

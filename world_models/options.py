@@ -36,10 +36,12 @@ class LatentOptions:
 
     members: int = 5
     """M: networks in the ensemble; their disagreement is the uncertainty."""
-    hidden: int = 256
+    hidden: int = 160
     """Width of each."""
     layers: int = 3
-    """Hidden layers of each."""
+    """Hidden layers of each. Gated ones (all but the first, and one at least) are three products each."""
+    gated: bool = True
+    """Gated layers with normalisation (SwiGLU); off: plain ones."""
     follow: Literal["member", "mean"] = "mean"
     """What an episode's next state is: that of one member, drawn per episode, or the mean of all."""
     refine: int = 0
@@ -159,7 +161,7 @@ class VideoOptions:
     """The last frame is moved before it is painted over."""
     doubt: bool = True
     """A network expects the error of each frame, which is part of the uncertainty."""
-    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=128))
+    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=80))
     """The network of the arm's state."""
 
     def __post_init__(self) -> None:
