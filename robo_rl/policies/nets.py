@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import layer_norm, linear
 
 from robo_rl.errors import UserError
 from robo_rl.policies.context import Context
@@ -123,15 +123,29 @@ class VelocityNet(nn.Module):
 
 
 class ChunkHead(VelocityNet):
-    """v(context, x, t): context of width C, x [B,D], t -> [B,D]; `layers` hidden layers of `hidden` units."""
+    """v(context, x, t): context of width C, x [B,D], t -> [B,D]; `layers` hidden layers of `hidden` units.
+
+    residual: the first is a linear map, each other adds act(norm(h) W + b) to what it reads, without weights
+    in the normalisation (pre-norm, as in Xiong et al. 2020, arXiv 2002.04745).
+    """
 
     from_time: Any  # nn.Sequential of nn.Linear, an activation, nn.Linear
     from_committed: nn.Linear | None
     body: Any  # nn.ModuleList of nn.Linear
 
-    def __init__(self, context: int, chunk: int, hidden: int, layers: int, act: str, rows: int = 0):
+    def __init__(
+        self,
+        context: int,
+        chunk: int,
+        hidden: int,
+        layers: int,
+        act: str,
+        rows: int = 0,
+        residual: bool = False,
+    ):
         """rows: H, where first rows of a chunk may be given (`Context.committed`)."""
         super().__init__()
+        self.residual = residual
         self.from_context = nn.Linear(context, hidden)
         self.from_x = nn.Linear(chunk, hidden, bias=False)
         self.from_time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, hidden, bias=False))
@@ -184,6 +198,10 @@ class ChunkHead(VelocityNet):
         return self._rest((embedded + time).addmm_(x, self.from_x.weight.t()))
 
     def _rest(self, h: Tensor) -> Tensor:
+        if self.residual:
+            for layer in self.body:
+                h = h + self.act(linear(layer_norm(h, h.shape[-1:]), layer.weight, layer.bias))
+            return linear(h, self.out.weight, self.out.bias)
         h = self.act(h)
         for layer in self.body:
             h = self.act(linear(h, layer.weight, layer.bias))

@@ -234,7 +234,7 @@ class ChainPolicy(PolicyBase):
         if o.window:
             return RowHead(self.context_size, o.horizon, self.width, o.hidden, o.layers, o.window), None
         kind, rows = GuidedChunkHead if o.advantage else ChunkHead, o.horizon if o.commit else 0
-        head = kind(self.context_size, self.chunk, o.hidden, o.layers, o.activation, rows)
+        head = kind(self.context_size, self.chunk, o.hidden, o.layers, o.activation, rows, o.residual)
         return head, NoiseNet(
             o.hidden, self.chunk, o.noise_min, o.noise_max
         ) if o.kind == "flow" and o.noise == "learned" else None
