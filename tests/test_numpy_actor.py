@@ -55,6 +55,9 @@ def same_noise(policy, state, seed):
         {"noise": "learned", "noise_steps": "all"},
         {"predict": "action"},
         {"predict": "action", "denoise_steps": 7},
+        {"residual": True, "predict": "action"},
+        {"residual": True, "activation": "silu", "layers": 5},
+        {"residual": True, "activation": "tanh", "layers": 1},
     ],
     ids=str,
 )

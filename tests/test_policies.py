@@ -30,6 +30,8 @@ KINDS = {
     "flow-noise-last": {"noise": "learned", "noise_steps": "last", "predict": "action"},
     "flow-action": {"predict": "action"},
     "flow-action-all": {"predict": "action", "noise": "learned", "noise_steps": "all"},
+    "flow-residual": {"residual": True, "predict": "action", "noise": "learned", "layers": 3},
+    "diffusion-residual": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "residual": True},
     "diffusion-action": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "predict": "action"},
 }
 

@@ -34,9 +34,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "fast bc state",
-        "a network that predicts the chunk need not first learn to copy noise; half of a chunk is executed, "
-        "then the policy looks again",
-        {"policy": {"execute": 4, "predict": "action"}},
+        "a network that predicts the chunk need not first learn to copy noise, and residual layers learn more "
+        "from few demonstrations; half of a chunk is executed, then the policy looks again",
+        {"policy": {"execute": 4, "predict": "action", "residual": True}},
     ),
     (
         "data",
@@ -203,14 +203,15 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast pi_rl state",
         "a network that predicts the chunk need not first learn to copy noise, and denoises away what is "
-        "added before its last step; as much noise as the policy bears; the update follows the KL that it "
-        "makes, not a learning rate that fits one task; the critic first; half of a chunk is executed, then "
+        "added before its last step; residual layers learn more from few demonstrations; as much noise as the "
+        "policy bears; the update follows the KL that it makes, not a learning rate that fits one task; the critic first; half of a chunk is executed, then "
         "the policy looks again; small rollouts, for what an update may move is bounded",
         {
             "envs": 128,
             "policy": {
                 "execute": 4,
                 "predict": "action",
+                "residual": True,
                 "noise": "learned",
                 "noise_steps": "last",
                 "noise_min": 0.2,
@@ -237,6 +238,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             "bc": {"own": 256},
             "policy": {
                 "predict": "action",
+                "residual": True,
                 "noise": "learned",
                 "noise_steps": "last",
                 "noise_min": 0.2,

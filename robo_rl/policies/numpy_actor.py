@@ -5,6 +5,7 @@ when they are loaded. Rows of the first matrix are [state, one-hot step, x] (bef
 rows, where the policy was taught with some), so a step's product is a single one:
 
     h = act([clip(s), e_k, x] W1),  h = act([h, 1] W) ...,  x <- x + [h, 1] Wout
+    or, residual:  h = [clip(s), e_k, x] W1,  h = h + act([norm(h), 1] W) ...
 
 W1's state rows hold the normaliser, its K step rows the time product and the biases; Wout is scaled by the
 Euler step t' - t = -1/K. Of a network that predicts actions D the step is x <- (1 - w) x + w D with w = 1/(K
@@ -28,6 +29,7 @@ from robo_rl.options.lora import LoraOptions
 FORMAT = 1  # of robo_rl.checkpoint
 F = np.float32
 CLIP = F(10)  # of the observation normaliser
+NORM_EPS = 1e-5  # of torch's layer_norm
 
 
 class NumpyActor:
@@ -92,8 +94,18 @@ class NumpyActor:
         # the last entry stays 1: it carries the bias
         buffers = [np.ones(hidden + 1, F) for _ in self._weights[1:]]
         self._out = np.empty(d, F)
+        # (input, weight, output); of a residual layer the output is what it adds
         self._layers = list(zip([first, *buffers], self._weights, (b[:-1] for b in buffers), strict=False))
         self._last = buffers[-1], self._weights[-1]
+        self.residual = options.get("residual", False)
+        if self.residual:
+            added = [np.empty(hidden, F) for _ in body]
+            self._layers[1:] = [
+                (b, w, h) for b, w, h in zip(buffers, self._weights[1:], added, strict=False)
+            ]
+            self._sum = np.ones(hidden + 1, F)
+            self._last = self._sum, self._weights[-1]
+            self._spread = np.ones(len(body))  # std that each layer's input was divided by
         self._scratch, self._zeros = np.empty(hidden, F), np.zeros(hidden, F)
 
     @staticmethod
@@ -134,8 +146,7 @@ class NumpyActor:
         committed: actions [H, A] of which the first so many are given (`policies.guided.committed_chunk`)."""
         if np.shape(state) != (self.state,):
             raise UserError(f"state must have shape ({self.state},), got {np.shape(state)}")
-        x, step, out, scratch, zeros = self._x, self._step, self._out, self._scratch, self._zeros
-        relu, tanh = self.activation == "relu", self.activation == "tanh"
+        x, step, out = self._x, self._step, self._out
         if noise is not None:
             x[:] = noise if np.ndim(noise) == 1 else np.reshape(noise, -1)
         elif rng is not None:
@@ -155,14 +166,12 @@ class NumpyActor:
                 kept[:] = fixed
             step[k - 1] = 0
             step[k] = 1
-            for before, weight, h in self._layers:
-                np.dot(before, weight, out=h)
-                if relu:
-                    np.maximum(h, zeros, out=h)  # an array of zeros: a scalar costs twice as much
-                elif tanh:
-                    np.tanh(h, out=h)
-                else:
-                    _silu(h, scratch)
+            if self.residual:
+                self._add_up()
+            else:
+                for before, weight, h in self._layers:
+                    np.dot(before, weight, out=h)
+                    self._activate(h)
             np.dot(last, last_weight, out=out)
             pull = (
                 None if goal is None or prefix is None else prefix[2][k] / self.steps * self._guide(k, *goal)
@@ -178,6 +187,29 @@ class NumpyActor:
         actions = x.reshape(self.horizon, self.action)[: rows or self.execute] * self._std
         actions += self._mean
         return actions
+
+    def _activate(self, h: np.ndarray) -> None:
+        """In place."""
+        if self.activation == "relu":
+            np.maximum(h, self._zeros, out=h)  # an array of zeros: a scalar costs twice as much
+        elif self.activation == "tanh":
+            np.tanh(h, out=h)
+        else:
+            _silu(h, self._scratch)
+
+    def _add_up(self) -> None:
+        """The residual layers of a step."""
+        (first, entry, _), *layers = self._layers
+        h = self._sum[:-1]
+        np.dot(first, entry, out=h)
+        for i, (before, weight, added) in enumerate(layers):
+            normed = before[:-1]
+            np.subtract(h, h.mean(), out=normed)
+            self._spread[i] = math.sqrt(float(normed @ normed) / len(normed) + NORM_EPS)
+            np.divide(normed, F(self._spread[i]), out=normed)
+            np.dot(before, weight, out=added)
+            self._activate(added)
+            np.add(h, added, out=h)
 
     def _fix(self, actions: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Tell the network that the first `count` rows are given -> (their place in x, their normalised
@@ -213,9 +245,20 @@ class NumpyActor:
         back = self._last[1][:-1] @ back
         for at in range(len(self._layers) - 1, -1, -1):
             _, weight, h = self._layers[at]
+            if self.residual:
+                back = self._behind(at, back) if at else weight[-d:] @ back
+                continue
             back = back * self._slope(at, h)
             back = (weight[:-1] if at else weight[-d:]) @ back
         return (back if self.clean else pull + back).astype(F)
+
+    def _behind(self, at: int, back: np.ndarray) -> np.ndarray:
+        """J^T back of residual layer `at`: itself, and what goes through the layer and its normalisation."""
+        before, weight, h = self._layers[at]
+        normed = before[:-1]
+        inner = weight[:-1] @ (back * self._slope(at, h))
+        inner = inner - inner.mean() - normed * (inner @ normed / len(normed))
+        return back + inner / self._spread[at - 1]
 
     def _slope(self, at: int, h: np.ndarray) -> np.ndarray:
         """Derivative of the activation of a layer, from its output h; silu is not monotone, and asks for its
