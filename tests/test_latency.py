@@ -41,8 +41,11 @@ def made(tmp_path, **options):
 
 @pytest.mark.parametrize("activation", ["relu", "silu", "tanh"])
 @pytest.mark.parametrize("predict", ["velocity", "action"])
-def test_numpy_and_torch_guide_a_chunk_alike_and_towards_the_prefix(tmp_path, activation, predict):
-    policy, actor = made(tmp_path, activation=activation, predict=predict, denoise_steps=4)
+@pytest.mark.parametrize("residual", [False, True])
+def test_numpy_and_torch_guide_a_chunk_alike_and_towards_the_prefix(tmp_path, activation, predict, residual):
+    policy, actor = made(
+        tmp_path, activation=activation, predict=predict, residual=residual, layers=3, denoise_steps=4
+    )
     obs, rng = np.linspace(-1, 1, 6).astype(np.float32), np.random.default_rng(1)
     goal, weights = rng.uniform(-0.5, 0.5, (6, 3)), np.array([1, 1, 0.6, 0.2, 0, 0])
     gains = [guidance_gain(1 - k / 4) for k in range(4)]
