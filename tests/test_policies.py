@@ -31,6 +31,7 @@ KINDS = {
     "flow-action": {"predict": "action"},
     "flow-action-all": {"predict": "action", "noise": "learned", "noise_steps": "all"},
     "flow-residual": {"residual": True, "predict": "action", "noise": "learned", "layers": 3},
+    "gaussian-residual": {"kind": "gaussian", "residual": True, "layers": 3},
     "diffusion-residual": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "residual": True},
     "diffusion-action": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "predict": "action"},
 }
@@ -78,7 +79,7 @@ def test_the_log_prob_gradient_is_the_finite_difference(kind):
     trace = {k: v.double() if v.is_floating_point() else v for k, v in chunk.trace.items()}
     obs = {"state": obs["state"].double()}
     total = lambda: policy.score(policy.encode(obs), trace)[0].sum()  # noqa: E731
-    param = policy.net[-1].bias if kind == "gaussian" else policy.head.out.bias
+    param = policy.net[-1].bias if kind.startswith("gaussian") else policy.head.out.bias
     total().backward()
     for i in (0, 5):
         with torch.no_grad():

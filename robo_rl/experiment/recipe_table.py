@@ -34,8 +34,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "fast bc state",
-        "a network that predicts the chunk need not first learn to copy noise, and residual layers learn more "
-        "from few demonstrations; half of a chunk is executed, then the policy looks again",
+        "a network that predicts the chunk need not learn to copy noise; residual layers learn more from "
+        "few demonstrations; half of a chunk is executed, then the policy looks again",
         {"policy": {"execute": 4, "predict": "action", "residual": True}},
     ),
     (
@@ -203,9 +203,10 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast pi_rl state",
         "a network that predicts the chunk need not first learn to copy noise, and denoises away what is "
-        "added before its last step; residual layers learn more from few demonstrations; as much noise as the "
-        "policy bears; the update follows the KL that it makes, not a learning rate that fits one task; the critic first; half of a chunk is executed, then "
-        "the policy looks again; small rollouts, for what an update may move is bounded",
+        "added before its last step; residual layers learn more from few demonstrations; as much noise as "
+        "the policy bears; the update follows the KL that it makes, not a learning rate that fits one task; "
+        "the critic first; half of a chunk is executed, then the policy looks again; small rollouts, for "
+        "what an update may move is bounded",
         {
             "envs": 128,
             "policy": {

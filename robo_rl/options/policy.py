@@ -86,8 +86,8 @@ class PolicyOptions:
     layers: int = 3
     """Hidden layers of the action head."""
     residual: bool = False
-    """Flows and diffusion: each hidden layer of the action head but the first, which is linear, adds to what
-    it reads, normalised. Few demonstrations then say more."""
+    """flow, diffusion, gaussian: each hidden layer of the action head but the first, which is linear, adds to
+    what it reads, normalised. Few demonstrations then say more."""
     width: int = 96
     """Token width of the vision-language trunk (obs rgb)."""
     depth: int = 2

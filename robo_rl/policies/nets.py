@@ -7,6 +7,7 @@ the same function as one matrix on the concatenation.
 
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,10 +79,33 @@ def mlp(sizes: list[int], act: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def residual(h: Tensor, layer: nn.Linear, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """h + act(norm(h) W + b), without weights in the normalisation (pre-norm, Xiong et al. 2020, arXiv
+    2002.04745)."""
+    return h + act(linear(layer_norm(h, h.shape[-1:]), layer.weight, layer.bias))
+
+
+class ResidualLayer(nn.Module):
+    """`residual` of a linear layer [width, width]."""
+
+    def __init__(self, width: int, act: str):
+        super().__init__()
+        self.linear, self.act = nn.Linear(width, width), ACTIVATIONS[act]
+
+    def forward(self, h: Tensor) -> Tensor:
+        return residual(h, self.linear, self.act)
+
+
+def residual_mlp(sizes: list[int], act: str) -> nn.Sequential:
+    """As `mlp`, hidden layers of one width: the first a linear map, the others residual."""
+    first, *hidden, last = zip(sizes[:-1], sizes[1:], strict=True)
+    return nn.Sequential(nn.Linear(*first), *(ResidualLayer(w, act) for w, _ in hidden), nn.Linear(*last))
+
+
 def orthogonal(net: nn.Sequential, last: float) -> None:
     """Orthogonal weights of gain sqrt 2, `last` in the last layer, and biases of 0: how PPO's networks begin
     (Andrychowicz et al. 2021; the defaults of CleanRL and Stable-Baselines3)."""
-    linears = [m for m in net if isinstance(m, nn.Linear)]
+    linears = [m for m in net.modules() if isinstance(m, nn.Linear)]
     for layer in linears:
         nn.init.orthogonal_(layer.weight, last if layer is linears[-1] else 2**0.5)
         nn.init.zeros_(layer.bias)
@@ -125,8 +149,7 @@ class VelocityNet(nn.Module):
 class ChunkHead(VelocityNet):
     """v(context, x, t): context of width C, x [B,D], t -> [B,D]; `layers` hidden layers of `hidden` units.
 
-    residual: the first is a linear map, each other adds act(norm(h) W + b) to what it reads, without weights
-    in the normalisation (pre-norm, as in Xiong et al. 2020, arXiv 2002.04745).
+    residual: the first is a linear map, each other is added as `residual` does.
     """
 
     from_time: Any  # nn.Sequential of nn.Linear, an activation, nn.Linear
@@ -145,7 +168,7 @@ class ChunkHead(VelocityNet):
     ):
         """rows: H, where first rows of a chunk may be given (`Context.committed`)."""
         super().__init__()
-        self.residual = residual
+        self.adds = residual
         self.from_context = nn.Linear(context, hidden)
         self.from_x = nn.Linear(chunk, hidden, bias=False)
         self.from_time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, hidden, bias=False))
@@ -198,9 +221,9 @@ class ChunkHead(VelocityNet):
         return self._rest((embedded + time).addmm_(x, self.from_x.weight.t()))
 
     def _rest(self, h: Tensor) -> Tensor:
-        if self.residual:
+        if self.adds:
             for layer in self.body:
-                h = h + self.act(linear(layer_norm(h, h.shape[-1:]), layer.weight, layer.bias))
+                h = residual(h, layer, self.act)
             return linear(h, self.out.weight, self.out.bias)
         h = self.act(h)
         for layer in self.body:

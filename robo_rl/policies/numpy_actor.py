@@ -100,9 +100,7 @@ class NumpyActor:
         self.residual = options.get("residual", False)
         if self.residual:
             added = [np.empty(hidden, F) for _ in body]
-            self._layers[1:] = [
-                (b, w, h) for b, w, h in zip(buffers, self._weights[1:], added, strict=False)
-            ]
+            self._layers[1:] = [(b, w, h) for b, w, h in zip(buffers, self._weights[1:], added, strict=False)]
             self._sum = np.ones(hidden + 1, F)
             self._last = self._sum, self._weights[-1]
             self._spread = np.ones(len(body))  # std that each layer's input was divided by
