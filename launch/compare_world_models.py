@@ -129,9 +129,9 @@ def measured(model, ensemble: mbpo.Mbpo, data, new, args) -> dict:
     }
     others = {name: trust.state_error(x, w.state, scale) for name, x in states.items()}
     for name in NAMES:
-        own, other, less = compare_errors(error, others[name], w.seen)
+        own, other, less = compare_errors(error, others[name], w)
         out["rows"][name] = {"model": own, "error": other, "less": less["difference"], "apart": less["apart"]}
-    half = trust.by_horizon(error - 0.5 * others[NAMES[0]], w.seen)
+    half = trust.by_horizon(error - 0.5 * others[NAMES[0]], w.seen, w.episode)
     out["less_half"] = {h: i._asdict() for h, i in half.items()}
     both = baselines.RecordedSteps(
         *(

@@ -142,11 +142,17 @@ def match(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[np.nda
 
 
 def bootstrap_mean(
-    x: "Sequence[float] | np.ndarray", level: float = 0.95, resamples: int = 2000, seed: int = 0
+    x: "Sequence[float] | np.ndarray",
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    groups: "np.ndarray | None" = None,
 ) -> Interval:
     """Mean of `x` [n] with the percentile bootstrap interval: quantiles (1 -+ level)/2 of the means of
     `resamples` draws of n values with replacement. The same seed gives the same interval.
 
+    groups int[n]: values of one group are no news beside each other (windows of one episode), so whole groups
+    are drawn, as many as there are (cluster bootstrap, Davison and Hinkley 1997, 3.8).
     It is narrow below about 20 values (by sqrt((n-1)/n) and for want of the t quantile).
     One value, or none, has no interval: the ends are nan. Source: Efron and Tibshirani 1993, ch. 13.
     """
@@ -160,11 +166,16 @@ def bootstrap_mean(
     mean = float(a.mean()) if n else nan
     if n < 2 or not isfinite(mean):
         return Interval(mean, nan, nan)
+    count = np.ones(n)
+    if groups is not None:
+        _, group = np.unique(groups, return_inverse=True)
+        a, count, n = np.bincount(group, a), np.bincount(group), int(group.max()) + 1
+        if n < 2:
+            return Interval(mean, nan, nan)
     rng = np.random.default_rng(seed)
     rows = max(1, min(resamples, 4_000_000 // n))  # at most 32 MB of indices at a time
-    means = np.concatenate(
-        [a[rng.integers(n, size=(min(rows, resamples - i), n))].mean(1) for i in range(0, resamples, rows)]
-    )
+    drawn = (rng.integers(n, size=(min(rows, resamples - i), n)) for i in range(0, resamples, rows))
+    means = np.concatenate([a[at].sum(1) / count[at].sum(1) for at in drawn])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(mean, float(low), float(high))
 

@@ -119,6 +119,16 @@ def test_the_bootstrap_interval_covers_the_mean_and_agrees_with_the_normal_one()
     assert bootstrap_mean(big)[1:] == pytest.approx((big.mean() - half, big.mean() + half), abs=0.1 * half)
 
 
+def test_groups_are_drawn_whole():
+    x = np.random.default_rng(0).normal(size=40)
+    assert bootstrap_mean(x, groups=np.arange(40)[::-1]) == pytest.approx(bootstrap_mean(x[::-1]))
+    twice = bootstrap_mean(np.repeat(x, 3), groups=np.repeat(np.arange(40), 3))
+    assert twice == pytest.approx(bootstrap_mean(x))  # copies of a value are no news
+    uneven = bootstrap_mean([0.0, 1.0, 1.0, 1.0], groups=np.array([5, 9, 9, 9]))
+    assert uneven == pytest.approx((0.75, 0.0, 1.0))
+    assert np.isnan(bootstrap_mean([1.0, 2.0], groups=np.array([1, 1])).low)
+
+
 def test_the_bootstrap_depends_on_its_seed_alone_and_knows_its_limits():
     x = np.arange(30.0)
     assert bootstrap_mean(x, seed=5) == bootstrap_mean(list(x), seed=5)

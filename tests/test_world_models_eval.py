@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -464,14 +465,15 @@ def test_two_models_are_compared_window_by_window():
     rng = np.random.default_rng(0)
     hard, seen = np.exp(rng.normal(size=(60, 1))) * np.arange(1, 5), np.ones((60, 4), bool)
     seen[1:, 3] = False  # one window alone reaches the fourth step
+    w = SimpleNamespace(seen=seen, episode=np.arange(60))
     mine, theirs = (
         {"state": (hard, None), "image/a": (hard, None)},
         {"state": (hard + 0.1 + 0.01 * rng.normal(size=hard.shape), None)},
     )
-    doc = compare_models(mine, theirs, seen, "other")
+    doc = compare_models(mine, theirs, w, "other")
     assert doc["model"] == "other" and list(doc["open_loop"]) == ["state"]
     got = doc["open_loop"]["state"]
     assert set(got["difference"]) == {1, 2} and not any(got["apart"].values())
     assert all(d["low"] < -0.1 < d["high"] < -0.09 for d in got["difference"].values())
-    same = compare_models(mine, mine, seen, "itself")["open_loop"]["state"]["difference"]
+    same = compare_models(mine, mine, w, "itself")["open_loop"]["state"]["difference"]
     assert all(d["value"] == d["low"] == d["high"] == 0 for d in same.values())

@@ -29,10 +29,22 @@ def test_image_error_of_black_against_white_is_one():
 def test_an_episode_counts_only_at_the_horizons_it_reaches():
     error = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 100.0], [7.0, 100.0]])
     valid = np.array([[True, True], [True, True], [True, False], [True, False]])
-    found = trust.by_horizon(error, valid, (1, 2, 4))
+    found = trust.by_horizon(error, valid, np.arange(4), (1, 2, 4))
     assert found[1].value == 4 and found[2].value == 3 and 4 not in found
     assert found[1].low < 4 < found[1].high
-    assert trust.by_horizon(error, np.array([[True, True]] + [[True, False]] * 3), (2,)) == {}
+    assert trust.by_horizon(error, np.array([[True, True]] + [[True, False]] * 3), np.arange(4), (2,)) == {}
+
+
+def test_windows_of_one_episode_are_no_news_beside_each_other():
+    rng = np.random.default_rng(0)
+    error = np.repeat(rng.normal(size=6), 50)[:, None] + 0.01 * rng.normal(size=(300, 1))
+    seen, episode = np.ones((300, 1), bool), np.repeat(np.arange(6), 50)
+    alone = trust.by_horizon(error, seen, np.arange(300))[1]
+    found = trust.by_horizon(error, seen, episode)[1]
+    assert found.value == pytest.approx(alone.value)
+    assert found.high - found.low > 4 * (alone.high - alone.low)
+    one = trust.by_horizon(error, seen, np.zeros(300, int))[1]  # nothing else to draw: its windows
+    assert (one.low, one.high) == (alone.low, alone.high)
 
 
 def test_the_hold_last_baseline_repeats_the_start():

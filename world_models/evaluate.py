@@ -50,7 +50,7 @@ def measure_open_loop(
         )
     doc: dict = {"open_loop": {}}
     for name, (mine, held) in errors.items():
-        own, base, less = compare_errors(mine, held, w.seen)
+        own, base, less = compare_errors(mine, held, w)
         doc["open_loop"][name] = {"model": own, "hold_last": base} | less
     everything = np.concatenate(
         [np.isfinite(x).ravel() for x in (p.state, p.reward, p.success, p.uncertainty)]
@@ -58,7 +58,7 @@ def measure_open_loop(
     doc["finite"] = bool(everything.all())
     control = model.spec.control
     doc["units"] = {
-        name: {"unit": unit, "model": table_of(trust.by_horizon(e, w.seen))}
+        name: {"unit": unit, "model": table_of(trust.by_horizon(e, w.seen, w.episode))}
         for name, (unit, e) in errors_in_units(control.sim, control.state_names, p.state, w.state).items()
     }
     doc["detail"] = {v: trust.fine_detail(p.images[v], w.images[v], w.seen) for v in w.images}
@@ -88,7 +88,7 @@ def measure_baselines(
     still = {"standing still": trust.hold_last(w.start["state"], mine.shape[1])}
     out: dict = {"settings": settings, "transitions": transitions, "rows": {}, "best": {}}
     for name, states in (predicted | still).items():
-        own, other, less = compare_errors(mine, trust.state_error(states, w.state, scale), w.seen)
+        own, other, less = compare_errors(mine, trust.state_error(states, w.state, scale), w)
         ratio = {h: own[h]["value"] / other[h]["value"] if other[h]["value"] > 0 else None for h in own}
         out["rows"][name] = {"error": other, "ratio": ratio} | less
     for h in next(iter(out["rows"].values()))["error"]:
@@ -233,21 +233,20 @@ def measure_executability(model, dataset, w, p, config: WorldEvalConfig) -> dict
 # ---- another model on the same windows ---------------------------------------------------------------------
 
 
-def compare_models(mine: dict, theirs: dict, seen: np.ndarray, name: str) -> dict:
-    """This model's open-loop errors {key: ([B,T], _)} beside another's on the same windows, where seen
-    [B,T]."""
+def compare_models(mine: dict, theirs: dict, w, name: str) -> dict:
+    """This model's open-loop errors {key: ([B,T], _)} beside another's on the same windows."""
     out: dict = {"model": name, "open_loop": {}}
     for key in (k for k in mine if k in theirs):
-        _, other, less = compare_errors(mine[key][0], theirs[key][0], seen)
+        _, other, less = compare_errors(mine[key][0], theirs[key][0], w)
         out["open_loop"][key] = {"model": other} | less
     return out
 
 
-def compare_errors(mine: np.ndarray, theirs: np.ndarray, seen: np.ndarray) -> tuple[dict, dict, dict]:
-    """Two errors [B,T] of the same windows, where seen [B,T], each by horizon, and "apart": the first's
+def compare_errors(mine: np.ndarray, theirs: np.ndarray, w) -> tuple[dict, dict, dict]:
+    """Two errors [B,T] of the same windows (`read_windows`), each by horizon, and "apart": the first's
     interval lies below the second's; "difference": paired by window, so that windows that are hard for both
     do not blur it."""
-    own, other, paired = (trust.by_horizon(x, seen) for x in (mine, theirs, mine - theirs))
+    own, other, paired = (trust.by_horizon(x, w.seen, w.episode) for x in (mine, theirs, mine - theirs))
     a, b, d = ({h: i._asdict() for h, i in t.items()} for t in (own, other, paired))
     return a, b, {"apart": trust.apart(own, other), "difference": d}
 

@@ -65,7 +65,7 @@ def compare(
     }
     out["threshold"]["auroc"], out["gate"]["auroc"] = (trust.auroc(x[seen], off[seen]) for x in (u, doubt))
     out["more"] = more_kept(kept["gate"], kept["threshold"], w)
-    return out | {"memory": choose_row(errors, remembered, choice, seen) if remembered is not None else None}
+    return out | {"memory": choose_row(errors, remembered, choice, w) if remembered is not None else None}
 
 
 def along_windows(
@@ -104,14 +104,14 @@ def more_kept(gate: np.ndarray, plain: np.ndarray, w) -> dict:
     return bootstrap_mean(np.array(share))._asdict()
 
 
-def choose_row(model: np.ndarray, memory: np.ndarray, choice: np.ndarray, seen: np.ndarray) -> dict:
+def choose_row(model: np.ndarray, memory: np.ndarray, choice: np.ndarray, w) -> dict:
     """By horizon: the errors [B,T] of the model, of the memory and of which the gate chose, the share of
     windows where it chose the model, and the difference of its error to the model's, paired by window."""
     chosen = np.where(choice, model, memory)
     rows = {
-        name: trust.by_horizon(x, seen)
+        name: trust.by_horizon(x, w.seen, w.episode)
         for name, x in (("model", model), ("memory", memory), ("chosen", chosen), ("less", chosen - model))
     }
     return {name: {h: i._asdict() for h, i in row.items()} for name, row in rows.items()} | {
-        "share": {h: float(choice[seen[:, h - 1], h - 1].mean()) for h in rows["model"]}
+        "share": {h: float(choice[w.seen[:, h - 1], h - 1].mean()) for h in rows["model"]}
     }

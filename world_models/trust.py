@@ -70,17 +70,24 @@ def hold_last(start: np.ndarray, steps: int) -> np.ndarray:
 
 
 def by_horizon(
-    error: np.ndarray, valid: np.ndarray, horizons: Sequence[int] = HORIZONS, level: float = 0.95
+    error: np.ndarray,
+    valid: np.ndarray,
+    episode: np.ndarray,
+    horizons: Sequence[int] = HORIZONS,
+    level: float = 0.95,
 ) -> dict[int, Interval]:
     """Mean error at each horizon (its T index + 1) over the windows that last so long, with its bootstrap
-    interval.
+    interval over episodes int[B]; over windows where all are of one episode.
 
     error, valid [B,T]; a horizon that fewer than two windows reach is left out.
     """
     out = {}
     for h in horizons:
         if h <= error.shape[1] and valid[:, h - 1].sum() > 1:
-            out[h] = bootstrap_mean(error[valid[:, h - 1], h - 1], level)
+            rows = valid[:, h - 1]
+            several = len(np.unique(episode[rows])) > 1
+            groups = episode[rows] if several else None
+            out[h] = bootstrap_mean(error[rows, h - 1], level, groups=groups)
     return out
 
 

@@ -420,8 +420,8 @@ def measure_unlike(model, env, policies: list, config: WorldEvalConfig) -> dict:
         trust.state_error(trust.hold_last(start["state"], steps), states, scale),
     )
     return {
-        "model": table_of(trust.by_horizon(error, seen)),
-        "hold_last": table_of(trust.by_horizon(held, seen)),
+        "model": table_of(trust.by_horizon(error, seen, w.episode)),
+        "hold_last": table_of(trust.by_horizon(held, seen, w.episode)),
         "bound": measure_bound(p.uncertainty, error, w, model.spec, True),
     }
 
@@ -451,7 +451,7 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
         if other is not None:
             _, theirs = measure_open_loop(other, arrays["windows"], arrays["scale"], config)
             doc["against"] = compare_models(
-                arrays["errors"], theirs["errors"], arrays["windows"].seen, config.against
+                arrays["errors"], theirs["errors"], arrays["windows"], config.against
             )
         policies = [(name, checkpoint.load_policy(folder)[0]) for name, _, folder in found]
         if policies:
