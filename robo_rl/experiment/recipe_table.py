@@ -34,9 +34,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "fast bc state",
-        "a network that predicts the chunk need not learn to copy noise; residual layers learn more from "
-        "few demonstrations; half of a chunk is executed, then the policy looks again",
-        {"policy": {"execute": 4, "predict": "action", "residual": True}},
+        "a network that predicts the chunk need not learn to copy noise; residual layers of tanh learn more "
+        "from few demonstrations; half of a chunk is executed, then the policy looks again",
+        {"policy": {"execute": 4, "predict": "action", "residual": True, "activation": "tanh"}},
     ),
     (
         "data",
@@ -203,8 +203,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast pi_rl state",
         "a network that predicts the chunk need not first learn to copy noise, and denoises away what is "
-        "added before its last step; residual layers learn more from few demonstrations; as much noise as "
-        "the policy bears; the update follows the KL that it makes, not a learning rate that fits one task; "
+        "added before its last step; residual layers of tanh learn more from few demonstrations; as much "
+        "noise as the policy bears; the update follows the KL that it makes, not a learning rate that fits one task; "
         "the critic first; half of a chunk is executed, then the policy looks again; small rollouts, for "
         "what an update may move is bounded",
         {
@@ -213,6 +213,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
                 "execute": 4,
                 "predict": "action",
                 "residual": True,
+                "activation": "tanh",
                 "noise": "learned",
                 "noise_steps": "last",
                 "noise_min": 0.2,
@@ -239,7 +240,6 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             "bc": {"own": 256},
             "policy": {
                 "predict": "action",
-                "residual": True,
                 "noise": "learned",
                 "noise_steps": "last",
                 "noise_min": 0.2,
