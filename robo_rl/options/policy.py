@@ -116,7 +116,7 @@ class PolicyOptions:
     init_std: float = 0.6
     """Gaussian: initial std (normalised action units)."""
     activation: Literal["relu", "silu", "tanh"] = "relu"
-    """Of the hidden layers of the action head and of the critic; squashed: of the head's."""
+    """Flows, diffusion, gaussian: of the hidden layers of the action head and of the critic."""
     logp_reduction: Literal["sum", "mean"] = "sum"
     """Over the executed E x A entries. Clip ranges do not carry over between the two."""
     gripper: Literal["continuous", "toggle"] = "continuous"
