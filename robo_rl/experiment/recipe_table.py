@@ -204,9 +204,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "fast pi_rl state",
         "a network that predicts the chunk need not first learn to copy noise, and denoises away what is "
         "added before its last step; residual layers of tanh learn more from few demonstrations; as much "
-        "noise as the policy bears; the update follows the KL that it makes, not a learning rate that fits one "
-        "task; the critic first; half of a chunk is executed, then the policy looks again; small rollouts, "
-        "for what an update may move is bounded",
+        "noise as the policy bears; the update follows the KL that it makes, not a learning rate that fits "
+        "one task; the critic first; half of a chunk is executed, then the policy looks again; small "
+        "rollouts, for what an update may move is bounded",
         {
             "envs": 128,
             "policy": {
