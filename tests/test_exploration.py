@@ -213,6 +213,9 @@ def test_a_run_learns_from_its_own_successes_counts_their_steps_and_goes_on_bit_
     argv = (
         "train",
         *TINY,
+        "--policy.no-residual",  # supervision must leave failures
+        "--policy.activation",
+        "relu",
         "--demos",
         "20",
         "--bc.updates",
