@@ -94,16 +94,15 @@ class NumpyActor:
         # the last entry stays 1: it carries the bias
         buffers = [np.ones(hidden + 1, F) for _ in self._weights[1:]]
         self._out = np.empty(d, F)
-        # (input, weight, output); of a residual layer the output is what it adds
-        self._layers = list(zip([first, *buffers], self._weights, (b[:-1] for b in buffers), strict=False))
-        self._last = buffers[-1], self._weights[-1]
+        outputs, self._last = [b[:-1] for b in buffers], (buffers[-1], self._weights[-1])
         self.residual = options.get("residual", False)
         if self.residual:
-            added = [np.empty(hidden, F) for _ in body]
-            self._layers[1:] = [(b, w, h) for b, w, h in zip(buffers, self._weights[1:], added, strict=False)]
-            self._sum = np.ones(hidden + 1, F)
-            self._last = self._sum, self._weights[-1]
+            total = np.ones(hidden + 1, F)
+            outputs = [total[:-1], *(np.empty(hidden, F) for _ in body)]
+            self._last = total, self._weights[-1]
             self._spread = np.ones(len(body))  # std that each layer's input was divided by
+        # (input, weight, output); of a residual layer but the first the output is what it adds to the first's
+        self._layers = list(zip([first, *buffers], self._weights, outputs, strict=False))
         self._scratch, self._zeros = np.empty(hidden, F), np.zeros(hidden, F)
 
     @staticmethod
@@ -197,8 +196,7 @@ class NumpyActor:
 
     def _add_up(self) -> None:
         """The residual layers of a step."""
-        (first, entry, _), *layers = self._layers
-        h = self._sum[:-1]
+        (first, entry, h), *layers = self._layers
         np.dot(first, entry, out=h)
         for i, (before, weight, added) in enumerate(layers):
             normed = before[:-1]
@@ -241,20 +239,20 @@ class NumpyActor:
         pull = weights * (goal - x0)
         back = pull if self.clean else t * self.steps * pull
         back = self._last[1][:-1] @ back
-        for at in range(len(self._layers) - 1, -1, -1):
-            _, weight, h = self._layers[at]
-            if self.residual:
-                back = self._behind(at, back) if at else weight[-d:] @ back
-                continue
-            back = back * self._slope(at, h)
-            back = (weight[:-1] if at else weight[-d:]) @ back
+        for at in range(len(self._layers) - 1, 0, -1):
+            back = self._behind(at, back)
+        _, entry, h = self._layers[0]
+        back = entry[-d:] @ (back if self.residual else back * self._slope(0, h))
         return (back if self.clean else pull + back).astype(F)
 
     def _behind(self, at: int, back: np.ndarray) -> np.ndarray:
-        """J^T back of residual layer `at`: itself, and what goes through the layer and its normalisation."""
+        """J^T back of layer `at` above the first; of a residual one itself, and what goes through the layer
+        and its normalisation."""
         before, weight, h = self._layers[at]
-        normed = before[:-1]
         inner = weight[:-1] @ (back * self._slope(at, h))
+        if not self.residual:
+            return inner
+        normed = before[:-1]
         inner = inner - inner.mean() - normed * (inner @ normed / len(normed))
         return back + inner / self._spread[at - 1]
 
