@@ -10,19 +10,18 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-import tyro
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.pictures import encode
+from robo_rl.experiment.ros_options import RosOptions
 
 FORMATS = ("png", "jpeg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CameraOptions:
+class CameraOptions(RosOptions):
     """Draw and publish what the simulated arm's cameras see, or publish what real cameras and files show."""
 
     sources: tuple[str, ...] = ()
@@ -42,16 +41,6 @@ class CameraOptions:
     """Time limit [s]; inf: until Ctrl-C."""
     robot: str = "sim"
     """Robot whose topic names to use: preset or JSON file."""
-    namespace: str = ""
-    """Prefix of all topics."""
-    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
-    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
-    interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
-    addresses: wg0,10.0.0.2."""
-    security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
-    none."""
     parent: int = 0
     """Process id of the arm: the cameras end with it. 0: none."""
 

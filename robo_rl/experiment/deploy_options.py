@@ -8,10 +8,11 @@ import tyro
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
 from robo_rl.experiment.policy_device import check_policy_device
+from robo_rl.experiment.ros_options import RosOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeployOptions(planning.PlanningOptions):
+class DeployOptions(planning.PlanningOptions, RosOptions):
     """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything
     is lost."""
 
@@ -88,16 +89,6 @@ class DeployOptions(planning.PlanningOptions):
     start: int = -1
     """Reset a simulated arm's scene to this start, 0 or above; -1: leave it as it is (--transport inprocess:
     start 0)."""
-    namespace: str = ""
-    """Prefix of all topics."""
-    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
-    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
-    interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
-    addresses: wg0,10.0.0.2."""
-    security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
-    none."""
     name: str = ""
     """Name of the lease on the arm, which is taken at the start and given up at the end; the same name takes
     over at once, another waits until it ends. "": one of this process."""

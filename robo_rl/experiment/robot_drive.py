@@ -4,16 +4,17 @@ forward_position_controller."""
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import tyro
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.experiment.ros_options import RosOptions
 from robo_rl.signals import asked_to_stop
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriveOptions:
+class DriveOptions(RosOptions):
     """Put an arm of serial servos (an SO-101) on the network: its file has a `driver`. Torque goes on with
     the first command and stays on when this ends; --release takes it off."""
 
@@ -33,16 +34,6 @@ class DriveOptions:
     """Time limit [s]; inf: until Ctrl-C."""
     rate: float = 100.0
     """How often the servos are read [1/s], 10 to 200."""
-    namespace: str = ""
-    """Prefix of all topics."""
-    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
-    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
-    interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
-    addresses: wg0,10.0.0.2."""
-    security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
-    none."""
 
     def __post_init__(self) -> None:
         in_range("--seconds", self.seconds, 0, math.inf, open_low=True)

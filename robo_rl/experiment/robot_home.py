@@ -6,12 +6,13 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import tyro
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.ros_options import RosOptions
 
 CONTROLLER = "joint_trajectory_controller"
 PERIOD = 0.02  # s
@@ -24,7 +25,7 @@ BRAKE = 25  # periods after the end, to brake
 
 
 @dataclass(frozen=True, kw_only=True)
-class HomeOptions:
+class HomeOptions(RosOptions):
     """Bring an arm to a home pose of its file, slowly, within its box, speeds and forces. Ctrl-C stops it."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -51,16 +52,6 @@ class HomeOptions:
     """Reset the arm's governor if it is STOPPED: after someone looked why it stopped."""
     model: str = ""
     """MJCF or URDF of a robot whose file names none."""
-    namespace: str = ""
-    """Prefix of all topics."""
-    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
-    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
-    interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
-    addresses: wg0,10.0.0.2."""
-    security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
-    none."""
     name: str = ""
     """Name of the lease on the arm; "": one of this process."""
     lease: float = 2.0

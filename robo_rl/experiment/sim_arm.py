@@ -8,17 +8,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import tyro
+from typing import ClassVar
 
 from robo_rl.child import end
 from robo_rl.errors import UserError, in_range
+from robo_rl.experiment.ros_options import RosOptions
 from robo_rl.signals import asked_to_stop
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimArmOptions:
+class SimArmOptions(RosOptions):
     """A simulated torque-controlled arm with a CRISP robot's topics, behind a safety governor of its own."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -60,16 +59,6 @@ class SimArmOptions:
     armed: bool = False
     """Arm the governor at the start, for whoever commands first; else a client's `claim NAME SECONDS` and
     `arm NAME` on safety_command do."""
-    namespace: str = ""
-    """Prefix of all topics."""
-    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
-    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
-    interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
-    addresses: wg0,10.0.0.2."""
-    security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
-    none."""
     payload: float = 0.0
     """Mass at the tool that the law does not model [kg], 0 to 100."""
     joint_friction: float = 0.0

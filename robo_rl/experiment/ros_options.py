@@ -1,0 +1,22 @@
+"""The options of every command that speaks to an arm over ROS 2."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class RosOptions:
+    """Where the topics are, and by which keys."""
+
+    namespace: str = ""
+    """Prefix of all topics."""
+    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
+    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
+    interface: str = ""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
+    addresses: wg0,10.0.0.2."""
+    security: str = ""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
+    none."""
