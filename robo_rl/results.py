@@ -166,7 +166,7 @@ def measured_files(sim: str, algo: str) -> tuple[str, ...]:
     )
     here = {
         "mujoco": "sims/mujoco",
-        "mujoco_warp": "sims/mujoco_warp.py",
+        "mujoco_warp": "sims/mjwarp.py",
         "maniskill": "sims/maniskill",
         "gym": "sims/gym.py",
         "envpool": "sims/envpool.py",

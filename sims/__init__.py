@@ -143,7 +143,7 @@ def make(
 
         return make_mujoco(task, cameras=cameras, **common)
     if name == "mujoco_warp":
-        from sims.mujoco_warp import make_mujoco_warp
+        from sims.mjwarp import make_mujoco_warp
 
         return make_mujoco_warp(task, **common)
     if name == "maniskill":

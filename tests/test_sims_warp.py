@@ -22,7 +22,7 @@ from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.recipes import preset
 from sims.check import check_env
 from sims.mujoco.locomotion import LOCOMOTION, load_model, make_locomotion
-from sims.mujoco_warp import WarpPhysics, make_mujoco_warp, most_contacts
+from sims.mjwarp import WarpPhysics, make_mujoco_warp, most_contacts
 
 INSTALLED = (
     importlib.util.find_spec("mujoco_warp") is not None and importlib.util.find_spec("warp") is not None
@@ -181,7 +181,7 @@ def test_ant_in_the_air_steps_as_on_mujocos_batch(pair):
 @warp
 def test_ant_on_the_floor_is_that_of_mujoco_where_friction_has_no_corners():
     """With cones that are round in both, states, lagging torso and contact forces are equal: the pyramids'
-    edges alone differ (see `sims.mujoco_warp`)."""
+    edges alone differ (see `sims.mjwarp`)."""
     m = load_model("Ant-v5")
     m.opt.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     p, data = WarpPhysics(m, N, 5, True, torch.device("cpu")), [mujoco.MjData(m) for _ in range(N)]
