@@ -29,6 +29,7 @@ from robo_rl.experiment.policy_server import (
     ServeOptions,
     load_actor,
     make_sessions,
+    serving_threads,
     torch_actor,
 )
 from robo_rl.options import PolicyOptions
@@ -192,7 +193,7 @@ def test_the_server_of_a_deployment_computes_where_the_deployment_says(run):
     words = serve_words(options)
     assert words[:2] == ["serve", str(run)] and words[words.index("--device") + 1] == "cuda:1"
     assert words[words.index("--task") + 1] == "reach"
-    assert words[words.index("--threads") + 1] == str(max(1, cores() - 1))  # a core is the arm's
+    assert serving_threads(0) == max(1, cores() - 1) and serving_threads(3) == 3  # a core is the arm's
 
 
 @pytest.mark.parametrize("policy", ["process", "127.0.0.1:7447"])

@@ -131,15 +131,12 @@ def _connect(options: "DeployOptions", act, patience: float, lockstep: bool):
 
 
 def serve_words(options: "DeployOptions") -> list[str]:
-    """The command line of the server of `--policy process`, which leaves a core to the arm: threads of torch
-    wait for each other, so that one without a core stops them all."""
-    from robo_rl.experiment.parallel import cores
-
+    """The command line of the server of `--policy process`."""
     told = {
         name: str(getattr(options, name)) for name in ("seed", "checkpoint", "instruction", "task", "device")
     }
     words = [word for name, value in told.items() for word in (f"--{name}", value)]
-    return ["serve", options.run, "--port", "0", "--threads", str(max(1, cores() - 1)), *words]
+    return ["serve", options.run, "--port", "0", *words]
 
 
 def report_motion(bridge, client, log: Callable[[str], None], warn: Callable[[str], None]) -> None:

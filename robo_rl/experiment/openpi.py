@@ -164,16 +164,21 @@ def serve_openpi(
     from controllers.remote import read_token
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.folder import pick_checkpoint
-    from robo_rl.experiment.parallel import cores
-    from robo_rl.experiment.policy_server import TOKEN_FILE, ServedPolicy, default_instruction
+    from robo_rl.experiment.policy_server import (
+        TOKEN_FILE,
+        ServedPolicy,
+        default_instruction,
+        serving_threads,
+    )
 
     where, folder = pick_checkpoint(Path(options.run), options.checkpoint)
     config = load_config(where)
     if options.task:
         raise UserError("--wire openpi takes the state of all of a run's tasks: it goes without --task")
+    log(f"loading the policy of {options.run}")
     import torch
 
-    torch.set_num_threads(options.threads or cores())
+    torch.set_num_threads(serving_threads(options.threads))
     sessions = None
     if options.share:
         from robo_rl.experiment.policy_server import make_sessions

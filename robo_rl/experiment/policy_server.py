@@ -80,7 +80,7 @@ class ServeOptions:
     deadline: float = 5.0
     """With --wire openpi: seconds within which a question is answered or refused."""
     threads: int = 0
-    """CPU threads of the policy; 0: as many as cores."""
+    """CPU threads of the policy; 0: all cores but one."""
     share: str = ""
     """Folder in which the episodes of clients become groups for robo_rl train --share: chunks are then drawn
     with exploration and kept with their log-probs, and clients tell outcomes."""
@@ -117,6 +117,14 @@ class ServeOptions:
             raise UserError(
                 f"--share {self.share} is a file; name a folder, which is made if it is not there"
             )
+
+
+def serving_threads(asked: int) -> int:
+    """CPU threads of a served policy: as many as asked for, or (0) all cores but one, for threads of torch
+    wait for each other: one that has no core stops them all."""
+    from robo_rl.experiment.parallel import cores
+
+    return asked or max(1, cores() - 1)
 
 
 class Actor:
@@ -227,7 +235,7 @@ def run_interface(run: str, checkpoint: str, task: str):
 def remote_actor(run: str, checkpoint: str, instruction: str = "", task: str = ""):
     """(Actor that is not asked, the run's config, ObsSpec): what a robot knows of a policy that a server
     computes; no weight is read. Arguments and UserErrors as of `load_actor`."""
-    from robo_rl.options import FLOWS
+    from robo_rl.options import PolicyOptions
 
     where, _, made, config, spec, _ = run_interface(run, checkpoint, task)
     if spec.language and not instruction:
@@ -236,7 +244,7 @@ def remote_actor(run: str, checkpoint: str, instruction: str = "", task: str = "
     def refuse(*_):
         raise AssertionError("this policy is its server's")
 
-    guided = refuse if made["kind"] in ("flow", *FLOWS) else None
+    guided = refuse if PolicyOptions(**made).is_flow else None
     return Actor(made["execute"], made["commit"], refuse, guided, refuse), config, spec
 
 
@@ -301,7 +309,6 @@ def torch_actor(
 
     from robo_rl.policies import blank_obs, obs_tensors
     from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
-    from robo_rl.policies.policy import ChainPolicy
     from robo_rl.rollout import to_policy
 
     generator, gains = torch.Generator().manual_seed(seed), guidance_gains(policy.options.denoise_steps)
@@ -330,8 +337,8 @@ def torch_actor(
     for _ in range(2):  # the first calls take ten times as long as all others
         many([blank])
     generator.manual_seed(seed)
-    flow = isinstance(policy, ChainPolicy) and not policy.diffusion
-    return Actor(policy.options.execute, policy.options.commit, many, guided if flow else None, following)
+    options = policy.options
+    return Actor(options.execute, options.commit, many, guided if options.is_flow else None, following)
 
 
 def quick_chunks(policy, blank, most: int) -> "Callable | None":
@@ -447,7 +454,6 @@ def make_sessions(
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.envs import make_env, twin
     from robo_rl.experiment.folder import pick_checkpoint
-    from robo_rl.experiment.parallel import cores
     from robo_rl.experiment.share import part_of, space_of
     from robo_rl.policies import blank_obs, obs_tensors
     from robo_rl.runtime.sessions import ExploringActor, SessionRecorder
@@ -455,7 +461,7 @@ def make_sessions(
 
     where, at = pick_checkpoint(Path(options.run), options.checkpoint)
     config = load_config(where)
-    torch.set_num_threads(options.threads or cores())
+    torch.set_num_threads(serving_threads(options.threads))
     loaded, meta = checkpoint.load_policy(at, options.device)
     policy = check_policy(loaded)
     spec, env = policy.spec, make_env(replace(config, sim=twin(config.sim)), 1)
@@ -515,9 +521,9 @@ def serve_policy(
 
     # reports a wrong name before torch is loaded
     source, _ = pick_checkpoint(Path(options.run), options.checkpoint)
+    log(f"loading the policy of {options.run}")
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
-    from robo_rl.experiment.parallel import cores
 
     sessions = None
     if options.share:
@@ -530,7 +536,7 @@ def serve_policy(
             options.seed,
             options.instruction,
             options.task,
-            threads=options.threads or cores(),
+            threads=serving_threads(options.threads),
             device=options.device,
             most=options.batch,
         )
