@@ -30,6 +30,7 @@ from robo_rl.policies.check import check_policy, observations
 from robo_rl.policies.context import Context
 from robo_rl.policies.exploration import BAND, with_level
 from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
+from robo_rl.policies.vla.examine import examine
 
 SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
 H, E, A, W = 6, 4, 4, 32
@@ -269,6 +270,7 @@ def test_a_checkpoint_has_all_that_acting_needs_wherever_it_is_copied_to(tmp_pat
         a, b = (p.act(obs, torch.Generator().manual_seed(0), explore) for p in (policy, again))
         assert torch.equal(a.actions, b.actions) and torch.equal(a.logp, b.logp)
     assert again.options.folder == str(tmp_path / "b") and not (tmp_path / "b" / "tokenizer.model").exists()
+    assert "chunks of 4 steps" in dict(examine(tmp_path / "b").facts)["expert"]  # not of its folder's 7
     begun = {"folder": str(tmp_path / "b"), "horizon": 4, "execute": 2}  # as a run with --init makes it
     for kind, more, line in (
         ("pi0", {}, "is of a pi05, and --policy says pi0: leave --policy out"),

@@ -212,7 +212,7 @@ class VlaBase(PolicyBase):
     def save_files(self, folder: Path) -> None:
         """What `make_policy` needs beside options and weights, into the folder of a checkpoint."""
         self.processor.save(folder)
-        write_json(folder / CONFIG, model_metadata(self.config))
+        write_json(folder / CONFIG, model_metadata(replace(self.config, horizon=self.options.horizon)))
 
     def keep_files(self, folder: Path) -> None:
         """`save_files` into the folder of a run, where its workers find them."""
