@@ -267,11 +267,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "fast ppo state",
-        "as pi_rl: noise that the policy bears, steps that follow their KL, the critic first, half of a "
-        "chunk",
+        "as pi_rl: residual layers of tanh, noise that the policy bears, steps that follow their KL, the "
+        "critic first, half of a chunk",
         {
             "envs": 128,
-            "policy": {"execute": 4},
+            "policy": {"execute": 4, "residual": True, "activation": "tanh"},
             "rl": {
                 "explore": 0.3,
                 "average": 0.05,

@@ -21,6 +21,7 @@ from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.operators import check_person
 from robo_rl.experiment.pictures import cut_square
+from robo_rl.experiment.ros_options import RosOptions
 
 GROUPS = {
     "The arm": ("file", "model", "command", "transport"),
@@ -32,7 +33,7 @@ GROUPS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeleopOptions:
+class TeleopOptions(RosOptions):
     """Drive a governed arm with a device, and record it. It stops the arm at Ctrl-C and when the device or
     anything else is lost."""
 
@@ -63,16 +64,6 @@ class TeleopOptions:
     """Compute everything, command nothing: poses go to preview/target_pose."""
     reset: bool = False
     """Reset the arm's governor first, after it stopped."""
-    namespace: str = ""
-    """Prefix of the arm's topics."""
-    domain: int = -1
-    """ROS domain; -1: ROS_DOMAIN_ID."""
-    interface: str = ""
-    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers'
-    addresses: wg0,10.0.0.2."""
-    security: str = ""
-    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
-    none."""
     name: str = ""
     """Name of the lease; "": one of this machine and process."""
     lease: float = 2.0
