@@ -21,8 +21,8 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.recipes import preset
 from sims.check import check_env
-from sims.mujoco.locomotion import LOCOMOTION, load_model, make_locomotion
 from sims.mjwarp import WarpPhysics, make_mujoco_warp, most_contacts
+from sims.mujoco.locomotion import LOCOMOTION, load_model, make_locomotion
 
 INSTALLED = (
     importlib.util.find_spec("mujoco_warp") is not None and importlib.util.find_spec("warp") is not None
