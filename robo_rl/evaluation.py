@@ -51,7 +51,8 @@ def evaluate(
 ) -> dict:
     """Run one episode per start (in batches of env.num_envs), without exploration noise unless `explore`.
 
-    Returns lists, one entry per start: success, return (undiscounted), length [steps], task. The chain's
+    Returns lists, one entry per start: success, return (undiscounted), length [steps], task, and of a world
+    model origin, the recorded frame that the episode began from. The chain's
     initial noise depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same
     start. An env of `one_stream` takes no starts: its batch is seeded by the first of them, so the same
     number of envs meets the same episodes. A function with a method `reset` hears when episodes begin. An env
@@ -62,6 +63,8 @@ def evaluate(
     observe, command = env.translate(policy) if hasattr(env, "translate") else (_same, _same)
     out: dict[str, list] = {"success": [], "return": [], "length": [], "task": []}
     with_images = hasattr(env, "images")
+    if (origin := getattr(env, "origins", lambda ids: None)(starts)) is not None:
+        out["origin"] = origin.tolist()
     for batch, first in enumerate(range(0, len(starts), n)):
         ids = starts[first : first + n]
         padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])

@@ -49,7 +49,7 @@ def _binary(name: str, x: "Sequence[float] | np.ndarray") -> np.ndarray:
     return a.astype(bool)
 
 
-def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
+def wilson(successes: float, n: float, level: float = 0.95) -> Interval:
     """Wilson's score interval of a success rate p = x/n.
 
         (p + z^2/2n  -+  z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
@@ -70,6 +70,19 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
     low = 0.0 if successes == 0 else (centre - half) / scale  # the ends are exact there; rounding is not
     high = 1.0 if successes == n else (centre + half) / scale
     return Interval(p, low, high)
+
+
+def success_rate(
+    success: "Sequence[float] | np.ndarray", groups: "Sequence | np.ndarray | None" = None
+) -> Interval:
+    """Mean of 0/1 `success` [n] with its 95 % Wilson interval.
+
+    groups [n]: values of one group are no news beside each other (windows of one episode, episodes that begin
+    alike), so the interval is that of as many values as there are groups.
+    """
+    a = _binary("success", success)
+    n = len(a) if groups is None else len(set(groups))
+    return wilson(float(a.mean()) * n if n else 0, n)
 
 
 def _square_and_add(p1: Interval, p2: Interval, phi: float) -> Interval:
@@ -96,7 +109,10 @@ def unpaired_difference(successes1: int, n1: int, successes2: int, n2: int, leve
 
 
 def paired_difference(
-    after: "Sequence[float] | np.ndarray", before: "Sequence[float] | np.ndarray", level: float = 0.95
+    after: "Sequence[float] | np.ndarray",
+    before: "Sequence[float] | np.ndarray",
+    level: float = 0.95,
+    groups: "Sequence | np.ndarray | None" = None,
 ) -> Interval:
     """Mean of `after` - `before`, two 0/1 vectors [n] on the same starts in the same order.
 
@@ -106,7 +122,8 @@ def paired_difference(
         phi = C / sqrt((e+f)(g+h)(e+g)(f+h)),   B = eh - fg,
         C = B - n/2 if B > n/2;  0 if 0 <= B <= n/2;  B if B < 0;   phi = 0 if a margin is empty.
 
-    Source: Newcombe 1998, Stat. Med. 17, 2635-2650, method 10. n = 0 gives (nan, -1, 1).
+    Source: Newcombe 1998, Stat. Med. 17, 2635-2650, method 10. n = 0 gives (nan, -1, 1). groups [n]: as in
+    `success_rate`; the counts are scaled to the number of groups.
     """
     x, y = _binary("after", after), _binary("before", before)
     if len(x) != len(y):
@@ -115,8 +132,9 @@ def paired_difference(
     if n == 0:
         _z(level)
         return Interval(nan, -1.0, 1.0)
-    e, f = int((x & y).sum()), int((x & ~y).sum())
-    g, h = int((~x & y).sum()), int((~x & ~y).sum())
+    each, n = (1, n) if groups is None else (len(set(groups)) / n, len(set(groups)))
+    e, f = each * int((x & y).sum()), each * int((x & ~y).sum())
+    g, h = each * int((~x & y).sum()), each * int((~x & ~y).sum())
     margins = (e + f) * (g + h) * (e + g) * (f + h)
     b = e * h - f * g
     c = b - n / 2 if b > n / 2 else min(b, 0)

@@ -1,6 +1,7 @@
 """World models: the protocol and its folder, the latent ensemble, the model as an env, and what must equal
 what."""
 
+import copy
 import importlib
 import json
 from dataclasses import asdict, replace
@@ -11,10 +12,12 @@ import pytest
 import torch
 from toys import PointReach
 
+import robo_rl
 from robo_rl.algos import pi_rl
 from robo_rl.cli.wm import OPTIONS, parse, verdict
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
+from robo_rl.evaluation import eval_starts
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.recording import Recorder, expert_actor, play, random_actor
@@ -22,12 +25,12 @@ from robo_rl.rollout import Collector
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.worker import Worker
 from sims.check import check_env
-from world_models import learning
+from world_models import imagine, learning
 from world_models import model as worlds
-from world_models.calibrate import calibrate, open_loop, threshold
+from world_models.calibrate import calibrate, covering, open_loop, rolled, set_shift, threshold
 from world_models.env import WorldEnv, frame_of
 from world_models.fit import FitOptions, Fitter
-from world_models.latent import Latent, LatentOptions, build
+from world_models.latent import Latent, LatentOptions, build, latent_options
 from world_models.learning import world_spec
 from world_models.options import KINDS, EncodedConfig
 from world_models.oracle import Oracle
@@ -393,6 +396,36 @@ def test_the_chance_of_success_is_not_bent_by_the_weight_of_the_rare():
     assert model.balance[0] > 3 and abs(float(got) - want) < 0.3 * want
 
 
+def test_along_held_out_episodes_as_many_successes_and_ends_are_told_as_happened(data):
+    model = latent(data, seed=2)  # its heads have learnt nothing: their order alone is used
+    set_shift(model, data, 8)
+    rows, episode = covering(data, np.flatnonzero(data.held), 8)
+    p, at, made = rolled(model, data, episode, rows, 8)
+    last = at[:, -1] == data.end[episode] - 1
+    for said, happened in ((p.success, data.success), (p.terminal, data.terminated)):
+        did = (happened[episode] & last).sum()
+        assert did >= 3 and ((said.numpy() > 0.5) & made).any(1).sum() == did
+    few = replace(data, success=data.success & ~data.held)
+    set_shift(model, few, 8)  # no held-out success: all episodes are asked
+    assert model.shift.abs().min() > 0
+    set_shift(model, replace(data, success=np.zeros(len(data), bool)), 8)
+    assert model.shift[0] == 0 != model.shift[1]
+
+
+def test_the_heads_have_a_width_of_their_own_and_models_of_before_keep_theirs(learnt, tmp_path):
+    shapes = [tuple(w.shape) for w in latent_of(head_width=24).heads.weights]
+    assert {s[2] for s in shapes[:-1]} == {24}
+    assert latent_options({"hidden": 64}).head_width == 32 and latent_options({"hidden": 8}).head_width == 8
+    old = {k: v for k, v in learnt.state_dict().items() if k != "shift"}
+    again = copy.deepcopy(learnt)
+    again.load_state_dict(old)
+    assert not again.shift.any() and "shift" in again.state_dict()
+
+
+def latent_of(**options) -> Latent:
+    return latent(record(PointReach(10, LIMIT), 10), **options)
+
+
 def test_a_fit_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(data):
     options = FitOptions(updates=12, batch=16, unroll=2)
     whole, first, second = (Fitter(latent(data, refine=1), data, options, 3) for _ in range(3))
@@ -484,6 +517,99 @@ def test_evaluation_begins_from_held_out_episodes_and_training_from_the_others(l
     assert (
         f.held[frame_of(f, np.arange(50) + (1 << 31))].all() and not f.held[frame_of(f, np.arange(50))].any()
     )
+
+
+def test_a_list_of_evaluation_starts_has_every_held_out_frame_as_often_as_the_others(learnt):
+    f = learnt.frames
+    count = int((f.first & f.held).sum())
+    each = np.unique(frame_of(f, eval_starts(3 * count, 1)), return_counts=True)[1]
+    assert len(each) == count and (each == 3).all()
+
+
+def test_episodes_from_one_recorded_frame_count_as_one_in_the_interval_of_a_success_rate(learnt):
+    count = int((learnt.frames.first & learnt.frames.held).sum())
+
+    def halting(obs):  # it succeeds from about half of the frames
+        return np.clip(obs["state"][:, 2:] / 0.2, -1, 1) * (obs["state"][:, :1] > 0)
+
+    def still(obs):
+        return np.zeros((len(obs["state"]), 2))
+
+    once, often = (robo_rl.evaluate(halting, learnt, episodes=n * count, seed=0) for n in (1, 4))
+    assert often.n == 4 * count and len(set(often.origins)) == count and "recorded starts" in str(often)
+    assert 0 < often.success_rate < 1 and often.high - often.low > 0.9 * (once.high - once.low)
+    less = [a.minus(robo_rl.evaluate(still, learnt, episodes=a.n, seed=0)) for a in (once, often)]
+    assert less[1][2] - less[1][1] > 0.9 * (less[0][2] - less[0][1])
+    with pytest.raises(UserError, match="do not pair"):
+        once.minus(robo_rl.evaluate(still, PointReach(8, LIMIT), episodes=once.n, seed=0))
+    env = robo_rl.evaluate(halting, WorldEnv(learnt, 8), episodes=4 * count, seed=0)
+    assert (env.origins == often.origins).all() and env.high - env.low > 0.9 * (once.high - once.low)
+
+
+class Ending(Oracle):
+    """PointReach with an own end: its probability, and that of a success, from the third step on."""
+
+    ends, wins = 0.55, 0.4
+
+    def step(self, carry, actions):
+        carry, p = super().step(carry, actions)
+        late = (torch.arange(p.success.shape[1]) + self.made >= 2).float().expand_as(p.success)
+        self.made += p.success.shape[1]
+        return carry, replace(p, terminal=late * self.ends, success=late * self.wins)
+
+    made = 0
+
+
+def test_an_episode_in_a_model_ends_by_the_same_rule_with_and_without_an_env():
+    """Where every recorded success is an end, an end that may be a success is no loss."""
+    for ends, wins, length in ((0.55, 0.4, 6), (0.95, 0.4, 3), (0.9, 0.6, 3)):
+        lengths = []
+        for own in (False, True):
+            model = Ending(PointReach(4, 6))
+            model.ends, model.wins = ends, wins
+            if own:
+                env = WorldEnv(model, 4)
+                env.reset(seed=0)
+                over, n = np.zeros(4, bool), 0
+                while not over.all():
+                    _, _, terminated, truncated, _ = env.step(np.zeros((4, 2)))
+                    over, n = terminated | truncated, n + 1
+                lengths.append(n)
+            else:
+                obs, _ = model.first(np.arange(4))
+                got = imagine.play(
+                    model, lambda o: np.zeros((4, 1, 2)), obs | {"task": np.array(["reach the goal"] * 4)}, 6
+                )
+                lengths.append(int(got.length[0]))
+        assert lengths == [length, length], (ends, wins)
+
+
+def test_a_judge_that_is_asked_now_and_then_is_asked_where_the_model_ends_an_episode():
+    class Rare:
+        every, frames, skip, asked = 4, 1, 1, 0
+
+        def __call__(self, seen):
+            self.asked += 1
+            return np.ones(len(seen.chance))
+
+    model, judge = Ending(PointReach(4, 20)), Rare()
+    model.ends = 0.95
+    obs, _ = model.first(np.arange(4))
+    got = imagine.play(
+        model,
+        lambda o: np.zeros((4, 1, 2)),
+        obs | {"task": np.array(["reach the goal"] * 4)},
+        20,
+        judge=judge,
+    )
+    assert got.success.all() and (got.length == 3).all() and judge.asked == 1
+    model, judge = Ending(PointReach(4, 20)), Rare()
+    model.ends = 0.95
+    env = WorldEnv(model, 4, judge=judge)
+    env.reset(seed=0)
+    for _ in range(3):
+        *_, info = env.step(np.zeros((4, 2)))
+    assert info["success"].all() and judge.asked == 1
 
 
 def test_an_episode_is_cut_where_the_model_no_longer_knows(learnt):

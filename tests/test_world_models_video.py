@@ -12,6 +12,7 @@ import torch
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models import model as worlds
+from world_models.calibrate import covering
 from world_models.learning import saved_config
 from world_models.model import WorldSpec
 from world_models.options import LatentOptions, VideoConfig, VideoOptions
@@ -607,8 +608,8 @@ def test_success_is_said_as_often_on_held_out_rollouts_as_it_happened():
     )
     assert fitter.fit()
     model, heads = fitter.result(), fitter.heads
-    rows = torch.from_numpy(heads.covering())
-    rolled = heads.roll(rows, 16)
+    rows, _ = covering(heads.data, np.flatnonzero(heads.data.held), 16)
+    rolled = heads.roll(torch.from_numpy(rows), 16)
     out = model.judged(
         to_patches(rolled.frames.flatten(0, 1)).flatten(1, 2),
         rolled.state.flatten(0, 1),

@@ -5,23 +5,29 @@ Error of a predicted state: root mean square over the state's dimensions, each i
 data. The threshold is the greatest uncertainty u such that, of the held-out predictions with uncertainty <=
 u, at most one in ten is off by more than `tolerance`; the horizon the most steps to which the mean error
 stays below that of a world that stands still (copy-last). `promised` gives the factors of
-`world_models.conformal`, by which an uncertainty becomes a bound on the error.
+`world_models.conformal`, by which an uncertainty becomes a bound on the error. `set_shift` says which
+probability of a latent model counts as a success.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from world_models import conformal
-from world_models.model import WorldModel
+from world_models.model import Prediction, WorldModel
 from world_models.recorded import Recorded
 from world_models.trust import state_error
 from world_models.windows import pick_starts
 
+if TYPE_CHECKING:
+    from world_models.latent import Latent
+
 TOLERANCE = 0.75  # std
 ALLOWED = 0.1  # share of predictions within the threshold that may be off by more
+LEAST = 3  # successes that the probability which counts as one is set on
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +70,67 @@ def open_loop(
 def along_recorded(model: WorldModel, data: Recorded, episode: np.ndarray, rows: np.ndarray, horizon: int):
     """The model from rows [W] of episodes [W] along what was done: (predicted, true states [W,H,S], where
     they are known bool[W,H], uncertainty [W,H], nan elsewhere)."""
+    p, at, made = rolled(model, data, episode, rows, horizon)
+    truth = data.after[at]
+    there = made & np.isfinite(truth).all(-1)
+    return p.obs["state"].numpy(), truth, there, np.where(there, p.uncertainty.numpy(), np.nan)
+
+
+def rolled(
+    model: WorldModel, data: Recorded, episode: np.ndarray, rows: np.ndarray, horizon: int
+) -> tuple[Prediction, np.ndarray, np.ndarray]:
+    """The model from rows [W] of episodes [W] along what was done -> (what it predicts, the rows int64[W,H]
+    of the steps, made bool[W,H]: they were; those past the end repeat the last)."""
     last = data.end[episode] - 1
-    at = np.minimum(rows[:, None] + np.arange(horizon), last[:, None])  # [W,H]
+    at = np.minimum(rows[:, None] + np.arange(horizon), last[:, None])
     obs = {"state": data.state[rows], "task": np.array(data.tasks)[data.task[episode]]}
     obs |= {f"image/{v}": x[rows] for v, x in data.images.items()}
     carry = in_motion(model.start(obs, rows.astype(np.int64)), data, rows)
     _, p = model.step(carry, torch.from_numpy(data.action[at]))
-    truth = data.after[at]
-    there = (rows[:, None] + np.arange(horizon) <= last[:, None]) & np.isfinite(truth).all(-1)
-    return p.obs["state"].numpy(), truth, there, np.where(there, p.uncertainty.numpy(), np.nan)
+    return p, at, rows[:, None] + np.arange(horizon) <= last[:, None]
+
+
+# ---- which probability is a success ------------------------------------------------------------------------
+
+
+def set_shift(model: "Latent", data: Recorded, horizon: int) -> None:
+    """Set the log-odds of success and end that mean 1/2, `model.shift`: of rollouts along held-out episodes
+    as many succeed, and end, in it as did. Where fewer than LEAST held-out ones did, of rollouts along all;
+    where fewer still, 0."""
+    model.shift.zero_()
+    for event, happened in enumerate((data.success, data.terminated)):
+        for episodes in (np.flatnonzero(data.held), np.arange(len(data))):
+            rows, episode = covering(data, episodes, horizon)
+            if not len(rows):
+                continue
+            p, at, made = rolled(model, data, episode, rows, horizon)
+            chance = np.where(made, (p.success, p.terminal)[event].double().numpy(), 0).max(1)
+            won = happened[episode] & (at[:, -1] == data.end[episode] - 1)
+            middle = middle_of(
+                np.log(chance.clip(1e-9, 1 - 1e-9)) - np.log1p(-chance.clip(1e-9, 1 - 1e-9)), won
+            )
+            if middle is not None:
+                model.shift[event] = middle
+                break
+
+
+def covering(data: Recorded, episodes: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, episodes int64[W]) that rollouts of `steps` steps begin at so that they cover each of `episodes`
+    twice, the second time half a rollout later."""
+    rows = [np.arange(int(data.first[e]), int(data.end[e]) - 1, max(steps // 2, 1)) for e in episodes]
+    which = np.repeat(episodes, [len(r) for r in rows])
+    return np.concatenate([*rows, np.zeros(0, np.int64)]), which
+
+
+def middle_of(said: np.ndarray, won: np.ndarray) -> float | None:
+    """Between what is said [W] of as many as bool[W] won and what is said of the others; None where fewer
+    than LEAST won, or all."""
+    k = int(won.sum())
+    high = np.sort(said)[::-1]
+    return float(high[k - 1] + high[k]) / 2 if LEAST <= k < len(high) else None
+
+
+# ---- bounds ------------------------------------------------------------------------------------------------
 
 
 def spread(data: Recorded) -> tuple[float, ...]:

@@ -21,6 +21,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, hashed
 from world_models import judge as judges
 from world_models import model as worlds
+from world_models.imagine import due, is_lost
 from world_models.judge_protocol import Clips
 from world_models.model import Frames, WorldModel
 from world_models.own_units import as_commands, translate
@@ -31,13 +32,15 @@ HELD_FROM = 1 << 31  # start ids of evaluation (robo_rl.evaluation.EVAL_START)
 
 
 def frame_of(frames: Frames, starts: np.ndarray) -> np.ndarray:
-    """int64[n]: the frame that each start id begins from, a first frame of an episode."""
+    """int64[n]: the frame that each start id begins from, a first frame of an episode. Ids of evaluation take
+    the held-out ones in turn, so that a list of starts has each as often as the others."""
     out = np.zeros(len(starts), np.int64)
     for held in (False, True):
         mine = (starts >= HELD_FROM) == held
         pool = np.flatnonzero(frames.first & (frames.held == held))
         pool = pool if len(pool) else np.flatnonzero(frames.first)
-        out[mine] = pool[(hashed(starts[mine], 2) % np.uint64(len(pool))).astype(np.int64)]
+        turn = starts[mine] - HELD_FROM if held else hashed(starts[mine], 2)
+        out[mine] = pool[(turn % len(pool)).astype(np.int64)]
     return out
 
 
@@ -163,11 +166,11 @@ class WorldEnv(ControlEnv):
         self.steps += alive
         self.uncertainty = np.where(known, unsure, self.uncertainty).astype(np.float32)
         late = alive & (self.steps >= self.spec.max_steps)
-        won = self._judge(known, late, before, actions, chance)
-        self.success |= won
         spec = self.model.spec
-        lost = terminal - chance > 0.5 if spec.ends_on_success else terminal > 0.5
-        self.terminated |= (won & spec.ends_on_success) | (known & lost)
+        last = late | (terminal > 0.5) | (self.uncertainty > spec.threshold)
+        won = self._judge(known & due(self.judge, self.steps, last), before, actions, chance)
+        self.success |= won
+        self.terminated |= (won & spec.ends_on_success) | (known & is_lost(spec, terminal, chance))
         cut = alive & ~self.terminated & ((self.uncertainty > spec.threshold) | ~sound)
         self.truncated |= cut | (late & ~self.terminated)
         if self.difficulty is not None:
@@ -197,12 +200,9 @@ class WorldEnv(ControlEnv):
                 self.seen[k][ids] = v.numpy()
             self.stale[:] = False
 
-    def _judge(
-        self, known: np.ndarray, late: np.ndarray, before: dict, actions: np.ndarray, chance: np.ndarray
-    ) -> np.ndarray:
-        """bool[N]: which of the known steps succeeded, asked of the judge every `judge.every` steps and at
-        the limit."""
-        rows = np.flatnonzero(known & ((self.steps % self.judge.every == 0) | late))
+    def _judge(self, asked: np.ndarray, before: dict, actions: np.ndarray, chance: np.ndarray) -> np.ndarray:
+        """bool[N]: which of the steps that the judge is asked about succeeded."""
+        rows = np.flatnonzero(asked)
         won = np.zeros(self.num_envs, bool)
         if len(rows):
             won[rows] = (
@@ -227,6 +227,11 @@ class WorldEnv(ControlEnv):
         """`own_units.translate` of the model: what `robo_rl.evaluation.evaluate` shows a policy, and makes of
         its actions."""
         return translate(policy, self.model.spec)
+
+    def origins(self, starts: np.ndarray) -> np.ndarray | None:
+        """int64[n]: the recorded frame that the episode of each start id begins from; None: each is of its
+        own."""
+        return None if hasattr(self.model, "first") else frame_of(self.model.frames, starts)
 
     def in_commands(self, data):
         """A data set whose actions are in the units of what the model learnt from, in its commands.

@@ -12,7 +12,7 @@ import torch
 
 from robo_rl.errors import UserError
 from world_models.judge_protocol import Clips, Head, Seen, SuccessJudge
-from world_models.model import WorldModel
+from world_models.model import WorldModel, WorldSpec
 
 CHUNK = 8  # control steps given to a model at once
 HEADS = ("reward", "terminal", "success", "uncertainty")
@@ -81,8 +81,8 @@ def play(
     """Let `act(obs) -> actions [N,E,A]` act in the model from the observations `obs`, to the end of every
     episode.
 
-    A step that `judge` (None: the model's own head) gives more than 1/2 wins its episode; one whose terminal
-    passes 1/2 ends it. Nothing is cut for its uncertainty (that would count against the policy): it is noted.
+    A step that `judge` (None: the model's own head) gives more than 1/2 wins its episode; one that `is_lost`
+    ends it. Nothing is cut for its uncertainty (that would count against the policy): it is noted.
     A step with NaN ends its episode as lost.
     """
     n, limit = len(obs["state"]), max_steps or model.spec.control.max_steps
@@ -113,18 +113,28 @@ def play(
             granted = asked(
                 judge,
                 clips,
-                np.flatnonzero(live & ~lost),
+                np.flatnonzero(live & ~lost & due(judge, made, (made == limit) | (terminal[:, t] > 0.5))),
                 obs,
                 now,
                 actions[:, t],
                 success[:, t],
                 made,
-                made == limit,
             )
             won |= granted
-            over |= lost | (live & (terminal[:, t] > 0.5)) | granted
+            over |= lost | (live & is_lost(model.spec, terminal[:, t], success[:, t])) | granted
             obs |= now
     return PlayedEpisodes(won, length, gain, doubt, cut)
+
+
+def is_lost(spec: WorldSpec, terminal: np.ndarray, success: np.ndarray) -> np.ndarray:
+    """bool[N]: the step ends its episode by the task's own rule without a success. Where every recorded
+    success is an end, the success's share of `terminal` is no loss."""
+    return terminal - success > 0.5 if spec.ends_on_success else terminal > 0.5
+
+
+def due(judge: SuccessJudge, steps: "int | np.ndarray", last: np.ndarray) -> np.ndarray:
+    """bool[N]: the judge is asked about a step: every `judge.every` steps, and where the episode may end."""
+    return last | (steps % judge.every == 0)
 
 
 def asked(
@@ -136,13 +146,11 @@ def asked(
     actions: np.ndarray,
     chance: np.ndarray,
     made: int,
-    last: bool,
 ) -> np.ndarray:
-    """bool[N]: which of `rows` the judge grants success after step `made`; it is asked every `judge.every`
-    steps and at the end."""
+    """bool[N]: which of `rows` the judge grants success after step `made`."""
     clips.add(before, np.full(len(chance), made - 1))
     out = np.zeros(len(chance), bool)
-    if len(rows) and (made % judge.every == 0 or last):
+    if len(rows):
         tasks = np.asarray(before.get("task", np.full(len(chance), "")))
         out[rows] = (
             judge(

@@ -23,7 +23,7 @@ class Seen:
 
 
 class SuccessJudge(Protocol):
-    """Probability of success [n]; asked every `every` steps of an episode and at its time limit. A judge with
+    """Probability of success [n]; asked every `every` steps of an episode and where it may end. A judge with
     `frames` K > 1 sees clips of K frames, `skip` steps apart."""
 
     @property

@@ -15,6 +15,10 @@ begins). A lane follows one member, drawn from its key, or the members' mean. Un
 disagreement on the followed state, in units of the state's std, summed along the episode; with a gate
 (`world_models.gate`) the error that is expected from that disagreement and the distance to what was recorded.
 
+A success is one step among many, and where it is near none of them is more likely than not to be the one. So
+calibration (`calibrate.set_shift`) moves the log-odds that mean 1/2: along held-out episodes as many
+successes, and as many ends, are then told as were recorded.
+
 Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), of each member's change of one step, y_0 = delta:
     for k = 1 .. K:   y_k = y_(k-1) - sigma_k net_r(s, s - s_before, a, y_(k-1), k),   sigma_k =
                       sigma_min^(k/K)
@@ -119,6 +123,7 @@ class Latent(nn.Module):
     high: Tensor
     gain: Tensor
     balance: Tensor
+    shift: Tensor
     words: Tensor  # [tasks,W] of the spec's instructions
 
     def __init__(self, spec: WorldSpec, options: LatentOptions, seed: int = 0):
@@ -130,7 +135,7 @@ class Latent(nn.Module):
         a += words.shape[1]
         ensemble = GatedEnsemble if o.gated else MlpEnsemble
         self.net = ensemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
-        self.heads = MlpEnsemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
+        self.heads = MlpEnsemble(o.members, 5 * s + a, o.head_width, 2, HEADS, generator)
         self.refiner = (
             ensemble(o.members, 3 * s + a + o.refine, o.hidden, o.layers, s, generator) if o.refine else None
         )
@@ -140,6 +145,8 @@ class Latent(nn.Module):
         self.register_buffer("words", words, persistent=False)
         self.register_buffer("gain", torch.ones(()))  # std of the reward
         self.register_buffer("balance", torch.ones(HEADS - 1))  # weight of a rare success and end in the loss
+        self.register_buffer("shift", torch.zeros(HEADS - 1))  # log-odds of success and end that mean 1/2
+        self.register_load_state_dict_pre_hook(_without_shift)
 
     @torch.no_grad()
     def fit(self, state: Tensor, delta: Tensor, reward: Tensor, events: Tensor) -> None:
@@ -223,7 +230,7 @@ class Latent(nn.Module):
         heads = self.outcome(*(torch.cat(x) for x in (after, now, commands)))
         heads = heads.unflatten(1, (len(rows), len(lanes))).transpose(1, 2)
         # learnt with that weight: taken off again
-        success, terminal = (heads[..., 1:] - self.balance.log()).sigmoid().mean(0).unbind(-1)
+        success, terminal = self.shifted((heads[..., 1:] - self.balance.log()).sigmoid().mean(0)).unbind(-1)
         state, spreads = (torch.stack(x, 1) for x in (after, spreads))
         reward = heads[..., 0].mean(0) * self.gain
         carry = (
@@ -232,6 +239,10 @@ class Latent(nn.Module):
             | ({} if self.gate is None else {"far": far, "doubt": doubt})
         )
         return carry, Prediction({"state": state}, reward, terminal, success, spreads)
+
+    def shifted(self, p: Tensor) -> Tensor:
+        """Probabilities [...,2] of success and end, told so that 1/2 means log-odds of `shift`."""
+        return p / (p + (1 - p) * self.shift.exp())
 
     def sigmas(self) -> list[float]:
         """sigma_1 .. sigma_K; the last is sigma_min."""
@@ -255,5 +266,18 @@ def build(spec: WorldSpec, options: dict) -> Latent:
 
 
 def latent_options(saved: Mapping[str, Any]) -> LatentOptions:
-    """Of a folder's JSON; models of before read no text, and their layers were not gated."""
-    return LatentOptions(**{"text": False, "gated": False, **saved})
+    """Of a folder's JSON; models of before read no text, their layers were not gated, and their heads were
+    half as wide as their layers."""
+    return LatentOptions(
+        **{
+            "text": False,
+            "gated": False,
+            "head_width": max(saved.get("hidden", LatentOptions().hidden) // 2, 8),
+            **saved,
+        }
+    )
+
+
+def _without_shift(model: nn.Module, state: dict, prefix: str, *rest: Any) -> None:
+    """Weights of before have none."""
+    state.setdefault(prefix + "shift", torch.zeros(HEADS - 1))

@@ -482,7 +482,8 @@ def calibrated(
     `gate`: a latent model's uncertainty is a gate learnt on the held-out episodes. Two gates, learnt on half
     of them each, calibrate it on the other half.
     """
-    from world_models.calibrate import calibrate, factors_of, joined, open_loop, scores_on
+    from world_models.calibrate import calibrate, factors_of, joined, open_loop, scores_on, set_shift
+    from world_models.latent import Latent
 
     episodes = np.flatnonzero(data.held)
     asked = [(model, episodes)]  # who is calibrated on which episodes
@@ -503,12 +504,14 @@ def calibrated(
     bounds = factors_of(
         [scores_on(m, data, min(horizon, int(data.lengths.max())), e, per_episode) for m, e in asked]
     )
+    if isinstance(model, Latent):
+        set_shift(model, data, min(horizon, int(data.lengths.max())))
     model.spec = model.spec.calibrated(steps, threshold, bounds)
     with np.errstate(invalid="ignore"):
         n = (~np.isnan(run.error)).sum(0).clip(1)
         means = {k: np.nansum(getattr(run, k), 0) / n for k in ("error", "copied", "uncertainty")}
     seen = ~np.isnan(run.error)
-    report = {k: v.tolist() for k, v in means.items()} | {
+    report: dict = {k: v.tolist() for k, v in means.items()} | {
         "windows": n.tolist(),
         "horizon": steps,
         "threshold": threshold,
@@ -516,6 +519,8 @@ def calibrated(
         "bounds": bounds,
         "within": float((run.uncertainty[seen] <= threshold).mean()),
     }
+    if isinstance(model, Latent):
+        report["shift"] = model.shift.tolist()
     return model, report
 
 

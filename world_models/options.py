@@ -40,6 +40,8 @@ class LatentOptions:
     """Width of each."""
     layers: int = 3
     """Hidden layers of each. Gated ones (all but the first, and one at least) are three products each."""
+    head_width: int = 80
+    """Width of the networks of reward, success and end."""
     gated: bool = True
     """Gated layers with normalisation (SwiGLU); off: plain ones."""
     follow: Literal["member", "mean"] = "mean"
@@ -56,6 +58,7 @@ class LatentOptions:
             ("members", 1, 64),
             ("hidden", 8, 4096),
             ("layers", 1, 16),
+            ("head_width", 8, 4096),
             ("refine", 0, 16),
         ):
             in_range(f"net.{name}", getattr(self, name), low, high)
@@ -161,7 +164,7 @@ class VideoOptions:
     """The last frame is moved before it is painted over."""
     doubt: bool = True
     """A network expects the error of each frame, which is part of the uncertainty."""
-    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=80))
+    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=80, head_width=40))
     """The network of the arm's state."""
 
     def __post_init__(self) -> None:

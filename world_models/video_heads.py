@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robo_rl.optim import AdamW
+from world_models.calibrate import covering, middle_of
 from world_models.fit import pace, smooth
 from world_models.options import VideoFitOptions
 from world_models.recorded import Recorded
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from world_models.wan_options import DiffusersFitOptions
 
 CHUNKS = 4  # of a rollout
-LEAST = 3  # held-out successes that a threshold is set on
 BATCH = 16  # of each of: recorded steps, recorded events, steps of rollouts, events of rollouts
 ROLLED = 16  # rollouts at once
 
@@ -223,10 +223,11 @@ class HeadFitter:
             if 0 < rare < 1
             else 0.0
         )
-        rows = torch.from_numpy(self.covering())
+        steps = CHUNKS * m.options.chunk
+        rows, _ = covering(self.data, np.flatnonzero(self.data.held), steps)
         if not len(rows):
             return
-        rolled = self.roll(rows, CHUNKS * m.options.chunk)
+        rolled = self.roll(torch.from_numpy(rows), steps)
         each = [x.flatten(0, 1).split(256) for x in (rolled.frames, rolled.state, rolled.rows)]
         with torch.no_grad():
             parts = [
@@ -239,18 +240,9 @@ class HeadFitter:
         )
         truth = (self.labels[rolled.rows, 1:] > 0) & rolled.made[..., None]
         for i in range(2):
-            said, won = logits[..., i].amax(1).sort(descending=True).values, int(truth[..., i].any(1).sum())
-            if LEAST <= won < len(said):
-                m.shift[i] = (said[won - 1] + said[won]) / 2
-
-    def covering(self) -> np.ndarray:
-        """Rows that rollouts begin at so that they cover every held-out episode twice, the second time half a
-        rollout later."""
-        steps, d = CHUNKS * self.model.options.chunk, self.data
-        return np.concatenate(
-            [np.arange(a, b - 1, steps // 2) for a, b, h in zip(d.first, d.end, d.held, strict=True) if h]
-            or [np.zeros(0, np.int64)]
-        )
+            middle = middle_of(logits[..., i].amax(1).numpy(), truth[..., i].any(1).numpy())
+            if middle is not None:
+                m.shift[i] = middle
 
     # ---- what a stop leaves
 

@@ -43,7 +43,7 @@ class DiffusersOptions:
     """Channels of the heads of reward, success and end."""
     lora: LoraOptions = field(default_factory=LoraOptions)
     """Adapters of the transformer (its name is trunk); rank 0: it learns in full."""
-    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=128))
+    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=128, head_width=64))
     """The network of the arm's state."""
 
     def __post_init__(self) -> None:

@@ -71,7 +71,7 @@ def run(args: Eval) -> int:
     document = {
         k: v
         for k, v in result.items()
-        if k not in ("starts", "success", "return", "length", "task", "seam", "starved")
+        if k not in ("starts", "success", "return", "length", "task", "origin", "seam", "starved")
     }
     document["file"] = str(out)
     if args.against:
@@ -177,7 +177,7 @@ def against(args: Eval, result: dict) -> dict:
 
     other = watched(args.against, replace(args, envs=result["envs"], policy="", **NOT_PLANNED))
     same_starts(args, result["sim"], other["sim"])
-    d, low, high = paired_difference(result["success"], other["success"])
+    d, low, high = paired_difference(result["success"], other["success"], groups=result.get("origin"))
     return {
         "run": other["run"],
         "checkpoint": other["checkpoint"],
@@ -199,7 +199,10 @@ def record_video(args: Eval) -> None:
 def table(result: dict, other: dict | None) -> str:
     """The result for people."""
     who = result.get("policy", result["checkpoint"])
-    lines = [f"{result['run']} · {who} · {result['n']} starts (list {result['seed']}{list_note(result)})"]
+    frames = f", from {len(set(result['origin']))} recorded frames" if "origin" in result else ""
+    lines = [
+        f"{result['run']} · {who} · {result['n']} starts{frames} (list {result['seed']}{list_note(result)})"
+    ]
     width = max(len(t) for t in result["tasks"])
     lines.append(f"  {'task':<{width}}  success   95 % interval     n")
     for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:

@@ -135,10 +135,12 @@ def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Success of n episodes with its 95 % Wilson interval; arrays [n] of single episodes: success bool,
+    """Success of n episodes with its 95 % Wilson interval (in a world model, where many begin from the same
+    recorded frame, that of as many episodes as frames); arrays [n] of single episodes: success bool,
     returns, lengths [control steps], starts (the same start is the same episode, so results pair), tasks
     (instructions); doubted bool: in a world model, it passed the threshold of the model's uncertainty on the
-    way (None elsewhere)."""
+    way (None elsewhere); origins: in a world model without a simulator, the recorded frame that the episode
+    began from (None elsewhere)."""
 
     success_rate: float
     low: float
@@ -150,6 +152,7 @@ class EvalResult:
     starts: np.ndarray
     tasks: tuple[str, ...]
     doubted: np.ndarray | None = None
+    origins: np.ndarray | None = None
 
     def minus(self, other: "EvalResult") -> tuple[float, float, float]:
         """(difference of the success rates, low, high) on the same starts, paired, 95 %."""
@@ -159,15 +162,22 @@ class EvalResult:
             raise UserError(
                 "results of other starts do not pair: evaluate both with the same episodes and seed"
             )
-        return paired_difference(self.success.tolist(), other.success.tolist())
+        mine, theirs = (x.origins if x.origins is not None else np.zeros(0) for x in (self, other))
+        if not np.array_equal(mine, theirs):
+            raise UserError(
+                "episodes from other first observations do not pair: evaluate both in one world model, or "
+                "give simulator=env in the model"
+            )
+        return paired_difference(self.success, other.success, groups=self.origins)
 
     def __str__(self) -> str:
         doubt = (
             "" if self.doubted is None else f", {100 * self.doubted.mean():.0f} % beyond the model's doubt"
         )
+        frames = "" if self.origins is None else f" from {len(set(self.origins))} recorded starts"
         return (
             f"success {self.success_rate:.3f}, 95 % interval [{self.low:.3f}, {self.high:.3f}], n = "
-            f"{self.n}{doubt}"
+            f"{self.n}{frames}{doubt}"
         )
 
 
@@ -200,7 +210,7 @@ def evaluate(
         )
     from robo_rl.evaluation import eval_starts
     from robo_rl.evaluation import evaluate as run_episodes
-    from robo_rl.stats import wilson
+    from robo_rl.stats import success_rate
 
     made = None
     if env is None:
@@ -220,30 +230,30 @@ def evaluate(
     finally:
         if made is not None:
             made.close()
-    rate, low, high = wilson(sum(got["success"]), episodes)
     return EvalResult(
-        rate,
-        low,
-        high,
+        *success_rate(got["success"], got.get("origin")),
         episodes,
         np.array(got["success"], bool),
         np.array(got["return"]),
         np.array(got["length"]),
         starts,
         tuple(got["task"]),
+        origins=np.array(got["origin"]) if "origin" in got else None,
     )
 
 
 def _evaluate_in_model(policy, model, episodes: int, seed: int, simulator, judge: str) -> EvalResult:
     from robo_rl.evaluation import eval_starts
     from robo_rl.experiment.world_model import evaluate_in_model
-    from robo_rl.stats import wilson
+    from robo_rl.stats import success_rate
+    from world_models.env import frame_of
 
     starts = eval_starts(episodes, seed)
     module = policy.module if isinstance(policy, TrainedPolicy) else policy
     got, tasks = evaluate_in_model(model, module, starts, seed, simulator, judge)
+    origins = frame_of(model.frames, starts) if simulator is None else None
     return EvalResult(
-        *wilson(int(got.success.sum()), episodes),
+        *success_rate(got.success, origins),
         episodes,
         got.success,
         got.gain,
@@ -251,6 +261,7 @@ def _evaluate_in_model(policy, model, episodes: int, seed: int, simulator, judge
         starts,
         tuple(str(t) for t in tasks),
         got.cut,
+        origins,
     )
 
 

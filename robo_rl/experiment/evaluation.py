@@ -163,7 +163,7 @@ class Evaluator:
         interval."""
         from robo_rl import files
         from robo_rl.evaluation import eval_starts, evaluate
-        from robo_rl.stats import wilson
+        from robo_rl.stats import success_rate
 
         config, began, count = self.config, time.perf_counter(), task_count(self.config)
         env, starts = self.make_env(), eval_starts(config.eval_episodes * count, which)
@@ -185,7 +185,7 @@ class Evaluator:
             )
         else:
             result = evaluate(env, policy, starts, which)
-        rate, low, high = wilson(sum(result["success"]), len(starts))
+        rate, low, high = success_rate(result["success"], result.get("origin"))
         gain = sum(result["return"]) / len(starts)
         if count > 1:
             result["tasks"] = by_task(result["success"], starts, task_names(self.env))
@@ -365,7 +365,7 @@ def evaluate_checkpoint(
 
     from robo_rl import checkpoint
     from robo_rl.evaluation import evaluate
-    from robo_rl.stats import wilson
+    from robo_rl.stats import success_rate
 
     run, folder = pick_checkpoint(Path(path), options.checkpoint)
     config = changed(load_config(run), options)
@@ -402,11 +402,13 @@ def evaluate_checkpoint(
                 result = evaluate(env, who, starts, options.seed, tick=lambda done: tick(done, len(starts)))
             result |= planning.told(who, options)
     result |= close() | ({"policy": options.policy} if options.policy else {})
-    rate, low, high = wilson(sum(result["success"]), len(starts))
+    rate, low, high = success_rate(result["success"], result.get("origin"))
     tasks = by_task(result["success"], starts, names) if len(names) > 1 else {}
     for task in () if tasks else sorted(set(result["task"])):
-        mine = [s for s, t in zip(result["success"], result["task"], strict=False) if t == task]
-        tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=False)) | {
+        mine = [i for i, t in enumerate(result["task"]) if t == task]
+        won, origin = ([result[k][i] for i in mine] if k in result else None for k in ("success", "origin"))
+        assert won is not None
+        tasks[task] = dict(zip(("success", "low", "high"), success_rate(won, origin), strict=True)) | {
             "n": len(mine)
         }
     chosen = checkpoint.checkpoints(run) and folder == checkpoint.best(run) and meta["best"]["step"] >= 0
