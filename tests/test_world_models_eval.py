@@ -268,7 +268,22 @@ def test_episodes_that_the_model_learnt_from_are_left_out(data):
     assert len(doc["notes"]) == 1
     model.frames = Frames({"state": data.state}, np.zeros(len(first), np.int64), first, held & False)
     doc, _ = measure(model, data, ARGS)
-    assert doc["episodes"] == len(data) and "bright side" in doc["notes"][0]
+    assert doc["episodes"] == len(data) and "bright side" in doc["notes"][0] and doc["all_learnt"]
+
+
+def test_the_interval_of_told_successes_counts_episodes_not_their_windows(data):
+    """With a tenth of the windows the interval is as wide: they are of the same episodes."""
+    model = PointModel(drift=0.03)
+    few, many = (measure(model, data, replace(ARGS, windows=n))[0]["success"]["accuracy"] for n in (40, 400))
+    assert 0.1 < few["value"] < 0.95
+    assert many["high"] - many["low"] > 0.8 * (few["high"] - few["low"])
+
+
+def test_recordings_too_short_for_an_inverse_model_are_measured_without_it(tmp_path):
+    short = record(tmp_path / "short", episodes=2)
+    assert len(short.state) < 64
+    doc, _ = measure(PointModel(), short, replace(ARGS, windows=8, horizon=4))
+    assert doc["eva"]["model"] is None and "executability" not in table(doc)
 
 
 def test_play_ends_an_episode_at_its_success_and_counts_a_nan_as_lost():
@@ -305,11 +320,11 @@ def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     useless = plain(doc) | {"verdict": "Of no use."}
     assert "Against it too: it is the first." in wm_page.page(useless, [])
     assert "Spearman" in table(doc) and "ALARM" in table(doc)
-    assert "no success in these windows" not in html
-    none = doc["success"] | {"tp": 0, "fn": 0, "fp": 0}
-    assert "no success in these windows, and none was said" in wm_page.tiles_of(
-        plain(doc) | {"success": none}
-    )
+    did = doc["success"]["tp"] + doc["success"]["fn"]
+    assert f"{doc['success']['tp']} of {did}</b><small>" in html
+    none = doc["success"] | {"tp": 0, "fn": 0, "fp": 2}
+    said = wm_page.tiles_of(plain(doc) | {"success": none})
+    assert "<b>–</b><small>2 false alarms; no window here has a success" in said
 
 
 def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
@@ -331,7 +346,10 @@ def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "mine:right\n  in the model      success" in done.stdout and "n = 6, 0 % beyond" in done.stdout
+    assert (
+        "mine:right\n  in the model      success" in done.stdout
+        and "n = 6 from 6 recorded starts, 0 % beyond" in done.stdout
+    )
     assert "simulator" not in done.stdout, "there is none called toy"
     for names, words in (
         (["nowhere", "mine:right"], "nowhere holds no world model"),
@@ -443,7 +461,7 @@ def test_a_notebook_learns_a_model_loads_it_and_measures_it(data, tmp_path, caps
     model = load_model(learned.folder)
     assert model.spec == learned.spec
     doc, _ = measure(model, data, replace(ARGS, windows=8, horizon=4, inverse=5))
-    assert doc["episodes"] == model.frames.held[model.frames.first].sum() and not doc["notes"]
+    assert doc["episodes"] == model.frames.held[model.frames.first].sum() and not doc["all_learnt"]
     with pytest.raises(UserError, match="already holds a run"):
         learning.train(config)
     again = learning.train(replace(config, out="", resume=str(learned.folder)), Progress(said))

@@ -353,6 +353,7 @@ def test_policies_are_ranked_against_a_table_without_any_simulator(data):
 
 GOOD = {
     "finite": True,
+    "all_learnt": False,
     "baselines": {
         "best": {
             1: {"name": "ridge", "better": True},
@@ -371,6 +372,7 @@ GOOD = {
     [
         ({}, "after 1 and 8 steps; nothing measured speaks against"),
         ({"finite": False}, "Do not use this model: it predicts numbers that are not finite"),
+        ({"all_learnt": True}, "but it learnt from all these episodes; record episodes that it does not"),
         (
             {"baselines": {"best": {1: {"name": "ridge", "better": False}}}},
             "at no horizon is it surely better than ridge",

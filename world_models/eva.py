@@ -23,6 +23,8 @@ from robo_rl.errors import UserError, in_range
 from robo_rl.normalise import Normaliser
 from robo_rl.types import ControlSpec
 
+LEAST = 64  # recorded steps that an inverse-dynamics model is learnt from
+
 
 @dataclass(frozen=True, kw_only=True)
 class MotionLimits:
@@ -228,8 +230,8 @@ def fit_inverse(
 
     Errors: rmse, and r2 = 1 - squared error / variance over all dimensions that vary.
     """
-    if len(x) < 64:
-        raise UserError(f"an inverse-dynamics model needs at least 64 recorded steps, got {len(x)}")
+    if len(x) < LEAST:
+        raise UserError(f"an inverse-dynamics model needs at least {LEAST} recorded steps, got {len(x)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = InverseDynamics(x.shape[1], actions.shape[1])

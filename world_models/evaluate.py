@@ -12,6 +12,7 @@ import torch
 from robo_rl import files
 from robo_rl.data.reader import load as load_data
 from robo_rl.log import Progress
+from robo_rl.stats import success_rate
 from world_models import baselines, conformal, eva, gate_report, instructions, trust
 from world_models.calibrate import spread
 from world_models.imagine import CHUNK, open_loop
@@ -23,7 +24,7 @@ from world_models.units import errors_in_units
 from world_models.windows import check_dataset, foreign_to, read_windows, unseen
 
 LOOK = 64  # most windows of a model with images: their frames are held in memory
-ALIKE = 4  # windows of an episode, from which on a note says so
+FEW = 20  # episodes, below which a note says that intervals over them are too narrow
 SLACK = 0.03  # by which the coverage of a bound may miss what was promised
 
 
@@ -104,18 +105,19 @@ def measure_baselines(
 
 
 def judged(probability: np.ndarray, true: np.ndarray, w) -> dict:
-    """Does the window succeed (or end) within its steps: counts, and how well the probabilities are
-    calibrated."""
-    said = np.where(w.made, probability, 0)
-    c = trust.confusion(np.asarray((said > 0.5).any(1)), (true & w.made).any(1))
-    bins = trust.reliability(probability[w.made], true[w.made])
+    """Does the window succeed (or end) within its steps: counts of windows, and the share that does by the
+    greatest probability of a step. An episode counts as one in the interval, whatever the number of its
+    windows."""
+    said, did = np.where(w.made, probability, 0).max(1), (true & w.made).any(1)
+    c = trust.confusion(said > 0.5, did)
+    bins = trust.reliability(said, did)
     return asdict(c) | {
-        "accuracy": c.accuracy._asdict(),
+        "accuracy": success_rate((said > 0.5) == did, w.episode)._asdict(),
         "precision": c.precision.value,
         "recall": c.recall.value,
         "calibration_error": trust.calibration_error(bins),
         "bins": [asdict(b) for b in bins],
-        "auroc": trust.auroc(said.max(1), (true & w.made).any(1)),
+        "auroc": trust.auroc(said, did),
     }
 
 
@@ -201,6 +203,8 @@ def measure_executability(model, dataset, w, p, config: WorldEvalConfig) -> dict
     """EVA: could the arm do what was imagined? Actions decoded by an inverse-dynamics model of real
     transitions, scored."""
     row = np.flatnonzero(np.isfinite(dataset.after).all(1))
+    if len(row) < eva.LEAST:
+        return {"model": None, "recorded": None, "inverse": None}
     order = np.random.default_rng([config.seed, 31]).permutation(row)[:20_000]
     inverse, errors = eva.fit_inverse(
         dataset.state[order],
@@ -303,7 +307,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
             "Nobody said which episodes succeeded, so all count as failures, and the model's success means "
             f"nothing: robo_rl data label {config.dataset} --success …, then train it anew."
         )
-    if not fresh.any():
+    if all_learnt := not fresh.any():
         fresh[:] = True
         notes.append(
             "Every episode of this data set is one the model learnt from: the errors below are on the bright "
@@ -317,11 +321,10 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
         config.horizon,
         config.seed,
     )
-    if len(w) > ALIKE * (several := len(np.unique(w.episode))):
+    if (several := len(np.unique(w.episode))) < FEW:
         notes.append(
-            f"These {len(w)} windows are of {several} episode{'s' if several > 1 else ''} alone. Windows of "
-            "one episode are alike: intervals over windows are too narrow, and successes are counted by "
-            "window. Evaluate on more episodes that the model did not learn from."
+            f"These {len(w)} windows are of {several} episode{'s' if several > 1 else ''} alone: intervals "
+            "over so few are too narrow. Evaluate on more episodes that the model did not learn from."
         )
     scale = np.array(model.spec.scale or spread(dataset))
     doc, arrays = measure_open_loop(model, w, scale, config, begun(progress, "predict", len(w), "windows"))
@@ -361,6 +364,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
         "sim": model.spec.control.id,
         "data": config.dataset,
         "learnt_from": model.spec.data,
+        "all_learnt": all_learnt,
         "episodes": int(fresh.sum()),
         "windows": len(w),
         "horizon": config.horizon,

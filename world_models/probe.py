@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from robo_rl.types import Each, silently
 from world_models.imagine import PlayedEpisodes, play
 
 RIDGE = 1e-3  # of standardised states, per row
@@ -88,6 +89,7 @@ def search(
     max_steps: int,
     seed: int,
     begin: np.ndarray | None = None,
+    each: Each = silently,
 ) -> tuple[Affine, float]:
     """(the policy that a search ends with, its success in the model on the starts `obs` {key: [N,...]},
     undoubted). It begins at `base`, or at the weight `begin`, where the spread is 1."""
@@ -97,7 +99,7 @@ def search(
     mean = base.weight if begin is None else begin
     std = np.full(mean.shape, 0.5 * base.weight.std() + 0.05 if begin is None else 1.0)
     best, most = Affine(mean, base.mean, base.std), -np.inf
-    for _ in range(ROUNDS):
+    for _ in each("search", range(ROUNDS), "rounds"):
         tried = mean + std * rng.standard_normal((POPULATION, *mean.shape))
         tried[0] = best.weight
         lanes = tried.repeat(n, 0)
@@ -114,18 +116,18 @@ def search(
 
 
 def searches(
-    model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, seed: int
+    model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, each: Each = silently
 ) -> list[tuple[str, Affine, float]]:
     """(name, policy, its undoubted success in the model) of a search from the clone, which succeeds as the
     recorded policies do, and of BLIND from nothing, which succeed by whatever the model grants."""
     blind = [
         (
             f"search {k + 1} from nothing",
-            *search(model, base, obs, max_steps, seed + 7 * k, np.zeros(base.weight.shape)),
+            *search(model, base, obs, max_steps, seed + 7 * k, np.zeros(base.weight.shape), each),
         )
         for k in range(BLIND)
     ]
-    return [("search from the clone", *search(model, base, obs, max_steps, seed)), *blind]
+    return [("search from the clone", *search(model, base, obs, max_steps, seed, each=each)), *blind]
 
 
 def worth(got: PlayedEpisodes) -> np.ndarray:

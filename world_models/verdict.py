@@ -52,6 +52,8 @@ def objections(doc: dict) -> tuple[list[str], list[str]]:
     def add(said: str, record: str) -> None:
         found.append((said, record))
 
+    if doc["all_learnt"]:
+        add("it learnt from all these episodes", "episodes that it does not learn from (another --seed)")
     alarm, unlike, s = doc.get("alarm", {}), doc.get("probe", {}).get("alarm", {}), doc["success"]
     overrated = [x for x in doc.get("probe", {}).get("searches", ()) if x.get("side") == "over"]
     if over := alarm.get("over"):

@@ -2,7 +2,7 @@
 robot."""
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.log import Progress
 from robo_rl.policies import ObsSpec
 from robo_rl.selection import REPORT
+from robo_rl.types import Each, silently
 from world_models import judge as judges
 from world_models import probe, trust
 from world_models.env import frame_of
@@ -291,19 +292,16 @@ def told(got: PlayedEpisodes) -> dict:
     return {"cut": float(got.cut.mean()), "uncertainty": float(got.uncertainty.mean())}
 
 
-def compare_policies(
-    model, env, policies: list, config: WorldEvalConfig, tick: Callable[[int], None] = lambda done: None
-) -> dict:
+def compare_policies(model, env, policies: list, config: WorldEvalConfig, each: Each = silently) -> dict:
     """Success of every (name, policy) on the same starts in the model and in the simulator `env` ->
     document."""
     starts = eval_starts(config.episodes, REPORT + config.seed)  # no checkpoint was chosen on these
     imagined, real, rows = [], [], []
-    for k, (_, policy) in enumerate(policies):
+    for _, policy in each("rank", policies, "policies"):
         real.append(evaluate(env, policy, starts, config.seed)["success"])
         got, _ = play_from_simulator(model, env, policy, starts, config.seed)
         imagined.append(got.success)
         rows.append(told(got))
-        tick(k + 1)
     m, r = np.array(imagined, float), np.array(real, float)
     return ranked(
         trust.gaps([n for n, _ in policies], m, r, config.tolerance),
@@ -318,20 +316,15 @@ def compare_policies(
 
 
 def compare_to_table(
-    model,
-    policies: list,
-    table: list[RealRow],
-    config: WorldEvalConfig,
-    tick: Callable[[int], None] = lambda done: None,
+    model, policies: list, table: list[RealRow], config: WorldEvalConfig, each: Each = silently
 ) -> dict:
     """The same against what (name, policy), in the order of `table`, did on a robot: from recorded starts,
     without any simulator."""
     obs, imagined, rows = recorded_starts(model, config.episodes, config.seed), [], []
-    for k, (_, policy) in enumerate(policies):
+    for _, policy in each("rank", policies, "policies"):
         got = play_in_model(model, policy, obs, 0, config.seed)
         imagined.append(got.success)
         rows.append(told(got))
-        tick(k + 1)
     m, won, n = (
         np.array(imagined, float),
         np.array([t.successes for t in table]),
@@ -352,7 +345,7 @@ def compare_to_table(
 # ---- the probe ---------------------------------------------------------------------------------------------
 
 
-def probe_model(model, env, dataset, config: WorldEvalConfig) -> dict:
+def probe_model(model, env, dataset, config: WorldEvalConfig, each: Each = silently) -> dict:
     """Ask about policies unlike the data and those that searches made to exploit the model -> document;
     without a simulator (`env` None) only what the model says of them."""
     base, count = probe.cloned_successes(dataset), PROBED if config.probe is None else config.probe
@@ -366,10 +359,13 @@ def probe_model(model, env, dataset, config: WorldEvalConfig) -> dict:
         ids = np.resize(eval_starts(n, REPORT + 1000 + config.seed), n)
         first, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": ids})
         obs, limit = {k: np.array(v) for k, v in first.items()}, env.spec.max_steps
-    exploits = probe.searches(model, base, obs, limit, config.seed)
+    exploits = probe.searches(model, base, obs, limit, config.seed, each)
     out: dict = {"count": count}
     if env is None:
-        played = [(name, play_in_model(model, p, obs, limit, config.seed)) for name, p in found]
+        played = [
+            (name, play_in_model(model, p, obs, limit, config.seed))
+            for name, p in each("probe", found, "policies")
+        ]
         return out | {
             "searches": [{"name": name, "model": promised} for name, _, promised in exploits],
             "policies": [
@@ -377,7 +373,7 @@ def probe_model(model, env, dataset, config: WorldEvalConfig) -> dict:
             ],
         }
     kept, real = [], []
-    for _, policy, _ in exploits:
+    for _, policy, _ in each("probe", exploits, "searches"):
         got, _ = play_from_simulator(model, env, policy, starts, config.seed)
         kept.append(got.success & ~got.cut)
         real.append(evaluate(env, policy, starts, config.seed)["success"])
@@ -387,7 +383,7 @@ def probe_model(model, env, dataset, config: WorldEvalConfig) -> dict:
     out["searches"] = [asdict(g) | {"gap": g.gap._asdict()} for g in gaps]
     return (
         out
-        | compare_policies(model, env, found, config)
+        | compare_policies(model, env, found, config, each)
         | {"unlike": measure_unlike(model, env, [p for _, p in found], config)}
     )
 
@@ -454,14 +450,13 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
                 arrays["errors"], theirs["errors"], arrays["windows"], config.against
             )
         policies = [(name, checkpoint.load_policy(folder)[0]) for name, _, folder in found]
-        if policies:
-            progress.start("rank", len(found), "policies")
         if table is not None:
-            doc |= compare_to_table(model, policies, table, config, progress.update)
+            doc |= compare_to_table(model, policies, table, config, progress.each)
         elif policies:
-            doc |= compare_policies(model, env, policies, config, progress.update)
+            doc |= compare_policies(model, env, policies, config, progress.each)
         if asked:
-            doc["probe"] = probe_model(model, env, as_commands([dataset], model.spec.control.axes)[0], config)
+            told_in = as_commands([dataset], model.spec.control.axes)[0]
+            doc["probe"] = probe_model(model, env, told_in, config, progress.each)
     if env is not None:
         env.close()
     doc["verdict"], doc["objections"] = verdict(doc), objections(doc)[0]

@@ -51,8 +51,8 @@ def open_loop_chart(name: str, entry: dict, against: "dict | None", others: "dic
         "root mean square error in standard deviations of the data"
         if name == "state"
         else "root mean square error of pixels, 0..1"
-    ) + "; bands: 95 % bootstrap over windows"
-    return chart(f"Open-loop error, {name}", what, lines, x_name="control steps ahead", zero=True)
+    ) + "; bands: 95 % bootstrap over episodes"
+    return chart(f"Open-loop error, {name}", what, lines, x_name="control steps ahead", zero=True, log=True)
 
 
 def coverage_chart(bound: dict, title: str = "Bound on the error") -> str:
@@ -248,14 +248,12 @@ def tiles_of(doc: dict) -> str:
         )
     )
     tiles.append(tile("Action following", number(f["correlation"]), f"correlation; gain {number(f['gain'])}"))
-    told = s["accuracy"]["value"] is not None and s["tp"] + s["fn"] + s["fp"]
+    did = s["tp"] + s["fn"]
     tiles.append(
         tile(
-            "Success told right",
-            f"{100 * s['accuracy']['value']:.0f} %" if told else "–",
-            f"{s['fp']} false alarms, {s['fn']} missed"
-            if told
-            else "no success in these windows, and none was said",
+            "Successes found",
+            f"{s['tp']} of {did}" if did else "–",
+            f"{s['fp']} false alarms" + ("" if did else "; no window here has a success"),
         )
     )
     tiles.append(tile("Uncertainty", number(u["auroc_worst_tenth"]), "AUROC of the worst tenth of errors"))
@@ -377,9 +375,9 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     )
     calibration += reliability_chart(
         "Success probability",
-        "share of steps that succeed, in ten equal groups by prediction",
+        "share of windows that succeed, in ten equal groups by the greatest probability of a step",
         s["bins"],
-        "predicted probability",
+        "greatest probability",
         True,
     )
     body = f"""
@@ -395,7 +393,7 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
 {100 * u["steps_cut"]:.1f} % of these steps,
 where the mean error is {number(u["error_cut"], 3)} (kept steps: {number(u["error_kept"], 3)}).</p><div class="grid">{calibration}</div>
 {gate_section(doc["gate"]) if doc.get("gate") else ""}
-<footer>Made by <code>robo_rl wm eval</code>. Intervals: percentile bootstrap over windows, Newcombe's method 10 for gaps.</footer>"""  # noqa: E501
+<footer>Made by <code>robo_rl wm eval</code>. Intervals: percentile bootstrap over episodes, Newcombe's method 10 for gaps.</footer>"""  # noqa: E501
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     return template.replace("{{title}}", esc(f"{doc['model']} · world model")).replace("{{body}}", body)
 

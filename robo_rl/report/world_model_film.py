@@ -23,11 +23,11 @@ def side_by_side(folder: Path, arrays: dict, each: Each = silently) -> list[tupl
     films = camera_pairs(w, p) or scene_pair(w, p, model.spec.control)
     pick = np.flatnonzero(w.made[:, min(15, w.made.shape[1] - 1)])[: SHOWN if w.images else SHOWN // 2]
     out = []
-    for k, (title, pair) in enumerate(each("films", list(films.items()) if len(pick) else [], "films")):
+    for k, (title, pair) in enumerate(films.items() if len(pick) else ()):
         path = folder / f"side-by-side-{k}.mp4"
         write_film(
             path,
-            [take_of(w, p, window, pair) for window in pick],
+            [take_of(w, p, window, pair) for window in each("film", pick.tolist(), "windows")],
             1 / model.spec.control.period / SLOW,
             "window",
         )
