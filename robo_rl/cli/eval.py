@@ -199,7 +199,7 @@ def record_video(args: Eval) -> None:
 def table(result: dict, other: dict | None) -> str:
     """The result for people."""
     who = result.get("policy", result["checkpoint"])
-    frames = f", from {len(set(result['origin']))} recorded frames" if "origin" in result else ""
+    frames = f", from {len(set(result['origin']))} recorded starts" if "origin" in result else ""
     lines = [
         f"{result['run']} · {who} · {result['n']} starts{frames} (list {result['seed']}{list_note(result)})"
     ]
