@@ -20,6 +20,7 @@ from robo_rl.options import MethodOptions, NftOptions, OnPolicyOptions, PolicyOp
 FILE = "health.json"
 PATIENCE = 3  # updates in a row
 FEW = 100  # episodes
+COUNTED = ("returns", "failures", "success_kept")  # watched in every run, though its log need not have them
 
 
 @dataclass(frozen=True, slots=True)

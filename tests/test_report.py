@@ -16,7 +16,7 @@ from robo_rl.log import RunLog
 from robo_rl.report.charts import Series, chart, stacked, thin, ticks
 from robo_rl.report.data import difference, load, load_evaluation, whole_mp4
 from robo_rl.report.page import page
-from robo_rl.report.training import per_episode
+from robo_rl.report.training import per_episode, watched
 from robo_rl.stats import paired_difference, unpaired_difference, wilson
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -334,7 +334,7 @@ def test_a_run_that_only_did_sft_has_a_page(tmp_path, capsys):
     (tmp_path / "evals").mkdir()
     write_json(tmp_path / "evals" / "sft.json", {"label": "sft", "step": 0, "success": [1, 0, 1]})
     html, _ = build(tmp_path, capsys)
-    assert "one evaluation" in html and "66.7" in html and "No RL updates yet" in html
+    assert "nothing to compare with" in html and "66.7" in html and "No RL updates yet" in html
     assert "does not say which task" in html
 
 
@@ -363,6 +363,31 @@ def test_other_starts_are_compared_unpaired_and_the_page_says_so(good, tmp_path,
     r = load(folder)
     d = difference(r.start, r.end)
     assert d.change == unpaired_difference(int(r.end.success.sum()), 200, int(r.start.success.sum()), 200)
+
+
+def test_a_run_from_scratch_is_not_compared_with_itself(tmp_path, capsys):
+    """With one evaluation in the run, on the starts that choose, and one on those that are reported, both are
+    of the last policy."""
+    rng, evals = np.random.default_rng(5), tmp_path / "evals"
+    evals.mkdir()
+    write_json(tmp_path / "run.json", {"config": {}})
+    write_json(evals / "step_000000900.json", evaluation("step_000000900", 900, 0.9, rng))
+    write_json(evals / "final.json", evaluation("final", 900, 0.9, rng) | {"list": 1})
+    html, out = build(tmp_path, capsys)
+    assert load(tmp_path).start is None and "nothing to compare with" in html
+    assert "no clear change" not in html + out.out and "success 9" in out.out
+    write_json(evals / "step_000000300.json", evaluation("step_000000300", 300, 0.2, rng))
+    html, out = build(tmp_path, capsys)
+    assert load(tmp_path).start.step == 300 and "improved" in html and "improved" in out.out
+
+
+def test_a_number_that_was_never_logged_is_not_said_to_be_healthy(good, tmp_path):
+    folder = shutil.copytree(good, tmp_path / "r")
+    names = ("kl", "candidates/rank", "failures")
+    ranges = [{"metric": m, "title": f"<{m}>", "healthy": "at most 1"} for m in names]
+    write_json(folder / "health.json", {"ranges": ranges, "findings": []})
+    html = watched(load(folder))
+    assert "&lt;kl&gt;" in html and "&lt;failures&gt;" in html and "candidates" not in html
 
 
 def test_a_short_evaluation_is_paired_on_the_starts_it_shares(good, tmp_path):

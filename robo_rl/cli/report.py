@@ -25,7 +25,7 @@ def run(args: ReportOptions) -> int:
     from robo_rl.log import open_run
     from robo_rl.report.data import difference, load
     from robo_rl.report.page import summary, write_page
-    from robo_rl.report.text import change, pct, points
+    from robo_rl.report.text import change, interval, pct, points
 
     record = load(open_run(args.run))
     path = write_page(record, args.out)
@@ -38,6 +38,8 @@ def run(args: ReportOptions) -> int:
             f"success {pct(record.start.rate.value)} → {pct(record.end.rate.value)}: {d.verdict}, "
             f"{points(d.change.value)} points (95 % {change(d.change)})"
         )
+    elif only := record.end or record.start:
+        print(f"success {pct(only.rate.value)} (95 % {interval(only.rate)}): {only.name}")
     for note in [*(f.text for f in record.findings), *record.notes]:
         print(f"note: {note}", file=sys.stderr)
     print(f"open {path}")

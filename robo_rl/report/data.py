@@ -65,10 +65,11 @@ class RunRecord:
 
     @property
     def start(self) -> "Evaluation | None":
-        """The policy RL began with: label "sft", else the first of several evaluations."""
-        return next(
-            (e for e in self.evals if e.label == "sft"), self.evals[0] if len(self.evals) > 1 else None
-        )
+        """The policy RL began with: label "sft", else the first evaluation, if others were later in
+        training."""
+        sft = next((e for e in self.evals if e.label == "sft"), None)
+        later = bool(self.evals) and self.evals[0].step < self.evals[-1].step
+        return sft or (self.evals[0] if later else None)
 
     @property
     def end(self) -> "Evaluation | None":

@@ -80,7 +80,7 @@ def verdict(run: RunRecord) -> str:
         )
     else:
         text = (
-            f'<span class="badge even">one evaluation, nothing to compare with yet</span><div class="big">'
+            f'<span class="badge even">nothing to compare with</span><div class="big">'
             f"{100 * only.rate.value:.1f} <small>% success</small></div>"
             f"<p>{esc(only.name)}, 95 % interval {interval(only.rate)}.</p>"
         )
@@ -291,7 +291,8 @@ def page(run: RunRecord) -> str:
     notes = [*(f.text[0].upper() + f.text[1:] + "." for f in run.findings), *run.notes, *not_finite(run)]
     if run.start and run.end and not difference(run.start, run.end).paired:
         notes.append(
-            "The evaluations before and after RL used different starts, so the difference is not paired."
+            f"The evaluations of {run.start.name} and {run.end.name} used different starts, so the difference "
+            "is not paired."
         )
     chosen = run.best is not None and run.best.which == CHOOSE
     if run.best is not None and (run.best.label == "best" or not chosen):

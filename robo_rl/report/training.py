@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 
 from robo_rl.files import parse_json
+from robo_rl.health import COUNTED
 from robo_rl.report.charts import Series, chart, lanes, stacked
 from robo_rl.report.data import RunRecord, totals
 from robo_rl.report.text import duration, esc
@@ -216,11 +217,14 @@ def health(run: RunRecord) -> str:
 
 
 def watched(run: RunRecord) -> str:
-    """The healthy range of every number that was watched, and what left it; "" where nothing was."""
-    if not run.ranges:
+    """The healthy range of every number that was watched, and what left it; "" where nothing was. Numbers
+    that the run never logged are left out."""
+    logged = {key.removeprefix("train/") for key in run.metrics} | set(COUNTED)
+    ranges = [r for r in run.ranges if r["metric"] in logged]
+    if not ranges:
         return ""
     rows = ""
-    for r in run.ranges:
+    for r in ranges:
         mine = [f for f in run.findings if f.metric == r["metric"]]
         cells = "<br>".join(esc(f.text) for f in mine) or "inside"
         rows += (
