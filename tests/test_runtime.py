@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from robo_rl.rollout import Collector, layout, new_columns, rollout_of
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.feed import make_batch
 from robo_rl.runtime.in_process import InProcessFeed
-from robo_rl.runtime.process_pool import ProcessPool
+from robo_rl.runtime.process_pool import ProcessPool, WorkerProcess
 from robo_rl.runtime.rollout_buffer import RolloutBuffer
 from robo_rl.runtime.worker import Job, Worker
 from robo_rl.runtime.worker_pool import BACK_OFF, ErrorCounts, WorkerFailure, WorkerPoolFeed
@@ -152,6 +153,25 @@ def columns_of(decisions, seed, version=0):
     for t in range(decisions):
         c.decide(learner.policy, columns, t, version + t)
     return learner, columns
+
+
+def test_a_process_that_cannot_be_started_does_not_keep_the_others_from_ending(tmp_path):
+    class Refused:
+        def start(self):
+            raise ConnectionRefusedError("the process that forks is gone")
+
+        def join(self, timeout):
+            raise AssertionError("can only join a started process")
+
+    pool = processes(tmp_path, make_learner()).pool
+    worker = WorkerProcess("worker0", pool.jobs[0])
+    pool.processes, closed = {0: worker}, []
+    pool.context = SimpleNamespace(Process=lambda **kw: Refused())
+    pool.writer = SimpleNamespace(close=lambda: closed.append(True))
+    with pytest.raises(ConnectionRefusedError):
+        pool._start(worker)
+    pool.end()
+    assert closed
 
 
 def test_a_short_fragment_beside_a_long_one_has_the_advantages_it_has_alone():

@@ -257,10 +257,11 @@ class ProcessPool:
 
     def _start(self, m: WorkerProcess) -> None:
         m.pipe, theirs = ours, _ = duplex_pair()
-        m.process = process = self.context.Process(
+        process = self.context.Process(
             target=server.main if m.decides else main, args=(m.job, theirs), name=m.name
         )
-        process.start()
+        process.start()  # fails where a signal to all of a group ended the process that forks
+        m.process = process
         theirs.close()
         for thing in (ours, process.sentinel):
             self.selector.register(thing, selectors.EVENT_READ, m)
