@@ -148,8 +148,13 @@ class GymEnv(ControlEnv):
     def __init__(self, id: str, envs: list[gym.Env], max_steps: int, reward: str = ""):
         first = envs[0]
         space = self._space = first.observation_space
-        if isinstance(space, spaces.Box) and len(space.shape) > 2:
-            raise UserError(f"gym:{id} observes images ({space}); only state observations are supported")
+        parts = space.spaces if isinstance(space, spaces.Dict) else {"its observation": space}
+        for key, part in parts.items():
+            if isinstance(part, spaces.Box) and len(part.shape) > 2:
+                raise UserError(
+                    f"gym:{id} observes images ({key}: {part}); only state observations are supported: leave "
+                    "it out, or make a vector env with image/<view> (docs/tutorials/own_simulator.md)"
+                )
         if not space.is_np_flattenable:
             raise UserError(f"gym:{id} has observations of varying size ({space}), which are not supported")
         self._low, self._high = own_actions(f"gym:{id}", first.action_space)
@@ -189,11 +194,11 @@ class GymEnv(ControlEnv):
         for i in np.flatnonzero(~(self._terminated | self._truncated)):
             with said(f"{self._name}: step of env {i} failed"):
                 x, reward[i], terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
+                self._terminated[i] = terminated
+                self._truncated[i] = truncated and not terminated
+                self._success[i] |= bool(info.get("is_success", info.get("success", False)))
+                self.reports_success |= "is_success" in info or "success" in info
             self._state[i] = self._flat(x, int(i), over=terminated)
-            self._terminated[i] = terminated
-            self._truncated[i] = truncated and not terminated
-            self._success[i] |= bool(info.get("is_success", info.get("success", False)))
-            self.reports_success |= "is_success" in info or "success" in info
             if self._sparse:
                 if not self.reports_success and (terminated or truncated):  # some say it at the end alone
                     raise UserError(
@@ -205,6 +210,11 @@ class GymEnv(ControlEnv):
                 reward[i] = self._success[i]
                 self._terminated[i] |= self._success[i]
                 self._truncated[i] &= not self._terminated[i]
+            if not terminated and not np.isfinite(reward[i]):
+                raise UserError(
+                    f"{self._name}: the reward of env {i} is {reward[i]}, not finite; correct the env, or "
+                    "end the episode"
+                )
         return (
             self._obs(),
             reward,

@@ -172,10 +172,17 @@ class Faulty(gym.Env):
         if fault == "raises":
             raise RuntimeError("motor 3 is\nhot")
         x = np.full(3 if fault == "size" else 2, np.nan if fault in ("nan", "fall") else 1.0)
-        return {"y" if fault == "key" else "x": x}, -1.0, fault == "fall", False, {}
+        reward = np.nan if fault in ("reward", "fall") else -1.0
+        return (
+            {"y" if fault == "key" else "x": x},
+            reward,
+            fault == "fall",
+            False,
+            None if fault == "info" else {},
+        )
 
 
-for fault in ("", "reset", "raises", "size", "key", "nan", "fall"):
+for fault in ("", "reset", "raises", "size", "key", "nan", "reward", "info", "fall"):
     gym.register(f"RoboRlFaulty{fault}-v0", Faulty, max_episode_steps=4, kwargs={"fault": fault})
 
 
@@ -195,6 +202,8 @@ for fault in ("", "reset", "raises", "size", "key", "nan", "fall"):
         ("size", "the observation of env 0 has 3 numbers, its observation_space Dict.* has 2"),
         ("key", "the observation of env 0 does not fit its observation_space.*KeyError"),
         ("nan", r"the observation of env 0 is not finite \(x0 is nan\)"),
+        ("reward", "the reward of env 0 is nan, not finite; correct the env"),
+        ("info", "step of env 0 failed: AttributeError"),
     ],
 )
 def test_a_fault_in_the_code_of_a_gymnasium_env_is_one_line_that_names_env_and_place(fault, words):
@@ -203,6 +212,36 @@ def test_a_fault_in_the_code_of_a_gymnasium_env_is_one_line_that_names_env_and_p
         env.reset(seed=0)
         for _ in range(2):
             env.step(np.zeros((2, 1), np.float32))
+
+
+class Pictures(Faulty):
+    observation_space = spaces.Dict(
+        {"x": Faulty.observation_space["x"], "top": spaces.Box(0, 255, (8, 8, 3), np.uint8)}
+    )
+
+
+gym.register("RoboRlPictures-v0", Pictures)
+
+
+def test_pictures_among_the_observations_are_not_taken_for_numbers_of_the_state():
+    with pytest.raises(UserError, match="observes images .top: .*image/<view>"):
+        make_gym("RoboRlPictures-v0")
+
+
+class Unseeded(Faulty):
+    """Begins anywhere, whatever the seed."""
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return {"x": np.random.default_rng().normal(size=2)}, {}
+
+
+gym.register("RoboRlUnseeded-v0", Unseeded, max_episode_steps=4)
+
+
+def test_an_env_that_takes_no_seed_is_told_so_and_nothing_else():
+    with pytest.raises(AssertionError, match="the same seed must give the same episode"):
+        check_env(lambda n: make_gym("RoboRlUnseeded-v0", num_envs=n))
 
 
 def test_an_episode_that_ends_because_its_state_is_not_finite_is_over():
