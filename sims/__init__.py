@@ -12,6 +12,7 @@ Contract. `autoreset_mode = DISABLED`.
   actions).
 * With `env.task_names`, of several tasks, start s is of task s mod M, `env.task_ids` int64[N] says which one
   each env plays, and `env.observed` bool[M, S] which entries of the state each task has (the others are 0).
+  Each task has its own limit of steps, of which `spec.max_steps` is the greatest.
 * Optional: `get_state() -> dict of arrays [N, ...]`, `set_state(state, mask=None)` (fork, rewind),
   `expert_action() -> float32[N, A]` (scripted expert for the present states),
   `recovery_action() -> float32[N, A]` (how to leave a failed attempt), `subtask() -> int64[N]` (how many

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robo_rl.contract import ControlEnv
-from robo_rl.types import ControlSpec
+from robo_rl.types import ControlSpec, task_names
 from sims.check_probe import (
     EnvProbe,
     as_numpy,
@@ -48,22 +48,23 @@ def check_env(
     seed_lists=False: one random stream serves all envs, so a seed is one number for the whole batch, gives
     the same episodes for the same number of envs only, and a list of seeds is refused with a UserError.
     random_starts=False: the task has one initial state, so different seeds need not differ.
-    cuts=True: the env may truncate an episode before its limit (a world model that no longer knows).
+    cuts=True: the env may truncate an episode before its limit (a world model that no longer knows). An env
+    of several tasks may, for each has a limit of its own.
     atol: tolerance where the contract says "the same" (0: bit-equal); with one, pictures may differ by 1 of
     255.
     """
     assert num_envs >= 3, f"check_env needs num_envs >= 3 to permute envs, got {num_envs}"
-    p = EnvProbe(
-        make(num_envs), make(1), starts, seed_lists, random_starts, cuts, atol, np.random.default_rng(seed)
-    )
+    env, rng = make(num_envs), np.random.default_rng(seed)
+    cuts = cuts or len(task_names(env)) > 1
+    p = EnvProbe(env, make(1), starts, seed_lists, random_starts, cuts, atol, rng)
     try:
         parts = (
             _spaces,
             _first_obs,
             _steps,
-            _bad_input,
-            _seeds,
+            _seeds,  # what follows plays episodes again by their seeds
             _starts,
+            _bad_input,
             _reset_mask,
             _frozen,
             _snapshot,

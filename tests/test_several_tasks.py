@@ -37,6 +37,11 @@ def test_an_env_of_several_tasks_keeps_the_contract_snapshots_across_tasks_inclu
     assert {"starts", "frozen", "snapshot", "expert", "reset_mask"} <= set(done)
 
 
+def test_the_suite_takes_tasks_with_limits_of_their_own():
+    assert make(1, ("reach", "push_cube")).spec.max_steps > make(1, ("reach", "reach_around")).spec.max_steps
+    assert "frozen" in check_env(lambda n: make(n, ("reach", "push_cube")), num_envs=3)
+
+
 def test_a_start_gives_the_episode_that_it_gives_in_the_env_of_its_task_alone_and_zeros_elsewhere():
     starts = np.array([301, 302, 303, 304, 305, 306])
     env, rng = make(6), np.random.default_rng(0)
