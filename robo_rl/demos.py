@@ -196,7 +196,7 @@ def check_expert(env) -> None:
         raise UserError(
             f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations (robo_rl collect "
             "--operator RUN has a trained policy show them) and pass their folder with --demos PATH, or "
-            "train from scratch with --demos 0"
+            "train from scratch with --demos 0, and with --reward dense where the task has it"
         )
 
 

@@ -32,7 +32,7 @@ from robo_rl.policies.context import Context
 from robo_rl.policies.policy import GaussianPolicy
 from sims.mujoco.names import TASKS
 from sims.mujoco.own import check_task
-from sims.mujoco.tasks import PICK, REACH
+from sims.mujoco.tasks import PICK, REACH, start_of
 
 TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
 PAGES = ("own_simulator", "own_task", "own_policy", "own_method", "own_replay")
@@ -321,6 +321,10 @@ def test_what_is_wrong_with_it_is_one_line_before_a_run_begins(says, tmp_path):
 # ---- tasks
 
 
+def _anywhere(n):
+    return start_of(n, [(np.random.uniform(0.4, 0.5, n), 0.0, 0.02)], [0.0])
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -334,6 +338,13 @@ def test_what_is_wrong_with_it_is_one_line_before_a_run_begins(says, tmp_path):
         ({"success": lambda s: np.zeros(2, bool)}, r"success of 3 envs must have shape \(3,\), got \(2,\)"),
         ({"observed": ("x",)}, "observe gives the rows that observed names: one is missing"),
         ({"observe": lambda s: s.tcp, "observed": ("x",)}, r"must have shape \(1, 3\), got \(3, 3\)"),
+        ({"instructions": "pick it up"}, "instructions must be a tuple of sentences.*add a comma"),
+        ({"progress": lambda s: np.full(3, np.nan)}, "progress must be finite"),
+        ({"place": lambda u: _anywhere(len(u))}, "place must follow from its uniforms alone.*another centre"),
+        (
+            {"observe": lambda s: s.tcp[:1], "observed": ("cube_z",)},
+            "different names, 'cube_z' is there twice",
+        ),
     ],
 )
 def test_a_task_that_does_not_fit_its_form_is_told_in_one_sentence(change, says):

@@ -9,7 +9,7 @@ from robo_rl.errors import UserError
 from robo_rl.plugins import is_object, load_object
 from robo_rl.starts import uniforms
 from sims.mujoco import model as m
-from sims.mujoco.env import scene_of
+from sims.mujoco.env import scene_of, state_names_of
 from sims.mujoco.kinematics import Arm
 from sims.mujoco.tasks import TASKS, Start, Task
 
@@ -53,8 +53,15 @@ def check_task(task: Task) -> None:
         "uses_slide needs a joint named drawer, the last one of its xml"
     )
     assert task.max_steps >= 1 and task.instructions, "it needs max_steps of at least 1 and one instruction"
+    assert not isinstance(task.instructions, str), (
+        f"instructions must be a tuple of sentences, got the text {task.instructions!r}: add a comma"
+    )
     assert (task.observe is None) == (not task.observed), (
         "observe gives the rows that observed names: one is missing"
+    )
+    names = state_names_of(task)
+    assert len(set(names)) == len(names), (
+        f"entries of the state need different names, {max(names, key=names.count)!r} is there twice"
     )
     place = task.place(uniforms(np.arange(N), 24))
     assert isinstance(place, Start), (
@@ -64,6 +71,10 @@ def check_task(task: Task) -> None:
     for name, want in (("centre", (N, k, 3)), ("yaw", (N, k)), ("goal", (N, 3)), ("asked", (N,))):
         got = np.shape(getattr(place, name))
         assert want == got, f"place of {N} starts must give {name} of shape {want}, got {got}"
+        again = getattr(task.place(uniforms(np.arange(N), 24)), name)
+        assert np.array_equal(getattr(place, name), again), (
+            f"place must follow from its uniforms alone: the same ones gave another {name}"
+        )
     assert np.min(place.asked) >= 0 and np.max(place.asked) < len(task.instructions), (
         "asked must be an index of instructions"
     )
@@ -77,6 +88,7 @@ def check_task(task: Task) -> None:
             assert name not in ("success", "failure") or got.dtype == bool, (
                 f"{name} must be bool, got {got.dtype}"
             )
+            assert np.isfinite(got).all(), f"{name} must be finite, got {got.tolist()}"
     if task.observe is not None:
         got = np.shape(task.observe(scene))
         assert got == (len(task.observed), N), (
