@@ -291,8 +291,8 @@ def page(run: RunRecord) -> str:
     notes = [*(f.text[0].upper() + f.text[1:] + "." for f in run.findings), *run.notes, *not_finite(run)]
     if run.start and run.end and not difference(run.start, run.end).paired:
         notes.append(
-            f"The evaluations of {run.start.name} and {run.end.name} used different starts, so the difference "
-            "is not paired."
+            f"The evaluations of {run.start.name} and {run.end.name} used different starts, so the "
+            "difference is not paired."
         )
     chosen = run.best is not None and run.best.which == CHOOSE
     if run.best is not None and (run.best.label == "best" or not chosen):
