@@ -91,8 +91,8 @@ def check_folder(folder: str) -> dict[str, dict]:
             ) from None
         if kind != name:
             raise UserError(
-                f"net.folder {folder} holds a {kind} as {part}; this kind is of {PARTS['vae']} and "
-                f"{PARTS['transformer']} (Wan 2.1)"
+                f"net.folder {folder} holds {kind} as {part}; this kind is of {PARTS['vae']} and "
+                f"{PARTS['transformer']}: give the folder of a Wan 2.1, or leave it out for fresh weights"
             )
     z, takes = found["vae"].get("z_dim", 16), found["transformer"].get("in_channels", 16)
     gives = found["transformer"].get("out_channels") or takes
