@@ -16,7 +16,8 @@ class Event:
     """One event of a run.
 
     kind: stage (a part of the work begins), progress (`step` of `total` units are done), metrics (a row of
-    metrics.jsonl), evaluation (success and its interval), warning (a metric left its healthy range), message,
+    metrics.jsonl), evaluation (success and its interval; `text` names it: step_… while training, sft, final
+    and best on the starts that are reported), warning (a metric left its healthy range), message,
     checkpoint (saved), finished.
     """
 
@@ -36,7 +37,7 @@ class Reporter:
     `callback`.
 
     `callback(event)` is called in the process and thread that train, after the event was written; what it
-    raises ends the run as Ctrl-C does, with the last checkpoint kept. `quiet`: no progress line.
+    raises ends the run, with the last checkpoint kept. `quiet`: no progress line.
     """
 
     def __init__(self, callback: Callable[[Event], None] | None = None, quiet: bool = False):
