@@ -29,14 +29,19 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast on_policy state",
         "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs; "
-        "of a data set as many updates; while that is not enough, the policy's own successes",
-        {"demos_most": 540, "bc": {"most": 5400, "own": 256}},
+        "of a data set as many updates; while that is not enough, the policy's own successes; residual "
+        "layers of tanh learn more from few demonstrations",
+        {
+            "demos_most": 540,
+            "bc": {"most": 5400, "own": 256},
+            "policy": {"residual": True, "activation": "tanh"},
+        },
     ),
     (
         "fast bc state",
-        "a network that predicts the chunk need not learn to copy noise; residual layers of tanh learn more "
-        "from few demonstrations; half of a chunk is executed, then the policy looks again",
-        {"policy": {"execute": 4, "predict": "action", "residual": True, "activation": "tanh"}},
+        "a network that predicts the chunk need not learn to copy noise; half of a chunk is executed, then "
+        "the policy looks again",
+        {"policy": {"execute": 4, "predict": "action"}},
     ),
     (
         "data",
@@ -203,17 +208,14 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast pi_rl state",
         "a network that predicts the chunk need not first learn to copy noise, and denoises away what is "
-        "added before its last step; residual layers of tanh learn more from few demonstrations; as much "
-        "noise as the policy bears; the update follows the KL that it makes, not a learning rate that fits "
-        "one task; the critic first; half of a chunk is executed, then the policy looks again; small "
-        "rollouts, for what an update may move is bounded",
+        "added before its last step; as much noise as the policy bears; the update follows the KL that it "
+        "makes, not a learning rate that fits one task; the critic first; half of a chunk is executed, then "
+        "the policy looks again; small rollouts, for what an update may move is bounded",
         {
             "envs": 128,
             "policy": {
                 "execute": 4,
                 "predict": "action",
-                "residual": True,
-                "activation": "tanh",
                 "noise": "learned",
                 "noise_steps": "last",
                 "noise_min": 0.2,
@@ -267,11 +269,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "fast ppo state",
-        "as pi_rl: residual layers of tanh, noise that the policy bears, steps that follow their KL, the "
-        "critic first, half of a chunk",
+        "as pi_rl: noise that the policy bears, steps that follow their KL, the critic first, half of a "
+        "chunk",
         {
             "envs": 128,
-            "policy": {"execute": 4, "residual": True, "activation": "tanh"},
+            "policy": {"execute": 4},
             "rl": {
                 "explore": 0.3,
                 "average": 0.05,
