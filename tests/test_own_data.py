@@ -13,9 +13,11 @@ import torch
 from robo_rl import checkpoint
 from robo_rl.cli import main
 from robo_rl.data import labels, layout
+from robo_rl.data.episode import Episode, Features
 from robo_rl.data.frames import FrameStore, choose_views
 from robo_rl.data.lerobot import load
 from robo_rl.data.meta import load_meta
+from robo_rl.data.writer import Writer
 from robo_rl.demos import axis_statistics, demo_sampler, fit_normalisers
 from robo_rl.errors import UserError
 from robo_rl.experiment import offline
@@ -171,6 +173,18 @@ def test_success_comes_from_a_label_and_pays_once(sets, tmp_path):
     (tmp_path / "won.json").write_text(json.dumps([True, False, True, True]))
     labels.label_success(folder, str(tmp_path / "won.json"))
     assert load(folder).success.tolist() == [True, False, True, True]
+
+
+def test_labels_are_taken_back_and_the_command_says_so(tmp_path, capsys):
+    played = [Episode(np.zeros((3, 4)), np.zeros((3, 2)), success=won, task="x") for won in (True, False)]
+    with Writer(tmp_path / "set", Features.of(played[0], fps=10)) as w:
+        for episode in played:
+            w.add(episode)
+    assert main(["data", "label", str(tmp_path / "set"), "--success", "all"]) == 0
+    assert "what was recorded is still there" in capsys.readouterr().out
+    assert load(tmp_path / "set").success.tolist() == [True, True]
+    assert main(["data", "label", str(tmp_path / "set"), "--success", "recorded"]) == 0
+    assert load(tmp_path / "set").success.tolist() == [True, False]
 
 
 def test_a_label_that_does_not_fit_is_refused(sets, tmp_path):

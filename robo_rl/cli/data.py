@@ -76,8 +76,8 @@ class LabelDataOptions:
     many axes and with its kind, absolute (the default), delta, rate or effort: 'deg*5,%', 'm delta*3,rad
     delta*3,1'. One stands for all axes."""
     success: str = ""
-    """all, none, a file with the numbers of the episodes that succeeded (JSON: or a truth for each), or
-    judge: as --judge says."""
+    """all, none, a file with the numbers of the episodes that succeeded (JSON: or a truth for each), judge:
+    as --judge says, or recorded: labels are taken back, and what was recorded counts again."""
     judge: str = ""
     """Who looks at the end of every episode: http://HOST:PORT/PATH (openai:http://… for OpenAI's protocol,
     options behind #), or the folder of a classifier (robo_rl wm judge)."""
@@ -211,7 +211,8 @@ def split(args: SplitDataOptions, each: Each) -> list[str]:
 
 
 def label(args: LabelDataOptions, each: Each) -> list[str]:
-    from robo_rl.data.labels import label_success, state_units
+    from robo_rl.data.labels import label_success, state_units, write_success
+    from robo_rl.data.meta import load_meta
 
     if not (args.units or args.success):
         raise UserError("nothing to write: --units and --success say what (robo_rl data label --help)")
@@ -230,9 +231,14 @@ def label(args: LabelDataOptions, each: Each) -> list[str]:
             f"{args.folder}: {told.success.sum()} of {len(told.success)} episodes succeeded, as {args.judge} "
             f"says{agrees}{divided}"
         )
+    elif args.success == "recorded":
+        write_success(Path(args.folder), None)
+        out.append(f"{args.folder}: success as it was recorded")
     elif args.success:
         success = label_success(Path(args.folder), args.success)
         out.append(f"{args.folder}: {success.sum()} of {len(success)} episodes succeeded")
+    if args.success not in ("", "recorded") and "next.success" in load_meta(args.folder).info["features"]:
+        out.append(f"what was recorded is still there: robo_rl data label {args.folder} --success recorded")
     return out
 
 

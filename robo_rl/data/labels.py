@@ -4,7 +4,8 @@ episodes succeeded.
 Units stand in meta/info.json (features/action/robo_rl), which LeRobot's tools keep. Labels of episodes are in
 meta/labels.json, which they drop: rightly, as they number the episodes anew.
 
-    {"frames": 1234, "success": [true, false, ...]}       frames: of the data set that the labels are of
+    {"frames": 1234, "success": [true, false, ...]}       frames: of the data set that the labels are of;
+                                                          null: labels were taken back
 """
 
 import json
@@ -190,16 +191,18 @@ def label_success(root: Path, text: str) -> np.ndarray:
     return success
 
 
-def write_success(root: Path, success: np.ndarray) -> None:
-    """Write success bool[E] into a data set of E episodes."""
+def write_success(root: Path, success: np.ndarray | None) -> None:
+    """Write success bool[E] into a data set of E episodes; None: labels are taken back, what was recorded
+    counts again."""
     meta = load_meta(root)
-    assert len(success) == len(meta.lengths)
+    assert success is None or len(success) == len(meta.lengths)
+    told = None if success is None else success.tolist()
     with lock(root):
         put_text(
             root,
             meta.verifier.sums,
             root / layout.LABELS,
-            json.dumps({"frames": int(meta.lengths.sum()), "success": success.tolist()}) + "\n",
+            json.dumps({"frames": int(meta.lengths.sum()), "success": told}) + "\n",
         )
 
 
@@ -209,6 +212,8 @@ def read_success(meta: Meta) -> np.ndarray | None:
     if not path.is_file():
         return None
     document = read_json(path)
+    if isinstance(document, dict) and document.get("success", ()) is None:
+        return None
     try:
         success, frames = [bool(x) for x in document["success"]], int(document["frames"])
     except (TypeError, KeyError, ValueError) as e:
