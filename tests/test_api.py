@@ -144,6 +144,14 @@ def test_a_policy_acts_and_is_evaluated_beside_a_plain_function(trained):
         actions.shape == (4, policy.config.policy.execute, env.single_action_space.shape[0])
         and actions.dtype == np.float32
     )
+    for wrong, line in (
+        ({}, "the policy sees state; the observation lacks state"),
+        ({"state": obs["state"][0]}, r"of one env: state\[None\]"),
+        ({"state": obs["state"][:, 1:]}, r"a state \[N, "),
+        ({"state": obs["state"] * np.nan}, "not finite"),
+    ):
+        with pytest.raises(UserError, match=line):
+            policy(wrong)
     mine = robo_rl.evaluate(policy, episodes=8)
     still = robo_rl.evaluate(lambda obs: np.zeros((len(obs["state"]), 7)), env, episodes=8)
     assert mine.n == 8 and "interval" in str(mine) and 0 <= mine.low <= mine.success_rate <= mine.high <= 1

@@ -85,7 +85,7 @@ def run(args: Eval) -> int:
     else:
         print(table(result, document.get("against")))
         print(
-            "\n".join(f"  written to {path}" for path in (out, document.get("saved")) if path),
+            "\n".join(f"  written to {path}" for path in (out, args.video, document.get("saved")) if path),
             file=sys.stderr,
         )
     return 0

@@ -74,7 +74,7 @@ def train(
     config: TrainConfig, callback: Callable[[Event], None] | None = None, quiet: bool = False
 ) -> TrainResult:
     """Train in a new run folder (`config.out`, else below runs/). `callback(event)` hears of all that
-    happens; `quiet`: nothing on stderr. A script that trains with workers needs `if __name__ == "__main__":`,
+    happens; `quiet`: no progress line. A script that trains with workers needs `if __name__ == "__main__":`,
     as all that uses multiprocessing."""
     from robo_rl.experiment import train as training
 
@@ -114,10 +114,29 @@ class TrainedPolicy:
 
     def __call__(self, obs: dict, explore: bool = False) -> np.ndarray:
         """Actions float32[N, E, A] in [-1, 1] for an observation of N envs: the next E control steps of
-        each."""
+        each. UserError: it lacks what the policy sees, has another width, or is not finite."""
         from robo_rl.evaluation import decide
 
+        check_observation(obs, self.spec)
         return decide(self.module, obs, self._generator, explore)
+
+
+def check_observation(obs: dict, spec) -> None:
+    """UserError: an observation of N envs lacks what a policy of this ObsSpec sees, has another width, or is
+    not finite."""
+    wanted = ("state", *(f"image/{view}" for view in spec.views), *(("task",) if spec.language else ()))
+    if missing := [name for name in wanted if name not in obs]:
+        raise UserError(f"the policy sees {', '.join(wanted)}; the observation lacks {', '.join(missing)}")
+    import torch
+
+    state = torch.as_tensor(obs["state"])
+    if state.ndim != 2 or state.shape[1] != spec.state:
+        raise UserError(
+            f"the policy sees a state [N, {spec.state}] of N envs, got shape {list(state.shape)} (of one env: "
+            "state[None])"
+        )
+    if not torch.isfinite(state).all():
+        raise UserError("the state of the observation is not finite")
 
 
 def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu") -> TrainedPolicy:
