@@ -132,7 +132,7 @@ def check_observation(obs: dict, spec) -> None:
     state = torch.as_tensor(obs["state"])
     if state.ndim != 2 or state.shape[1] != spec.state:
         raise UserError(
-            f"the policy sees a state [N, {spec.state}] of N envs, got shape {list(state.shape)} (of one env: "
+            f"the policy sees a state [N, {spec.state}] of N envs, got {list(state.shape)} (of one env: "
             "state[None])"
         )
     if not torch.isfinite(state).all():
