@@ -8,6 +8,8 @@ it does not take is refused.
 
 import inspect
 
+import gymnasium as gym
+
 from robo_rl.errors import UserError
 from robo_rl.plugins import check_call, load_object
 
@@ -38,6 +40,11 @@ def make_own(name: str, task: str, num_envs: int, **options):
 def find_sim(name: str):
     """The function `name`, which takes `num_envs`."""
     make = load_object(name, WHAT)
+    if inspect.isclass(make) and issubclass(make, gym.Env):
+        raise UserError(
+            f"{WHAT} {name} is an env of one robot, which Gymnasium runs many of: register it there "
+            f"(gymnasium.register) and say {WHAT} gym:{name.split(':')[0]}:ID"
+        )
     check_call(make, name, WHAT, (), ("num_envs",))
     return make
 

@@ -246,6 +246,8 @@ MISTAKES = {
     "--control ee_delta",
     "must take (num_envs=…): missing a required argument: 'max_steps'": "--sim point:PointMass",
     "the env must be a gymnasium.vector.VectorEnv, got dict": "--sim wrong:no_env",
+    "an env of one robot, which Gymnasium runs many of: register it there (gymnasium.register) and say --sim "
+    "gym:wrong:ID": "--sim wrong:One",
     "rewards must be float32 of shape (40,), got float64": "--sim wrong:rewards",
     "the same start must give the same first observation": "--sim wrong:starts",
     "must be a sims.mujoco.tasks.Task, got function": "--task wrong:no_env",
@@ -261,6 +263,7 @@ MISTAKES = {
 }
 WRONG = """
 import dataclasses
+import gymnasium
 import numpy as np
 from point import PointMass
 from robo_rl.options import RolloutOptions
@@ -268,6 +271,9 @@ from sims.mujoco.tasks import REACH
 
 def no_env(num_envs=1):
     return {}
+
+class One(gymnasium.Env):
+    def __init__(self, num_envs=1): ...
 
 class Rewards(PointMass):
     def step(self, actions):
