@@ -28,7 +28,7 @@ SMALL = {
     "video": False,
     "policy": {"hidden": 16},
     "bc": {"updates": 20, "batch": 16},
-    "rl": {"decisions": 4, "minibatch": 16, "critic_warmup": 0},
+    "rl": {"decisions": 4, "minibatch": 16, "critic_warmup": 1},
 }
 
 
@@ -59,6 +59,9 @@ def test_a_run_is_trained_and_its_events_are_those_of_the_log(trained, capsys):
     assert {"stage", "progress", "metrics", "evaluation", "message", "checkpoint", "finished"} <= {
         e.kind for e in events
     }
+    during = [e for e in events if e.kind == "progress" and e.stage == "rl"]
+    alone = [e.text for e in during if "critic learns first" in e.text]
+    assert len(alone) == 1 < len(during) and during[0].text == alone[0]
     assert events[-1].kind == "finished" and [e.stage for e in events if e.kind == "stage"] == [
         "demo",
         "sft",
@@ -123,7 +126,7 @@ def test_python_and_the_command_line_make_the_same_run(trained, tmp_path):
         "--rl.minibatch",
         "16",
         "--rl.critic-warmup",
-        "0",
+        "1",
     ]
     assert command(tmp_path, "train", *listed, "--out", "typed").code == 0
     weights = [

@@ -3,7 +3,7 @@ the way."""
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -236,6 +236,11 @@ def go_back(run: Run, learner) -> bool:
     return True
 
 
+def critic_alone(metrics: Mapping[str, float]) -> bool:
+    """Whether the update of these metrics left the policy as it was: the critic does not explain enough yet."""
+    return "value_loss" in metrics and "policy_loss" not in metrics
+
+
 def improve(
     run: Run,
     learner,
@@ -322,7 +327,8 @@ def improve(
         run.report.log(run.step, row)
         for text in watch.look(run.step, metrics | stats | {"returns": float(len(run.returns))}):
             run.report.say(text, "warning")
-        run.report.advance(run.step, stats.get("success"), feed.note())
+        words = (feed.note(), "the critic learns first" * critic_alone(metrics))
+        run.report.advance(run.step, stats.get("success"), " · ".join(filter(None, words)))
         cadence.after_update(feed.crowded())
     if run.stop.asked:
         save()
