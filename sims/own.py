@@ -40,13 +40,18 @@ def make_own(name: str, task: str, num_envs: int, **options):
 def find_sim(name: str):
     """The function `name`, which takes `num_envs`."""
     make = load_object(name, WHAT)
-    if inspect.isclass(make) and issubclass(make, gym.Env):
+    if _is_single(make):
         raise UserError(
             f"{WHAT} {name} is an env of one robot, which Gymnasium runs many of: register it there "
             f"(gymnasium.register) and say {WHAT} gym:{name.split(':')[0]}:ID"
         )
     check_call(make, name, WHAT, (), ("num_envs",))
     return make
+
+
+def _is_single(thing: object) -> bool:
+    """Whether it is a class of envs of one robot."""
+    return inspect.isclass(thing) and issubclass(thing, gym.Env)
 
 
 def _parameters(make) -> dict:

@@ -237,7 +237,7 @@ def go_back(run: Run, learner) -> bool:
 
 
 def critic_alone(metrics: Mapping[str, float]) -> bool:
-    """Whether the update of these metrics left the policy as it was, for the critic explains too little yet."""
+    """Whether the update of these metrics was of the critic alone, which explains too little yet."""
     return "value_loss" in metrics and "policy_loss" not in metrics
 
 
