@@ -337,8 +337,9 @@ def test_a_line_costs_little(tmp_path):
 
 
 def test_a_wrong_run_folder_lists_the_runs_nearby_newest_first(tmp_path):
+    tmp_path = tmp_path / "runs"  # beside it are no runs of other tests
     for age, name in enumerate(("c", "a", "b")):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(parents=True)
         write_json(tmp_path / name / "run.json", {})
         os.utime(tmp_path / name / "run.json", (1e9 - age, 1e9 - age))
     assert open_run(tmp_path / "a") == open_run(tmp_path / "a" / "run.json") == tmp_path / "a"
