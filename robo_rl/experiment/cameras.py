@@ -48,7 +48,7 @@ class CameraOptions(RosOptions):
         in_range("--size", self.size, 16, 1024)
         in_range("--rate", self.rate, 0, 1000, open_low=True)
         in_range("--seconds", self.seconds, 0, float("inf"), open_low=True)
-        in_range("--domain", self.domain, -1, 232)
+        super().__post_init__()
         choose("--format", self.format, FORMATS)
         if twice := [v for v in self.names if self.names.count(v) > 1]:
             raise UserError(f"--sources: {twice[0]} is there twice")

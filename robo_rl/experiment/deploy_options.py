@@ -133,7 +133,7 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
         in_range("--rate", self.rate, 0, 1000)
         in_range("--seconds", self.seconds, 0, 86400, open_low=True)
         in_range("--start", self.start, -1, 2**33)
-        in_range("--domain", self.domain, -1, 232)
+        super().__post_init__()
         in_range("--seed", self.seed, 0, 2**31)
         in_range("--lease", self.lease, 0.5, 3600)
         in_range("--execute", self.execute, 0, 1024)

@@ -38,7 +38,7 @@ class DriveOptions(RosOptions):
     def __post_init__(self) -> None:
         in_range("--seconds", self.seconds, 0, math.inf, open_low=True)
         in_range("--rate", self.rate, 10, 200)
-        in_range("--domain", self.domain, -1, 232)
+        super().__post_init__()
 
 
 def open_servos(robot, port: str = ""):

@@ -60,7 +60,7 @@ class HomeOptions(RosOptions):
     def __post_init__(self) -> None:
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--joint-speed", self.joint_speed, 0, 1, open_low=True)
-        in_range("--domain", self.domain, -1, 232)
+        super().__post_init__()
         in_range("--lease", self.lease, 0.5, 3600)
 
 

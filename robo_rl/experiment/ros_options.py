@@ -5,6 +5,8 @@ from typing import Annotated
 
 import tyro
 
+from robo_rl.errors import in_range
+
 
 @dataclass(frozen=True, kw_only=True)
 class RosOptions:
@@ -20,3 +22,6 @@ class RosOptions:
     security: str = ""
     """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else
     none."""
+
+    def __post_init__(self) -> None:
+        in_range("--domain", self.domain, -1, 232)

@@ -82,7 +82,7 @@ class SimArmOptions(RosOptions):
         in_range("--seconds", self.seconds, 0, math.inf, open_low=True)
         in_range("--start", self.start, 0, 2**33)
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
-        in_range("--domain", self.domain, -1, 232)
+        super().__post_init__()
         in_range("--push", self.push, -200, 200)
         in_range("--wrench", self.wrench, 0, 1000)
         in_range("--message-delay", self.message_delay, 0, 10)

@@ -102,7 +102,7 @@ class TeleopOptions(RosOptions):
         choose("transport", self.transport, ("dds", "inprocess"))
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--seconds", self.seconds, 0, 86400, open_low=True)
-        in_range("--domain", self.domain, -1, 232)
+        super().__post_init__()
         in_range("--lease", self.lease, 0.5, 3600)
         in_range("--episodes", self.episodes, 0, 10**6)
         in_range("--image-size", self.image_size, 16, 1024)
