@@ -98,20 +98,18 @@ def set_shift(model: "Latent", data: Recorded, horizon: int) -> None:
     as many succeed, and end, in it as did. Where fewer than LEAST held-out ones did, of rollouts along all;
     where fewer still, 0."""
     model.shift.zero_()
-    for event, happened in enumerate((data.success, data.terminated)):
-        for episodes in (np.flatnonzero(data.held), np.arange(len(data))):
-            rows, episode = covering(data, episodes, horizon)
-            if not len(rows):
-                continue
-            p, at, made = rolled(model, data, episode, rows, horizon)
-            chance = np.where(made, (p.success, p.terminal)[event].double().numpy(), 0).max(1)
+    found: list[float | None] = [None, None]
+    for episodes in (np.flatnonzero(data.held), np.arange(len(data))):
+        rows, episode = covering(data, episodes, horizon)
+        if not len(rows) or None not in found:
+            continue
+        p, at, made = rolled(model, data, episode, rows, horizon)
+        for event, (said, happened) in enumerate(((p.success, data.success), (p.terminal, data.terminated))):
+            chance = np.where(made, said.double().numpy(), 0).max(1).clip(1e-9, 1 - 1e-9)
             won = happened[episode] & (at[:, -1] == data.end[episode] - 1)
-            middle = middle_of(
-                np.log(chance.clip(1e-9, 1 - 1e-9)) - np.log1p(-chance.clip(1e-9, 1 - 1e-9)), won
-            )
-            if middle is not None:
-                model.shift[event] = middle
-                break
+            if found[event] is None:
+                found[event] = middle_of(np.log(chance) - np.log1p(-chance), won)
+    model.shift.copy_(torch.tensor([x or 0.0 for x in found]))
 
 
 def covering(data: Recorded, episodes: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:

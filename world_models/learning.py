@@ -485,7 +485,7 @@ def calibrated(
     from world_models.calibrate import calibrate, factors_of, joined, open_loop, scores_on, set_shift
     from world_models.latent import Latent
 
-    episodes = np.flatnonzero(data.held)
+    episodes, longest = np.flatnonzero(data.held), min(horizon, int(data.lengths.max()))
     asked = [(model, episodes)]  # who is calibrated on which episodes
     if gate:
         check_gate(data)
@@ -501,11 +501,9 @@ def calibrated(
     steps, threshold = calibrate(run, tolerance)
     if data.control.max_steps - steps <= 1 and steps >= data.lengths.max() - 1:
         steps = max(steps, min(data.control.max_steps, horizon))  # no longer episode exists
-    bounds = factors_of(
-        [scores_on(m, data, min(horizon, int(data.lengths.max())), e, per_episode) for m, e in asked]
-    )
+    bounds = factors_of([scores_on(m, data, longest, e, per_episode) for m, e in asked])
     if isinstance(model, Latent):
-        set_shift(model, data, min(horizon, int(data.lengths.max())))
+        set_shift(model, data, longest)
     model.spec = model.spec.calibrated(steps, threshold, bounds)
     with np.errstate(invalid="ignore"):
         n = (~np.isnan(run.error)).sum(0).clip(1)

@@ -406,8 +406,8 @@ def evaluate_checkpoint(
     tasks = by_task(result["success"], starts, names) if len(names) > 1 else {}
     for task in () if tasks else sorted(set(result["task"])):
         mine = [i for i, t in enumerate(result["task"]) if t == task]
-        won, origin = ([result[k][i] for i in mine] if k in result else None for k in ("success", "origin"))
-        assert won is not None
+        won = [result["success"][i] for i in mine]
+        origin = [result["origin"][i] for i in mine] if "origin" in result else None
         tasks[task] = dict(zip(("success", "low", "high"), success_rate(won, origin), strict=True)) | {
             "n": len(mine)
         }
