@@ -23,8 +23,10 @@ from robo_rl import plugins
 from robo_rl.algos import demo_sac, ppo
 from robo_rl.algos.check import check_method
 from robo_rl.errors import UserError
+from robo_rl.experiment.check import CheckOptions, check
 from robo_rl.experiment.config import load_config, method_options
 from robo_rl.experiment.methods import find_method
+from robo_rl.experiment.plan import make_plan
 from robo_rl.options import PolicyOptions, PpoOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy
@@ -526,6 +528,44 @@ def test_our_methods_keep_the_contract(algo, advantage):
     policy = make_policy(replace(head, horizon=3, execute=2, hidden=16, layers=1), SPEC, 0)
     options = method_options(algo)(critic_warmup=0, minibatch=8, epochs=2, advantage=advantage, group=2)
     assert check_method(find_method(algo), options, policy) == ("members", "metrics", "resume")
+
+
+@pytest.mark.parametrize("algo", ["pi_rl", "nft"])
+def test_a_method_with_supervision_beside_rl_is_checked_with_demonstrations(algo):
+    head = robo_rl.recipe(task="reach", algo=algo, preset="quick").policy
+    policy = make_policy(replace(head, horizon=3, execute=2, hidden=16, layers=1), SPEC, 0)
+    options = method_options(algo)(critic_warmup=0, minibatch=8, epochs=2, bc_coef=0.5)
+    asked = []
+
+    def make(policy, options, seed, demos=None):
+        def sample(size, generator):
+            asked.append(size)
+            obs, chunks, mask = demos(size, generator)
+            assert chunks.shape == (size, 3, SPEC.action) and mask.shape == (size, 3)
+            return obs, chunks, mask
+
+        return find_method(algo)(policy, options, seed, demos=sample)
+
+    assert check_method(make, options, policy) == ("members", "metrics", "resume") and asked
+
+
+def test_the_plan_and_the_check_of_a_method_give_it_demonstrations_as_a_run_does(here):
+    (here / "held.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from robo_rl.algos import pi_rl\n"
+        "from robo_rl.options import PiRlOptions\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Options(PiRlOptions):\n"
+        '    """pi_rl that is always held near demonstrations."""\n\n'
+        "    bc_coef: float = 0.5\n\n\n"
+        "def make(policy, options, seed, demos=None):\n"
+        "    if options.bc_coef and demos is None:\n"
+        "        raise ValueError('no demonstrations')\n"
+        "    return pi_rl.make(policy, options, seed, demos=demos)\n"
+    )
+    assert check(CheckOptions(algo="held:make"))["held:make"] == ("members", "metrics", "resume")
+    config = robo_rl.recipe(task="reach", algo="held:make", preset="quick", envs=8, workers=0)
+    assert config.rl.bc_coef == 0.5 and make_plan(config).peak
 
 
 @pytest.mark.parametrize("algo", ["demo_sac", "expo", "iql", "wsrl"])

@@ -8,15 +8,18 @@ it was.
 """
 
 import copy
+import functools
 import json
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from robo_rl.algos.onpolicy import Demos
 from robo_rl.checkpoint import pack, unpack
 from robo_rl.files import FILE, parse_json
-from robo_rl.options import MethodOptions, OffPolicyOptions, RolloutOptions
+from robo_rl.options import MethodOptions, OffPolicyOptions, OnPolicyOptions, RolloutOptions
+from robo_rl.policies.check import observations
 from robo_rl.policies.policy import words_of
 from robo_rl.replay import EXPERT, POLICY, Batch
 from robo_rl.rollout import Collector, Rollout
@@ -100,9 +103,29 @@ def random_batch(policy, size: int, rng: np.random.Generator) -> Batch:
     )
 
 
+def with_demos(make: Callable, options: MethodOptions, policy) -> Callable:
+    """`make`, called as a run calls it: with demonstrations, random ones, where the options keep supervision
+    beside RL."""
+    if isinstance(options, OnPolicyOptions) and options.bc_coef:
+        return functools.partial(make, demos=random_demos(policy))
+    return make
+
+
+def random_demos(policy) -> Demos:
+    """A sampler of random demonstrations."""
+
+    def sample(size: int, generator: torch.Generator):
+        shape = (size, policy.options.horizon, policy.spec.action)
+        chunks = 2 * torch.rand(shape, generator=generator) - 1
+        return observations(policy.spec, size), chunks, torch.ones(shape[:2])
+
+    return sample
+
+
 def check_method(make: Callable, options: MethodOptions, policy, seed: int = 0) -> tuple[str, ...]:
     """Check the learner `make(policy, options, seed)` -> the names of the parts checked."""
     policy = copy.deepcopy(policy).train()
+    make = with_demos(make, options, policy)
     learner = make(policy, options, seed)
     if isinstance(options, OffPolicyOptions):
         learn = _check_replay(learner, options, policy)

@@ -174,6 +174,7 @@ def parts_of(
 ) -> tuple[list[PlanPart], list[tuple[str, float]]]:
     """(what the run has beside its process, seconds of each part of an update). speed: operations a second,
     of a policy of shapes."""
+    from robo_rl.algos.check import with_demos
     from robo_rl.experiment.methods import find_method
 
     counting = only_shapes if speed else contextlib.nullcontext
@@ -191,7 +192,7 @@ def parts_of(
         seconds = [("supervised update", supervised)]
     if config.algo != "bc":
         # a critic is small; what it leaves frozen is so from now on
-        learner = find_method(config.algo)(policy, config.rl, config.seed)
+        learner = with_demos(find_method(config.algo), config.rl, policy)(policy, config.rl, config.seed)
         with counting():
             more, seconds = rl_parts(config, env, policy, learner, weights, speed)
         parts += more
