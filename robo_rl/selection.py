@@ -20,22 +20,25 @@ MISS = 0.025
 
 class Look(NamedTuple):
     """One evaluation on the starts of CHOOSE: `successes` of `n` episodes, mean return `gain`; of a run over
-    several tasks also `tasks`, (successes, n) of each."""
+    several tasks also `tasks`, (successes, n) of each; in a world model `starts`, how many recorded frames
+    the episodes began from (0: each from a start of its own)."""
 
     step: int
     successes: int
     n: int
     gain: float
     tasks: Sequence[Sequence[int]] = ()
+    starts: int = 0
 
     @property
     def rate(self) -> float:
         return self.successes / self.n
 
     @property
-    def parts(self) -> list[tuple[int, int]]:
-        """(successes, n) of each task."""
-        return [(successes, n) for successes, n in self.tasks] or [(self.successes, self.n)]
+    def parts(self) -> list[tuple[float, int]]:
+        """(successes, n) of each task, as intervals count them: episodes from one recorded frame as one."""
+        n = self.starts or self.n
+        return [(successes, n) for successes, n in self.tasks] or [(self.successes * n / self.n, n)]
 
     @property
     def worst(self) -> float:
@@ -70,15 +73,18 @@ def too_few(looks: Sequence[Look], target: float) -> str:
     `target`; "" otherwise."""
     if not target or not looks or looks[-1].worst < 1 or (low := lower_bounds(looks)[-1]) >= target:
         return ""
-    k, n = len(looks), min(n for _, n in looks[-1].parts)
+    k, n, starts = len(looks), min(n for _, n in looks[-1].parts), looks[-1].starts
     z2 = n / low - n  # of n successes in n episodes Wilson's lower bound is n / (n + z^2)
-    least = (
-        ""
-        if target == 1
-        else f"; {math.ceil(z2 * target / (1 - target))} episodes would have (--eval-episodes)"
+    enough = 0 if target == 1 else math.ceil(z2 * target / (1 - target))
+    remedy = (
+        "recorded starts would have (held-out episodes of the model)"
+        if starts
+        else "episodes would have (--eval-episodes)"
     )
+    least = f"; {enough} {remedy}" if enough else ""
+    of = f"from {n} recorded starts" if starts else f"of {n}"
     return (
-        f"no episode of {n} failed, which after {k} look{'s' * (k > 1)} shows success of {low:.3f} at least: "
+        f"no episode {of} failed, which after {k} look{'s' * (k > 1)} shows success of {low:.3f} at least: "
         f"too little to end training at --target {target:g}{least}"
     )
 

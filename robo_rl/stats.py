@@ -75,14 +75,21 @@ def wilson(successes: float, n: float, level: float = 0.95) -> Interval:
 def success_rate(
     success: "Sequence[float] | np.ndarray", groups: "Sequence | np.ndarray | None" = None
 ) -> Interval:
-    """Mean of 0/1 `success` [n] with its 95 % Wilson interval.
+    """Mean of 0/1 `success` [n] with its 95 % Wilson interval; groups [n]: as in `counts`."""
+    return wilson(*counts(success, groups))
+
+
+def counts(
+    success: "Sequence[float] | np.ndarray", groups: "Sequence | np.ndarray | None" = None
+) -> tuple[float, int]:
+    """(successes, n) that the interval of 0/1 `success` is of.
 
     groups [n]: values of one group are no news beside each other (windows of one episode, episodes that begin
-    alike), so the interval is that of as many values as there are groups.
+    alike), so there are as many values as groups.
     """
     a = _binary("success", success)
     n = len(a) if groups is None else len(set(groups))
-    return wilson(float(a.mean()) * n if n else 0, n)
+    return (int(a.sum()) * n / len(a) if n else 0, n)
 
 
 def _square_and_add(p1: Interval, p2: Interval, phi: float) -> Interval:
@@ -99,7 +106,9 @@ def _square_and_add(p1: Interval, p2: Interval, phi: float) -> Interval:
     return Interval(d, max(low, -1.0), min(high, 1.0))
 
 
-def unpaired_difference(successes1: int, n1: int, successes2: int, n2: int, level: float = 0.95) -> Interval:
+def unpaired_difference(
+    successes1: float, n1: int, successes2: float, n2: int, level: float = 0.95
+) -> Interval:
     """x1/n1 - x2/n2 for two independent sets of starts: Newcombe's hybrid score interval.
 
     Source: Newcombe 1998, Stat. Med. 17, 873-890, method 10. n = 0 on either side gives (nan, -1, 1).
@@ -123,7 +132,7 @@ def paired_difference(
         C = B - n/2 if B > n/2;  0 if 0 <= B <= n/2;  B if B < 0;   phi = 0 if a margin is empty.
 
     Source: Newcombe 1998, Stat. Med. 17, 2635-2650, method 10. n = 0 gives (nan, -1, 1). groups [n]: as in
-    `success_rate`; the counts are scaled to the number of groups.
+    `counts`; e, f, g and h are scaled to the number of groups.
     """
     x, y = _binary("after", after), _binary("before", before)
     if len(x) != len(y):
@@ -199,16 +208,20 @@ def bootstrap_mean(
 
 
 def per_task(
-    tasks: Sequence[str], success: "Sequence[float] | np.ndarray", level: float = 0.95
+    tasks: Sequence[str],
+    success: "Sequence[float] | np.ndarray",
+    level: float = 0.95,
+    groups: "Sequence | np.ndarray | None" = None,
 ) -> list[TaskRow]:
-    """One row per distinct task, sorted by name, each with its Wilson interval."""
+    """One row per distinct task, sorted by name, each with its Wilson interval; groups [n]: as in
+    `counts`."""
     s = _binary("success", success)
     if len(tasks) != len(s):
         raise UserError(f"one task per episode is needed, got {len(tasks)} tasks for {len(s)} episodes")
     names, which = np.unique(np.asarray(tasks, dtype=str), return_inverse=True)
-    n = np.bincount(which, minlength=len(names))
-    x = np.bincount(which, weights=s, minlength=len(names)).astype(int)
-    return [
-        TaskRow(str(t), int(k), int(w), wilson(int(w), int(k), level))
-        for t, k, w in zip(names, n, x, strict=False)
-    ]
+    rows = []
+    for k, task in enumerate(names):
+        mine = which == k
+        own = counts(s[mine], None if groups is None else np.asarray(groups)[mine])
+        rows.append(TaskRow(str(task), int(mine.sum()), int(s[mine].sum()), wilson(*own, level)))
+    return rows

@@ -365,6 +365,27 @@ def test_other_starts_are_compared_unpaired_and_the_page_says_so(good, tmp_path,
     assert d.change == unpaired_difference(int(r.end.success.sum()), 200, int(r.start.success.sum()), 200)
 
 
+def test_in_a_world_model_episodes_from_one_recorded_frame_count_as_one(tmp_path, capsys):
+    rng, evals, frames = np.random.default_rng(5), tmp_path / "evals", {"origin": np.arange(200) % 10}
+    evals.mkdir()
+    write_json(tmp_path / "run.json", {"config": {}})
+    for label, step, rate in (("sft", 0, 0.2), ("final", 9, 0.7)):
+        write_json(evals / f"{label}.json", evaluation(label, step, rate, rng, n=200) | frames)
+    r = load(tmp_path)
+    won, before = r.end.success, r.start.success
+    assert r.end.rate == wilson(won.sum() * 10 / 200, 10)
+    assert difference(r.start, r.end).change == paired_difference(won, before, groups=frames["origin"])
+    write_json(evals / "final.json", evaluation("final", 9, 0.7, rng, starts=np.arange(900, 1100)) | frames)
+    r = load(tmp_path)
+    counts = (r.end.success.sum() / 20, 10, before.sum() / 20, 10)
+    assert difference(r.start, r.end).change == unpaired_difference(*counts)
+    html, out = build(tmp_path, capsys, json=True)
+    assert "/200 from 10 recorded starts" in html and "the same recorded frame count as one" in html
+    told = json.loads(out.out)
+    assert told["final"]["recorded_starts"] == 10 and told["final"]["high"] == r.end.rate.high
+    assert all(row["high"] - row["low"] > 0.35 for row in told["tasks"])
+
+
 def test_a_run_from_scratch_is_not_compared_with_itself(tmp_path, capsys):
     """With one evaluation in the run, on the starts that choose, and one on those that are reported, both are
     of the last policy."""

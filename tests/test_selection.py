@@ -345,6 +345,14 @@ def test_a_run_whose_evaluations_are_too_short_to_end_it_says_how_many_episodes_
     assert "would have" not in too_few(looks(20, n=20), 1)
 
 
+def test_in_a_world_model_episodes_from_one_recorded_frame_count_as_one():
+    alike = [Look(0, 200, 200, 1.0, (), 10)]
+    assert lower_bounds(alike) == lower_bounds(looks(10, n=10)) and alike[0].worst == 1
+    assert not stop_reason(alike, 0.9, 2) and stop_reason(looks(200), 0.9, 2)
+    said = too_few(alike, 0.9)
+    assert "from 10 recorded starts failed" in said and "46 recorded starts would have" in said
+
+
 def test_the_looks_of_a_run_of_an_earlier_version_are_its_best():
     assert looks_of({"best": {"success": 0.96, "return": 1.5, "step": 70}}, 200) == [Look(70, 192, 200, 1.5)]
     assert looks_of({"best": {"success": -1.0, "return": 0.0, "step": -1}}, 200) == []

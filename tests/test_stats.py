@@ -149,6 +149,8 @@ def test_per_task_counts_every_episode_once():
     assert [(r.task, r.n, r.successes) for r in rows] == [("a", 1, 0), ("b", 3, 2)]
     assert rows[1].rate == wilson(2, 3)
     assert per_task([], []) == []
+    alike = per_task(["a"] * 4 + ["b"], [1, 1, 0, 0, 1], groups=[3, 3, 8, 8, 9])
+    assert [(r.n, r.successes, r.rate) for r in alike] == [(4, 2, wilson(1, 2)), (1, 1, wilson(1, 1))]
 
 
 def test_nothing_seen_says_nothing():

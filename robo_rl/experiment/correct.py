@@ -223,11 +223,11 @@ class CorrectionRounds:
         evals/<label>.json."""
         from robo_rl import files
         from robo_rl.evaluation import eval_starts, evaluate
-        from robo_rl.stats import wilson
+        from robo_rl.stats import success_rate
 
         starts = eval_starts(self.options.eval_episodes, which)
         result = evaluate(self.eval_env, self.policy, starts, which)
-        rate, low, high = wilson(sum(result["success"]), len(starts))
+        rate, low, high = success_rate(result["success"], result.get("origin"))
         (self.out / "evals").mkdir(exist_ok=True)
         files.write_json(
             self.out / "evals" / f"{label}.json",

@@ -200,14 +200,15 @@ class Evaluator:
         }
         (self.folder / "evals").mkdir(exist_ok=True)
         files.write_json(self.folder / "evals" / f"{label}.json", result)
+        frames = f" from {len(set(result['origin']))} recorded starts" if "origin" in result else ""
         group = "eval" if which == CHOOSE else "best" if label == "best" else "report"
         row = {f"{group}/success": rate, f"{group}/low": low, f"{group}/high": high, f"{group}/return": gain}
         row |= {f"{group}/success/{task}": one["success"] for task, one in result.get("tasks", {}).items()}
         self.report.log(now, row | {"time/eval": time.perf_counter() - began}, stage="rl" if now else "sft")
         self.report.say(
-            f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  "
-            f"return {gain:.2f}  at {self.report.elapsed:.0f} s  (starts of list {which}, "
-            f"{'reported' if which == REPORT else 'which choose'})"
+            f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  "
+            f"n={len(starts)}{frames}  return {gain:.2f}  at {self.report.elapsed:.0f} s  "
+            f"(starts of list {which}, {'reported' if which == REPORT else 'which choose'})"
         )
         if count > 1:
             self.report.say(

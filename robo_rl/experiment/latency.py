@@ -140,6 +140,8 @@ def evaluate_late(
     in_range("--latency", latency, 0, 10)
     in_range("--latency-jitter", jitter, 0, 10)
     n, out = env.num_envs, {k: [] for k in ("success", "return", "length", "task", "seam", "starved")}
+    if (origin := getattr(env, "origins", lambda ids: None)(starts)) is not None:
+        out["origin"] = origin.tolist()
     for batch, first in enumerate(range(0, len(starts), n)):
         ids = starts[first : first + n]
         obs, _ = env.reset(

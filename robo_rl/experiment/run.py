@@ -87,7 +87,14 @@ class Run:
         result = self.evaluate(f"step_{self.step:09d}", CHOOSE)
         tasks = [[round(row["success"] * row["n"]), row["n"]] for row in result.get("tasks", {}).values()]
         self.looks.append(
-            Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"], tasks)
+            Look(
+                self.step,
+                sum(result["success"]),
+                result["n"],
+                sum(result["return"]) / result["n"],
+                tasks,
+                len(set(result.get("origin", ()))),
+            )
         )
         if not self.told_too_few and (why := too_few(self.looks, self.config.target)):
             self.told_too_few = True
@@ -140,8 +147,8 @@ class Run:
         ]
         if not all(path.exists() for path in paths):
             return None  # somebody has cleaned up
-        first, last = (files.read_json(path)["success"] for path in paths)
-        difference = paired_difference(last, first)
+        first, last = map(files.read_json, paths)
+        difference = paired_difference(last["success"], first["success"], groups=last.get("origin"))
         return difference if difference.high < 0 else None
 
     def take_best(self, why: Interval, then: str) -> int:

@@ -11,7 +11,7 @@ from robo_rl.errors import UserError
 from robo_rl.files import read_json
 from robo_rl.log import read_metrics
 from robo_rl.selection import CHOOSE
-from robo_rl.stats import Interval, match, paired_difference, unpaired_difference, wilson
+from robo_rl.stats import Interval, counts, match, paired_difference, success_rate, unpaired_difference
 
 NAMES = {"sft": "before RL (SFT)", "final": "after RL", "best": "best checkpoint"}
 
@@ -27,10 +27,17 @@ class Evaluation:
     task: list[str]
     returns: np.ndarray  # [n], empty if not stored
     which: int = CHOOSE  # the list of starts
+    origins: "list | None" = None  # [n], of a world model: the recorded frame that each start begins from
 
     @property
     def rate(self) -> Interval:
-        return wilson(int(self.success.sum()), len(self.success))
+        return success_rate(self.success, self.origins)
+
+    @property
+    def episodes(self) -> str:
+        """How many there are, and in a world model from how many recorded starts."""
+        n = len(self.success)
+        return f"{n}" if self.origins is None else f"{n} from {len(set(self.origins))} recorded starts"
 
     @property
     def name(self) -> str:
@@ -96,13 +103,13 @@ def load_evaluation(path: Path) -> Evaluation:
     try:
         success = np.asarray(d["success"], dtype=float)
         n = len(success)
-        starts, task, returns = (list(d.get(k) or []) for k in ("starts", "task", "return"))
-        ok = (
-            np.isin(success, (0.0, 1.0)).all()
-            and len(starts) in (0, n)
-            and len(task) in (0, n)
-            and len(returns) in (0, n)
+        starts, task, returns, origins = (
+            list(d.get(k) or []) for k in ("starts", "task", "return", "origin")
         )
+        ok = np.isin(success, (0.0, 1.0)).all() and {len(x) for x in (starts, task, returns, origins)} <= {
+            0,
+            n,
+        }
         if not ok or not n:
             raise ValueError("no episodes, lengths differ, or success is not 0 and 1")
         return Evaluation(
@@ -113,6 +120,7 @@ def load_evaluation(path: Path) -> Evaluation:
             [str(t) for t in task],
             np.asarray(returns, dtype=float),
             int(d.get("list") or CHOOSE),
+            origins or None,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"{path} is damaged ({e}); delete it, or evaluate again") from None
@@ -173,9 +181,10 @@ def difference(before: Evaluation, after: Evaluation) -> Difference:
     keys = [list(zip(e.starts, e.task or [""] * len(e.starts), strict=False)) for e in (after, before)]
     i, j = match(*keys)
     if len(i) and len(i) == min(len(before.success), len(after.success)):
-        return Difference(paired_difference(after.success[i], before.success[j]), True, len(i))
-    x, y = after.success, before.success
-    return Difference(unpaired_difference(int(x.sum()), len(x), int(y.sum()), len(y)), False, 0)
+        groups = None if after.origins is None else np.array(after.origins)[i]
+        return Difference(paired_difference(after.success[i], before.success[j], groups=groups), True, len(i))
+    mine, theirs = (counts(e.success, e.origins) for e in (after, before))
+    return Difference(unpaired_difference(*mine, *theirs), False, 0)
 
 
 def totals(run: RunRecord) -> dict[str, float]:

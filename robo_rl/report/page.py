@@ -88,7 +88,7 @@ def verdict(run: RunRecord) -> str:
     shown += [(e, 2) for e in run.evals if e.label == "best"]
     rows = "".join(
         f'<span>{esc(e.name)}</span>{whisker(*e.rate, c)}<span class="r">{pct(e.rate.value)}<small>'
-        f"{interval(e.rate)} · {int(e.success.sum())}/{len(e.success)}</small></span>"
+        f"{interval(e.rate)} · {int(e.success.sum())}/{e.episodes}</small></span>"
         for e, c in shown
     )
     scale = '<span class="scale"><span>0</span><span>50</span><span>100 %</span></span>'
@@ -134,6 +134,16 @@ def tiles(run: RunRecord) -> str:
     )
 
 
+def in_model(run: RunRecord) -> str:
+    """What a run in a world model says of its intervals."""
+    if not any(e.origins for e in run.evals):
+        return ""
+    return (
+        " This run acted in a world model: episodes that begin from the same recorded frame count as one in "
+        "the intervals, and success there is not yet success in the simulator or on the robot."
+    )
+
+
 def task_table(run: RunRecord) -> str:
     """Success of each task or instruction, before and after RL, with intervals."""
     end, start = run.end or run.start or (run.evals[0] if run.evals else None), run.start
@@ -142,12 +152,12 @@ def task_table(run: RunRecord) -> str:
     if not end.task:
         return '<div class="empty">The evaluation does not say which task each episode had.</div>'
     before = (
-        {r.task: r for r in per_task(start.task, start.success)}
+        {r.task: r for r in per_task(start.task, start.success, groups=start.origins)}
         if start and start is not end and start.task
         else {}
     )
     rows = []
-    for row in per_task(end.task, end.success):
+    for row in per_task(end.task, end.success, groups=end.origins):
         cells = [f'<td class="name">{esc(row.task) or "(no instruction)"}</td>']
         if before:
             old = before.get(row.task)
@@ -194,6 +204,8 @@ def _only(e: Evaluation, task: str) -> Evaluation:
         [e.starts[i] for i in rows] if e.starts else [],
         [task] * len(rows),
         e.returns[rows] if len(e.returns) else e.returns,
+        e.which,
+        None if e.origins is None else [e.origins[i] for i in rows],
     )
 
 
@@ -327,7 +339,7 @@ def page(run: RunRecord) -> str:
 {header(run)}{verdict(run)}{tiles(run)}{note_card}
 <h2>Success</h2>
 <p>Evaluations use fixed starts and the policy without exploration. Bands are Wilson 95 % intervals over starts;
-they say nothing about other training seeds.</p>
+they say nothing about other training seeds.{in_model(run)}</p>
 {success_chart(run)}
 <h2>Success per task</h2>
 {task_table(run)}
@@ -357,6 +369,7 @@ def summary(run: RunRecord, path: Path) -> dict:
             "step": e.step,
             "list": e.which,
             "n": len(e.success),
+            "recorded_starts": None if e.origins is None else len(set(e.origins)),
             "successes": int(e.success.sum()),
             "success": e.rate.value,
             "low": e.rate.low,
@@ -392,7 +405,7 @@ def summary(run: RunRecord, path: Path) -> dict:
         "verdict": d.verdict if d else "unknown",
         "tasks": [
             {"task": r.task, "n": r.n, "success": r.rate.value, "low": r.rate.low, "high": r.rate.high}
-            for r in (per_task(end.task, end.success) if end and end.task else [])
+            for r in (per_task(end.task, end.success, groups=end.origins) if end and end.task else [])
         ],
         **{k: v if math.isfinite(v) else None for k, v in totals(run).items()},
         "notes": run.notes,
