@@ -52,11 +52,12 @@ def evaluate(
     """Run one episode per start (in batches of env.num_envs), without exploration noise unless `explore`.
 
     Returns lists, one entry per start: success, return (undiscounted), length [steps], task, and of a world
-    model origin, the recorded frame that the episode began from. The chain's
-    initial noise depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same
-    start. An env of `one_stream` takes no starts: its batch is seeded by the first of them, so the same
-    number of envs meets the same episodes. A function with a method `reset` hears when episodes begin. An env
-    with a method `translate` says what it shows a policy, and what that one's actions are as its commands
+    model origin, the recorded frame that the episode began from, and cut, whether it ended because the model
+    no longer knew. The chain's initial noise depends on (seed, batch, decision) alone, so two checkpoints
+    meet the same noise at the same start. An env of `one_stream` takes no starts: its batch is seeded by the
+    first of them, so the same number of envs meets the same episodes. A function with a method `reset` hears
+    when episodes begin. An env with a method `translate` says what it shows a policy, and what that one's
+    actions are as its commands
     (`world_models.own_units.translate`).
     """
     n = env.num_envs
@@ -65,6 +66,8 @@ def evaluate(
     with_images = hasattr(env, "images")
     if (origin := getattr(env, "origins", lambda ids: None)(starts)) is not None:
         out["origin"] = origin.tolist()
+    if hasattr(env, "cuts"):
+        out["cut"] = []
     for batch, first in enumerate(range(0, len(starts), n)):
         ids = starts[first : first + n]
         padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
@@ -92,5 +95,7 @@ def evaluate(
         out["return"] += [round(float(v), 6) for v in total[:k]]
         out["length"] += length[:k].tolist()
         out["task"] += task[:k]
+        if "cut" in out:
+            out["cut"] += env.cuts()[:k].astype(int).tolist()
         tick(first + k)
     return out

@@ -18,6 +18,7 @@ from robo_rl.cli.wm import OPTIONS, parse, verdict
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.evaluation import eval_starts
+from robo_rl.experiment.world_model import shortened, simulator_of
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.recording import Recorder, expert_actor, play, random_actor
@@ -582,6 +583,39 @@ def test_an_episode_in_a_model_ends_by_the_same_rule_with_and_without_an_env():
                 )
                 lengths.append(int(got.length[0]))
         assert lengths == [length, length], (ends, wins)
+
+
+def test_an_episode_lasts_as_long_in_an_evaluation_as_in_an_env_of_the_model(learnt):
+    """Up to the calibrated horizon; and those that pass the threshold are the ones that the env ends."""
+
+    def late(obs):  # it reaches the goal only after some steps, from some frames
+        return np.clip(obs["state"][:, 2:] / 0.2, -1, 1) * (obs["state"][:, :1] > 0) * 0.2
+
+    spec, ends = learnt.spec, {}
+    try:
+        for horizon in (LIMIT, 7):
+            learnt.spec = spec.calibrated(horizon, spec.threshold / 3)
+            model = robo_rl.evaluate(late, learnt, episodes=24, seed=0)
+            env = robo_rl.evaluate(late, WorldEnv(learnt, 24), episodes=24, seed=0)
+            assert model.max_steps == env.max_steps == learnt.spec.steps() == horizon
+            assert model.lengths.max() == horizon and 0 < model.doubted.sum() < 24
+            assert np.array_equal(model.success & ~model.doubted, env.success)
+            assert np.array_equal(model.doubted, env.doubted) and f"to {horizon} steps" in str(model)
+            ends[horizon] = model
+    finally:
+        learnt.spec = spec
+    assert ends[7].success_rate < ends[LIMIT].success_rate
+    with pytest.raises(UserError, match="of 20 and of 7 steps do not pair.*max_steps=7"):
+        ends[LIMIT].minus(ends[7])
+
+
+def test_a_simulator_beside_a_model_has_episodes_as_long_as_those_in_it():
+    made = robo_rl.make_env(task="reach", num_envs=1)
+    width = made.single_observation_space["state"].shape[0]
+    spec = worlds.WorldSpec(kind="latent", control=made.spec, state=width, horizon=9)
+    assert simulator_of(spec, 1).spec.max_steps == 9 and spec.steps() == 9 and spec.steps(4) == 4
+    assert simulator_of(replace(spec, horizon=0), 1).spec.max_steps == made.spec.max_steps == 50
+    assert "after 9 steps" in shortened(spec, False) and not shortened(replace(spec, horizon=50), False)
 
 
 def test_a_judge_that_is_asked_now_and_then_is_asked_where_the_model_ends_an_episode():

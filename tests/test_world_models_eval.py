@@ -348,7 +348,7 @@ def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (
         "mine:right\n  in the model      success" in done.stdout
-        and "n = 6 from 6 recorded starts, 0 % beyond" in done.stdout
+        and "n = 6 from 6 recorded starts, to 20 steps, 0 % beyond" in done.stdout
     )
     assert "simulator" not in done.stdout, "there is none called toy"
     for names, words in (
@@ -441,6 +441,17 @@ def test_without_a_simulator_episodes_begin_from_held_out_frames_as_in_the_model
     model.spec = replace(model.spec, horizon=0)
     with pytest.raises(UserError, match="not calibrated"):
         robo_rl.evaluate(still, model, episodes=2)
+
+
+def test_a_model_is_measured_to_the_length_of_a_recorded_episode(data, tmp_path):
+    tiny = {"net": LatentOptions(members=1, hidden=8, layers=1), "fit": FitOptions(updates=2, batch=8)}
+    for horizon, measured in ((0, data.spec.max_steps), (5, 5)):
+        out = str(tmp_path / str(horizon))
+        config = WorldModelConfig(data=(str(data.meta.root),), out=out, horizon=horizon, **tiny)
+        learned = learning.train(config, Progress(io.StringIO()))
+        assert learning.saved_config(learned.folder).horizon == measured
+    with pytest.raises(UserError, match="--horizon must be in"):
+        WorldModelConfig(horizon=1)
 
 
 def test_a_notebook_learns_a_model_loads_it_and_measures_it(data, tmp_path, capsys):

@@ -78,7 +78,7 @@ class WorldEnv(ControlEnv):
         control = spec.control
         self.spec = type(control)(
             **{k: getattr(control, k) for k in control.__slots__}
-            | {"sim": f"wm:{control.sim}", "max_steps": max_steps or min(control.max_steps, spec.horizon)}
+            | {"sim": f"wm:{control.sim}", "max_steps": spec.steps(max_steps)}
         )
         self.single_observation_space, self.observation_space = observation_spaces(
             spec.state, n, control.views, spec.image_size or 64
@@ -232,6 +232,11 @@ class WorldEnv(ControlEnv):
         """int64[n]: the recorded frame that the episode of each start id begins from; None: each is of its
         own."""
         return None if hasattr(self.model, "first") else frame_of(self.model.frames, starts)
+
+    def cuts(self) -> np.ndarray:
+        """bool[N]: the episode ended because the model no longer knew."""
+        doubt = self.uncertainty > self.model.spec.threshold
+        return self.truncated & (doubt | (self.steps < self.spec.max_steps))
 
     def in_commands(self, data):
         """A data set whose actions are in the units of what the model learnt from, in its commands.

@@ -61,7 +61,8 @@ def open_loop(
 @dataclass(frozen=True, slots=True)
 class PlayedEpisodes:
     """Episodes of a policy in a model: success bool[N], length int64[N], gain float32[N] (sum of predicted
-    rewards), uncertainty float32[N] at the end, cut bool[N] (it passed the model's threshold on the way)."""
+    rewards), uncertainty float32[N] at the end, cut bool[N]: it passed the model's threshold before it ended,
+    where an env would have ended it without success."""
 
     success: np.ndarray
     length: np.ndarray
@@ -75,20 +76,21 @@ def play(
     act: Callable[[dict], np.ndarray],
     obs: Mapping[str, np.ndarray],
     max_steps: int = 0,
-    seed: int = 0,
+    seed: "int | np.ndarray" = 0,
     judge: SuccessJudge | None = None,
 ) -> PlayedEpisodes:
     """Let `act(obs) -> actions [N,E,A]` act in the model from the observations `obs`, to the end of every
-    episode.
+    episode, as long as one in an env lasts (`WorldSpec.steps`). seed: of the model's draws, or those of every
+    episode [N].
 
     A step that `judge` (None: the model's own head) gives more than 1/2 wins its episode; one that `is_lost`
     ends it. Nothing is cut for its uncertainty (that would count against the policy): it is noted.
     A step with NaN ends its episode as lost.
     """
-    n, limit = len(obs["state"]), max_steps or model.spec.control.max_steps
+    n, limit = len(obs["state"]), model.spec.steps(max_steps)
     obs, judge = dict(obs), judge or Head()
     clips = Clips(judge, obs)
-    carry = model.start(obs, seed + np.arange(n))
+    carry = model.start(obs, seed if isinstance(seed, np.ndarray) else seed + np.arange(n))
     over, won, cut = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
     length, gain, doubt = np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32)
     made = 0
@@ -108,7 +110,6 @@ def play(
             lost = live & ~np.isfinite(uncertainty[:, t] + reward[:, t])
             gain += np.where(live & ~lost, reward[:, t], 0)
             doubt = np.where(live, uncertainty[:, t], doubt)
-            cut |= live & ~(uncertainty[:, t] <= model.spec.threshold)
             now = {k: v[:, t] for k, v in after.items()}
             granted = asked(
                 judge,
@@ -121,6 +122,7 @@ def play(
                 made,
             )
             won |= granted
+            cut |= live & ~granted & ~(uncertainty[:, t] <= model.spec.threshold)
             over |= lost | (live & is_lost(model.spec, terminal[:, t], success[:, t])) | granted
             obs |= now
     return PlayedEpisodes(won, length, gain, doubt, cut)

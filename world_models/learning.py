@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from world_models.wan_options import DiffusersConfig
 
 SAVE_EVERY = 20.0  # s between two saved states of an unfinished fit
+LONGEST = 300  # control steps of --horizon 0 at most: pictures of all of them are in memory
 
 
 # ---- the run -----------------------------------------------------------------------------------------------
@@ -100,6 +101,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
             f"data set {' '.join(config.data)} has no cameras; record them with robo_rl collect --obs rgb, "
             "or train --kind latent"
         )
+    config = replace(config, horizon=config.horizon or max(2, min(data.control.max_steps, LONGEST)))
     folder = Path(config.resume) if config.resume else new_folder(config, data)
     job = {
         "latent": latent_job,

@@ -71,6 +71,12 @@ class WorldSpec:
         """A."""
         return len(self.control.axes)
 
+    def steps(self, limit: int = 0) -> int:
+        """Control steps that an episode in the model lasts at most: `limit` (0: that of a recorded episode),
+        as far as the model is calibrated."""
+        limit = limit or self.control.max_steps
+        return min(limit, self.horizon or limit)
+
     def calibrated(
         self, horizon: int, threshold: float, bounds: tuple[float, ...] | None = None
     ) -> "WorldSpec":

@@ -281,9 +281,10 @@ class WorldModelConfig:
     """Go on with the run in this folder; every other option then comes from it."""
     seed: int = 0
     """Of the initial weights, the batches and the held-out episodes."""
-    horizon: int = 64
-    """Control steps to which the error of the state (video: the arm's; encoded: the codes' too) is measured
-    on held-out episodes."""
+    horizon: int = 0
+    """Control steps, from 2, to which the error of the state (video: the arm's; encoded: the codes' too) is
+    measured on held-out episodes, and which an episode in the model lasts at most; 0: as a recorded one, at
+    most 300."""
     tolerance: float = 0.75
     """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions
     below."""
@@ -302,7 +303,8 @@ class WorldModelConfig:
                 f"--kind {self.kind} has options of its own: {self.kind.capitalize()}Config, not "
                 f"{type(self).__name__}"
             )
-        for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):
+        in_range("--horizon", self.horizon or 2, 2, 10**4)
+        for name, low, high in (("seed", 0, 2**31 - 1), ("torch_threads", 1, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
         if self.gate and self.kind != "latent":

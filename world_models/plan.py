@@ -35,7 +35,7 @@ class PlanOptions:
     candidates: int = 16
     """K: chunks that are tried."""
     ahead: int | None = None
-    """Control steps of the policy itself after the chunk; None: to the length of a recorded episode."""
+    """Control steps of the policy itself after the chunk; None: to the length of an episode in the model."""
     rounds: int = 0
     """Of CEM; 0: the best of the proposals."""
     kept: int = 4
@@ -99,7 +99,7 @@ class Planner:
         carry, actions = self.model.start(lanes, keys), chunks.reshape(n * k, *chunks.shape[2:])
         best, made, doubt = np.zeros(n * k), 0, np.zeros(n * k, bool)
         ahead = self.options.ahead
-        steps = self.model.spec.control.max_steps if ahead is None else chunks.shape[2] + ahead
+        steps = self.model.spec.steps() if ahead is None else chunks.shape[2] + ahead
         while True:
             carry, p = self.model.step(carry, torch.from_numpy(np.ascontiguousarray(actions, np.float32)))
             doubt |= ~(p.uncertainty[:, -1].numpy() <= self.model.spec.threshold)

@@ -71,7 +71,7 @@ def run(args: Eval) -> int:
     document = {
         k: v
         for k, v in result.items()
-        if k not in ("starts", "success", "return", "length", "task", "origin", "seam", "starved")
+        if k not in ("starts", "success", "return", "length", "task", "origin", "cut", "seam", "starved")
     }
     document["file"] = str(out)
     if args.against:
@@ -199,7 +199,11 @@ def record_video(args: Eval) -> None:
 def table(result: dict, other: dict | None) -> str:
     """The result for people."""
     who = result.get("policy", result["checkpoint"])
-    frames = f", from {len(set(result['origin']))} recorded starts" if "origin" in result else ""
+    frames = (
+        f", from {len(set(result['origin']))} recorded starts, to {result['max_steps']} steps"
+        if "origin" in result
+        else ""
+    )
     lines = [
         f"{result['run']} · {who} · {result['n']} starts{frames} (list {result['seed']}{list_note(result)})"
     ]
@@ -208,6 +212,8 @@ def table(result: dict, other: dict | None) -> str:
     for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:
         rate = row.get("success_rate", row.get("success"))
         lines.append(f"  {task:<{width}}  {rate:7.3f}   [{row['low']:.3f}, {row['high']:.3f}]  {row['n']:>4}")
+    if cut := sum(result.get("cut", ())):
+        lines.append(f"  {100 * cut / result['n']:.0f} % of them failed because the model no longer knew")
     if result.get("no_success"):
         lines.append(f"  mean return {result['return_mean']:.2f}; {NO_SUCCESS.format(result['sim'])}")
     if plan := result.get("planned"):

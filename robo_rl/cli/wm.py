@@ -91,6 +91,11 @@ def verdict(spec, report: dict, folder: Path, took: float) -> str:
             *rows,
             f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} ({share})",
             *(
+                [f"its episodes end after {spec.steps()} steps, recorded ones after {spec.control.max_steps}"]
+                if spec.steps() < spec.control.max_steps
+                else []
+            ),
+            *(
                 ["nearly every episode in it is cut at once: train it longer, or record more episodes"]
                 if report["within"] < CUT
                 else []

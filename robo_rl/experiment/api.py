@@ -157,9 +157,9 @@ class EvalResult:
     """Success of n episodes with its 95 % Wilson interval (in a world model, where many begin from the same
     recorded frame, that of as many episodes as frames); arrays [n] of single episodes: success bool,
     returns, lengths [control steps], starts (the same start is the same episode, so results pair), tasks
-    (instructions); doubted bool: in a world model, it passed the threshold of the model's uncertainty on the
-    way (None elsewhere); origins: in a world model without a simulator, the recorded frame that the episode
-    began from (None elsewhere)."""
+    (instructions); doubted bool: in a world model, it passed the threshold of the model's uncertainty, where
+    an env of the model ends it (None elsewhere); origins: in a world model without a simulator, the recorded
+    frame that the episode began from (None elsewhere); max_steps: limit of an episode [control steps]."""
 
     success_rate: float
     low: float
@@ -172,6 +172,7 @@ class EvalResult:
     tasks: tuple[str, ...]
     doubted: np.ndarray | None = None
     origins: np.ndarray | None = None
+    max_steps: int = 0
 
     def minus(self, other: "EvalResult") -> tuple[float, float, float]:
         """(difference of the success rates, low, high) on the same starts, paired, 95 %."""
@@ -187,12 +188,22 @@ class EvalResult:
                 "episodes from other first observations do not pair: evaluate both in one world model, or "
                 "give simulator=env in the model"
             )
+        in_model = any(x.doubted is not None for x in (self, other))
+        if in_model and self.max_steps != other.max_steps:
+            fewest = min(self.max_steps, other.max_steps)
+            raise UserError(
+                f"episodes of {self.max_steps} and of {other.max_steps} steps do not pair: make the env of "
+                f"the longer ones with max_steps={fewest}"
+            )
         return paired_difference(self.success, other.success, groups=self.origins)
 
     def __str__(self) -> str:
-        doubt = (
-            "" if self.doubted is None else f", {100 * self.doubted.mean():.0f} % beyond the model's doubt"
-        )
+        doubt = ""
+        if self.doubted is not None:
+            known = float((self.success & ~self.doubted).mean())
+            less = f" ({known:.3f} where these count as failed)" if known < self.success_rate else ""
+            share = f"{100 * self.doubted.mean():.0f} %"
+            doubt = f", to {self.max_steps} steps, {share} beyond the model's doubt{less}"
         frames = "" if self.origins is None else f" from {len(set(self.origins))} recorded starts"
         return (
             f"success {self.success_rate:.3f}, 95 % interval [{self.low:.3f}, {self.high:.3f}], n = "
@@ -215,9 +226,9 @@ def evaluate(
     them [N, E, A];
     env: of the project's contract; None: the env of the policy's run, `num_envs` (0: one per episode in the
     embedded simulator) side by side; or a world model (`load_world_model`), where nothing is cut for its
-    doubt. In a model, episodes begin from its held-out recorded frames, or from the first observations of
-    `simulator` (an env), so that the result pairs with one there; `judge` decides on success as in `robo_rl
-    train --judge`.
+    doubt, which `doubted` tells of. In a model, episodes are as long as in an env of it. They begin from its
+    held-out recorded frames, or from the first observations of `simulator` (an env), so that the result pairs
+    with one there; `judge` decides on success as in `robo_rl train --judge`.
     """
     in_range("episodes", episodes, 1, 10**7)
     if env is not None and not hasattr(env, "num_envs"):
@@ -257,7 +268,9 @@ def evaluate(
         np.array(got["length"]),
         starts,
         tuple(got["task"]),
+        doubted=np.array(got["cut"], bool) if "cut" in got else None,
         origins=np.array(got["origin"]) if "origin" in got else None,
+        max_steps=env.spec.max_steps,
     )
 
 
@@ -281,6 +294,7 @@ def _evaluate_in_model(policy, model, episodes: int, seed: int, simulator, judge
         tuple(str(t) for t in tasks),
         got.cut,
         origins,
+        model.spec.steps(simulator.spec.max_steps if simulator is not None else 0),
     )
 
 

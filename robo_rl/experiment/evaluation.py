@@ -423,6 +423,7 @@ def evaluate_checkpoint(
         "chosen_on": CHOOSE if chosen else None,
         "n": len(starts),
         "envs": count,
+        "max_steps": env.spec.max_steps,
         "success_rate": rate,
         "low": low,
         "high": high,

@@ -61,6 +61,8 @@ def make_real(spec, runs: list[Path], num_envs: int):
     acted = real or replace(
         configs[0], sim=control.sim, task=control.task, judge="", obs="rgb" if control.views else "state"
     )
+    if spec.steps(acted.max_steps) < (acted.max_steps or control.max_steps):  # as long as those in the model
+        acted = replace(acted, max_steps=spec.steps(acted.max_steps))
     env = make_env(acted, num_envs)
     check_real(spec, env)
     return env
@@ -83,7 +85,8 @@ def check_real(spec, env) -> None:
 
 
 def simulator_of(spec, num_envs: int):
-    """The simulator named in what was recorded; None for a robot, or where it cannot be made as it was."""
+    """The simulator named in what was recorded, with episodes as long as those in the model; None for a
+    robot, or where it cannot be made as it was."""
     control = spec.control
     try:
         env = make(
@@ -92,7 +95,7 @@ def simulator_of(spec, num_envs: int):
             num_envs,
             obs="rgb" if control.views else "state",
             **({"image_size": spec.image_size} if control.views else {}),
-            max_steps=control.max_steps,
+            max_steps=spec.steps(),
         )
         check_real(spec, env)
     except (UserError, ImportError):
@@ -165,14 +168,23 @@ def match_real(found: list[tuple[str, Path, Path]], table: list[RealRow]) -> lis
 
 
 def play_in_model(
-    model, policy, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, batch: int = 0, judge=None
+    model,
+    policy,
+    obs: Mapping[str, np.ndarray],
+    max_steps: int,
+    seed: int,
+    batch: int = 0,
+    judge=None,
+    starts: np.ndarray | None = None,
 ) -> PlayedEpisodes:
-    """A policy from observations, with the noise that `robo_rl.evaluation.evaluate` gives batch `batch`."""
+    """A policy from observations, with the noise that `robo_rl.evaluation.evaluate` gives batch `batch`;
+    `starts` [N] are the seeds of the model's own draws."""
     generator = torch.Generator().manual_seed(seed * 7919 + batch)
     observe, command = translate(policy, model.spec)
     if (begin := getattr(policy, "reset", None)) is not None:
         begin()
-    return play(model, lambda o: command(decide(policy, observe(o), generator)), obs, max_steps, seed, judge)
+    draws = seed if starts is None else starts
+    return play(model, lambda o: command(decide(policy, observe(o), generator)), obs, max_steps, draws, judge)
 
 
 def play_from_simulator(
@@ -217,7 +229,7 @@ def evaluate_in_model(
     at = frame_of(f, starts)
     tasks = np.array(model.spec.tasks)[f.task[at]]
     obs = {k: v[at] for k, v in f.obs.items()} | {"task": tasks}
-    return play_in_model(model, policy, obs, 0, seed, judge=who), tasks
+    return play_in_model(model, policy, obs, 0, seed, judge=who, starts=starts), tasks
 
 
 def planner(model, policy, options: PlanOptions, seed: int = 0) -> Planner:
@@ -352,7 +364,7 @@ def probe_model(model, env, dataset, config: WorldEvalConfig, each: Each = silen
     found = probe.policies(base, count, config.seed)
     starts = eval_starts(config.episodes, REPORT + config.seed)
     if env is None:
-        obs, limit = recorded_starts(model, config.episodes, config.seed), model.spec.control.max_steps
+        obs, limit = recorded_starts(model, config.episodes, config.seed), model.spec.steps()
     else:
         n = env.num_envs
         # what the search looks at is not what it is judged on
@@ -425,6 +437,17 @@ def measure_unlike(model, env, policies: list, config: WorldEvalConfig) -> dict:
 # ---- all of it ---------------------------------------------------------------------------------------------
 
 
+def shortened(spec, robot: bool) -> str:
+    """What is to be said of episodes in the model that are shorter than recorded ones; "": they are not."""
+    if spec.steps() >= spec.control.max_steps:
+        return ""
+    there = "those of the robot may have lasted longer" if robot else "in the simulator as well"
+    return (
+        f"Episodes in the model end after {spec.steps()} steps, to which it is calibrated, recorded ones "
+        f"after {spec.control.max_steps}: {there}."
+    )
+
+
 def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
     """`measure`, then the comparison with another model, with the simulator or a table of real results, and
     the probe."""
@@ -459,5 +482,7 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
             doc["probe"] = probe_model(model, env, told_in, config, progress.each)
     if env is not None:
         env.close()
+    if ("policies" in doc or asked) and (note := shortened(model.spec, table is not None)):
+        doc["notes"].append(note)
     doc["verdict"], doc["objections"] = verdict(doc), objections(doc)[0]
     return doc, arrays
