@@ -407,10 +407,13 @@ class Bridge:
                 self.twin.follow(m)
         return fresh
 
-    def begin(self, now: float, leased: bool = False) -> None:
-        """Arm this side's governor at the measured pose. leased: we hold the arm's lease, so it follows
-        nobody else. UserError says what is missing."""
-        if missing := self.observation_buffer.missing():
+    def missing(self) -> list[str]:
+        """Topics on which no message has come."""
+        return self.observation_buffer.missing()
+
+    def need_topics(self, place: str = "this domain") -> None:
+        """UserError: nothing came on a topic of the arm; place: the network that was listened on."""
+        if missing := self.missing():
             wrong = "".join(f". {c}" for c in self.transport.complaints())
             alone = (
                 " An arm without a gripper is driven with robot teleop --no-gripper"
@@ -418,9 +421,14 @@ class Bridge:
                 else ""
             )
             raise UserError(
-                f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this "
-                f"domain?{alone}{wrong}"
+                f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in "
+                f"{place}?{alone}{wrong}"
             )
+
+    def begin(self, now: float, leased: bool = False) -> None:
+        """Arm this side's governor at the measured pose. leased: we hold the arm's lease, so it follows
+        nobody else. UserError says what is missing."""
+        self.need_topics()
         if not self.dry_run:
             self.robot.need_limits()
         self.measure(now)

@@ -77,6 +77,11 @@ class LeaseClient:
         self.refused = transport.subscription(SAFETY_REFUSED, Text, "command", depth=16)
         self.said_at = -math.inf
 
+    def holder(self) -> str:
+        """Who holds the arm, as it says; "": nobody, or nobody knows yet."""
+        got = self.told.latest()
+        return "" if got is None else got.message.data.partition(" ")[0]
+
     def ours(self) -> bool:
         """Whether the arm says that we hold it."""
         got = self.told.latest()
@@ -92,7 +97,10 @@ class LeaseClient:
         end, why = self.transport.now() + max(patience, 1.2 * self.seconds), ""
         while not self.ours():
             if self.transport.now() > end:
-                raise UserError(why or "the arm answers no claim: is its safety_lease on this wire?")
+                raise UserError(
+                    why
+                    or "no arm answers the claim of its lease (safety_lease): is it there, in this domain?"
+                )
             self.renew(math.inf)
             wait(self.ours, 0.1)
             for refusal in self.refusals():
@@ -111,6 +119,11 @@ class LeaseClient:
 
     def release(self) -> None:
         self.orders.publish(Text(f"release {self.name}"))
+
+    def give_up(self) -> None:
+        """Disarm the arm, which is ours, and release it."""
+        self.orders.publish(Text("disarm"))
+        self.release()
 
     def refusals(self) -> list[str]:
         """What the arm refused since the last call, whoever asked."""

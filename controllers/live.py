@@ -57,10 +57,10 @@ class LiveArm:
         self.lateness: list[float] = []  # s that an action came after its period began
 
     def begin(self, joints: np.ndarray, objects: dict) -> None:
-        """Place the scene, arm both governors. UserError: there is no simulated arm, or it refuses."""
+        """Place the scene, arm both governors. UserError: there is no simulated arm, another drives it, or it
+        refuses."""
         self.end()
-        self.order("disarm")
-        self.lease.claim(self.wait_for)
+        self.take()
         row = tuple(placement(joints, objects))
         [said] = self.transport.call(
             "sim_arm/set_parameters",
@@ -82,6 +82,18 @@ class LiveArm:
         self.bridge.begin(self.clock(), leased=True)
         self.safety.take()  # what was said until now is not about this episode
         self.due = self.clock()
+
+    def take(self) -> None:
+        """Take the arm's lease, then disarm it: an arm that another drives goes on. UserError: it does, or
+        there is no arm."""
+        self.lease.claim(self.wait_for)
+        self.order("disarm")
+
+    def leave(self) -> None:
+        """Disarm the arm and give up its lease, where that is ours."""
+        if self.lease.ours():
+            self.lease.give_up()
+            self.wait_for(lambda: not self.lease.ours(), 0.1)
 
     def there(self, placed: float, joints: np.ndarray, objects: dict) -> bool:
         """Whether what is measured is from after the scene was placed."""

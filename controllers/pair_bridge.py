@@ -164,6 +164,14 @@ class PairBridge:
         ]
         return out + [camera_topic(view) for view, box in self.cameras.items() if box.latest() is None]
 
+    def need_topics(self, place: str = "this domain") -> None:
+        """UserError: nothing came on a topic of an arm; place: the network that was listened on."""
+        if missing := self.missing():
+            raise UserError(
+                f"nothing came on {', '.join(missing)}: are both arms there (robo_rl sim-arm), in "
+                f"{place}?" + "".join(f" {c}." for c in self.transport.complaints())
+            )
+
     def measure(self, now: float) -> None:
         """Read both arms' messages, and hold both where one of them is held."""
         for bridge in self.bridges.values():
@@ -178,11 +186,7 @@ class PairBridge:
 
     def begin(self, now: float, leased: bool = False) -> None:
         """Arm this side's governors, or neither. UserError says what is missing."""
-        if missing := self.missing():
-            raise UserError(
-                f"nothing came on {', '.join(missing)}: are both arms there (robo_rl sim-arm), in this "
-                "domain?" + "".join(f" {c}." for c in self.transport.complaints())
-            )
+        self.need_topics()
         if not self.dry_run:
             self.pair.need_limits()
         for name, bridge in self.bridges.items():

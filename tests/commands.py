@@ -109,14 +109,15 @@ class Result:
     @property
     def mistake(self) -> str:
         """The one line that a user's mistake is; asserts that it is one, with exit status 2."""
-        lines = without_compiling(self.err).splitlines()
+        lines = without_progress(self.err).splitlines()
         assert self.code == 2 and len(lines) == 1 and lines[0].startswith("robo_rl: ") and not self.out, self
         return lines[0]
 
 
-def without_compiling(err: str) -> str:
-    """What was said on stderr, without the line of whoever comes first on a machine and compiles."""
-    return re.sub(r"^compiling .*, once on this machine: some 10 s\n", "", err, flags=re.MULTILINE)
+def without_progress(err: str) -> str:
+    """What was said on stderr, without the lines of what a command is waiting for."""
+    said = r"^(compiling .*, once on this machine: some 10 s|loading the policy of .*|waiting up to .*)\n"
+    return re.sub(said, "", err, flags=re.MULTILINE)
 
 
 class Command:

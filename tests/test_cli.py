@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import TINY, robo_rl, without_compiling
+from commands import TINY, robo_rl, without_progress
 
 from robo_rl.cli import COMMANDS, main
 from robo_rl.cli.eval import Eval
@@ -52,7 +52,7 @@ def mistake(capsys, *argv: str) -> str:
         main(list(argv))
     said = capsys.readouterr()
     assert e.value.code == 2 and not said.out, (e.value.code, said)
-    err = without_compiling(said.err)
+    err = without_progress(said.err)
     assert err.startswith("robo_rl: ") and err.count("\n") == 1 and err.endswith("\n"), said.err
     return err
 

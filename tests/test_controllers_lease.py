@@ -9,6 +9,7 @@ from controllers.lease import LONGEST, SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFU
 from controllers.node import KINDS, SAFETY_STATE
 from controllers.transport import Flag, JointState, LoopbackTransport, Numbers, PoseStamped, Text
 from robo_rl.errors import UserError
+from robo_rl.experiment.safety_client import SafetyClient
 
 TRIGGER = "std_srvs/srv/Trigger"
 
@@ -405,6 +406,30 @@ def test_a_client_waits_for_the_lease_and_says_who_has_it(there):
     assert not there.node.lease.holder(there.arm.t)
 
 
+def test_who_waits_for_a_lease_says_whose_it_is_stops_when_asked_and_ends_nobody_elses_motion(there):
+    wire = LoopbackTransport(there.node.transport.bus, "deploy")
+    alice, said, stop = Person(there, "alice"), [], []
+    safety = SafetyClient(
+        wire, wire.subscription(SAFETY_STATE, Text, "latched"), LeaseClient(wire, "bob", 0.5), stop, there.run
+    )
+    alice.say("claim alice 100", "arm alice")
+    with pytest.raises(UserError, match="claim bob: alice holds the arm"):
+        safety.arm(False, -1, said.append)
+    assert said == ["alice holds the arm: waiting up to 0.6 s for its lease to end"]
+    safety.give_up()
+    there.run(0.01)
+    assert there.node.governor.state == "ARMED" and there.node.lease.holder(there.arm.t) == "alice"
+    stop.append(2)  # Ctrl-C
+    with pytest.raises(KeyboardInterrupt):
+        safety.claim()
+    stop.clear()
+    alice.say("disarm", "release alice")
+    safety.arm(False, -1)
+    assert there.node.governor.state == "ARMED" and there.node.lease.holder(there.arm.t) == "bob"
+    safety.give_up()
+    assert there.node.governor.state == "DISARMED" and not there.node.lease.holder(there.arm.t)
+
+
 def test_a_client_whose_claims_nobody_answers_says_so():
     from controllers.transport import Bus
 
@@ -415,7 +440,7 @@ def test_a_client_whose_claims_nobody_answers_says_so():
         return condition()
 
     client = LeaseClient(LoopbackTransport(Bus(lambda: clock[0]), "deploy"), "bob", 0.5)
-    with pytest.raises(UserError, match="the arm answers no claim"):
+    with pytest.raises(UserError, match="no arm answers the claim"):
         client.claim(wait)
 
 

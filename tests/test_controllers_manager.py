@@ -503,9 +503,25 @@ def test_a_policy_that_thinks_too_long_is_counted_and_the_arm_holds():
     )
 
 
+def test_the_live_env_leaves_anothers_motion_alone_and_its_own_arm_disarmed_and_free():
+    there = There(speed=1.5)
+    assert there.order("arm")["success"]  # tester's
+    env, body = live(there)
+    with pytest.raises(UserError, match="tester holds the arm"):
+        env.reset(options={"starts": np.array([5])})
+    assert there.node.governor.state == "ARMED"
+    there.client.publisher("safety_command", Text, "command").publish(Text("release tester"))
+    there.run(0.01)
+    env.reset(options={"starts": np.array([5])})
+    assert there.node.governor.state == "ARMED" and there.node.lease.holder(there.arm.t)
+    body.leave()
+    there.run(2.0)  # as long as silence would have stopped it
+    assert there.node.governor.state == "DISARMED" and not there.node.lease.holder(there.arm.t)
+
+
 def test_without_an_arm_the_live_env_says_so_in_one_line():
     there = There()
     there.node.transport.close()
     env, _ = live(there)
-    with pytest.raises(UserError, match="nobody answers the service safety/disarm"):
+    with pytest.raises(UserError, match="no arm answers the claim of its lease"):
         env.reset(options={"starts": np.array([5])})

@@ -470,6 +470,22 @@ def test_sim_arm_in_lockstep_says_how_the_arm_is(tmp_path):
     assert "unknown scene 'kitchen'" in robo_rl(tmp_path, "sim-arm", "--scene", "kitchen").mistake
 
 
+def test_an_arm_that_lacks_what_the_policy_sees_is_not_armed(run, tmp_path):
+    pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    domain = 101 + os.getpid() % 100
+    arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--scene", "none", "--seconds", "120"])
+    arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
+    done = robo_rl(tmp_path, "deploy", run, "--domain", domain, "--seconds", "1")
+    assert (
+        f"nothing came on objects/cube: is the arm there (robo_rl sim-arm), in domain {domain}"
+        in done.mistake
+    )
+    assert f"waiting up to 5 s in domain {domain}, interface lo for " in done.err
+    arm.signal(signal.SIGINT)
+    assert arm.wait().out.splitlines()[-1].startswith("DISARMED · tool")
+
+
 def test_two_terminals(run, tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
@@ -497,7 +513,9 @@ def test_two_terminals(run, tmp_path):
     assert live["steps"] > 0 and live["act_after_s"]["median"] < 0.02
     arm.signal(signal.SIGINT)
     end = arm.wait()
-    assert end.code == 0 and "tool" in end.out and "ticks, period median" in end.out, end
+    assert end.code == 0 and "DISARMED (disarmed) · tool" in end.out and "ticks, period median" in end.out, (
+        end
+    )
 
 
 @pytest.mark.parametrize(

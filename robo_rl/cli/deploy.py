@@ -13,7 +13,7 @@ def run(options: DeployOptions) -> int:
     run_on = deploy
     if is_pair(options.robot):
         from robo_rl.experiment.deploy_pair import deploy_pair as run_on
-    result = run_on(options, log=lambda line: print(line, flush=True), warn=_warn)
+    result = run_on(options, lambda line: print(line, flush=True), _warn, _tell)
     if result.held:
         _warn(f"{result.state}: {result.reason}")
     return 1 if result.held else 0
@@ -21,3 +21,7 @@ def run(options: DeployOptions) -> int:
 
 def _warn(line: str) -> None:
     print(f"robo_rl: {line}", file=sys.stderr)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -234,7 +234,12 @@ def live_env(
         limits_at(speed, ACTION_SCALE, **made.cell.limits()),
         command="joint" if controller == "joint" else "pose",
     )
-    return ArmEnv(TASKS[name], [body], max_steps, leave, task.views, task.image_size), body
+
+    def end() -> None:
+        body.leave()
+        leave()
+
+    return ArmEnv(TASKS[name], [body], max_steps, end, task.views, task.image_size), body
 
 
 def make_arm_env(
@@ -356,12 +361,13 @@ def make_robot(
         env, body = live_env(
             task, made, wire, speed, said["controller"], max_steps=max_steps, leave=wire.close
         )
-        body.order("disarm")
+        body.take()
+        body.leave()
         return env
     except UserError as e:
         wire.close()
         cameras = f" --cameras {' '.join(VIEWS)} --image-size {image_size}" if obs == "rgb" else ""
         raise UserError(
-            f"--sim {sim} finds no arm that answers ({e}): start one with robo_rl sim-arm --speed "
-            f"{speed:g}{cameras}"
+            f"--sim {sim} finds no arm that is free ({e}): start one with robo_rl sim-arm --speed "
+            f"{speed:g}{cameras}, or wait until nobody drives it"
         ) from None

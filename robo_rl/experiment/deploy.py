@@ -1,9 +1,9 @@
 """Run a run's policy on an arm: over a transport in real time, or on a simulated arm in lockstep in this
 process."""
 
+import functools
 import os
 import socket
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -40,10 +40,13 @@ class DeployResult:
 
 
 def deploy(
-    options: DeployOptions, log: Callable[[str], None] = print, warn: Callable[[str], None] = print
+    options: DeployOptions,
+    log: Callable[[str], None] = print,
+    warn: Callable[[str], None] = print,
+    tell: Callable[[str], None] = print,
 ) -> DeployResult:
-    """Run the policy until it succeeds, its time is over or something is lost. log, warn: receive one line
-    each.
+    """Run the policy until it succeeds, its time is over or something is lost. log, warn, tell: receive one
+    line each: results, warnings, what is waited for.
 
     UserError: the policy does not fit the robot, or the robot or the policy was lost (the arm then brakes and
     holds).
@@ -52,13 +55,15 @@ def deploy(
 
     # reports a wrong name before torch is loaded
     folder, _ = pick_checkpoint(Path(options.run), options.checkpoint)
-    from controllers.model import arm_model
     from controllers.robot import load_robot
-    from robo_rl.experiment.arm import policy_interface
-    from robo_rl.experiment.deploy_data import data_interface, refuse_stated
 
     robot = load_robot(options.robot)
     check_speed(options.speed, robot)
+    tell(f"loading the policy of {options.run}")
+    from controllers.model import arm_model
+    from robo_rl.experiment.arm import policy_interface
+    from robo_rl.experiment.deploy_data import data_interface, refuse_stated
+
     act, config, spec = choose_actor(options)
     if told := told_elsewhere(options, spec):
         warn(told)
@@ -86,7 +91,11 @@ def deploy(
     )
     client, server = open_policy(options, act, task.period)
     try:
-        run = deploy_in_process if options.transport == "inprocess" else deploy_on_wire
+        run = (
+            deploy_in_process
+            if options.transport == "inprocess"
+            else functools.partial(deploy_on_wire, tell=tell)
+        )
         bridge, seconds = run(options, robot, task, model, act, client, recorder, log, warn)
         report_motion(bridge, client, log, warn)
         return _report(options, bridge, recorder, seconds, log)
@@ -188,7 +197,7 @@ def deploy_in_process(
 
 
 def deploy_on_wire(
-    options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn
+    options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn, tell=print
 ):
     """(bridge, seconds) of an arm over DDS, in real time."""
     from controllers.bridge import Bridge
@@ -196,7 +205,7 @@ def deploy_on_wire(
     from controllers.node import SAFETY_STATE
     from controllers.transport import Text
     from robo_rl.experiment.deploy_data import announce, command_of
-    from robo_rl.experiment.wire import connect
+    from robo_rl.experiment.wire import connect, place_of
 
     opened = connect(
         "robo_rl_bridge", options.domain, options.interface, options.namespace, security=options.security
@@ -221,40 +230,61 @@ def deploy_on_wire(
             wire, options.name or f"deploy-{socket.gethostname()}-{os.getpid()}", options.lease
         )
         safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8), lease, stop)
-        safety.wait_until(lambda: not bridge.observation_buffer.missing(), WAIT)
-        if not bridge.observation_buffer.missing():
-            safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
+        wait_for_topics(bridge, safety, place_of(options), tell)
+        safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
         check_gains(wire, robot, options.dry_run, warn)
         # a CRISP robot has no governor of its own: ours is the only one
         governed = safety.state.latest() is not None
-        if governed and not options.dry_run:
-            safety.arm(options.reset, options.start)
-        bridge.begin(wire.now(), leased=governed and not options.dry_run)
-        announce(task, bridge, log, warn)
-        said = wire.complaints()
-        for complaint in said:
-            warn(complaint)
-        if not governed:
-            warn("this arm has no governor of its own: kill -9 of the bridge leaves it at the last target")
-        mode = "dry run: nothing is commanded" if options.dry_run else "commanding"
-        pace = (
-            f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s"
-            if bridge.slow > 1 and recorder.name
-            else ""
-        )
-        log(f"{options.run} on {robot.name} at {1 / task.period:.0f} Hz{pace}, {mode}")
-        seconds, timing = real_time_loop(
-            options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn
-        )
-        if governed and not options.dry_run:
-            lease.orders.publish(Text("disarm"))
-            lease.release()
-            time.sleep(0.1)
+        held = governed and not options.dry_run
+        try:
+            if held:
+                safety.arm(options.reset, options.start, tell)
+            bridge.begin(wire.now(), leased=held)
+            announce(task, bridge, log, warn)
+            said = wire.complaints()
+            for complaint in said:
+                warn(complaint)
+            if not governed:
+                warn(
+                    "this arm has no governor of its own: kill -9 of the bridge leaves it at the last target"
+                )
+            log(f"{options.run} on {robot.name} {pace_of(options, bridge, bool(recorder.name))}")
+            seconds, timing = real_time_loop(
+                options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn
+            )
+        finally:
+            if held:
+                safety.give_up()
         for complaint in wire.complaints():
             if complaint not in said:
                 warn(complaint)
         warn(timing)
         return bridge, seconds
+
+
+def wait_for_topics(bridge, safety: SafetyClient, place: str, tell: Callable[[str], None]) -> None:
+    """Wait until something came on each topic that the policy needs. UserError: nothing did.
+    KeyboardInterrupt: the user asks for the end meanwhile."""
+    if missing := bridge.missing():
+        tell(f"waiting up to {WAIT:g} s in {place} for {', '.join(missing)}")
+        safety.wait_until(lambda: not bridge.missing(), WAIT)
+    if safety.stop:
+        raise KeyboardInterrupt
+    bridge.need_topics(place)
+
+
+def pace_of(options: DeployOptions, bridge, scaled: bool) -> str:
+    """At which rate, for how long and whether in earnest. scaled: the policy acts in slow motion where its
+    arm is slow."""
+    mode = "dry run: nothing is commanded" if options.dry_run else "commanding"
+    slow = (
+        f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s"
+        if bridge.slow > 1 and scaled
+        else ""
+    )
+    return (
+        f"at {1 / bridge.task.period:.0f} Hz{slow}, {mode}, for {options.seconds:g} s at most; Ctrl-C ends it"
+    )
 
 
 def real_time_loop(

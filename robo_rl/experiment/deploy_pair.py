@@ -1,9 +1,9 @@
 """Run a policy on two arms: over a transport in real time, or on a simulated pair in lockstep in this
 process; record what it did."""
 
+import functools
 import os
 import socket
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +16,14 @@ from controllers.pair_bridge import PairBridge, PairInterface
 from robo_rl.child import end
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.deploy import WAIT, DeployResult, check_gains, check_speed, limits_of, real_time_loop
+from robo_rl.experiment.deploy import (
+    DeployResult,
+    check_gains,
+    check_speed,
+    limits_of,
+    real_time_loop,
+    wait_for_topics,
+)
 from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_policy import choose_actor, open_policy, report_motion
 from robo_rl.experiment.safety_client import SafetyClient
@@ -163,7 +170,10 @@ class PairLease:
 
 
 def deploy_pair(
-    options: DeployOptions, log: Callable[[str], None], warn: Callable[[str], None]
+    options: DeployOptions,
+    log: Callable[[str], None],
+    warn: Callable[[str], None],
+    tell: Callable[[str], None] = print,
 ) -> DeployResult:
     """`deploy` for the file of two arms. UserError: the policy does not fit them, or one of them or the
     policy was lost."""
@@ -182,12 +192,13 @@ def deploy_pair(
     pair = load_pair(options.robot)
     for robot in pair.arms.values():
         check_speed(options.speed, robot)
+    tell(f"loading the policy of {options.run}")
     act, config, spec = choose_actor(options)
     task = pair_interface(config, spec, pair)
     recorder = PairRecorder(task, options.record, options.bag, options.instruction, log)
     client, server = open_policy(options, act, task.period)
     try:
-        run = in_process if options.transport == "inprocess" else on_wire
+        run = in_process if options.transport == "inprocess" else functools.partial(on_wire, tell=tell)
         bridge, seconds = run(options, task, act, client, recorder, log, warn)
         report_motion(bridge, client, log, warn)
         if bridge.lost:
@@ -270,11 +281,12 @@ def in_process(options: DeployOptions, task: PairInterface, act, client, recorde
     return bridge, sim.t - began
 
 
-def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: PairRecorder, log, warn):
+def on_wire(
+    options: DeployOptions, task: PairInterface, act, client, recorder: PairRecorder, log, warn, tell=print
+):
     """(bridge, seconds) of two arms over DDS, in real time."""
     from controllers.lease import LeaseClient
-    from controllers.transport import Text
-    from robo_rl.experiment.wire import NamespacedTransport, connect
+    from robo_rl.experiment.wire import NamespacedTransport, connect, place_of
 
     opened = connect(
         "robo_rl_bridge", options.domain, options.interface, options.namespace, security=options.security
@@ -292,9 +304,8 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
             for arm, w in wires.items()
         }
         first = next(iter(clients.values()))
-        first.wait_until(lambda: not bridge.missing(), WAIT)
-        if not bridge.missing():
-            first.wait_until(lambda: all(c.state.latest() is not None for c in clients.values()), 1.0)
+        wait_for_topics(bridge, first, place_of(options), tell)
+        first.wait_until(lambda: all(c.state.latest() is not None for c in clients.values()), 1.0)
         governed = {arm: c for arm, c in clients.items() if c.state.latest() is not None}
         for arm, robot in task.pair.arms.items():
             check_gains(wires[arm], robot, options.dry_run, lambda line, arm=arm: warn(f"{arm} arm: {line}"))
@@ -303,25 +314,24 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
                     f"the {arm} arm has no governor of its own: kill -9 of the bridge leaves it at the last "
                     "target"
                 )
-        if not options.dry_run:
-            for c in governed.values():
-                c.lease.claim(c.wait_until)
-            for c in governed.values():
+        held = governed if not options.dry_run else {}
+        try:
+            for c in held.values():
+                c.claim(tell)
+            for c in held.values():
                 c.arm(options.reset, -1)
-        leased = len(governed) == len(clients) and not options.dry_run
-        bridge.begin(wire.now(), leased=leased)
-        log(
-            f"{options.run} on the pair {task.pair.name} at {1 / task.period:.0f} Hz, "
-            f"{'dry run: nothing is commanded' if options.dry_run else 'commanding'}"
-        )
-        leases = PairLease({arm: c.lease for arm, c in governed.items()}) if governed else None
-        seconds, timing = real_time_loop(
-            options, task.period, bridge, wire, client, recorder, stop, leases, warn
-        )
-        for c in governed.values() if not options.dry_run else ():
-            c.lease.orders.publish(Text("disarm"))
-            c.lease.release()
-        time.sleep(0.1)
+            bridge.begin(wire.now(), leased=bool(held) and len(governed) == len(clients))
+            log(
+                f"{options.run} on the pair {task.pair.name} at {1 / task.period:.0f} Hz, "
+                f"{'dry run: nothing is commanded' if options.dry_run else 'commanding'}"
+            )
+            leases = PairLease({arm: c.lease for arm, c in governed.items()}) if governed else None
+            seconds, timing = real_time_loop(
+                options, task.period, bridge, wire, client, recorder, stop, leases, warn
+            )
+        finally:
+            for c in held.values():
+                c.give_up()
         for complaint in wire.complaints():
             warn(complaint)
         warn(timing)

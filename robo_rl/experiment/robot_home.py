@@ -181,20 +181,16 @@ class Homing:
         )
         if self.options.dry_run:
             return
-        if self.governed:
-            safety.arm(self.options.reset, -1)
         try:
+            if self.governed:
+                safety.arm(self.options.reset, -1, self.log)
             if self.by == "goal":
                 self.by_goal(made)
             else:
                 self.by_positions(made)
         finally:
             if self.governed:
-                from controllers.transport import Text
-
-                self.lease.orders.publish(Text("disarm"))
-                self.lease.release()
-                self.sleep(0.1)
+                safety.give_up()
         self.log(
             f"{self.robot.name} is at {self.options.pose}, {float(np.abs(goal - self.model.q).max()):.4f} "
             "rad off"
@@ -246,7 +242,10 @@ class Homing:
             self.lease.renew(now)
             if not self.lease.ours():
                 return "the lease on the arm is another's now, or ended"
-        self.buffer.update(m)
+        try:
+            self.buffer.update(m)
+        except UserError as e:  # the motion ends in order
+            return str(e)
         state = State(
             tuple(m.q.tolist()),
             tuple(m.dq.tolist()),

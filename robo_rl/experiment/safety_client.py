@@ -38,10 +38,33 @@ class SafetyClient:
             "STOPPED needs --reset, after a look at why"
         )
 
-    def arm(self, reset: bool, start: int) -> None:
+    def claim(self, log: Callable[[str], None] = lambda line: None) -> None:
+        """Take the lease; log: is told who holds the arm, where that is another. UserError: that one keeps
+        it. KeyboardInterrupt: the user asks for the end meanwhile."""
+        self.wait_until(lambda: self.lease.told.latest() is not None, 0.2)
+        if (holder := self.lease.holder()) not in ("", self.lease.name):
+            log(
+                f"{holder} holds the arm: waiting up to {1.2 * self.lease.seconds:.3g} s for its lease to end"
+            )
+
+        def wait(condition: Callable[[], bool], seconds: float) -> bool:
+            done = self.wait_until(condition, seconds)
+            if self.stop:
+                raise KeyboardInterrupt
+            return done
+
+        self.lease.claim(wait)
+
+    def give_up(self) -> None:
+        """Disarm the arm and give up its lease, while that is ours: another's motion goes on."""
+        if self.lease.ours():
+            self.lease.give_up()
+            self.sleep(0.1)  # until it is on its way
+
+    def arm(self, reset: bool, start: int, log: Callable[[str], None] = lambda line: None) -> None:
         """Take the lease and arm the governor; reset: first out of STOPPED; start: reset a simulated arm's
-        scene to it, -1: leave it."""
-        self.lease.claim(self.wait_until)
+        scene to it, -1: leave it; log: as of `claim`."""
+        self.claim(log)
         if reset and self.says("STOPPED"):
             self.order("reset", "DISARMED")
         if start >= 0:

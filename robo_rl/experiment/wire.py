@@ -8,6 +8,7 @@ from typing import Any
 
 from controllers.transport import Handler, Mailbox, NetworkConditions, Publisher, Received, Transport
 from robo_rl.errors import MissingDependency, UserError, choose
+from robo_rl.experiment.ros_options import RosOptions
 
 
 def connect(
@@ -53,6 +54,17 @@ def connect(
                 security=keys_of(security),
             )
     return NamespacedTransport(node, namespace.strip("/")) if namespace else node
+
+
+def place_of(options: RosOptions) -> str:
+    """The network of a node with these options, in words."""
+    domain = options.domain if options.domain >= 0 else os.environ.get("ROS_DOMAIN_ID", "0")
+    words = [f"domain {domain}"]
+    if ros_transport(lambda line: None) is None:
+        words.append(f"interface {options.interface or 'lo'}")
+    if options.namespace:
+        words.append(f"namespace {options.namespace}")
+    return ", ".join(words)
 
 
 def ros_transport(warn: Callable[[str], None]) -> Any:
