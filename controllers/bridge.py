@@ -56,6 +56,7 @@ HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_
 OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
 DAMPING = 0.03**2 * np.eye(6)
 STALE_PICTURE = 0.5  # s behind the joints, at which a camera counts as lost
+STALE_SIGHT = 0.5  # s behind the joints, at which what tells an object's pose or the gripper counts as lost
 STALE_WRENCH = 0.2  # s behind the joints, at which the force sensor counts as lost
 SHARE = 1.0  # of the joints' speed limits, for the joint targets
 
@@ -109,7 +110,15 @@ class PolicyInterface:
         return buffer.observation(model, command, slow)
 
     def command(self, model: ArmModel, limits: Limits) -> "GripperCommand":
-        """What the actions of one deployment are told to."""
+        """What the actions of one deployment are told to. UserError: the tool is where they never were, from
+        where the target would jump."""
+        pos = np.array(model.pos)
+        if np.abs(pos - within(pos, LOW, HIGH)).max() > LEAD:
+            box = ", ".join(f"{axis} {a:g} to {b:g}" for axis, a, b in zip("xyz", LOW, HIGH, strict=True))
+            raise UserError(
+                f"the tool is at {[round(x, 3) for x in pos.tolist()]} m in its base frame; this policy "
+                f"moves it within {box} m alone: bring it there (robo_rl robot home), or is the base turned?"
+            )
         return GripperCommand(model, self.scale)
 
     def shares(self, rows: np.ndarray) -> np.ndarray:
@@ -253,7 +262,8 @@ class ObservationBuffer:
             if robot.cell.force is not None
             else None
         )
-        self.joints = transport.subscription(topics["joint_states"], JointState)
+        # a gripper's driver may publish there too: its messages come between the arm's
+        self.joints = transport.subscription(topics["joint_states"], JointState, depth=4)
         self.gripper = transport.subscription(GRIPPER_STATE, JointState)
         self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in self.objects}
         self.seen = -math.inf  # when the newest joint state came
@@ -274,7 +284,10 @@ class ObservationBuffer:
 
     def update(self, model: ArmModel) -> bool:
         """Read new messages -> whether there is a new joint state. UserError: it is another robot's."""
-        got = self.joints.latest()
+        ours = set(self.robot.joints)
+        got = next((g for g in reversed(self.joints.take()) if not ours.isdisjoint(g.message.names)), None)
+        if got is None and self.seen == -math.inf:
+            got = self.joints.latest()  # of other joints alone: `by_name` says which
         if (grip := self.gripper.latest()) is not None and grip.message.position:
             self.opening = float(grip.message.position[0])
         for name, box in self.bodies.items():
@@ -289,6 +302,26 @@ class ObservationBuffer:
             raise UserError("the measured joints are not finite")
         model.update(q, dq)
         return True
+
+    def check(self) -> None:
+        """UserError: what tells an object's pose or the gripper's opening is silent or unusable, or is in
+        another frame."""
+        told = {f"objects/{n}": box.latest() for n, box in self.bodies.items()}
+        if "gripper" in self.names:
+            told[GRIPPER_STATE] = self.gripper.latest()
+        for topic, got in told.items():
+            if got is None or self.seen - got.at > STALE_SIGHT:
+                age = "nothing ever came" if got is None else f"the last is {self.seen - got.at:.2f} s old"
+                raise UserError(f"{topic} is silent: {age}")
+            m = got.message
+            if isinstance(m, PoseStamped) and m.frame != self.robot.base_frame:
+                raise UserError(
+                    f"{topic} is in frame {m.frame!r}, and the policy sees objects in the arm's base frame "
+                    f"{self.robot.base_frame!r}: transform it there"
+                )
+            numbers = (*m.pos, *m.quat) if isinstance(m, PoseStamped) else m.position
+            if not np.isfinite(numbers).all():
+                raise UserError(f"{topic} tells a number that is not finite")
 
     def felt(self) -> tuple[float, ...] | None:
         """The newest external wrench [6] [N], [N m], of which sizes alone matter; None: nobody measures it.
@@ -432,6 +465,7 @@ class Bridge:
         if not self.dry_run:
             self.robot.need_limits()
         self.measure(now)
+        self.observation_buffer.check()
         topics = dict.fromkeys((self.topics["target_pose"], self.topics["target_joint"], self.output.topic))
         others = {t: self.transport.publishers(t) for t in topics}
         if not self.dry_run and not leased and (n := sum(others.values())) > 1:
@@ -462,7 +496,11 @@ class Bridge:
         first."""
         action = np.clip(action, -1, 1)
         if self.on_action:
-            self.on_action(self.observation(), self.observation_buffer.pictures(), self.task.numbers(action))
+            try:
+                pictures = self.observation_buffer.pictures()
+                self.on_action(self.observation(), pictures, self.task.numbers(action))
+            except UserError as e:  # a camera is lost: the arm brakes in order
+                self.lost = self.lost or str(e)
         self._action, self._left = np.where(self.task.increments, action / self.slow, action), self.slow
         self.go_on(now)
 
@@ -505,13 +543,17 @@ class Bridge:
 
     def tick(self, policy: PolicyClient, now: float) -> None:
         """Measure, take and request chunks, execute the row of this period."""
-        self.measure(now)
+        try:
+            self.measure(now)
+        except UserError as e:  # a state of no use: the arm brakes in order
+            self.lost = self.lost or str(e)
         period = self.task.period
         slot = self._began + period * round((now - self._began) / period)  # a tick may come early or late
         if not self.lost and self.governor.state in (ARMED, ACTIVE):
             try:
                 self._take(policy, slot)
                 if not self._left and self.chunks.due(slot, policy.blocks):
+                    self.observation_buffer.check()
                     prefix = self.task.prefix(self.chunks.ask(slot, now, policy.blocks))
                     policy.ask(
                         {"state": self.observation()} | self.observation_buffer.pictures(), slot, prefix

@@ -174,8 +174,11 @@ class PairBridge:
 
     def measure(self, now: float) -> None:
         """Read both arms' messages, and hold both where one of them is held."""
-        for bridge in self.bridges.values():
-            bridge.measure(now)
+        for name, bridge in self.bridges.items():
+            try:
+                bridge.measure(now)
+            except UserError as e:  # a state of no use: both arms brake in order
+                self.lost = self.lost or f"{name} arm: {e}"
         for name, box in self.safety.items():
             held = [
                 got.message.data for got in box.take() if got.message.data.startswith(("HOLD", "STOPPED"))
@@ -239,9 +242,11 @@ class PairBridge:
         """One action [A] in -1 .. 1 of the axes' ranges, for the period that begins now."""
         self.target = self.middle + self.half * np.clip(action, -1, 1)
         if self.on_action:
-            self.on_action(
-                self.observation(), self.pictures(), (self.target / self.factors).astype(np.float32)
-            )
+            try:
+                pictures, row = self.pictures(), (self.target / self.factors).astype(np.float32)
+                self.on_action(self.observation(), pictures, row)
+            except UserError as e:  # a camera is lost: both arms brake in order
+                self.lost = self.lost or str(e)
         self.command(now)
 
     def command(self, now: float) -> None:

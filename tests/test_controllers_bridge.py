@@ -15,12 +15,21 @@ import pytest
 
 import sims
 from controllers.bridge import AXES, PolicyInterface, objects_of, slowness
+from controllers.model import arm_model
 from controllers.node import ORDERS, SAFETY_STATE
 from controllers.pace import limits_at
 from controllers.policy_client import InProcessPolicy
 from controllers.remote import MessageParser, RemotePolicyClient, address, pack
 from controllers.robot import load_robot
-from controllers.transport import Flag, NetworkConditions, Numbers, PoseStamped, Text
+from controllers.transport import (
+    Flag,
+    JointState,
+    LoopbackTransport,
+    NetworkConditions,
+    Numbers,
+    PoseStamped,
+    Text,
+)
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import make_arm_env, make_lockstep_arm, scene_xml, start_placement
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
@@ -256,6 +265,68 @@ def test_stiff_joints_need_a_model_and_a_controller_has_a_known_name():
         make_sim_arm(SimArmOptions(lockstep=True, seconds=1, robot="fr3", controller="joint", scene="none"))
     with pytest.raises(UserError, match="unknown controller 'carthesian'"):
         make_sim_arm(SimArmOptions(lockstep=True, seconds=1, controller="carthesian"))
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (None, "objects/cube is silent: the last is "),
+        (PoseStamped(0.0, "camera", (0.5, 0, 0), (1, 0, 0, 0)), "objects/cube is in frame 'camera'"),
+        (PoseStamped(0.0, "base", (math.nan, 0, 0), (1, 0, 0, 0)), "a number that is not finite"),
+    ],
+)
+def test_a_policy_is_not_shown_an_objects_pose_that_is_old_or_of_another_frame_or_no_number(message, says):
+    body = there(0.25)
+    sender = LoopbackTransport(body.bus, "camera").publisher("objects/cube", PoseStamped)
+    drive(body, InProcessPolicy(moving(-0.5)), 0.2)
+    body.node.published.objects.clear()  # what told it is dead
+    for _ in range(80):
+        if message:
+            sender.publish(message)
+        drive(body, InProcessPolicy(moving(-0.5)), 0.02)
+    assert says in body.bridge.lost
+    assert braked(body)[1] < 0.01
+    body.bridge.lost = ""
+    body.bridge.governor.disarm(body.arm.t)
+    with pytest.raises(UserError, match="objects/cube"):
+        body.bridge.begin(body.arm.t, leased=True)
+
+
+def test_a_gripper_that_publishes_its_joints_beside_the_arms_is_passed_over():
+    body = there(0.25)
+    other = LoopbackTransport(body.bus, "gripper").publisher("joint_states", JointState)
+    plain = body.run
+
+    def run():
+        plain()
+        other.publish(JointState(body.arm.t, ("finger",), (0.02,), (0.0,)))
+
+    body.run = run
+    drive(body, InProcessPolicy(moving(-0.5)), 1.0)
+    assert not body.bridge.lost and body.bridge.governor.state == "ACTIVE", body.bridge.governor.reason
+    assert np.linalg.norm(body.arm.twist()[:3]) > 0.05
+
+
+@pytest.mark.parametrize("velocity", [(math.nan,) * 7, ()])
+def test_joint_states_of_no_use_in_motion_brake_the_arm_in_order(velocity):
+    body = there(0.25)
+    other = LoopbackTransport(body.bus, "driver").publisher("joint_states", JointState)
+    drive(body, InProcessPolicy(moving(-0.5)), 0.3)
+    other.publish(JointState(body.arm.t, ROBOT.joints, tuple(body.arm.model.q.tolist()), velocity))
+    body.bridge.tick(InProcessPolicy(moving(-0.5)), body.arm.t)
+    assert "not finite" in body.bridge.lost or "velocity has 0 values" in body.bridge.lost
+    assert braked(body)[1] < 0.01
+
+
+def test_a_policy_of_the_simulator_does_not_begin_where_its_target_would_jump():
+    model = arm_model(ROBOT)
+    q = np.array(ROBOT.home)
+    model.update(q, np.zeros(7))
+    assert TASK.command(model, limits_at(0.25, (0.036, 0.18)))
+    q[0] += 2.5  # the base of this arm is turned
+    model.update(q, np.zeros(7))
+    with pytest.raises(UserError, match="within x 0.2 to 0.8, y -0.5 to 0.5, z 0.009 to 0.7 m alone"):
+        TASK.command(model, limits_at(0.25, (0.036, 0.18)))
 
 
 def test_a_policy_that_stops_answering_holds_the_arm_by_the_bridge():

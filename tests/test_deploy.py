@@ -30,6 +30,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.deploy import deploy, real_time_loop
 from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_policy import slowness, told_elsewhere
+from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.policy_server import TOKEN_FILE, ServeOptions, load_actor, run_interface
 from robo_rl.experiment.sim_arm import SimArmOptions
 from robo_rl.options import PolicyOptions
@@ -285,6 +286,19 @@ def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
     assert "bag exists: a bag is written once" in robo_rl(tmp_path, *command, "--bag", "bag").mistake
     robo_rl(tmp_path, *command)
     assert len(load(tmp_path / "data")) == 2
+
+
+def test_an_episode_whose_camera_is_lost_in_the_end_is_kept():
+    rows = [(np.zeros(3), {"image/front": np.zeros((8, 8, 3), np.uint8)}, np.zeros(7))] * 4
+
+    def pictures():
+        raise UserError("no picture on front")
+
+    buffer = SimpleNamespace(pictures=pictures)
+    recorder = DeployRecorder("pick_cube", None, SimpleNamespace(image_size=8))
+    recorder.bridge, recorder.rows = SimpleNamespace(observation_buffer=buffer, observation=list), rows
+    made = recorder.episode()
+    assert len(made.action) == 4 and made.final is None and made.final_images is None
 
 
 @pytest.mark.gl

@@ -5,7 +5,7 @@ import functools
 import os
 import socket
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -319,7 +319,8 @@ def real_time_loop(
         if not began:
             began.append(wire.now())
         if braking:
-            bridge.measure(wire.now())
+            with suppress(UserError):  # it brakes without a state too
+                bridge.measure(wire.now())
             bridge.publish(wire.now())
         else:
             bridge.tick(client, wire.now())

@@ -3,9 +3,12 @@ done."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robo_rl.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class DeployRecorder:
@@ -127,7 +130,7 @@ class DeployRecorder:
         if self.success_at is None and known and self.bridge.commands and self.succeeded(self.rule, self):
             self.success_at = now
             self.success_step = self.steps
-            self.last = self.bridge.observation(), self.bridge.observation_buffer.pictures()
+            self.last = self.seen()
         if self.video and (self.steps % self.every == 0 or self.success_step == self.steps):
             self.shoot()
         self.steps += 1
@@ -181,12 +184,7 @@ class DeployRecorder:
         images = {
             k.removeprefix("image/"): np.stack([self.sized(p[k]) for p in pictures]) for k in pictures[0]
         }
-        done = None if self.go_on else self.last
-        state, final = (
-            done
-            if done is not None
-            else (self.bridge.observation(), self.bridge.observation_buffer.pictures())
-        )
+        state, final = (None if self.go_on else self.last) or self.seen() or (None, None)
         return Episode(
             np.stack(states),
             np.stack(actions),
@@ -196,8 +194,17 @@ class DeployRecorder:
             source="policy",
             terminated=self.success_at is not None,
             final=state,
-            final_images={k.removeprefix("image/"): self.sized(x) for k, x in final.items()},
+            final_images=None
+            if final is None
+            else {k.removeprefix("image/"): self.sized(x) for k, x in final.items()},
         )
+
+    def seen(self) -> "tuple[np.ndarray, dict] | None":
+        """State and pictures now; None: a camera is lost, and what was recorded before stays."""
+        try:
+            return self.bridge.observation(), self.bridge.observation_buffer.pictures()
+        except UserError:
+            return None
 
     def close(self) -> None:
         """Write the files."""

@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -331,7 +332,10 @@ class Homing:
         follower = TrajectoryFollower(governor, self.spare, made, "home")
 
         def measure() -> None:
-            if self.buffer.update(m):
+            fresh = False
+            with suppress(UserError):  # a state of no use: without one the governor stops
+                fresh = self.buffer.update(m)
+            if fresh:
                 governor.measure(
                     State(
                         tuple(m.q.tolist()),
