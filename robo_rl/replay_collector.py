@@ -188,7 +188,10 @@ class ReplayCollector:
             reward, terminated = claimed.astype(np.float32), claimed | terminated & ~success
             truncated = over & ~terminated  # a success that was not seen bootstraps, like a time limit
         self.online.add(self.lanes, self.obs, executed, reward, terminated, source, phase)
+        held = np.asarray(info.get("held", (source == HUMAN) & (phase > PAUSE)))
+        attended = np.asarray(info.get("attended", held))
         self._correct(
+            attended,
             executed,
             reward,
             terminated,
@@ -207,22 +210,23 @@ class ReplayCollector:
         self.steps += self.n
         self.returns += reward
         self.lengths += 1
-        held = np.asarray(info.get("held", (source == HUMAN) & (phase > PAUSE)))
         self.human += held
-        self.help_steps += int(np.asarray(info.get("attended", held)).sum())
+        self.help_steps += int(attended.sum())
         done = terminated | truncated
         self.obs, self.frame = after, self._frame(raw)
         if done.any():
             self._finish(done, terminated, success)
         self.timer.add("sim")
 
-    def _correct(self, executed, reward, terminated, truncated, source, phase, after, won) -> None:
+    def _correct(self, attended, executed, reward, terminated, truncated, source, phase, after, won) -> None:
         """Add human steps, and as many after them as their chunks reach, to the corrections; drop those in
-        which the episode failed, which are no demonstration (the online store has them)."""
+        which the episode failed, which are no demonstration (the online store has them). Pauses of a person
+        who still attends are part of what they do, and nothing to begin a chunk with."""
         if self.corrections is None:
             return
         mine = (source == HUMAN) & (phase > PAUSE)
-        self.follow = np.where(mine, self.execute, np.maximum(self.follow - 1, 0))
+        pauses = attended & (source == HUMAN) & (self.follow > 0)
+        self.follow = np.where(mine | pauses, self.execute, np.maximum(self.follow - 1, 0))
         rows = (self.follow > 0).nonzero()[0]
         if not len(rows):
             return
@@ -237,7 +241,7 @@ class ReplayCollector:
             mine[rows],
         )
         ended = terminated | truncated
-        if len(lost := rows[(ended & ~won & mine)[rows]]):
+        if len(lost := rows[(ended & ~won & (mine | pauses))[rows]]):
             self.corrections.drop(lost)
         over = rows[(ended | (self.follow == 1))[rows]]
         if len(over):

@@ -27,7 +27,7 @@ def wait_for(look):
 class UinputDevice:
     """keys: codes that it has. axes: code -> (rest, lowest, highest)."""
 
-    def __init__(self, name, keys=(), axes=None, repeats=False):
+    def __init__(self, name, keys=(), axes=None, repeats=False, vendor=1):
         self.fd = os.open("/dev/uinput", os.O_WRONLY | os.O_NONBLOCK)
         # EV_KEY, EV_ABS, EV_REP
         for kind in {1 for _ in keys} | {3 for _ in axes or ()} | ({0x14} if repeats else set()):
@@ -37,7 +37,7 @@ class UinputDevice:
         for code, (rest, low, high) in (axes or {}).items():
             fcntl.ioctl(self.fd, UI_BITS[3], code)
             fcntl.ioctl(self.fd, UI_ABS_SETUP, struct.pack("Hxxiiiiii", code, rest, low, high, 0, 0, 0))
-        fcntl.ioctl(self.fd, UI_SETUP, struct.pack("HHHH80sI", 3, 1, 1, 1, name.encode(), 0))
+        fcntl.ioctl(self.fd, UI_SETUP, struct.pack("HHHH80sI", 3, vendor, 1, 1, name.encode(), 0))
         fcntl.ioctl(self.fd, UI_CREATE)
         text = bytearray(64)
         fcntl.ioctl(self.fd, UI_SYSNAME, text)

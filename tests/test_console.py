@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import struct
 import time
 
 import numpy as np
@@ -19,9 +20,15 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.console import open_session
 from robo_rl.human import correction_journal as journal
 from robo_rl.human.console.options import ConsoleOptions
+from robo_rl.human.console.pages import PageConnection, execute_command
+from robo_rl.human.console.robots import ConsoleRobots
 from robo_rl.human.console.state import DEADLINE, GRACE, ConsoleState
+from robo_rl.human.device_files import HidSpaceMouse
+from robo_rl.human.device_mapping import DEFAULTS
+from robo_rl.human.devices import MappedDevice
 from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, RECOVERY, OperatorView
 from robo_rl.human.leader_arm import LeaderArm, tool_of
+from robo_rl.types import ActionAxis, ControlSpec
 
 KILLS = int(os.environ.get("KILLS", "5"))
 
@@ -70,6 +77,34 @@ def test_a_robot_that_is_taken_stands_still_until_its_holder_commands():
     d.drive("ann", 1, hold, [0.5, 2.0], "recovery")
     help = d.intervene(look())
     assert help.phase.tolist() == [POLICY, RECOVERY, POLICY] and help.actions[1].tolist() == [0.5, 1.0]
+
+
+def test_a_holder_who_commands_no_motion_teaches_nothing():
+    clock = Clock()
+    d = ConsoleState(1, 3, clock=clock, grips=np.array([False, False, True]), rest=0.3)
+    d.begin(np.ones(1, bool), {})
+    view = OperatorView(
+        np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32), np.zeros(1, bool), np.ones(1, np.int64)
+    )
+    hold = d.take("ann", 0, grip=-1.0)
+
+    def said(action, seconds):
+        """How many steps of so many seconds at 40 Hz are driven; the last command."""
+        driven, got = 0, None
+        for _ in range(round(seconds * 40)):
+            clock.now += 0.025
+            d.drive("ann", 0, hold, action, "correction")
+            got = d.intervene(view)
+            driven += int(got.phase[0] == CORRECTION)
+        assert got is not None
+        return driven, got.actions[0].tolist()
+
+    assert said([0, 0, -1], 2)[0] == 0  # looks and thinks
+    assert said([0.5, 0, -1], 1) == (40, [0.5, 0, -1])
+    assert 11 <= said([0, 0, -1], 5)[0] <= 13  # and again
+    driven, _ = said([0, 0, 1], 5)  # opens the gripper: it has its time
+    assert 19 <= driven <= 21
+    assert said([0, 0, 1], 1)[0] == 0 and d.holds[0] is not None
 
 
 def test_a_silent_holder_stops_the_robot_and_loses_it_later():
@@ -167,6 +202,49 @@ def test_anybody_may_pause_and_a_paused_robot_waits():
     for robot in (-1, 3, True, "0", None):
         with pytest.raises(UserError, match="there is no robot"):
             d.pause("ann", robot, True)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_page_and_device_turn_one_gripper_and_taking_over_drops_nothing(closed):
+    """A SpaceMouse beside the page: it comes to rest, and the page's own messages open nothing."""
+    read, write = os.pipe()
+    mouse = MappedDevice(HidSpaceMouse(read), DEFAULTS["spacemouse"])
+    axes = (
+        *(ActionAxis(n, "m", -0.02, 0.02, "delta", "base") for n in ("dx", "dy", "dz")),
+        ActionAxis("gripper", "m", 0.0, 0.08, "absolute"),
+    )
+    robots = ConsoleRobots(
+        ControlSpec("toy", "t", axes, 0.02, 100), 1, ConsoleOptions(run="", speed=1.0), 0, mouse
+    )
+    robots.steps = np.array([5])
+    robots.executed = np.float32([[0, 0, 0, -1 if closed else 1]])
+    robots.state.begin(np.ones(1, bool), {})
+    page = PageConnection(None, "operator")
+    told = execute_command(robots, page, {"t": "take", "robot": 0})
+    assert told is not None and told["grip"] == (-1 if closed else 1)
+
+    def step(*messages, page_grip):
+        for data in messages:
+            os.write(write, data)
+        robots.state.drive("operator", 0, told["number"], [0, 0, 0, page_grip], "correction")
+        robots.read_device()
+        view = OperatorView(robots.executed, robots.executed, np.zeros(1, bool), robots.steps)
+        said = robots.state.intervene(view)
+        if said.phase[0] == CORRECTION:
+            robots.executed = said.actions
+        return robots.executed[0].tolist()
+
+    grip = told["grip"]
+    puck = bytes([1]) + struct.pack("<3h", 0, -350, 0)
+    assert step(puck, page_grip=grip) == [0.5, 0, 0, grip]  # as it was
+    assert step(bytes([3, 1, 0]), page_grip=grip) == [0.5, 0, 0, -grip]
+    rest = bytes([1]) + struct.pack("<3h", 0, 0, 0)
+    for _ in range(3):  # at rest, and the page says what it said
+        assert step(rest, page_grip=grip)[3] == -grip
+    assert robots.state.grip_of(0) == -grip  # which the page goes on from
+    assert step(page_grip=-grip)[3] == -grip and step(page_grip=grip)[3] == grip  # G
+    os.close(read)
+    os.close(write)
 
 
 # ------------------------------------------------------------ the journal

@@ -18,7 +18,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.console import PoseReader
 from robo_rl.geometry import matrix
 from robo_rl.human.device_files import MOST, DeviceFile, EventFile, HidSpaceMouse, TerminalKeys
-from robo_rl.human.device_mapping import DEFAULTS, load_mapping
+from robo_rl.human.device_mapping import DEFAULTS, for_vendor, load_mapping
 from robo_rl.human.devices import DeviceOperator, MappedDevice, open_device
 from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, InterventionEnv, OperatorView
 from robo_rl.human.leader_arm import LeaderArm, tool_of
@@ -72,6 +72,20 @@ def test_a_press_is_a_mark_once_and_a_key_that_repeats_is_no_second_press(pipe):
     assert pad.read().marks == ("success", "failure")
 
 
+@pytest.mark.parametrize(
+    "vendor, success, failure", [(0x045E, WEST, NORTH), (0x054C, NORTH, WEST), (0, NORTH, WEST)]
+)
+def test_the_upper_button_marks_a_success_whatever_code_the_driver_gives_it(pipe, vendor, success, failure):
+    """xpad says BTN_NORTH of the button labelled X, which is the left one."""
+    pad = MappedDevice(EventFile(pipe[0]), for_vendor(DEFAULTS["gamepad"], vendor))
+    os.write(pipe[1], key(success))
+    assert pad.read().marks == ("success",)
+    os.write(pipe[1], key(failure))
+    assert pad.read().marks == ("failure",)
+    mine = replace(DEFAULTS["gamepad"], buttons={"BTN_NORTH": "success"})
+    assert for_vendor(mine, vendor) == mine  # the kernel's names, as the file has them
+
+
 def test_an_event_that_comes_in_two_halves_is_one(pipe):
     pad = gamepad(pipe[0], dead_man="")
     whole = stick(1, -1)
@@ -117,13 +131,13 @@ def test_a_space_mouse_of_one_report_is_read_too(pipe):
 
 def test_a_typed_key_counts_for_a_moment():
     now, (ours, theirs) = [0.0], pty.openpty()
-    keys = MappedDevice(TerminalKeys(theirs, lambda: now[0]), DEFAULTS["keyboard"])
+    keys = MappedDevice(TerminalKeys(theirs, lambda: now[0]), DEFAULTS["keyboard"], lambda: now[0])
     os.write(ours, b"wa")
     assert keys.read().twist[:2].tolist() == [1, 1]
     now[0] = 0.1
-    os.write(ours, b"wgy")
+    os.write(ours, b"wy")
     got = keys.read()
-    assert got.twist[0] == 1 and got.grip == -1 and got.marks == ("success",)
+    assert got.twist[0] == 1 and got.marks == ("success",)
     now[0] = 0.3
     assert not keys.read().engaged
     keys.close()
@@ -237,6 +251,37 @@ def test_taking_over_leaves_the_gripper_as_it_is(pipe):
     assert operator.intervene(closed).actions[0, 3] == -1
     os.write(pipe[1], key(SOUTH))
     assert operator.intervene(closed).actions[0, 3] == 1
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.5])
+def test_a_gripper_that_is_turned_while_the_hand_stands_still_closes(pipe, rest):
+    now, clock = [0.0], lambda: now[0]
+    mouse = MappedDevice(HidSpaceMouse(pipe[0]), DEFAULTS["spacemouse"], clock)
+    operator = DeviceOperator(mouse, SPEC, 1, rest=rest, clock=clock, alone=PAUSE)
+    view = OperatorView(
+        np.zeros((1, 4), np.float32), np.float32([[0, 0, 0, 1]]), np.zeros(1, bool), np.array([5])
+    )
+    assert operator.intervene(view).phase[0] == PAUSE
+    now[0] = 10.0
+    os.write(pipe[1], bytes([3, 1, 0]))
+    driven = []
+    for _ in range(60):
+        said = operator.intervene(view)
+        now[0] += 0.02
+        if said.phase[0] == CORRECTION:
+            driven.append(float(said.actions[0, 3]))
+            view.executed[0] = said.actions[0]
+    assert 25 <= len(driven) <= 26 + rest / 0.02 and set(driven) == {-1.0}
+    os.write(pipe[1], bytes([1]) + struct.pack("<3h", 0, -350, 0))
+    assert operator.intervene(view).actions[0].tolist() == [0.5, 0, 0, -1]  # and stays closed
+
+
+def test_without_the_dead_man_button_the_gripper_does_not_turn(pipe):
+    pad = gamepad(pipe[0])
+    os.write(pipe[1], key(SOUTH) + key(SOUTH, 0) + SYN)
+    assert pad.read().grip == 1 and not pad.read().engaged
+    os.write(pipe[1], key(TR) + key(SOUTH) + key(SOUTH, 0) + SYN)
+    assert pad.read().grip == -1
 
 
 def test_a_device_unplugged_mid_motion_pauses_the_robot_and_keeps_it_paused(pipe):

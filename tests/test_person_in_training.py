@@ -172,6 +172,28 @@ def test_people_at_the_page_take_over_a_robot_that_learns_and_mark_it():
     assert console.operator_stats.interventions == 1
 
 
+@pytest.mark.parametrize("won", [True, False])
+def test_help_with_pauses_in_it_is_learned_from_unless_it_ends_in_a_failure(won):
+    console, env, _ = page_robots(1)
+    policy = make_policy(
+        PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=8, layers=1),
+        ObsSpec(state=4, action=2),
+        0,
+    )
+    online, corrections = (Replay({"state": ((4,), np.float32)}, 2, 2, 0.9, 100, 1) for _ in range(2))
+    collector = ReplayCollector(env, policy, online, corrections, 0)
+    env.env.goal[:] = 99
+    number = console.state.take("ann", 0)
+    for phase in ("correction", "correction", *["pause"] * 5, "correction", *["pause"] * 5):
+        console.state.drive("ann", 0, number, [1, 1], phase)
+        collector.step(policy)
+    console.state.label("ann", 0, int(console.state.episode[0]), won)
+    console.state.drive("ann", 0, number, [0, 0], "pause")
+    collector.step(policy)
+    assert collector.take()["success"] == won
+    assert len(corrections) == (3 if won else 0)  # chunks begin where a person acted
+
+
 def test_a_person_with_a_device_takes_part_in_a_whole_run(tmp_path):
     idle, help_ = [b""] * 6, [key(TR) + stick(1, -1), *[b""] * 8, press(NORTH), key(TR, 0)]
     feed = Feed(tmp_path / "pad", [*idle, *help_, *idle, *help_, *idle])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernel_devices import SPACE_MOUSE, UhidDevice, UinputDevice, wait_for
-from streams import NORTH, SYN, TR, event, key
+from streams import NORTH, SYN, TR, WEST, event, key
 
 from robo_rl.errors import UserError
 from robo_rl.human.device_files import find_device
@@ -36,8 +36,8 @@ SPEC = ControlSpec(
 )
 
 
-def pad():
-    return UinputDevice("robo_rl test pad", (TR, NORTH), PAD_AXES)
+def pad(vendor=0x054C):
+    return UinputDevice("robo_rl test pad", (TR, NORTH, WEST), PAD_AXES, vendor=vendor)
 
 
 def keep_reading(device, until):
@@ -62,6 +62,16 @@ def test_a_gamepad_of_the_kernel_is_read_with_its_own_ranges_and_is_gone_once_de
         assert keep_reading(device, lambda r: r.marks).marks == ("success",)
     assert not device.read().engaged and device.gone
     device.close()
+
+
+@uinput
+@pytest.mark.parametrize("vendor, code", [(0x054C, NORTH), (0x045E, WEST)])
+def test_the_vendor_of_a_gamepad_says_which_code_its_upper_button_has(vendor, code):
+    with pad(vendor) as made:
+        device = open_device(f"gamepad:{made.path}")
+        made.write(key(code) + SYN)
+        assert keep_reading(device, lambda r: r.marks).marks == ("success",)
+        device.close()
 
 
 @uinput

@@ -93,6 +93,7 @@ class EventFile(DeviceFile):
     def __init__(self, path: str | int):
         super().__init__(path)
         self.rest, self.dropped = b"", False
+        self.vendor = self._ask_vendor()
         if isinstance(path, str) and Path(path).name.startswith("js"):
             self.close()
             raise UserError(
@@ -124,6 +125,13 @@ class EventFile(DeviceFile):
     def _axis(self, name: str, value: int) -> float:
         low, high = self.ranges[name]
         return max(-1.0, min(1.0, 2 * (value - low) / (high - low) - 1))
+
+    def _ask_vendor(self) -> int:
+        """Who made the device (USB's number), by the ioctl EVIOCGID; 0: this file does not say."""
+        ids = array.array("H", [0] * 4)  # bus, vendor, product, version
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self.fd, 0x80084502, ids)
+        return ids[1]
 
     def _ask_axis(self, code: int) -> tuple[int | None, tuple[int, int]]:
         """(value, range) of an axis by the ioctl EVIOCGABS; None: this file answers none."""

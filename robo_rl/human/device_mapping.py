@@ -5,7 +5,7 @@ Inputs have the kernel's names (linux/input-event-codes.h): ABS_X, BTN_SOUTH, KE
 hidraw has ABS_X .. ABS_RZ and BTN_0, BTN_1, …; a terminal's keys are KEY_A and so on.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,9 @@ KEY_AXES = {
     "U": ("rz", 1.0),
     "O": ("rz", -1.0),
 }
+# whose pads' drivers say BTN_NORTH of the button that is there: Sony, Nintendo; others say it of the one
+# labelled X, which is west on an Xbox pad
+BY_PLACE = (0x054C, 0x057E)
 DEFAULTS = {
     "gamepad": DeviceMapping(
         axes={
@@ -166,6 +169,14 @@ def load_mapping(path: str | Path, kind: str) -> DeviceMapping:
         return DeviceMapping(**{name: raw.get(name, getattr(default, name)) for name in known})
     except UserError as e:
         raise UserError(f"{path}: {e}") from None
+
+
+def for_vendor(mapping: DeviceMapping, vendor: int) -> DeviceMapping:
+    """A gamepad's mapping whose default buttons are where this vendor's driver says them (0: not known)."""
+    if not vendor or vendor in BY_PLACE or mapping.buttons != DEFAULTS["gamepad"].buttons:
+        return mapping
+    other = {"BTN_NORTH": "BTN_WEST", "BTN_WEST": "BTN_NORTH"}
+    return replace(mapping, buttons={other.get(name, name): word for name, word in mapping.buttons.items()})
 
 
 def parse_device(text: str) -> tuple[str, str, str]:

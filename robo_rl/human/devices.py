@@ -10,18 +10,25 @@ opened anew.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.human.device_files import RESET, EventFile, HidSpaceMouse, InputSource, TerminalKeys, find_device
-from robo_rl.human.device_mapping import DEFAULTS, SAID, TWIST, DeviceMapping, load_mapping, parse_device
+from robo_rl.human.device_mapping import (
+    DEFAULTS,
+    SAID,
+    TWIST,
+    DeviceMapping,
+    for_vendor,
+    load_mapping,
+    parse_device,
+)
 from robo_rl.human.intervention import CORRECTION, MARKS, NO_MARK, PAUSE, POLICY, Intervention, OperatorView
 from robo_rl.human.leader_arm import LeaderArm
 from robo_rl.human.pace import Pace
-from robo_rl.human.reading import Device, Reading, command, drive_of
+from robo_rl.human.reading import GRIP_TIME, Device, Reading, command, drive_of
 from robo_rl.types import ControlSpec
 
 RETRY = 1.0  # s between two tries to open a device that is gone
@@ -29,36 +36,47 @@ RETRY = 1.0  # s between two tries to open a device that is gone
 
 class MappedDevice:
     """Inputs of a source through a mapping. Beyond the dead zone an axis begins at 0 again, so that it does
-    not jump."""
+    not jump.
 
-    def __init__(self, source: InputSource, mapping: DeviceMapping):
-        self.source, self.mapping = source, mapping
+    The gripper turns while the dead-man button is held. Where there is none, turning it engages the device
+    for `GRIP_TIME` s, so that it closes while the hand stands still.
+    """
+
+    def __init__(
+        self, source: InputSource, mapping: DeviceMapping, clock: Callable[[], float] = time.monotonic
+    ):
+        self.source, self.mapping, self.clock = source, mapping, clock
         self.values: dict[str, float] = {}
-        self.grip = 1.0
+        self.grip, self.turned = 1.0, -math.inf  # the gripper's command, and when it was turned
 
     @property
     def gone(self) -> bool:
         return self.source.gone
 
     def read(self) -> Reading:
-        marks = []
+        m, marks = self.mapping, []
         for name, value in self.source.events():
             if name == RESET[0]:
                 self.values.clear()
                 continue
             pressed = value > 0 and not self.values.get(name)
             self.values[name] = value
-            word = self.mapping.buttons.get(name) if pressed else None
+            word = m.buttons.get(name) if pressed else None
             if word in SAID:
                 marks.append(word)
-            elif word:
+            elif word and (not m.dead_man or self.values.get(m.dead_man)):
                 self.grip = {"open": 1.0, "close": -1.0}.get(word, -self.grip)
-        m, twist = self.mapping, np.zeros(6, np.float32)
+                self.turned = self.clock()
+        twist = np.zeros(6, np.float32)
         for name, (axis, factor) in m.axes.items():
             x = self.values.get(name, 0.0)
             far = max(0.0, abs(x) - m.dead_zone) / (1 - m.dead_zone)
             twist[TWIST.index(axis)] += m.scale * factor * math.copysign(far, x)
-        held = bool(self.values.get(m.dead_man)) if m.dead_man else bool(twist.any())
+        held = (
+            bool(self.values.get(m.dead_man))
+            if m.dead_man
+            else bool(twist.any()) or self.clock() - self.turned < GRIP_TIME
+        )
         engaged = held and not self.gone
         return Reading(
             twist.clip(-1, 1) if engaged else np.zeros(6, np.float32), self.grip, engaged, tuple(marks)
@@ -71,17 +89,20 @@ class MappedDevice:
 def open_device(text: str, leader: "Callable[[str], LeaderArm] | None" = None) -> Device:
     """The device of such a text; `leader` opens a leader arm by its namespace. UserError with what there
     is."""
-    kind, path, file = parse_device(text)
+    kind, path, told = parse_device(text)
     if kind == "leader":
         if leader is None:
             raise UserError("a leader arm is no device of this command")
         return leader(path)
-    mapping = load_mapping(file, kind) if file else DEFAULTS[kind]
+    mapping = load_mapping(told, kind) if told else DEFAULTS[kind]
     if kind == "keyboard":
         return MappedDevice(EventFile(path) if path else TerminalKeys(), mapping)
     path = path or find_device(kind)
     hid = kind == "spacemouse" and not Path(path).name.startswith("event")
-    return MappedDevice(HidSpaceMouse(path) if hid else EventFile(path), mapping)
+    if hid:
+        return MappedDevice(HidSpaceMouse(path), mapping)
+    file = EventFile(path)
+    return MappedDevice(file, for_vendor(mapping, file.vendor) if kind == "gamepad" else mapping)
 
 
 class DeviceOperator:
@@ -129,10 +150,10 @@ class DeviceOperator:
         leader = self.device if isinstance(self.device, LeaderArm) else None
         if leader is not None and not leader.aligned and self.tool is not None:
             leader.align(*self.tool())
+        if isinstance(self.device, MappedDevice) and not self.helping:
+            self._keep_gripper(self.device, view)
         reading, now = self.device.read(), self.clock()
         self.is_stopped |= "stop" in reading.marks
-        if reading.engaged and not self.helping and isinstance(self.device, MappedDevice):
-            reading = self._keep_gripper(self.device, reading, view)
         if reading.engaged:
             self.acted, self.helping = now, True
         if self.device.gone and self.helping:
@@ -168,13 +189,11 @@ class DeviceOperator:
             return
         self.gone_at, self.helping, self.acted = -math.inf, False, -math.inf
 
-    def _keep_gripper(self, device: MappedDevice, reading: Reading, view: OperatorView) -> Reading:
-        """The reading with the gripper as it was commanded last: taking over drops nothing."""
+    def _keep_gripper(self, device: MappedDevice, view: OperatorView) -> None:
+        """The device goes on from how the gripper was commanded last: taking over drops nothing."""
         for j, axis in enumerate(self.spec.axes):
-            if drive_of(axis) == "grip" and view.steps[self.robot] > 0:
-                device.grip = math.copysign(1.0, float(view.executed[self.robot, j]))
-                return replace(reading, grip=device.grip)
-        return reading
+            if drive_of(axis) == "grip":
+                device.grip = -1.0 if view.executed[self.robot, j] < 0 else 1.0
 
     def get_state(self):
         return {}

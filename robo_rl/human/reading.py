@@ -7,6 +7,7 @@ import numpy as np
 
 from robo_rl.types import ActionAxis, ControlSpec
 
+GRIP_TIME = 0.5  # s that a gripper takes to open or close
 TARGET_RATE = 1.0  # of a position's range of -1 .. 1, in a second at full deflection
 
 
@@ -38,6 +39,11 @@ def drive_of(axis: ActionAxis) -> Literal["grip", "stick", "target"]:
     if axis.kind == "absolute" and any(word in axis.name for word in ("grip", "finger")):
         return "grip"
     return "target" if axis.kind == "absolute" and axis.unit in ("m", "rad", "deg") else "stick"
+
+
+def stands(axis: ActionAxis) -> bool:
+    """Whether a robot without deflection stands still on an axis; a torque of 0 is a command like others."""
+    return drive_of(axis) != "stick" or axis.kind in ("delta", "rate")
 
 
 def command(

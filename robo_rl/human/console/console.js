@@ -11,7 +11,7 @@ const REACH = .12;  // m of an axis that is drawn
 const TOLD = 20000;  // ms that a refusal stays in view
 
 let ws, state = null, stateAt = 0, tries = 0, over = "";
-let at = 0, held = -1, number = 0, episode = -1, ending = null, phase = "correction", grip = 1;
+let at = 0, held = -1, number = 0, episode = -1, ending = null, phase = "correction", grip = 1, gripAt = 0;
 let active = document.hasFocus(), blind = false, pictures = 0, perSecond = 0, roundTrip = 0, asked = 0, digits = "", digitsTimer;
 const cards = [], cameras = {}, keys = new Set(), mouse = {x: 0, y: 0, z: 0, from: null};
 
@@ -67,7 +67,10 @@ function hear(m) {
   else if (m.t === "state") {
     const first = !state;
     stateAt = performance.now();
-    if (held >= 0 && m.robots[held].number === number) episode = m.robots[held].episode;
+    if (held >= 0 && m.robots[held].number === number) {
+      episode = m.robots[held].episode;
+      if (performance.now() - gripAt > 500) grip = m.robots[held].grip || grip;  // a device may have turned it
+    }
     else if (held >= 0 && state.robots[held].number === number) {
       ending = {robot: held, text: "somebody else has it"};
       held = -1; number = 0;
@@ -315,6 +318,8 @@ function setSpeed(value) {
 
 const name = e => e.key.length === 1 ? e.key.toLowerCase() : e.key;
 
+function turnGrip() { grip = -grip; gripAt = performance.now(); }
+
 function lightKeys() { for (const k of document.querySelectorAll("[data-key]")) k.classList.toggle("down", keys.has(k.dataset.key)); }
 
 addEventListener("keydown", e => {
@@ -333,7 +338,7 @@ addEventListener("keydown", e => {
   if (k.startsWith("Arrow") || k === " " || k === "Enter") e.preventDefault();
   if (!e.repeat) {
     if (SHORT[k]) { act(SHORT[k]); if (control) focusSelected(); }
-    if (k === "g") grip = -grip;
+    if (k === "g") turnGrip();
     if (k === "h") nextCall();
     if (/^[0-9]$/.test(k)) digit(k);
   }
@@ -389,7 +394,7 @@ function gamepad() {
   const found = [...(navigator.getGamepads ? navigator.getGamepads() : [])].find(p => p);
   if (!found) return [];
   const [a, b] = [0, 1].map(j => !!(found.buttons[j] && found.buttons[j].pressed));
-  if (a && !pad.grip) grip = -grip;
+  if (a && !pad.grip) turnGrip();
   if (b && !pad.back && held >= 0) act("take");
   [pad.grip, pad.back] = [a, b];
   return [1, 0, 3, 2].map(j => Math.abs(found.axes[j] || 0) > .1 ? -found.axes[j] : 0);

@@ -81,9 +81,11 @@ def execute_command(session, page: PageConnection, m: dict) -> dict | None:
     elif kind == "look":
         session.watched[who] = page.robot = state.robot_index(i)
     elif kind == "take":
-        number = state.take(who, i)
-        session.watched[who] = page.robot = state.robot_index(i)
-        return {"t": "hold", "robot": i, "number": number, "grip": session.gripper_command(i)}
+        taken = state.robot_index(i)
+        grip = session.gripper_command(taken)
+        number = state.take(who, taken, grip)
+        session.watched[who] = page.robot = taken
+        return {"t": "hold", "robot": taken, "number": number, "grip": grip}
     elif kind == "drive":
         state.drive(who, i, m.get("number"), m.get("action"), m.get("phase"), page.delay(time.monotonic()))
     elif kind == "back":

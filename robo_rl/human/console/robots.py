@@ -5,6 +5,7 @@ The thread that steps the env owns it. The page's thread reads `frame` and, unde
 `watched`.
 """
 
+import math
 import threading
 import time
 
@@ -14,10 +15,10 @@ from robo_rl.data.episode import PHASES
 from robo_rl.errors import UserError
 from robo_rl.human.console.cameras import ConsoleCameras, Frame, words_of
 from robo_rl.human.console.options import ConsoleOptions
-from robo_rl.human.console.state import ConsoleState
+from robo_rl.human.console.state import REST, ConsoleState
 from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY
 from robo_rl.human.leader_arm import LeaderArm, tool_of
-from robo_rl.human.reading import TARGET_RATE, Reading, command, drive_of
+from robo_rl.human.reading import TARGET_RATE, Reading, command, drive_of, stands
 
 
 class ConsoleRobots:
@@ -52,6 +53,8 @@ class ConsoleRobots:
             alone=alone,
             moving=np.array([d == "target" for d in self.drives]),
             rate=TARGET_RATE * spec.period,
+            grips=np.array([d == "grip" for d in self.drives]),
+            rest=REST / options.speed if all(map(stands, spec.axes)) else math.inf,
         )
         self.lock = threading.Lock()
         self.aligned_hold = 0  # number of the hold that a leader arm is aligned with
@@ -132,6 +135,7 @@ class ConsoleRobots:
             "phase": PHASES[int(self.phase[i])],
             "holder": hold.operator if hold else "",
             "number": hold.number if hold and mine else 0,
+            "grip": self.state.grip_of(i),
             "late": bool(hold) and mine and hold.delay > state.max_delay,
             "why": state.help_reason[i],
             "paused": state.paused[i],
@@ -151,29 +155,32 @@ class ConsoleRobots:
         that robot. Under the lock."""
         if self.device is None:
             return
-        reading, first = self.device.read(), self.options.operators.split(",")[0]
-        leads = isinstance(self.device, LeaderArm)
+        first = self.options.operators.split(",")[0]
+        i, hold = next(
+            ((i, h) for i, h in enumerate(self.state.holds) if h is not None and h.operator == first),
+            (0, None),
+        )
+        grips, leads = self.state.grips, isinstance(self.device, LeaderArm)
+        if hold is not None and grips.any() and not leads:
+            self.device.grip = float(hold.action[grips][0])  # which the page may have turned
+        before, reading = getattr(self.device, "grip", math.nan), self.device.read()
         self.is_stopped |= "stop" in reading.marks
-        for i, hold in enumerate(self.state.holds):
-            if hold is None or hold.operator != first:
-                continue
-            if leads and not (self.device.aligned and self.aligned_hold == hold.number):
-                self.device.align(*tool_of(self.obs["state"][i], self.spec.state_names))
-                self.aligned_hold = hold.number
-                continue
+        if hold is not None and leads and not (self.device.aligned and self.aligned_hold == hold.number):
+            self.device.align(*tool_of(self.obs["state"][i], self.spec.state_names))
+            self.aligned_hold = hold.number
+        elif hold is not None:
             self.mark(i, first, reading)
             if self.device.gone:
                 self.state.pause("the device, which is gone", i, True)
             elif reading.engaged:
-                hold.action = command(
+                action = command(
                     reading, self.spec, 1.0 if leads else 0.5, np.zeros(len(self.spec.axes), np.float32)
                 )
                 # `state` moves positions on from where they are
-                hold.action[self.state.moving] /= max(self.state.rate, 1e-9)
-                hold.last_command, hold.phase = (
-                    self.state.clock(),
-                    hold.phase if hold.phase > PAUSE else CORRECTION,
-                )
+                action[self.state.moving] /= max(self.state.rate, 1e-9)
+                turned = reading.grip != (hold.action[grips][:1] if leads else before)
+                self.state.command(hold, action, reading.grip if np.any(turned) else None, engaged=True)
+                hold.phase = hold.phase if hold.phase > PAUSE else CORRECTION
         if self.device.gone:
             self.device = None
 

@@ -3,8 +3,10 @@ clock as an argument.
 
 Rules. A robot is held by one operator. Only the holder commands it, and only with the number of that hold, so
 commands of a stale tab are refused. A robot whose holder sends nothing for `DEADLINE` seconds stands still;
-after `GRACE` the hold ends. A robot whose holder sees pictures older than `max_delay` stands still. Any
-operator may pause any robot. A refused command raises UserError with one line for the page.
+after `GRACE` the hold ends. A robot whose holder commands no motion stands still after `rest` seconds, or
+`GRIP_TIME / REST` times as long after the gripper was turned: who looks and thinks teaches nothing. A robot
+whose holder sees pictures older than `max_delay` stands still. Any operator may pause any robot. A refused
+command raises UserError with one line for the page.
 """
 
 import math
@@ -16,10 +18,12 @@ import numpy as np
 
 from robo_rl.errors import UserError, choose
 from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, RECOVERY, Intervention, OperatorView
+from robo_rl.human.reading import GRIP_TIME
 
 # s without a command after which a held robot stops; with a step and the blend it stands within 0.2 s
 DEADLINE = 0.08
 GRACE = 10.0  # s without a command after which the hold ends
+REST = 0.3  # s of robot time without motion after which a held robot stands still
 DRIVES = {"recovery": RECOVERY, "correction": CORRECTION}
 
 
@@ -32,6 +36,8 @@ class Hold:
     since: float
     last_command: float
     action: np.ndarray
+    page_grip: float = 1.0  # of the gripper, as the page said last
+    acts_until: float = -math.inf  # when the robot stands still, unless more is commanded
     phase: int = PAUSE
     first_command: float = math.nan  # when the first command of this hold was applied
     delay: float = 0.0  # age of the picture that the last command was given to [s]
@@ -53,7 +59,8 @@ class ConsoleState:
     """The operators of `robo_rl console` and what they command; an Operator of `InterventionEnv`.
 
     alone: what a robot does that nobody holds: its policy acts, or it stands still (PAUSE). moving bool[A]:
-    axes that are positions, on which a command of 1 moves by `rate`.
+    axes that are positions, on which a command of 1 moves by `rate`. grips bool[A]: axes of a gripper, which
+    page and device turn: who turned it last decides. rest: see above; inf where 0 is a command like others.
     """
 
     def __init__(
@@ -66,7 +73,10 @@ class ConsoleState:
         alone: int = POLICY,
         moving: np.ndarray | None = None,
         rate: float = 0.0,
+        grips: np.ndarray | None = None,
+        rest: float = math.inf,
     ):
+        self.grips, self.rest = np.zeros(actions, bool) if grips is None else grips, rest
         n, self.max_delay, self.alone = num_robots, max_delay, alone
         self.moving, self.rate = np.zeros(actions, bool) if moving is None else moving, rate
         self.clock, self.patience, self.n, self.a = clock, patience, n, actions
@@ -90,8 +100,9 @@ class ConsoleState:
             raise UserError(f"there is no robot {i!r}: they are 0 .. {self.n - 1}")
         return i
 
-    def take(self, who: str, robot: int) -> int:
-        """Operator `who` takes robot -> number of the hold, which its commands must carry."""
+    def take(self, who: str, robot: int, grip: float = 1.0) -> int:
+        """Operator `who` takes robot, whose gripper is commanded `grip` -> number of the hold, which its
+        commands must carry."""
         i, now, hold = self.robot_index(robot), self.clock(), self.holds[self.robot_index(robot)]
         if hold is not None and hold.operator != who and now - hold.last_command < GRACE:
             raise UserError(f"robot {i} is held by {hold.operator}")
@@ -99,7 +110,8 @@ class ConsoleState:
             if other is not None and other.operator == who and j != i:
                 raise UserError(f"you hold robot {j}; hand it back before you take another")
         self.count += 1
-        self.holds[i] = Hold(who, self.count, now, now, np.zeros(self.a, np.float32))
+        action = np.where(self.grips, grip, 0).astype(np.float32)
+        self.holds[i] = Hold(who, self.count, now, now, action, grip)
         if np.isfinite(self.waiting_since[i]):
             self.reactions.append(now - self.waiting_since[i])
         self.help_reason[i], self.waiting_since[i], self.paused[i] = "", np.nan, ""
@@ -124,8 +136,26 @@ class ConsoleState:
             a = np.zeros(0, np.float32)
         if a.shape != (self.a,) or not np.isfinite(a).all():
             raise UserError(f"a command is {self.a} finite numbers")
-        hold.action, hold.last_command = a.clip(-1, 1), self.clock()
-        hold.phase, hold.delay = DRIVES.get(phase, PAUSE), delay
+        grip = float(a[self.grips][0]) if self.grips.any() else hold.page_grip
+        self.command(hold, a.clip(-1, 1), grip if grip != hold.page_grip else None)
+        hold.page_grip, hold.phase, hold.delay = grip, DRIVES.get(phase, PAUSE), delay
+
+    def command(self, hold: Hold, action: np.ndarray, grip: float | None, engaged: bool = False) -> None:
+        """Set the command [A] of a hold now, with its gripper turned to `grip` (None: as it is). engaged: it
+        counts as motion, whatever it is."""
+        now = hold.last_command = self.clock()
+        grips = hold.action[self.grips] if grip is None else grip
+        hold.action = action.astype(np.float32)
+        hold.action[self.grips] = grips
+        if engaged or action[~self.grips].any():
+            hold.acts_until = max(hold.acts_until, now + self.rest)
+        if grip is not None:
+            hold.acts_until = max(hold.acts_until, now + self.rest * GRIP_TIME / REST)
+
+    def grip_of(self, robot: int) -> float:
+        """How the holder of a robot commands its gripper; 0: nobody does."""
+        hold = self.holds[robot]
+        return float(hold.action[self.grips][0]) if hold is not None and self.grips.any() else 0.0
 
     def hand_back(self, who: str, robot: int, number: int) -> None:
         """End a hold; the policy acts again."""
@@ -200,7 +230,8 @@ class ConsoleState:
                 self.request_help(i, "its operator is gone")
             if hold is not None:
                 late = now - hold.last_command > DEADLINE or hold.delay > self.max_delay
-                phase[i] = PAUSE if late or self.paused[i] else hold.phase
+                idle = self.rest < math.inf and now > hold.acts_until
+                phase[i] = PAUSE if late or idle or self.paused[i] else hold.phase
                 if phase[i] > PAUSE:
                     actions[i] = np.where(
                         self.moving, view.executed[i] + self.rate * hold.action, hold.action
