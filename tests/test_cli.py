@@ -14,7 +14,7 @@ import torch
 from commands import TINY, robo_rl, without_progress
 
 from robo_rl.cli import COMMANDS, main
-from robo_rl.cli.eval import Eval
+from robo_rl.cli.eval import Eval, result_file
 from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
 from robo_rl.experiment.collect import CollectOptions
@@ -619,6 +619,15 @@ def test_evaluating_a_checkpoint_gives_what_training_wrote_down_for_it(label, na
     now = json.loads(Path(runs, json.loads(result.out)["file"]).read_text())
     for key in ("starts", "success", "return", "length", "task", "step"):
         assert now[key] == then[key], key
+
+
+def test_evaluations_in_two_models_are_two_files(runs):
+    run = runs / "runs" / "a"
+    names = {
+        result_file(Eval(run=str(run), sim=sim), {"checkpoint": "step_0"}).name
+        for sim in ("wm:runs/a", "wm:runs/b", "gym:A-v1", "gym:B-v1", "mujoco")
+    }
+    assert len(names) == 5 and "eval-wm-runs-a-step_0-1-200.json" in names
 
 
 def test_an_evaluation_twice_gives_the_same_bytes_and_pure_json(runs):

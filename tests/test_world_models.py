@@ -29,7 +29,7 @@ from sims.check import check_env
 from world_models import imagine, learning
 from world_models import model as worlds
 from world_models.calibrate import calibrate, covering, open_loop, rolled, set_shift, threshold
-from world_models.env import WorldEnv, frame_of
+from world_models.env import WorldEnv, frame_of, make_world
 from world_models.fit import FitOptions, Fitter
 from world_models.latent import Latent, LatentOptions, build, latent_options
 from world_models.learning import world_spec
@@ -202,6 +202,12 @@ def test_what_was_learnt_is_told_with_what_to_do_next():
         and "train in it: robo_rl train --sim wm:runs/wm" in said
         and "cut at once" not in said
     )
+    assert "episodes end after" not in said and "robo_rl train --sim wm:runs/wm --demos DATASET" in said
+    seen = replace(at, control=replace(spec, views=("front",), max_steps=12), image_size=32)
+    said = verdict(seen, told, Path("runs/wm"), 3.0)
+    assert "train --sim wm:runs/wm --obs rgb --image-size 32 --demos" in said and "end after 9 steps" in said
+    useless = verdict(replace(at, horizon=0), told, Path("runs/wm"), 3.0)
+    assert "no better than" in useless and "train in it" not in useless and "nan" not in useless
     assert "cut at once: train it longer" in verdict(at, told | {"within": 0.0}, Path("runs/wm"), 3.0)
     assert (
         "train in it" not in (own := verdict(replace(at, own=True), told, Path("runs/wm"), 3.0))
@@ -669,6 +675,12 @@ def test_a_number_that_is_not_finite_ends_the_episode_in_its_last_sound_state(le
     obs, reward, terminated, truncated, info = env.step(np.zeros((3, 2)))
     assert truncated.tolist()[1] and info["cut"][1] and not terminated[1] and reward[1] == 0
     assert np.array_equal(obs["state"][1], before["state"][1]) and np.isfinite(obs["state"]).all()
+
+
+def test_observations_that_the_model_does_not_predict_are_refused_with_what_would_do(learnt, tmp_path):
+    worlds.save(learnt, tmp_path / "model")
+    with pytest.raises(UserError, match="train with --obs state; .* --kind encoded, video or diffusers"):
+        make_world(str(tmp_path), "", 1, obs="rgb")
 
 
 def test_more_steps_than_the_model_is_calibrated_to_are_refused(learnt):

@@ -24,6 +24,7 @@ from world_models import model as worlds
 from world_models.imagine import due, is_lost
 from world_models.judge_protocol import Clips
 from world_models.model import Frames, WorldModel
+from world_models.options import PICTURED
 from world_models.own_units import as_commands, translate
 from world_models.tasks import Difficulty
 from world_models.windows import units_differ
@@ -68,7 +69,7 @@ class WorldEnv(ControlEnv):
         if max_steps > spec.horizon:
             raise UserError(
                 f"--max-steps must be at most {spec.horizon}, the calibrated horizon of this world model, "
-                f"got {max_steps}; train it on longer episodes for more"
+                f"got {max_steps}; for more train it longer, or on more and longer episodes"
             )
         self.model, self.num_envs, self.judge, self.difficulty = model, n, judge or judges.Head(), difficulty
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
@@ -353,11 +354,15 @@ def make_world(
     if task:
         choose(f"task of the world model {path}", task, (spec.control.task,))
     if obs and obs != recorded:
-        raise UserError(f"the world model {path} predicts {recorded} observations, asked for --obs {obs}")
+        kinds = "latent" if obs == "state" else f"{', '.join(PICTURED[:-1])} or {PICTURED[-1]}"
+        raise UserError(
+            f"the world model {path} predicts {recorded} observations, not --obs {obs}: train with --obs "
+            f"{recorded}; policies of --obs {obs} act in models of --kind {kinds}"
+        )
     if recorded == "rgb" and image_size and image_size != spec.image_size:
         raise UserError(
             f"the world model {path} predicts images of {spec.image_size} pixels, got --image-size "
-            f"{image_size}"
+            f"{image_size}: train with --image-size {spec.image_size}"
         )
     if reward and (reward == "sparse") != spec.sparse:
         raise UserError(

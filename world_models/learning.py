@@ -84,6 +84,8 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
                 "robo_rl train --resume"
             )
         config = replace(saved_config(Path(config.resume), type(config)), resume=config.resume)
+    elif config.out:
+        check_new(Path(config.out))  # before the pictures are read, which takes long
     import torch
 
     from world_models import recorded
@@ -186,12 +188,17 @@ def new_folder(config: WorldModelConfig, data: "Recorded") -> Path:
     """The run folder, which holds no run yet."""
     task = data.control.task.replace(":", "-").replace("/", "-")
     folder = Path(config.out or f"runs/wm-{task}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}")
+    check_new(folder)
+    return folder
+
+
+def check_new(folder: Path) -> None:
+    """Raise UserError for a folder that holds a run."""
     if (folder / "run.json").exists():
         raise UserError(
             f"{folder} already holds a run; go on with it: robo_rl wm train --resume {folder}, or choose "
             "another --out"
         )
-    return folder
 
 
 def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -> WorldModelConfig:

@@ -2,6 +2,7 @@
 another."""
 
 import json
+import re
 import shlex
 import sys
 from collections import Counter
@@ -139,7 +140,7 @@ def watched(path: str, options: EvalConfig) -> dict:
 def result_file(args: Eval, result: dict) -> Path:
     """Where the result document of this evaluation belongs in the run folder."""
     where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"
-    where += f"{args.sim.split(':')[0]}-" if args.sim else ""
+    where += f"{re.sub('[^A-Za-z0-9_.]+', '-', args.sim).strip('-')}-" if args.sim else ""
     where += f"{args.task.replace(':', '-')}-" if args.task else ""
     where += (
         f"{args.chunking}-{1e3 * (args.latency or 0):g}-{1e3 * (args.latency_jitter or 0):g}-"

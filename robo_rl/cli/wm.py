@@ -84,6 +84,15 @@ def verdict(spec, report: dict, folder: Path, took: float) -> str:
         for h in (1, 4, 8, 16, 32, 64)
         if h <= len(report["error"])
     ]
+    if not spec.horizon:
+        return "\n".join(
+            [
+                f"open-loop error on held-out episodes [std of the data], {took:.0f} s of training:",
+                *rows,
+                "no better than a world in which nothing moves, so nothing acts in it: train it longer "
+                "(--fit.…), or record more episodes",
+            ]
+        )
     share = f"{100 * report['within']:.0f} % of held-out predictions lie within"
     return "\n".join(
         [
@@ -103,6 +112,13 @@ def verdict(spec, report: dict, folder: Path, took: float) -> str:
             f"how far to trust it: robo_rl wm eval {folder} DATASET",
             f"policies that learnt from such data act in it: robo_rl eval RUN --sim wm:{folder}"
             if spec.own
-            else f"train in it: robo_rl train --sim wm:{folder} --demos DATASET",
+            else f"train in it: robo_rl train --sim wm:{folder}{pictured(spec)} --demos DATASET",
         ]
     )
+
+
+def pictured(spec) -> str:
+    """The options of `robo_rl train` without which a run does not see what the model draws."""
+    if not spec.control.views:
+        return ""
+    return " --obs rgb" + (f" --image-size {spec.image_size}" if spec.image_size != 64 else "")
