@@ -173,7 +173,7 @@ def bootstrap_mean(
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-    groups: "np.ndarray | None" = None,
+    groups: "Sequence | np.ndarray | None" = None,
 ) -> Interval:
     """Mean of `x` [n] with the percentile bootstrap interval: quantiles (1 -+ level)/2 of the means of
     `resamples` draws of n values with replacement. The same seed gives the same interval.

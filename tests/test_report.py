@@ -15,9 +15,9 @@ from robo_rl.files import write_json
 from robo_rl.log import RunLog
 from robo_rl.report.charts import Series, chart, stacked, thin, ticks
 from robo_rl.report.data import difference, load, load_evaluation, whole_mp4
-from robo_rl.report.page import page
-from robo_rl.report.training import per_episode, watched
-from robo_rl.stats import paired_difference, unpaired_difference, wilson
+from robo_rl.report.page import page, tiles
+from robo_rl.report.training import evaluation_series, per_episode, watched
+from robo_rl.stats import bootstrap_mean, paired_difference, unpaired_difference, wilson
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TASKS = ("pick the red cube", "pick the <green> ball & lift", "pick the blue box", "pick the yellow cup")
@@ -384,6 +384,21 @@ def test_in_a_world_model_episodes_from_one_recorded_frame_count_as_one(tmp_path
     told = json.loads(out.out)
     assert told["final"]["recorded_starts"] == 10 and told["final"]["high"] == r.end.rate.high
     assert all(row["high"] - row["low"] > 0.35 for row in told["tasks"])
+
+
+def test_evaluations_on_two_lists_of_starts_are_two_lines(tmp_path):
+    """And the interval of a mean return, too, counts episodes from one recorded frame as one."""
+    rng, evals, frames = np.random.default_rng(5), tmp_path / "evals", {"origin": np.arange(200) % 10}
+    evals.mkdir()
+    write_json(tmp_path / "run.json", {"config": {}})
+    for label, step, which in (("sft", 0, 1), ("step_0", 0, 0), ("step_9", 9, 0), ("final", 9, 1)):
+        write_json(evals / f"{label}.json", evaluation(label, step, 0.5, rng) | {"list": which} | frames)
+    run = load(tmp_path)
+    alone = bootstrap_mean(run.end.returns, groups=run.end.origins)
+    chosen, told = evaluation_series(run.evals, lambda e: e.rate)
+    assert chosen.x.tolist() == told.x.tolist() == [0, 9]
+    assert f"95 % {alone.low:.3g} … {alone.high:.3g}" in tiles(run)
+    assert "In a model both begin from the same recorded frames." in page(run)
 
 
 def test_a_run_from_scratch_is_not_compared_with_itself(tmp_path, capsys):

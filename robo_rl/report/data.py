@@ -198,7 +198,7 @@ def totals(run: RunRecord) -> dict[str, float]:
     sft_end = float(np.nanmax(m["time"][~rl])) if (~rl).any() else 0.0
     steps, t = m["step"][rl], m["time"][rl]
     rate = math.nan
-    if len(steps) > 1 and t[-1] > t[0]:
+    if len(steps) > 1 and t[-1] > t[0] and steps[-1] > steps[0]:
         rate = float((steps[-1] - steps[0]) / (t[-1] - t[0]))
     elif np.isfinite(m.get("rate/steps_per_s", np.array([math.nan]))).any():
         rate = float(np.nanmedian(m["rate/steps_per_s"]))

@@ -119,7 +119,7 @@ def tiles(run: RunRecord) -> str:
     ]
     end = run.end or run.start
     if end is not None and len(end.returns):
-        r = bootstrap_mean(end.returns)
+        r = bootstrap_mean(end.returns, groups=end.origins)
         cells.append(("Return", f"{r.value:.3g}", f"{esc(end.name)}, 95 % {r.low:.3g} … {r.high:.3g}"))
     if run.evals:
         sizes = sorted({len(e.success) for e in run.evals})
@@ -313,6 +313,7 @@ def page(run: RunRecord) -> str:
             if chosen
             else f"The best checkpoint was chosen on the starts of list {CHOOSE} and is reported on those of "
             f"list {REPORT}."
+            + (" In a model both begin from the same recorded frames." if run.best.origins else "")
         )
     if run.metrics and not any(e.label == "final" for e in run.evals):
         notes.append("There is no final evaluation: the run is still going, or it was stopped.")

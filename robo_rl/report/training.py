@@ -1,16 +1,17 @@
 """The charts of a run's training: success, health, who worked when, where the time went."""
 
 import contextlib
+from collections.abc import Callable
 
 import numpy as np
 
 from robo_rl.files import parse_json
 from robo_rl.health import COUNTED
 from robo_rl.report.charts import Series, chart, lanes, stacked
-from robo_rl.report.data import RunRecord, totals
+from robo_rl.report.data import Evaluation, RunRecord, totals
 from robo_rl.report.text import duration, esc
 from robo_rl.selection import CHOOSE, REPORT
-from robo_rl.stats import bootstrap_mean
+from robo_rl.stats import Interval, bootstrap_mean
 
 PARTS = (
     ("time/sim", "simulator", 1),
@@ -63,33 +64,28 @@ def _never(v: np.ndarray) -> np.ndarray:
     return ~np.isfinite(v)
 
 
-def success_chart(run: RunRecord) -> str:
-    """Success of evaluations and of training episodes over environment steps."""
-    evals = [e for e in run.evals if len(e.success)]
+def evaluation_series(evals: list[Evaluation], measure: Callable[[Evaluation], Interval]) -> list[Series]:
+    """What `measure` gives of evaluations over steps: of those on the starts that choose, one a step, and
+    beside them of those that are reported."""
     told = [e for e in evals if e.which == REPORT]
     line = {}
     for e in evals:  # one point per step; in runs that knew one list "final" and step_… name the same policy
         if e.which == CHOOSE and (e.label != "best" or e.step not in line):
             line[e.step if e.label != "sft" else 0] = e
-    shown = sorted((line or {e.step: e for e in told}).items())
-    series = per_episode(run, "train/success", "training episodes (exploring)")
-    if shown:
-        r = np.array([e.rate for _, e in shown])
-        x = np.array([s for s, _ in shown], dtype=float)
+    series = []
+    if shown := sorted((line or {e.step: e for e in told}).items()):
+        r, x = np.array([measure(e) for _, e in shown]), np.array([s for s, _ in shown], dtype=float)
         series.append(Series("evaluation, 95 % interval", x, r[:, 0], 1, r[:, 1], r[:, 2], "dots"))
     if told and line:
-        r = np.array([e.rate for e in told])
-        series.append(
-            Series(
-                "on the starts that are reported",
-                np.array([float(e.step) for e in told]),
-                r[:, 0],
-                2,
-                r[:, 1],
-                r[:, 2],
-                "dots",
-            )
-        )
+        r, x = np.array([measure(e) for e in told]), np.array([float(e.step) for e in told])
+        series.append(Series("on the starts that are reported", x, r[:, 0], 2, r[:, 1], r[:, 2], "dots"))
+    return series
+
+
+def success_chart(run: RunRecord) -> str:
+    """Success of evaluations and of training episodes over environment steps."""
+    series = per_episode(run, "train/success", "training episodes (exploring)")
+    series += evaluation_series([e for e in run.evals if len(e.success)], lambda e: e.rate)
     if run.start is not None:
         s = run.start
         series.append(
@@ -116,14 +112,10 @@ def success_chart(run: RunRecord) -> str:
 
 def return_chart(run: RunRecord) -> str:
     series = per_episode(run, "train/return", "training episodes")
-    evals = sorted(
-        (e for e in run.evals if len(e.returns) and e.label != "best"),
-        key=lambda e: 0 if e.label == "sft" else e.step,
+    series += evaluation_series(
+        [e for e in run.evals if len(e.returns)],
+        lambda e: bootstrap_mean(e.returns, resamples=1000, groups=e.origins),
     )
-    if evals:
-        r = np.array([bootstrap_mean(e.returns, resamples=1000) for e in evals])
-        x = np.array([0.0 if e.label == "sft" else float(e.step) for e in evals])
-        series.append(Series("evaluation, 95 % interval", x, r[:, 0], 1, r[:, 1], r[:, 2], "dots"))
     return chart("Return", "mean sum of rewards per episode", series, missing="No returns were logged yet.")
 
 
