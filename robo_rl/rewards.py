@@ -152,8 +152,11 @@ def guard(failures: np.ndarray, rate: float) -> float:
     return float(np.sort(failures)[rank - 1])
 
 
+HELD_OUT = 0.5  # share of the marked episodes that the guard is set on
+
+
 def train(
-    marks: Marked, rate: float, hold: int = 2, seed: int = 0, share: float = 0.5
+    marks: Marked, rate: float, hold: int = 2, seed: int = 0, share: float = HELD_OUT
 ) -> tuple[SuccessClassifier, dict]:
     """Fit on some episodes, set the guard on the others (`share` of them) -> (classifier, what was measured).
 

@@ -3,10 +3,13 @@ mark."""
 
 import json
 import os
+import re
+import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import TINY_REPLAY, robo_rl
+from commands import TINY_REPLAY, Command, robo_rl
 from streams import NORTH, TR, WEST, Feed, key, press, stick
 from toys import PointReach
 
@@ -14,7 +17,11 @@ from robo_rl.data.episode import Episode
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
+from robo_rl.experiment.api import recipe
+from robo_rl.experiment.console import renew_by_signal
 from robo_rl.experiment.marks import marks_of_data
+from robo_rl.experiment.parallel import workers
+from robo_rl.experiment.stage import person_env
 from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.human.console.training import TrainingConsole
 from robo_rl.human.device_files import EventFile
@@ -172,6 +179,76 @@ def test_people_at_the_page_take_over_a_robot_that_learns_and_mark_it():
     assert console.operator_stats.interventions == 1
 
 
+def test_an_episode_lasts_as_long_as_a_person_helps_and_is_cut_by_its_limit_without_them():
+    console, made, act = page_robots(2)
+    env = InterventionEnv(made.env, console, blend=0, limit=10)
+    env.reset(seed=0)
+    made.env.goal[:] = 99
+    number = console.state.take("ann", 1)
+    cut = []
+    for t in range(40):
+        if t < 25:
+            console.state.drive("ann", 1, number, [1, 0], "correction" if t % 2 else "pause")
+        if t == 25:
+            console.state.hand_back("ann", 1, number)
+        _, _, terminated, truncated, _ = env.step(act)
+        assert not terminated.any()
+        cut.append(truncated.tolist())
+        if truncated.any():
+            env.reset(options={"reset_mask": truncated})
+    ends = [[t for t, c in enumerate(cut) if c[i]] for i in range(2)]
+    assert ends == [[9, 19, 29, 39], [34]]  # ten steps after the hand-back
+
+
+def test_a_person_beside_a_run_has_time_and_does_not_wait_for_updates(monkeypatch):
+    config = robo_rl_recipe(operator="console")
+    monkeypatch.setattr("robo_rl.experiment.parallel.cores", lambda: 2)
+    assert workers(config) == 1 and workers(robo_rl_recipe(operator="scripted")) == 0
+    env, own, limit = person_env(config)
+    assert own and (limit, env.spec.max_steps) == (50, 2000) and env.images
+    env.close()
+
+
+def robo_rl_recipe(operator):
+    return recipe(task="reach", algo="hil_serl", preset="quick", envs=1, rl={"operator": operator})
+
+
+def test_what_a_person_did_since_the_last_checkpoint_survives_a_kill_in_one_process_too(tmp_path):
+    help_ = [b""] * 6 + [key(TR) + stick(1, -1), *[b""] * 8, press(NORTH), key(TR, 0)]
+    feed = Feed(tmp_path / "pad", [*help_, *[b""] * 60])
+    argv = ["train", "--algo", "hil_serl", *own("--rl.warmup"), "--rl.warmup", "400", "--out", "run"]
+    command = Command(tmp_path, [*argv, "--rl.operator", f"gamepad:{feed.path}", "--rl.operator-speed", "1"])
+    info = tmp_path / "run" / "corrections" / "meta" / "info.json"
+    command.until(lambda: info.exists() and json.loads(info.read_text())["total_episodes"] == 1)
+    command.process.kill()
+    command.process.join()
+    feed.close()
+    feed.path.unlink()
+    feed = Feed(tmp_path / "pad", [b""] * 5)
+    again = Command(tmp_path, ["train", "--resume", "run"])
+    again.until(lambda: "around corrections" in again.out.read_text() + again.said())
+    kept = re.search(r"(\d+) around corrections", again.out.read_text() + again.said())
+    again.process.kill()
+    again.process.join()
+    feed.close()
+    assert kept is not None and int(kept[1]) >= 1  # all that was not blended
+
+
+def test_new_addresses_of_a_runs_page_are_printed_at_a_signal(monkeypatch):
+    said, renewed = [], []
+    server = SimpleNamespace(
+        renewal="", renew=lambda: renewed.append(1), addresses=lambda: {"operator": "http://x"}
+    )
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        renew_by_signal(server, said.append)
+        assert str(os.getpid()) in server.renewal and "kill -USR2" in said[0]
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert renewed == [1] and said[-1] == "operator: http://x"
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 @pytest.mark.parametrize("won", [True, False])
 def test_help_with_pauses_in_it_is_learned_from_unless_it_ends_in_a_failure(won):
     console, env, _ = page_robots(1)
@@ -269,10 +346,13 @@ def test_a_person_marks_the_episodes_that_train_the_classifier_of_a_run(tmp_path
         (("--rl.operator", "gamepad:/none"), "cannot open /none"),
         (("--rl.operator", "scripted:x"), "takes nothing after it"),
         (("--rl.judge", "classifier", "--rl.judge-marks", "none"), "none is no data set"),
+        (("--rl.judge-marks", "none"), "trains the classifier of --rl.judge classifier: add that"),
+        (("--rl.judge", "classifier", "--rl.judge-episodes", "20"), "it takes 38 marked ones, got 20"),
     ],
 )
 def test_a_person_who_cannot_be_there_is_one_clear_line(tmp_path, more, words):
-    assert words in robo_rl(tmp_path, "train", "--algo", "hil_serl", *own(), "--out", "run", *more).err
+    done = robo_rl(tmp_path, "train", "--algo", "hil_serl", *own(), "--out", "run", *more)
+    assert done.code == 2 and words in done.err and not (tmp_path / "run").exists()
 
 
 def test_a_marked_episode_of_the_console_is_kept_for_the_classifier_whether_somebody_helped_or_not(tmp_path):

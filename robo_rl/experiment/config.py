@@ -307,6 +307,11 @@ def replay_options(config: TrainConfig) -> OffPolicyOptions:
     return config.rl
 
 
+def by_person(config: TrainConfig) -> bool:
+    """Whether a person, not a program, is beside the run."""
+    return isinstance(config.rl, OffPolicyOptions) and config.rl.operator not in ("none", "scripted")
+
+
 def load_config(folder: Path) -> TrainConfig:
     """The configuration of a run folder (its run.json); UserError if it is damaged."""
     from robo_rl import files

@@ -1,6 +1,8 @@
 """Open the console on a run: its env, its policy, its corrections, and the device beside it."""
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +89,22 @@ def tell_addresses(server, say: Callable[[str], None]) -> None:
         say(f"{name}: {address}")
 
 
+def renew_by_signal(server, say: Callable[[str], None]) -> None:
+    """SIGUSR2 prints new addresses where no loop of the console's own asks for them; SIGUSR1 tells a worker's
+    stack. Off the main thread nothing can be asked."""
+    if threading.current_thread() is not threading.main_thread():
+        server.renewal = "end the run, and --resume prints a new address"
+        return
+
+    def renew(*_) -> None:
+        server.renew()
+        tell_addresses(server, say)
+
+    server.renewal = f"kill -USR2 {os.getpid()} prints new addresses"
+    signal.signal(signal.SIGUSR2, renew)
+    say(f"Each address works once. New ones, old sessions end: kill -USR2 {os.getpid()}")
+
+
 def serve_session(
     session, options: ConsoleOptions, goes_on: Callable[[], bool], say: Callable[[str], None]
 ) -> None:
@@ -97,6 +115,7 @@ def serve_session(
     need_websockets()
     with TerminalRequests() as requests:
         server = open_page(session, options, say)
+        server.renewal = f"press Enter in its terminal, or kill -USR1 {os.getpid()}, for new addresses"
 
         def tell() -> None:
             say(

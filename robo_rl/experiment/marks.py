@@ -1,15 +1,21 @@
 """What the success classifier of a run is trained from: data sets of episodes that somebody marked, or
 episodes marked for it."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig, replay_options
-from robo_rl.experiment.stage import by_person, with_operator
-from robo_rl.rewards import Marked, marks_of
+from robo_rl.experiment.config import TrainConfig, by_person, replay_options
+from robo_rl.experiment.stage import person_env, with_operator
+from robo_rl.rewards import HELD_OUT, Marked, marks_of
+
+if TYPE_CHECKING:
+    from robo_rl.data.reader import Dataset
 
 MARK_START = 1_050_000_000  # starts of the episodes that a person marks
 LATE = 0.4  # s that a person's mark comes after the success
@@ -62,23 +68,58 @@ def marked_states(config: TrainConfig, env, policy, folder: Path, say: Callable[
     return marked_episodes(env, policy, o.judge_episodes, config.seed + 3)
 
 
-def marks_of_data(folders: list[str], policy, hold: int) -> Marked:
-    """The marks of these data sets. UserError: one does not fit the policy, or no failure or no success is
-    among them."""
+def check_marks(config: TrainConfig, policy) -> None:
+    """UserError where the success classifier of the run cannot be trained, before anything else is done."""
+    o = replay_options(config)
+    if o.judge == "env":
+        if o.judge_marks:
+            raise UserError(
+                "--rl.judge-marks trains the classifier of --rl.judge classifier: add that, or leave the "
+                "marks out"
+            )
+        return
+    count = o.judge_episodes
+    if o.judge_marks:
+        count = sum(len(data) for data in marked_data(o.judge_marks.split(","), policy))
+    need = math.ceil(1 / o.judge_rate - 1e-9) - 1
+    if round(HELD_OUT * count) < need:
+        raise UserError(
+            f"--rl.judge-rate {o.judge_rate:g} is guarded on {need} held-out episodes, half of all: it takes "
+            f"{math.ceil(need / HELD_OUT)} marked ones, got {count}; mark more, or allow a higher rate"
+        )
+
+
+def marked_data(folders: list[str], policy) -> list["Dataset"]:
+    """These data sets. UserError: one does not fit the policy, or no failure or no success is among them."""
     from robo_rl.data.reader import load
     from robo_rl.demos import check_fits
-    from robo_rl.replay_collector import seen_key
 
-    states, lengths, success, period = [], [], [], 0.0
+    out = []
     for folder in folders:
         if not (Path(folder) / "meta" / "info.json").exists():
             raise UserError(
                 f"--rl.judge-marks: {folder} is no data set; record one with robo_rl collect --operator … "
                 "--keep all, or mark episodes in robo_rl console RUN (RUN/marks)"
             )
-        data = load(folder)
-        check_fits(data.meta, policy.spec)
-        key = seen_key(policy)
+        out.append(load(folder))
+        check_fits(out[-1].meta, policy.spec)
+    won = sum(int(np.sum(data.success)) for data in out)
+    lost = sum(map(len, out)) - won
+    if not won or not lost:
+        raise UserError(
+            f"a success classifier needs episodes of both kinds, got {won} successes and {lost} failures; "
+            "record failures too (robo_rl collect --keep all)"
+        )
+    return out
+
+
+def marks_of_data(folders: list[str], policy, hold: int) -> Marked:
+    """The marks of these data sets. UserError: see `marked_data`."""
+    from robo_rl.replay_collector import seen_key
+
+    states, success, key = [], [], seen_key(policy)
+    parts = marked_data(folders, policy)
+    for data in parts:
         rows, (last, known) = seen_frames(policy, data)[key], seen_last(policy, data)
         for e in range(len(data)):
             own = rows[data.from_[e] : data.to[e]]
@@ -86,14 +127,9 @@ def marks_of_data(folders: list[str], policy, hold: int) -> Marked:
                 np.concatenate([own, last[key][e : e + 1]]) if known[e] and last is not None else own
             )
         success.append(np.array(data.success, bool))
-        period = 1 / data.features.fps
     won, lengths = np.concatenate(success), np.array([len(x) for x in states])
-    if won.all() or not won.any():
-        raise UserError(
-            f"a success classifier needs episodes of both kinds, got {int(won.sum())} successes and "
-            f"{int((~won).sum())} failures; record failures too (robo_rl collect --keep all)"
-        )
-    return marks_of(np.concatenate(states), lengths, won, max(2, hold), round(LATE / period))
+    hidden = round(LATE * parts[-1].features.fps)
+    return marks_of(np.concatenate(states), lengths, won, max(2, hold), hidden)
 
 
 def collect_marks(config: TrainConfig, env, policy, folder: Path, say: Callable[[str], None]) -> None:
@@ -103,14 +139,10 @@ def collect_marks(config: TrainConfig, env, policy, folder: Path, say: Callable[
     from robo_rl.human.fleet import RobotFleet
 
     o = replay_options(config)
-    own = o.operator == "console"
-    if own:
-        from robo_rl.experiment.envs import make_env
-
-        env = make_env(config, config.envs, render=config.obs != "rgb")
-    made, leave = with_operator(config, env)
+    env, own, limit = person_env(config, env)
+    made, leave = with_operator(config, env, limit)
     try:
-        with Writer(folder, spec=env.spec) as writer:
+        with Writer(folder, spec=replace(env.spec, max_steps=limit or env.spec.max_steps)) as writer:
             say(
                 f"mark {o.judge_episodes - len(writer)} episodes: success or failure, with the button or on "
                 f"the page; {folder} keeps them"

@@ -4,7 +4,7 @@ an update."""
 import os
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig, rollout_options
+from robo_rl.experiment.config import TrainConfig, by_person, rollout_options
 from robo_rl.options import OnPolicyOptions, RolloutOptions
 
 
@@ -34,8 +34,9 @@ def workers(config: TrainConfig) -> int:
     if config.workers is not None:
         return config.workers
     if not isinstance(config.rl, RolloutOptions):
-        # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must
-        return 0
+        # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must, and
+        # a person does not wait for updates
+        return int(by_person(config) and cores() > 1)
     units = config.envs // (group_size(config) or 1)
     tensors = config.sim in ("mujoco_warp", "isaacgym", "isaaclab")
     tensors |= config.sim == "maniskill" and config.device != "cpu"

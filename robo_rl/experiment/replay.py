@@ -8,8 +8,8 @@ way.
 Acting is a process beside the learner (`robo_rl/runtime/actor.py`) where there is a second core. With
 --workers 0 both take turns in one process: then a run that was stopped or killed goes on from its last
 checkpoint bit for bit, where the env has snapshots (control steps that were journaled after that are made
-again). One whose env has none, or that has an actor beside it, keeps every step it had journaled and starts
-new episodes.
+again). One whose env has none, or that has an actor or a person beside it, keeps every step it had journaled
+and starts new episodes.
 """
 
 import functools
@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig, replay_options
+from robo_rl.experiment.config import TrainConfig, by_person, replay_options
 from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.marks import marked_states, seen_frames, seen_last
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
-from robo_rl.experiment.stage import by_person, check_operator, stage
+from robo_rl.experiment.stage import check_operator, stage
 from robo_rl.experiment.starts import make_control
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.types import task_names
@@ -176,7 +176,8 @@ class ReplayStage:
         config, o = self.config, replay_options(self.config)
         self.run.policy.eval()
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
-        self.repeats = not workers(config) and hasattr(self.run.env, "get_state")
+        # what a person did cannot be made again
+        self.repeats = not workers(config) and not by_person(config) and hasattr(self.run.env, "get_state")
         self.stores(state)
         self.learner = find_method(config.algo)(self.run.policy, o, config.seed)
         self.rng, self.owed, self.online_now = np.random.default_rng([config.seed, 11]), 0.0, False

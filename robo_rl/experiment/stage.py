@@ -1,16 +1,16 @@
 """What the actor of a run that learns from replay acts in: the env, the person beside it, the judge, the
 keeper of episodes with help."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from robo_rl.experiment.config import TrainConfig, replay_options
+from robo_rl.experiment.config import TrainConfig, by_person, replay_options
 from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.robot_names import ROBOTS, twin
 from robo_rl.human.intervention import InterventionEnv
 
-
-def by_person(config: TrainConfig) -> bool:
-    """Whether a person, not a program, is beside the run."""
-    return replay_options(config).operator not in ("none", "scripted")
+TIME_LIMITS = 40  # times the task's own limit that an episode may last in which a person helps
 
 
 def check_operator(config: TrainConfig, env) -> None:
@@ -54,14 +54,16 @@ def stage(config: TrainConfig, folder: Path, env=None, judged: bool = True):
     from robo_rl.data.writer import Writer
     from robo_rl.runtime.actor import Stage
 
-    o, own = replay_options(config), env is None
-    if env is None or o.operator == "console":  # the page needs pictures
-        env, own = make_env(config, config.envs, render=o.operator == "console" and config.obs != "rgb"), True
+    o, own, limit = replay_options(config), env is None, 0
+    if by_person(config):
+        env, own, limit = person_env(config, env)
+    elif env is None:
+        env = make_env(config, config.envs)
     judge = judge_of(config, folder, env.num_envs) if judged else None
     if o.operator == "none":
         return Stage(env, judge, None, env.close if own else lambda: None)
-    made, leave = with_operator(config, env)
-    writer = Writer(folder / "corrections", spec=made.spec)
+    made, leave = with_operator(config, env, limit)
+    writer = Writer(folder / "corrections", spec=replace(made.spec, max_steps=limit or made.spec.max_steps))
 
     def keep(episode) -> None:
         """Durable in corrections/ at once."""
@@ -77,31 +79,47 @@ def stage(config: TrainConfig, folder: Path, env=None, judged: bool = True):
     return Stage(made, judge, keep, close, len(writer))
 
 
-def with_operator(config: TrainConfig, env):
-    """(`env` with the operator of the run beside it, a function that ends their device or page)."""
+def person_env(config: TrainConfig, env=None) -> tuple[Any, bool, int]:
+    """(an env that a person has time in, whether it is not `env`, control steps of an episode that nobody
+    attends).
+
+    A robot has one commander: `env` stays where it is one, with its own limit.
+    """
+    if env is not None and config.sim.split(":")[0] in ROBOTS:
+        return env, False, 0
+    probe = make_env(replace(config, sim=twin(config.sim)), 1)
+    limit = probe.spec.max_steps
+    probe.close()
+    render = replay_options(config).operator == "console" and config.obs != "rgb"  # the page needs pictures
+    return make_env(replace(config, max_steps=TIME_LIMITS * limit), config.envs, render=render), True, limit
+
+
+def with_operator(config: TrainConfig, env, limit: int = 0):
+    """(`env` with the operator of the run beside it, a function that ends their device or page). limit: see
+    `InterventionEnv`."""
     o = replay_options(config)
     if o.operator == "scripted":
         from robo_rl.human.operators import ScriptedOperator
 
         return InterventionEnv(env, ScriptedOperator(env, o.scripted_operator, config.seed + 2)), lambda: None
     if o.operator == "console":
-        return with_console(config, env)
+        return with_console(config, env, limit)
     from robo_rl.experiment.operators import device_operator
     from robo_rl.human.leader_arm import tool_of
     from robo_rl.human.pace import Pace
 
     pace = Pace(env.spec.period / o.operator_speed if o.operator_speed else 0.0)
     operator = device_operator(o.operator, env.spec, env.num_envs, pace=pace)
-    made = InterventionEnv(env, operator)
+    made = InterventionEnv(env, operator, limit=limit)
     operator.tool = lambda: tool_of(made.observation["state"][0], env.spec.state_names)
     return made, lambda: operator.device.close()
 
 
-def with_console(config: TrainConfig, env):
+def with_console(config: TrainConfig, env, limit: int = 0):
     """`with_operator` of people at the console's page, whose address is printed."""
     import functools
 
-    from robo_rl.experiment.console import open_page
+    from robo_rl.experiment.console import open_page, renew_by_signal
     from robo_rl.human.console.options import ConsoleOptions
     from robo_rl.human.console.training import TrainingConsole
 
@@ -109,8 +127,10 @@ def with_console(config: TrainConfig, env):
     options = ConsoleOptions(
         run="", robots=env.num_envs, port=o.operator_port, speed=o.operator_speed or 10.0
     )
-    console = TrainingConsole(env.spec, env.num_envs, options)
-    made = InterventionEnv(env, console)
+    console = TrainingConsole(replace(env.spec, max_steps=limit or env.spec.max_steps), env.num_envs, options)
+    made = InterventionEnv(env, console, limit=limit)
     console.watch(made)
-    server = open_page(console, options, functools.partial(print, flush=True))
+    say = functools.partial(print, flush=True)
+    server = open_page(console, options, say)
+    renew_by_signal(server, say)
     return made, server.stop

@@ -352,7 +352,7 @@ def check_method(
             "--policy.lora.targets"
         )
     if isinstance(config.rl, OffPolicyOptions):
-        from robo_rl.experiment import replay
+        from robo_rl.experiment import marks, replay
 
         if any(name.startswith("trunk.") for name in adapted(first)):
             raise UserError(
@@ -360,6 +360,7 @@ def check_method(
                 "--policy.lora.targets head"
             )
         replay.check_memory(config, first)
+        marks.check_marks(config, first)
     if isinstance(config.rl, (OffPolicyOptions, RecapOptions)):
         return
     o = rollout_options(config)

@@ -113,7 +113,9 @@ class InterventionEnv(VectorWrapper):
     a success with a reward of at least 1, discard truncates. `sources()` tells who acts in the *next* step,
     so that a chunk can be cut where the driver changes. blend: seconds a change of driver takes. freeze: time
     stands still for a robot that has come to rest in a pause (the env must have snapshots), so that waiting
-    for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those of `env`.
+    for a person uses up no steps. limit: control steps of an episode that nobody attends, after which it is
+    cut as by a time limit: a person has the time that they need, up to the limit of `env` (0: that alone).
+    Starts, seeds, masks, snapshots and the expert are those of `env`.
     UserError: an intervention of wrong shape or phase.
     """
 
@@ -121,12 +123,14 @@ class InterventionEnv(VectorWrapper):
     spec: ControlSpec
     single_action_space: spaces.Box
 
-    def __init__(self, env: ControlEnv, operator: Operator, blend: float = BLEND, freeze: bool = False):
+    def __init__(
+        self, env: ControlEnv, operator: Operator, blend: float = BLEND, freeze: bool = False, limit: int = 0
+    ):
         in_range("blend", blend, 0, 10)
         super().__init__(env)
         if freeze and not hasattr(env, "get_state"):
             raise UserError(f"freeze needs an env with snapshots, {env.spec.id} has none: leave it out")
-        self.operator, self.freeze = operator, freeze
+        self.operator, self.freeze, self.limit = operator, freeze, limit
         # after_step(obs, over bool[N]: episodes that ended in this step, info), of operators that look at
         # what became of it
         self._after_step = getattr(operator, "after_step", None)
@@ -141,7 +145,7 @@ class InterventionEnv(VectorWrapper):
             "over": np.zeros(n, bool),
             "since": np.full(n, self.blend_steps),
             "steps": np.zeros(n, np.int64),
-        }
+        } | ({"unattended": np.zeros(n, np.int64)} if limit else {})
         self._intervention: Intervention | None = None
 
     def __getattr__(self, name: str):
@@ -164,9 +168,8 @@ class InterventionEnv(VectorWrapper):
         mask = (options or {}).get("reset_mask")
         mask = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask)
         r = self._rows
-        for name in ("proposed", "offset", "driver", "over", "steps"):
+        for name in r:
             r[name][mask] = 0
-        r["executed"][mask] = 0
         r["since"][mask] = self.blend_steps
         self._intervention, self._obs = None, obs
         self.operator.begin(mask.copy(), obs)
@@ -208,6 +211,12 @@ class InterventionEnv(VectorWrapper):
                 _kept(x, np.zeros_like(x), still) for x in (reward, terminated, truncated)
             )
             info = {**info, "success": _kept(info["success"], np.zeros_like(info["success"]), still)}
+        held = (driver == 2) & alive
+        attended = held if intervention.attended is None else held | intervention.attended & alive
+        if self.limit:
+            r["unattended"] += alive & ~attended & ~still
+            late = alive & ~attended & (r["unattended"] >= self.limit)
+            truncated = _bools(truncated) | late & ~_bools(terminated)
         if intervention.marks is not None and (marks := np.where(alive, intervention.marks, NO_MARK)).any():
             reward, terminated, truncated, info = marked_step(marks, reward, terminated, truncated, info)
         self._obs = obs
@@ -220,7 +229,6 @@ class InterventionEnv(VectorWrapper):
         phase = np.where(
             alive, np.where(weight > 0, np.minimum(intervention.phase, PAUSE), intervention.phase), 0
         ).astype(np.uint8)
-        held = (driver == 2) & alive
         info = {
             "mark": np.zeros(len(alive), np.uint8),
             **info,
@@ -228,7 +236,7 @@ class InterventionEnv(VectorWrapper):
             "source": source.astype(np.uint8),
             "phase": phase,
             "held": held,
-            "attended": held if intervention.attended is None else held | intervention.attended & alive,
+            "attended": attended,
         }
         if self._after_step is not None:
             self._after_step(obs, alive & r["over"], info)

@@ -39,7 +39,7 @@ class ScriptedOperator:
         if not hasattr(env, "expert_action"):
             raise UserError(
                 f"{env.spec.sim}:{env.spec.task} has no scripted expert to stand in for the person; "
-                "use --operator keyboard, gamepad or the console"
+                "take a gamepad, the keyboard or the console as the operator"
             )
         person = person or ScriptedOperatorOptions()
         if person.recovery_time and not hasattr(env, "recovery_action"):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import sys
 import threading
 import time
@@ -62,6 +61,7 @@ class ConsoleServer:
         }
         self.most = connection_limit()
         self.pages: dict[str, PageConnection] = {}
+        self.renewal = "press Enter in its terminal for new addresses"
         self.wrong, self.told, self.wake = 0, (0, 0), asyncio.Event()
         self.ended = self.listening = False
         self.loop, self.ready, self.failed = asyncio.new_event_loop(), threading.Event(), None
@@ -203,10 +203,7 @@ class ConsoleServer:
             except UserError as e:
                 self.wrong += 1
                 await asyncio.sleep(WRONG)
-                how = (
-                    f"press Enter where robo_rl console runs, or kill -USR1 {os.getpid()}, for new addresses"
-                )
-                return answer(403, "Forbidden", f"{e}\n({how})\n".encode())
+                return answer(403, "Forbidden", f"{e}\n({self.renewal})\n".encode())
             secure = "; Secure" if self.access.url.startswith("https:") else ""
             return answer(
                 200,
