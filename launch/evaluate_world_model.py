@@ -16,8 +16,9 @@ from contextlib import closing, nullcontext
 
 import robo_rl
 from robo_rl.errors import UserError
-from robo_rl.experiment.evaluation import FOREIGN, foreign_policy
+from robo_rl.experiment.foreign import foreign_policy
 from robo_rl.experiment.world_model import obs_spec_of, simulator_of
+from robo_rl.options.foreign import FOREIGN
 from robo_rl.plugins import is_object, load_object
 
 

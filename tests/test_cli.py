@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 import torch
 from commands import TINY, robo_rl, without_progress
 
-from robo_rl.cli import COMMANDS, main
+from robo_rl.cli import COMMANDS, elsewhere, main
 from robo_rl.cli.eval import Eval, result_file
-from robo_rl.cli.train import parse
+from robo_rl.cli.help import option_names
+from robo_rl.cli.train import Train, parse
 from robo_rl.errors import UserError
 from robo_rl.experiment.collect import CollectOptions
 from robo_rl.experiment.config import TrainConfig
@@ -104,6 +106,15 @@ def mistake(capsys, *argv: str) -> str:
             "train --algo ppo --rl.beta 2",
             "Unrecognized options: --rl.beta, 2; did you mean --rl.istar-beta? (robo_rl train --help lists",
         ),
+        (
+            "train --num_envs 8",
+            "there is no option --num_envs; here it is --envs (robo_rl train --help lists",
+        ),
+        ("train --dataset.repo_id=a/b", "there is no option --dataset.repo_id; here it is --demos FOLDER"),
+        ("train --gamma 0.9", "there is no option --gamma; here it is --rl.gamma (robo_rl"),
+        ("train --algo ppo --lr 1", "there is no option --lr; here it is --bc.lr or --rl.lr (robo_rl"),
+        ("wm train x --batch 2", "there is no option --batch; here it is --fit.batch (robo_rl wm train"),
+        ("eval x --num_envs 8", "Unrecognized options: --num_envs, 8"),
         ("train stray", "Unrecognized options: stray"),
         ("train --envs", "Missing value for argument '--envs'"),
         ("train --envs many", "--envs: invalid literal for int"),
@@ -926,3 +937,16 @@ def test_help_shows_group_text_range_and_default_of_an_option(capsys):
     assert "default 400000" in " ".join(lines[lines.index(steps) : lines.index(steps) + 2])
     assert max(map(len, lines)) <= 120
     assert "Other options" not in lines  # every option of training belongs to a group
+
+
+def test_what_other_projects_call_an_option_is_told_with_options_that_exist():
+    options = {"--policy"}
+    for algo in ("pi_rl", "hil_serl"):
+        made = parse(["--algo", algo])
+        options |= {
+            *option_names(Train, Train(**{f.name: getattr(made, f.name) for f in dataclasses.fields(made)}))
+        }
+    for theirs, ours in elsewhere.NAMES.items():
+        assert f"--{theirs.replace('_', '-')}" not in options, theirs
+        for option in re.findall(r"--[a-z][\w.-]*\w", ours):
+            assert option.replace("--no-", "--") in options, (theirs, option)

@@ -435,13 +435,17 @@ def test_a_policy_that_looks_back_is_none_for_the_console(fake, tmp_path):
     ("make", "mistake", "line"),
     [
         (DeployOptions, {"lerobot_python": "python"}, "--lerobot-python goes with --policy lerobot:FOLDER"),
-        (DeployOptions, {"execute": 3, "policy": "process"}, "--execute goes with --policy lerobot:FOLDER"),
+        (DeployOptions, {"execute": 3, "policy": "process"}, "--execute goes with --policy ws://HOST"),
         (
             DeployOptions,
             {"policy": "lerobot:p", "chunking": "rtc"},
             "--chunking rtc asks for rows that agree with others",
         ),
-        (ConsoleOptions, {"policy": "process"}, "--policy is lerobot:FOLDER"),
+        (
+            ConsoleOptions,
+            {"policy": "process"},
+            "--policy is the ws://HOST:PORT of a server or lerobot:FOLDER",
+        ),
         (ConsoleOptions, {"lerobot_cameras": "a=b"}, "--lerobot-cameras goes with --policy lerobot:FOLDER"),
     ],
 )

@@ -3,6 +3,7 @@ starts."""
 
 import contextlib
 import random
+import re
 import socket
 import struct
 import threading
@@ -22,9 +23,20 @@ from controllers.openpi import packb, unpackb
 from robo_rl.errors import UserError
 from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.experiment.batching import Batcher, BatchRequest
+from robo_rl.experiment.console import open_session
+from robo_rl.experiment.deploy import deploy
+from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
-from robo_rl.experiment.openpi import OpenpiPolicy, answer, batch_actor, open_server, read_observation
+from robo_rl.experiment.openpi import (
+    OpenpiClient,
+    OpenpiPolicy,
+    answer,
+    batch_actor,
+    open_server,
+    read_observation,
+)
 from robo_rl.experiment.policy_server import ServeOptions
+from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 
@@ -559,6 +571,48 @@ def test_a_run_is_evaluated_with_a_server_in_place_of_its_policy_on_the_same_sta
         OpenpiPolicy(served.url, SPEC, 8, TOKEN.decode())
     with pytest.raises(UserError, match="ws://HOST:PORT"):
         EvalConfig(policy="localhost:8000")
+
+
+def test_a_server_drives_an_arm_and_robots_that_people_watch_and_its_end_is_one_line(served, monkeypatch):
+    monkeypatch.setenv("ROBO_RL_TOKEN", TOKEN.decode())
+    run, said = str(served.run), []
+    options = DeployOptions(run=run, transport="inprocess", speed=1.5, seconds=1.0, policy=served.url)
+    deploy(options, said.append, said.append)
+    assert re.match(r"[1-9]\d* chunks", said[0]) and served.batcher.answered >= 3, said
+    with pytest.raises(UserError, match="--execute 8"):
+        deploy(replace(options, execute=9), said.append, said.append)
+    session, _ = open_session(ConsoleOptions(run=run, robots=2, policy=served.url))
+    try:
+        assert session.fleet.plan().shape == (2, 7) and session.fleet.policy.timeout < 60
+    finally:
+        session.close()
+    monkeypatch.delenv("ROBO_RL_TOKEN")
+    with pytest.raises(UserError, match="refuses"):
+        deploy(options, said.append, said.append)
+    (file := served.run / "key").write_bytes(TOKEN + b"\n")
+    deploy(replace(options, token=str(file), seconds=0.2), said.append, said.append)
+
+
+def test_an_arm_does_not_wait_for_a_server_and_knows_when_it_is_lost(served, monkeypatch):
+    policy = OpenpiPolicy(served.url, served.spec, 8, TOKEN.decode())
+    obs = {"state": np.zeros(36, np.float32)}
+    with contextlib.closing(OpenpiClient(policy, "go", 30.0)) as client:
+        client.ask(obs, 2.5)
+        rows, t0 = client.poll(2.5) or (np.zeros(0), 0.0)
+        assert t0 == 2.5 and rows.shape == (8, 7) and client.poll(2.5) is None
+        with pytest.raises(UserError, match="takes no rows to agree with"):
+            client.ask(obs, 0.0, prefix=object())
+        policy.wires[0].close()  # as a server does where nothing was asked for a while
+        client.ask(obs, 2.75)
+        assert (client.poll(2.75) or (None, 0.0))[1] == 2.75
+        client.patience, client.deadline = 0.0, -1.0
+        over = threading.Event()
+        monkeypatch.setattr(OpenpiPolicy, "__call__", lambda *args: over.wait(20))
+        client.ask(obs, 3.0)
+        with pytest.raises(UserError, match="takes nothing any more"):
+            while client.poll(3.0) is None:
+                time.sleep(0.01)
+        over.set()
 
 
 def test_a_server_that_falls_silent_is_lost_in_one_line_however_long_it_may_think(caplog):

@@ -166,9 +166,13 @@ def parse_options(cls, command: str, argv: list[str], **default):
     except SystemExit as e:
         if not e.code:  # --tyro-print-completion
             raise
-        raise UserError(
-            f"{_sentence(said.getvalue())} (robo_rl {command} --help lists the options)"
-        ) from None
+        from robo_rl.cli.elsewhere import ours
+        from robo_rl.cli.help import option_names
+
+        told = _sentence(said.getvalue())
+        if told.startswith("Unrecognized options"):
+            told = ours(command, argv, option_names(cls, default.get("default"))) or told
+        raise UserError(f"{told} (robo_rl {command} --help lists the options)") from None
 
 
 def _sentence(box: str) -> str:

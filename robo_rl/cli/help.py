@@ -9,6 +9,7 @@ groups: `GROUPS = {title: (field, …)}`.
 import ast
 import functools
 import inspect
+import re
 import shutil
 import textwrap
 import types
@@ -51,6 +52,11 @@ def help_text(cls, command: str, default=None, width: int = 0) -> str:
                 *_inner(kind, inner, f"{_option(name)}.", width),
             ]
     return "\n".join(out)
+
+
+def option_names(cls, default=None) -> list[str]:
+    """Every option of a command, as it is typed."""
+    return re.findall(r"(?m)^  (--[\w.-]+)", help_text(cls, "", default))
 
 
 def _inner(kind, value, prefix: str, width: int) -> list[str]:

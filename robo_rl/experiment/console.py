@@ -41,18 +41,9 @@ def open_session(options: ConsoleOptions):
         else None
     )
     if options.policy:
-        from robo_rl.experiment.lerobot_policy import for_console, start_policy
+        from robo_rl.experiment.foreign import console_policy
 
-        policy = for_console(
-            start_policy(
-                options.policy,
-                options.lerobot_python,
-                options.lerobot_cameras,
-                policy.spec,
-                options.execute or policy.options.execute,
-                options.seed,
-            )
-        )
+        policy = console_policy(options, policy.spec, options.execute or policy.options.execute)
     return ConsoleSession(env, policy, recorder, options, limit, device), source
 
 

@@ -9,6 +9,7 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
 from robo_rl.experiment.policy_device import check_policy_device
 from robo_rl.experiment.ros_options import RosOptions
+from robo_rl.options.foreign import FOREIGN, check_foreign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,9 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
     """dds, or inprocess: a simulated arm of its own in lockstep, which stands still while its policy
     decides."""
     policy: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
-    """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; lerobot:FOLDER,
-    a policy that LeRobot saved, in the place of the run's; "": in this process."""
+    """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; ws://HOST:PORT
+    of a server on openpi's wire, or lerobot:FOLDER, a policy that LeRobot saved, in the place of the run's;
+    "": in this process."""
     lerobot_python: str = ""
     """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; "":
     ROBO_RL_LEROBOT_PYTHON."""
@@ -77,9 +79,11 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
     """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between,
     where names differ."""
     execute: int = 0
-    """With --policy lerobot:FOLDER: rows of its chunks that are executed; 0: as many as the run's policy."""
+    """With --policy ws:// or lerobot:: rows of its chunks that are executed; 0: as many as the run's
+    policy."""
     token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """File with the token that robo_rl serve names; "": RUN/serve.token. ROBO_RL_TOKEN goes before it."""
+    """File with the token that robo_rl serve names; "": RUN/serve.token, with --policy ws:// none.
+    ROBO_RL_TOKEN goes before it."""
     speed: float = 0.25
     """Speed limit of the tool [m/s], up to 1.5; below 1.0 a policy of sims/mujoco runs in slow motion."""
     seconds: float = 10.0
@@ -149,12 +153,9 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
                 "--plan-in tries chunks of the run's policy in this process, and gives no rows that agree "
                 "with others: it goes without --policy, and with --chunking blend or naive"
             )
-        foreign = self.policy.startswith("lerobot:")
-        for name in ("lerobot_python", "lerobot_cameras", "execute"):
-            if getattr(self, name) and not foreign:
-                raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
-        if foreign and self.chunking in ("rtc", "trained"):
+        check_foreign(self)
+        if self.policy.startswith(FOREIGN) and self.chunking in ("rtc", "trained"):
             raise UserError(
-                f"--chunking {self.chunking} asks for rows that agree with others, which LeRobot's policies "
-                "are not asked for: use blend or naive"
+                f"--chunking {self.chunking} asks for rows that agree with others, which a policy of "
+                f"{self.policy} is not asked for: use blend or naive"
             )

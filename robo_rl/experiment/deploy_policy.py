@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from robo_rl.child import end, line_with
 from robo_rl.errors import UserError
 from robo_rl.experiment import planning
+from robo_rl.experiment.foreign import arm_client, foreign_actor
+from robo_rl.options.foreign import FOREIGN
 
 if TYPE_CHECKING:
     from controllers.schedule import Latency
@@ -26,12 +28,10 @@ FASTER = (
 
 
 def choose_actor(options: "DeployOptions"):
-    """(who acts, the run's config, ObsSpec): the run's policy, or a LeRobot one in its place. UserError: it
+    """(who acts, the run's config, ObsSpec): the run's policy, or a foreign one in its place. UserError: it
     does not act so."""
-    if options.policy.startswith("lerobot:"):
-        from robo_rl.experiment.lerobot_policy import lerobot_actor
-
-        return lerobot_actor(
+    if options.policy.startswith(FOREIGN):
+        return foreign_actor(
             options.run, options.checkpoint, options.task, options.instruction, options.execute
         )
     if options.plan_in:
@@ -65,7 +65,7 @@ def told_elsewhere(options: "DeployOptions", spec) -> str:
     """What is to be known of --instruction where a server decides, which is told its own; "" elsewhere."""
     if not spec.language or not options.policy or options.policy == "process":
         return ""
-    if options.policy.startswith("lerobot:"):
+    if options.policy.startswith(FOREIGN):
         return ""
     return (
         f"the policy at {options.policy} is told its server's instruction (robo_rl serve --instruction), "
@@ -95,19 +95,8 @@ def _connect(options: "DeployOptions", act, patience: float, lockstep: bool):
 
     if not options.policy:
         return InProcessPolicy(act), None
-    if options.policy.startswith("lerobot:"):
-        from robo_rl.experiment.lerobot_policy import DEADLINE, LeRobotClient, start_policy
-
-        policy = start_policy(
-            options.policy,
-            options.lerobot_python,
-            options.lerobot_cameras,
-            act.spec,
-            act.execute,
-            options.seed,
-        )
-        deadline = LOCKSTEP - 1 if lockstep else DEADLINE
-        return LeRobotClient(policy, act.instruction, patience, deadline, blocks=lockstep), None
+    if options.policy.startswith(FOREIGN):
+        return arm_client(options, act, patience, lockstep), None
     if options.policy != "process":
         from robo_rl.experiment.folder import pick_checkpoint
         from robo_rl.experiment.policy_server import TOKEN_FILE

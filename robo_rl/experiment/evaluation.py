@@ -12,9 +12,11 @@ from robo_rl.experiment import planning
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import make, make_env, obs_spec, task_count
 from robo_rl.experiment.folder import pick_checkpoint
+from robo_rl.experiment.foreign import foreign_policy
 from robo_rl.experiment.policy_device import check_policy_device
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.experiment.robot_names import twin
+from robo_rl.options.foreign import FOREIGN, check_foreign
 from robo_rl.selection import CHOOSE, REPORT
 from robo_rl.types import task_names
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 ARMS = 8  # side by side with on="arm"
-FOREIGN = ("ws://", "wss://", "lerobot:")  # what the name of a policy that acts elsewhere begins with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +132,7 @@ class EvalConfig(planning.PlanningOptions):
             raise UserError(
                 f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {self.policy!r}"
             )
-        for name in ("lerobot_python", "lerobot_cameras"):
-            if getattr(self, name) and not self.policy.startswith("lerobot:"):
-                raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
+        check_foreign(self)
         if self.policy and (self.on != "sim" or self.chunking):
             raise UserError("--policy acts in the run's simulator: it goes without --on and --chunking")
         planning.check(self)
@@ -464,21 +463,6 @@ def acting(policy, options: EvalConfig):
             options.lerobot_cameras,
         )
     )
-
-
-def foreign_policy(name: str, spec, execute: int, seed: int = 0, python: str = "", cameras: str = ""):
-    """The policy of FOREIGN, with a method `close`: of a server at ws://HOST:PORT, or lerobot:FOLDER. spec:
-    what it is shown and commands;
-    execute: rows of its chunks that are executed."""
-    import os
-
-    if name.startswith("lerobot:"):
-        from robo_rl.experiment.lerobot_policy import start_policy
-
-        return start_policy(name, python, cameras, spec, execute, seed)
-    from robo_rl.experiment.openpi import OpenpiPolicy
-
-    return OpenpiPolicy(name, spec, execute, os.environ.get("ROBO_RL_TOKEN", ""))
 
 
 def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:

@@ -15,7 +15,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ import numpy as np
 from controllers.remote import PIECE, pack, plain_text
 from robo_rl.errors import UserError
 from robo_rl.experiment.lerobot_worker import FrameSocket
+from robo_rl.options.foreign import ActOptions
 
 if TYPE_CHECKING:
     from robo_rl.policies import ObsSpec
@@ -58,13 +58,6 @@ def parse_cameras(text: str) -> dict[str, str]:
             f"--lerobot-cameras names the policy's cameras and ours, NAME=CAMERA,…, got {wrong[0]!r}"
         )
     return {name: camera for name, _, camera in pairs}
-
-
-@dataclass(frozen=True, slots=True)
-class ActOptions:
-    """How a policy acts: rows of a chunk that are executed."""
-
-    execute: int
 
 
 class LeRobotPolicy:
@@ -331,34 +324,6 @@ class LeRobotClient:
 
     def close(self) -> None:
         self.policy.close()
-
-
-@dataclass(frozen=True)
-class LeRobotActor:
-    """What `policy_server.Actor` says of a policy that acts elsewhere; spec: what it is given, instruction:
-    in these words."""
-
-    execute: int
-    spec: "ObsSpec"
-    instruction: str
-
-    def choose(self, chunking: str) -> "LeRobotActor":
-        """Itself: `DeployOptions` has looked at --chunking."""
-        return self
-
-
-def lerobot_actor(run: str, checkpoint: str, task: str, instruction: str, execute: int):
-    """(LeRobotActor, the run's config, ObsSpec) of a deployment in the place of a run's policy; arguments as
-    `policy_server.load_actor`, which it raises UserError like. execute: rows, 0: as many as the run's
-    policy."""
-    from robo_rl.experiment.policy_server import default_instruction, run_interface
-
-    where, _, made, config, spec, _ = run_interface(run, checkpoint, task)
-    if not instruction:
-        # it may read none
-        with contextlib.nullcontext() if spec.language else contextlib.suppress(UserError):
-            instruction = default_instruction(config, where)
-    return LeRobotActor(execute or made["execute"], spec, instruction), config, spec
 
 
 def start_policy(

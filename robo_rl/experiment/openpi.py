@@ -15,8 +15,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,12 +27,15 @@ from controllers.remote import plain_text
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.batching import Batcher
 from robo_rl.human.console.access import BoundedListener
+from robo_rl.options.foreign import ActOptions
 
 if TYPE_CHECKING:
     from robo_rl.experiment.policy_server import ServedPolicy, ServeOptions
 
 PICTURE = 4096  # most pixels of a side
 CONNECTIONS = 8  # that an evaluation asks over at once
+DEADLINE = 10.0  # s for an answer to an arm, or to robots that people watch
+WARM_UP = 300.0  # s for the first answer
 FIRST_VIEWS = ("observation/image", "observation/wrist_image")  # as openpi's environments name two cameras
 
 
@@ -372,8 +375,10 @@ class OpenpiPolicy:
 
     def __init__(self, url: str, spec, execute: int, key: str = "", timeout: float = 60.0):
         self.url, self.spec, self.execute, self.key, self.timeout = url, spec, execute, key, timeout
+        self.options = ActOptions(execute)
         self.wires: list = []
-        self.about = self._connect()
+        wire, self.about = self._connect()
+        self.wires.append(wire)
         self.ours = isinstance(self.about, dict) and "views" in self.about
         self.most = CONNECTIONS
         if self.ours and (self.about["state"], self.about["action"]) != (spec.state, spec.action):
@@ -383,7 +388,8 @@ class OpenpiPolicy:
                 f"env has {spec.state} and {spec.action}"
             )
 
-    def _connect(self) -> Any:
+    def _connect(self) -> tuple[Any, Any]:
+        """(a connection, what the server says of itself)."""
         try:
             from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
             from websockets.sync.client import connect
@@ -416,8 +422,7 @@ class OpenpiPolicy:
                 f"no policy answers at {self.url} ({e}); start its server, and give its token as "
                 "ROBO_RL_TOKEN"
             ) from None
-        self.wires.append(wire)
-        return about
+        return wire, about
 
     def message(self, obs: dict, i: int) -> bytes:
         """What env i is asked with."""
@@ -440,27 +445,34 @@ class OpenpiPolicy:
         n = len(obs["state"])
         while len(self.wires) < min(n, self.most):
             try:
-                self._connect()
+                self.wires.append(self._connect()[0])
             except UserError:  # it has no more seats: those that are had serve all
                 self.most = len(self.wires)
         with ThreadPoolExecutor(len(self.wires)) as pool:
             parts = pool.map(
-                lambda k: [(i, self._ask(self.wires[k], obs, i)) for i in range(k, n, len(self.wires))],
+                lambda k: [(i, self._ask(k, obs, i)) for i in range(k, n, len(self.wires))],
                 range(len(self.wires)),
             )
             rows = dict(pair for part in parts for pair in part)
         return np.stack([rows[i] for i in range(n)])
 
-    def _ask(self, wire, obs: dict, i: int) -> np.ndarray:
-        from websockets.exceptions import ConnectionClosed
+    def _ask(self, k: int, obs: dict, i: int) -> np.ndarray:
+        """The rows of env i, over connection k; where the server has closed that, as it does after a while
+        without a question, over a new one."""
+        from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
+        message = self.message(obs, i)
         try:
-            wire.send(self.message(obs, i))
-            said = wire.recv(timeout=self.timeout)
+            try:
+                self.wires[k].send(message)
+                said = self.wires[k].recv(timeout=self.timeout)
+            except ConnectionClosedOK:
+                self.wires[k] = self._connect()[0]
+                self.wires[k].send(message)
+                said = self.wires[k].recv(timeout=self.timeout)
         except (ConnectionClosed, TimeoutError, OSError) as e:
             raise UserError(
-                f"the policy at {self.url} is lost ({e or type(e).__name__}); look at what its server says, "
-                "and evaluate again"
+                f"the policy at {self.url} is lost ({e or type(e).__name__}); look at what its server says"
             ) from None
         if isinstance(said, str):
             raise UserError(f"the policy at {self.url} refuses: {said[-300:]}")
@@ -483,8 +495,65 @@ class OpenpiPolicy:
             raise UserError(f"the policy at {self.url} gives actions that are not finite")
         return rows
 
+    def warm_up(self, instruction: str) -> None:
+        """Let it act once, on nothing, as long as that takes: a server compiles at the first question."""
+        usual, self.timeout = self.timeout, WARM_UP
+        side = self.spec.image_size
+        self(
+            {"state": np.zeros((1, self.spec.state), np.float32), "task": [instruction]}
+            | {f"image/{v}": np.zeros((1, side, side, 3), np.uint8) for v in self.spec.views}
+        )
+        self.timeout = usual
+
     def close(self) -> None:
         """Hang up."""
         for wire in self.wires:
             with contextlib.suppress(OSError):
                 wire.close()
+
+
+class OpenpiClient:
+    """A `PolicyClient` of a server on openpi's wire, which it owns, asked from a thread: ask() waits up to
+    `patience` [s] for an answer that comes at once. It is lost when an answer takes more than `deadline` [s].
+    blocks: the arm stands still meanwhile, and `patience` is above `deadline`."""
+
+    def __init__(
+        self,
+        policy: OpenpiPolicy,
+        instruction: str,
+        patience: float,
+        deadline: float = DEADLINE,
+        blocks: bool = False,
+    ):
+        self.policy, self.instruction, self.patience, self.blocks = policy, instruction, patience, blocks
+        self.pool = ThreadPoolExecutor(1, "openpi")
+        self.asked: tuple[Future[np.ndarray], float] | None = None  # the answer to come, t0 of its question
+        self.since = 0.0
+        try:
+            policy.warm_up(instruction)
+        except BaseException:
+            self.close()
+            raise
+        policy.timeout = self.deadline = deadline
+
+    def ask(self, obs: Mapping[str, np.ndarray], t0: float, prefix=None) -> None:
+        if prefix is not None:
+            raise UserError(f"{self.policy.url} takes no rows to agree with: use --chunking blend or naive")
+        question = {k: np.array(v)[None] for k, v in obs.items()} | {"task": [self.instruction]}
+        self.asked, self.since = (self.pool.submit(self.policy, question), t0), time.monotonic()
+        wait([self.asked[0]], self.patience)
+
+    def poll(self, now: float) -> tuple[np.ndarray, float] | None:
+        if self.asked is None:
+            return None
+        if not self.asked[0].done():
+            if time.monotonic() - self.since > self.deadline + 1:  # it does not even take the question
+                raise UserError(f"the policy at {self.policy.url} is lost (it takes nothing any more)")
+            return None
+        (answer, t0), self.asked = self.asked, None
+        return answer.result()[0], t0
+
+    def close(self) -> None:
+        """Hang up, which ends the thread's wait."""
+        self.policy.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import tyro
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.options.foreign import FOREIGN, check_foreign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,8 @@ class ConsoleOptions:
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
     policy: str = ""
-    """lerobot:FOLDER, a policy that LeRobot saved, in the place of the run's; "": the run's."""
+    """Who acts in the place of the run's policy: ws://HOST:PORT of a server on openpi's wire (ROBO_RL_TOKEN
+    has its token), or lerobot:FOLDER, a policy that LeRobot saved; "": the run's."""
     lerobot_python: str = ""
     """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; "":
     ROBO_RL_LEROBOT_PYTHON."""
@@ -43,7 +45,7 @@ class ConsoleOptions:
     """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between,
     where names differ."""
     execute: int = 0
-    """With --policy lerobot:FOLDER: rows of its chunks that are executed; 0: as many as the run's policy."""
+    """With --policy: rows of its chunks that are executed; 0: as many as the run's policy."""
     robots: int = 4
     """Simulated robots, 1 to 64."""
     host: str = "127.0.0.1"
@@ -94,11 +96,11 @@ class ConsoleOptions:
         ):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--speed", self.speed, 0, 10, open_low=True)
-        if self.policy and not self.policy.startswith("lerobot:"):
-            raise UserError(f"--policy is lerobot:FOLDER, a policy that LeRobot saved, got {self.policy!r}")
-        for name in ("lerobot_python", "lerobot_cameras", "execute"):
-            if getattr(self, name) and not self.policy:
-                raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
+        if self.policy and not self.policy.startswith(FOREIGN):
+            raise UserError(
+                f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {self.policy!r}"
+            )
+        check_foreign(self)
         names = self.operators.split(",")
         if len(set(names)) < len(names) or not all(n.isidentifier() for n in names):
             raise UserError(
