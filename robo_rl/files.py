@@ -62,7 +62,7 @@ def replacing(path: "str | Path") -> Iterator[Path]:
             os.close(fd)
         os.replace(temp, path)
     except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+        if full_disk(e):
             raise UserError(
                 f"the disk is full: could not write {path} (what was there before is intact); "
                 f"free some space in {path.parent} and go on with --resume auto"
@@ -75,6 +75,14 @@ def replacing(path: "str | Path") -> Iterator[Path]:
     finally:
         temp.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def full_disk(e: BaseException) -> str:
+    """What to say of a write for which the disk had no room; "" where something else failed."""
+    if not isinstance(e, OSError) or e.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    where = f", at {e.filename}" if e.filename else ""  # `write` names no file
+    return f"the disk is full{where}: free some space, and go on with --resume where it was a run"
 
 
 def sync_folder(path: "str | Path") -> None:

@@ -1,6 +1,7 @@
 """The actor of methods of replay as a process beside the learner: nothing lost, bounded lead, dead and hung
 ones replaced."""
 
+import errno
 import json
 import os
 import signal
@@ -41,6 +42,10 @@ def mistaken() -> Stage:
 
 def broken() -> Stage:
     raise RuntimeError("the gripper fell off")
+
+
+def full() -> Stage:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class Stuck(PointReach):
@@ -223,6 +228,10 @@ def test_an_actor_that_hangs_is_asked_for_its_stack_and_replaced(tmp_path):
 def test_a_mistake_of_the_users_is_told_as_one_and_a_broken_actor_has_last_words(tmp_path):
     actor, *_ = beside(tmp_path / "a", mistaken)
     with pytest.raises(UserError, match="no such arm; say --robot sim"):
+        rounds(actor, 1)
+    actor.end()
+    actor, *_ = beside(tmp_path / "c", full)
+    with pytest.raises(UserError, match="^the disk is full: free some space"):
         rounds(actor, 1)
     actor.end()
     actor, *_ = beside(tmp_path / "b", broken)

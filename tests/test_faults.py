@@ -1,5 +1,7 @@
 """What a run survives: kill -9 anywhere, signals, a full disk, a second process, torn and damaged files."""
 
+import errno
+import functools
 import json
 import os
 import shutil
@@ -37,6 +39,16 @@ class At:
                     os.kill(os.getpid(), self.number)
 
         sys.addaudithook(hook)
+
+
+def no_room(part: str):
+    """A disk that is full for this process from the first file operation on a path with `part` in it."""
+
+    def hook(event: str, args: tuple) -> None:
+        if event in FILE_EVENTS and not isinstance(args[0], int) and part in os.fsdecode(args[0]):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    sys.addaudithook(hook)
 
 
 def numbers(run: Path) -> list[dict]:
@@ -269,6 +281,15 @@ def test_a_disk_that_fills_up_stops_the_run_with_one_line_and_its_last_checkpoin
     os.close(filler)
     assert robo_rl(tmp_path, "train", "--resume", run).code == 0
     assert_same_run(whole, run)
+
+
+def test_a_disk_that_is_full_wherever_something_is_written_is_one_line(tmp_path):
+    argv = ["train", *TINY, "--out", "run"]
+    result = Command(tmp_path, argv, first=functools.partial(no_room, "timeline.jsonl")).wait()
+    assert result.code == 2 and "Traceback" not in result.err, result
+    assert result.err.splitlines()[-1] == (
+        "robo_rl: the disk is full: free some space, and go on with --resume where it was a run"
+    )
 
 
 def test_a_disk_too_small_for_a_run_is_refused_before_it_starts(small_disk, tmp_path):

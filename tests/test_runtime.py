@@ -1,6 +1,7 @@
 """The runtime: its counts, its equality with the plain loop, and what it survives."""
 
 import contextlib
+import errno
 import functools
 import os
 import random
@@ -547,6 +548,21 @@ def test_an_error_that_comes_back_after_every_few_fragments_is_told_and_ends_the
         )
         == 1
     )
+
+
+def full(n):
+    raise OSError(errno.ENOSPC, "No space left on device", "slots.bin")
+
+
+def test_a_worker_that_finds_the_disk_full_ends_the_run_at_once_and_in_one_line(tmp_path, capfd):
+    learner = make_learner()
+    feed = processes(tmp_path, learner, env=full, back_off=(60.0,))
+    try:
+        with pytest.raises(WorkerFailure, match="^the disk is full, at slots.bin: free some space"):
+            train(learner, feed, 1)
+    finally:
+        feed.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_an_error_that_is_rare_among_fragments_is_told_once_and_never_ends_the_run(capfd):

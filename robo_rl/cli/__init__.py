@@ -107,6 +107,11 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:
         raise SystemExit(0) from None
     except OSError as e:
+        from robo_rl.files import full_disk
+
+        if words := full_disk(e):
+            print(f"robo_rl: {words}", file=sys.stderr)
+            raise SystemExit(2) from None
         if e.filename is None:
             raise
         print(f"robo_rl: {e.filename}: {e.strerror}", file=sys.stderr)

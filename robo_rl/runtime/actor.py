@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robo_rl.errors import UserError
+from robo_rl.files import full_disk
 from robo_rl.journal import Journal
 from robo_rl.lora import moving
 from robo_rl.noise import mix
@@ -102,14 +103,17 @@ def shared(path: Path) -> np.ndarray:
 def main(job: ActorJob, pipe) -> None:
     """Act until told to stop or orphaned. A UserError is reported as such, any other error with its
     traceback."""
-    with snapshot.at_work(job.flight, "actor"):
-        try:
+    try:
+        with snapshot.at_work(job.flight, "actor"):
             _act(job, pipe)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            pass  # the learner is gone; what was made is in the journals
-        except UserError as e:
-            pipe.send(("mistake", str(e), ""))
-        except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the learner)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the learner is gone; what was made is in the journals
+    except UserError as e:
+        pipe.send(("mistake", str(e), ""))
+    except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the learner)
+        if words := full_disk(e):
+            pipe.send(("mistake", words, ""))
+        else:
             pipe.send(("error", f"{type(e).__name__}: {e}", traceback.format_exc(limit=-6)))
 
 

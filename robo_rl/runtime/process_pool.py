@@ -281,6 +281,8 @@ class ProcessPool:
             m.words = f"{message[1]}\n{message[2]}"
             if words := self.feed.errors.add(m.name, message[1]):
                 self.feed.give_up(words)
+        elif message[0] == "full":  # who comes after it would find no more room
+            self.feed.give_up(message[1])
         elif message[0] == "sealed":
             m.leases.pop(message[1], None)
             if self.feed.sealed(m.work.index, m.name, *message[1:]):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from robo_rl.files import full_disk
 from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, Policy
@@ -156,13 +157,17 @@ class Job:
 
 
 def main(job: Job, connection) -> None:
-    """Collect until told to stop or orphaned. A mistake is sent as ("error", text) and ends the process."""
-    with snapshot.at_work(job.folder, f"worker{job.index}", job.threads):
-        try:
+    """Collect until told to stop or orphaned. A mistake is sent as ("error", text), a full disk as ("full",
+    text), and ends the process."""
+    try:
+        with snapshot.at_work(job.folder, f"worker{job.index}", job.threads):
             _loop(job, connection)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            pass  # the learner is gone; what was made is in the slot
-        except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the supervisor)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the learner is gone; what was made is in the slot
+    except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the supervisor)
+        if words := full_disk(e):
+            connection.send(("full", words))
+        else:
             connection.send(("error", f"{type(e).__name__}: {e}", traceback.format_exc(limit=-6)))
 
 
