@@ -12,6 +12,7 @@ from commands import TINY, Command, robo_rl
 from test_runtime import SPEC, N, T, build, make_learner, plain, train, want, weights
 
 from robo_rl.rollout import Collector
+from robo_rl.runtime.ray_pool import process_state, processes
 from robo_rl.runtime.worker import Job
 from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
@@ -253,4 +254,11 @@ def test_an_address_at_which_no_cluster_listens_is_said_before_anything_is_train
     assert (
         f"cannot join the Ray cluster at 127.0.0.1:{free}" in done.mistake
         and "ray start --head" in done.mistake
+    )
+    if "raylet" in {process_state(pid)[0] for pid in processes()}:
+        pytest.skip("a Ray cluster runs on this machine")
+    argv = ["train", *TINY[:-3], "--backend", "ray", "--workers", 1, "--ray-address", "auto", "--out", "run"]
+    said = robo_rl(tmp_path, *argv, env={"RAY_ADDRESS": ""}).mistake
+    assert (
+        "--ray-address auto finds no Ray cluster on this machine" in said and not (tmp_path / "run").exists()
     )

@@ -170,11 +170,19 @@ class RayWorkerHandle:
 
 
 def check(address: str) -> None:
-    """Raise UserError where Ray is missing or nobody listens at host:port. Ray itself takes a minute to say
+    """Raise UserError where Ray is missing, nobody listens at host:port, or no cluster runs on this machine
+    ("auto"). Ray itself takes a minute to say
     so, and the process that joins must be the learner: Ray ends it if the daemon of this machine dies, not
     the guard that starts it again."""
     if importlib.util.find_spec("ray") is None:
         raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'")
+    if address == "auto" and "raylet" not in {process_state(pid)[0] for pid in processes()}:
+        address = os.environ.get("RAY_ADDRESS", "")
+        if not address:
+            raise UserError(
+                "--ray-address auto finds no Ray cluster on this machine: start one with: ray start --head, "
+                "or join this machine to one with: ray start --address HOST:PORT"
+            )
     host, _, port = address.rpartition(":")
     if port.isdigit():
         try:
@@ -235,11 +243,16 @@ def own_daemons() -> dict[int, str]:
     """{process id: name} of the Ray daemons that this process started: with one of them dead its cluster
     answers no more, and Ray does not always end the process that waits for it."""
     found = {}
-    for pid in (int(p.name) for p in Path("/proc").glob("[0-9]*")):
+    for pid in processes():
         name, state, parent = process_state(pid)
         if parent == os.getpid() and name in DAEMONS and state != "Z":
             found[pid] = name
     return found
+
+
+def processes() -> list[int]:
+    """Ids of the processes of this machine, on Linux."""
+    return [int(p.name) for p in Path("/proc").glob("[0-9]*")]
 
 
 def process_state(pid: int) -> tuple[str, str, int]:
