@@ -19,7 +19,7 @@ from controllers.contracts import State
 from controllers.governor import STOPPED, Governor
 from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_payload, add_tool, arm_model, read_spec
-from controllers.robot import Robot
+from controllers.robot import NO_MODEL, Robot
 from controllers.servo import JointServo
 from controllers.setpoint import Setpoint
 from controllers.supervisor import Supervisor
@@ -79,7 +79,7 @@ class SimArm:
         of a scene with other arms, which `tick` then does not step."""
         disturbance = disturbance or Disturbance()
         if not (path or robot.model):
-            raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
+            raise UserError(f"robot {robot.name} ships no model: {NO_MODEL}")
         in_range("dt", dt, 1e-4, 0.01)
         self.robot, self.dt, self.t, self.ticks = robot, dt, 0.0, 0
         self.mj = share.mj if share else simulated(path or robot.model, robot, dt, disturbance)

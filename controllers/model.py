@@ -10,8 +10,10 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from controllers.robot import Robot
+from controllers.robot import NO_MODEL, Robot
 from robo_rl.errors import UserError, choose
+
+RANGE = 0.05  # rad by which a file's joint limits may leave the model's
 
 
 class ArmModel:
@@ -127,10 +129,27 @@ def inertia_fault(model: ArmModel, stiffness: "tuple[float, ...] | np.ndarray", 
     )
 
 
+def range_fault(model: ArmModel, robot: Robot) -> str:
+    """Which joint of the robot's file leaves the range that its model has (by more than RANGE); "": none. A
+    model that is read in degrees where radians are meant has ranges that are far too small."""
+    for k, name in enumerate(robot.joints):
+        joint = model.mj.joint(name)
+        low, high = joint.range
+        if not model.mj.jnt_limited[joint.id]:
+            continue
+        if robot.lower[k] < low - RANGE or robot.upper[k] > high + RANGE:
+            return (
+                f"{name} goes from {robot.lower[k]:g} to {robot.upper[k]:g} rad in the file of robot "
+                f"{robot.name} and from {low:.3g} to {high:.3g} rad in its model: correct one of them (an "
+                'MJCF is read in degrees without <compiler angle="radian"/>)'
+            )
+    return ""
+
+
 def arm_model(robot: Robot, path: str = "", **parts: bool) -> ArmModel:
     """The model of a robot with the payload of its cell; `path` replaces the preset's MJCF or URDF."""
     if not (path or robot.model):
-        raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
+        raise UserError(f"robot {robot.name} ships no model: {NO_MODEL}")
     spec = read_spec(path or robot.model)
     add_payload(spec, robot)
     return ArmModel(spec, robot.joints, robot.site, **{"gravity": robot.gravity} | parts)

@@ -10,8 +10,9 @@ type, shape].
 Request: an observation ("state" [S], "image/<view>" [h, w, 3]) and "t0", for real-time chunking also "prefix"
 [H, A], "delay" and "end" (`chunking.Prefix`); answer: "rows" [H, A] and "t0", or {"error"}. To a server that
 records: also "episode", "step", "start" and "request", and a message of "episode" and "outcome" or "success",
-answered with {"recorded"}. A header is at most 64 KiB, an array has at most 4 dimensions, the arrays 8 MiB:
-what comes decides nothing else. Nothing is encrypted: between machines go through ssh -L.
+answered with {"recorded"}. {"about": true} alone is answered with {"instruction"}, what the policy is told. A
+header is at most 64 KiB, an array has at most 4 dimensions, the arrays 8 MiB: what comes decides nothing
+else. Nothing is encrypted: between machines go through ssh -L.
 """
 
 import hmac
@@ -267,17 +268,33 @@ class RemotePolicyClient:
         """How an episode went, to a server that records: episode, outcome or success, steps -> what it says.
         No question may be open.
         UserError: it refuses, or does not answer in time."""
-        assert self.asked is None and self.answer is None
-        self.out += pack({}, **outcome)
-        self.since = time.monotonic()
-        while (message := self._message(0.1)) is None:
-            if time.monotonic() - self.since > self.timeout:
-                raise UserError(f"the policy at {self.where} does not say whether it recorded the outcome")
+        message = self._said(pack({}, **outcome), "whether it recorded the outcome")
         if "error" in message[0] or "recorded" not in message[0]:
             raise UserError(
                 f"the policy at {self.where}: {plain_text(message[0].get('error', 'it records nothing'))}"
             )
         return message[0]
+
+    def instruction(self) -> str:
+        """What the server tells its policy; "": nothing. No question may be open. UserError: it does not
+        answer in time, or is of an older version."""
+        head, _ = self._said(pack({}, about=True), "what it tells its policy")
+        if not isinstance(told := head.get("instruction"), str):
+            raise UserError(
+                f"the policy at {self.where} is served by an older robo_rl, which does not say its "
+                "instruction: take the same version there"
+            )
+        return told
+
+    def _said(self, question: bytes, what: str) -> tuple[dict, dict[str, np.ndarray]]:
+        """The answer to a message that is no question for a chunk. UserError: none comes in time."""
+        assert self.asked is None and self.answer is None
+        self.out += question
+        self.since = time.monotonic()
+        while (message := self._message(0.1)) is None:
+            if time.monotonic() - self.since > self.timeout:
+                raise UserError(f"the policy at {self.where} does not say {what}")
+        return message
 
     def _write(self) -> None:
         """Send as much of what is to be said as the connection takes now."""

@@ -18,6 +18,7 @@ from robo_rl.files import read_json
 PRESETS = Path(__file__).parent / "presets"
 MANY = 5  # files that are named at most
 EXAMPLE = f"{PRESETS / 'sim.json'} is an example"
+NO_MODEL = "name its MJCF or URDF as `model` in a copy of its file, or with --model where a command has it"
 NEEDED = {
     "joints": "names in the arm's order",
     "site": "the tool in the model",

@@ -94,6 +94,8 @@ class PolicyServer:
     closed after `idle` s without a question, `message` s into one that does not end, and who has not proved
     the token within `hello` s.
 
+    instruction: what the policy is told, as a client is that asks ("about").
+
     sessions: keeps what clients do (`Sessions`); `many` gives what it takes in place of rows, and a message
     is answered by it where it knows the answer. There are then no prefixes.
     """
@@ -112,8 +114,9 @@ class PolicyServer:
         many: Callable[[list[dict]], list[Any]] | None = None,
         most: int = 64,
         sessions: "Sessions | None" = None,
+        instruction: str = "",
     ):
-        self.sessions = sessions
+        self.sessions, self.instruction = sessions, instruction
         self.hello, self.message, self.most = hello, message, most
         self.many = many or (lambda batch: [act(obs) for obs in batch])
         self.act, self.spec, self.token, self.seats, self.idle, self.say = (
@@ -256,6 +259,9 @@ class PolicyServer:
                     continue
                 head, obs = message
                 v.asked_at = v.since = now
+                if not obs and head == {"about": True}:
+                    v.out += pack({}, instruction=self.instruction)
+                    continue
                 if self._known(v, head):
                     continue
                 if bad := misfit(obs, self.spec):

@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 
 from controllers.model import add_tool, read_spec
-from controllers.robot import Robot
+from controllers.robot import NO_MODEL, Robot
 from robo_rl.errors import UserError
 
 KINDS = {int(mujoco.mjtJoint.mjJNT_HINGE): "revolute", int(mujoco.mjtJoint.mjJNT_SLIDE): "prismatic"}
@@ -25,7 +25,7 @@ def robot_description(robot: Robot, path: str = "") -> str:
     it."""
     source = path or robot.model
     if not source:
-        raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
+        raise UserError(f"robot {robot.name} ships no model: {NO_MODEL}")
     text = source if source.lstrip().startswith("<") else Path(source).read_text(encoding="utf-8")
     if "<robot" in text:
         return text

@@ -20,6 +20,7 @@ from commands import Command, robo_rl
 from controllers.bag import offered
 from controllers.bridge import camera_topic, picture
 from controllers.chunking import ChunkRunner
+from controllers.policy_client import InProcessPolicy
 from controllers.remote import RemotePolicyClient, read_token
 from controllers.serving import PolicyServer
 from robo_rl.checkpoint import name, save_checkpoint
@@ -29,9 +30,9 @@ from robo_rl.experiment.cameras import CameraOptions
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.deploy import deploy, real_time_loop
 from robo_rl.experiment.deploy_options import DeployOptions
-from robo_rl.experiment.deploy_policy import slowness, told_elsewhere
+from robo_rl.experiment.deploy_policy import instruction_of, slowness
 from robo_rl.experiment.deploy_recorder import DeployRecorder
-from robo_rl.experiment.policy_server import TOKEN_FILE, ServeOptions, load_actor, run_interface
+from robo_rl.experiment.policy_server import TOKEN_FILE, ServeOptions, load_actor, remote_actor, run_interface
 from robo_rl.experiment.sim_arm import SimArmOptions
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -126,13 +127,14 @@ def test_a_gaussian_policy_runs_on_torch_in_a_process_of_its_own(tmp_path):
 
 
 @contextlib.contextmanager
-def served(run: Path, act):
+def served(run: Path, act, instruction: str = ""):
     """Where `act` answers questions to the policy of a run."""
     token, over = b"0123456789abcdef", threading.Event()
     (run / TOKEN_FILE).write_bytes(token)
     (run / TOKEN_FILE).chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = PolicyServer(listener, act, run_interface(str(run), "best", "")[4], token)
+        spec = run_interface(str(run), "best", "")[4]
+        server = PolicyServer(listener, act, spec, token, instruction=instruction)
 
         def work():
             while not over.is_set():
@@ -202,14 +204,24 @@ def test_a_policy_that_is_too_slow_for_its_arm_is_said_with_the_remedy(blocks, t
     assert says in told and bool(says) == bool(told)
 
 
-@pytest.mark.parametrize(
-    ("policy", "said"), [("", False), ("process", False), ("lerobot:p", False), ("127.0.0.1:7447", True)]
-)
-def test_a_policy_elsewhere_is_told_the_instruction_of_its_server_and_that_is_said(policy, said):
-    options = DeployOptions(run="run", policy=policy, instruction="pick up the blue cube")
-    told = told_elsewhere(options, ObsSpec(state=4, action=2, language=True))
-    assert bool(told) == said and (not said or "robo_rl serve --instruction" in told)
-    assert not told_elsewhere(options, ObsSpec(state=4, action=2))
+def test_a_policy_elsewhere_says_its_instruction_which_is_recorded_and_no_other_is_taken(tmp_path):
+    run = write_run(tmp_path / "run", task="pick_by_name", language=True, state=36)
+    spec = ObsSpec(state=36, action=7, language=True)
+
+    def told(client, **options):
+        return instruction_of(DeployOptions(run=str(run), **options), spec, client)
+
+    with served(run, lambda obs: np.zeros((8, 7)), "pick up the blue cube") as where:
+        assert remote_actor(str(run), "best")[2].language  # asks for none here
+        client = RemotePolicyClient(where, b"0123456789abcdef", patience=1.0)
+        assert told(client, policy=where) == "pick up the blue cube"
+        assert told(client, policy=where, instruction="pick up the blue cube") == "pick up the blue cube"
+        with pytest.raises(UserError, match="is told 'pick up the blue cube', and --instruction says 'red'"):
+            told(client, policy=where, instruction="red")
+        client.ask({"state": np.zeros(36, np.float32)}, 0.5)  # and goes on
+        assert client.poll(0.5)[0].shape == (8, 7)
+        client.close()
+    assert told(InProcessPolicy(lambda obs: obs), instruction="red") == "red"
 
 
 def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):
@@ -417,8 +429,8 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
     ("make", "argv", "says"),
     [
         ({}, ["--robot", "fr4"], "unknown robot 'fr4'; did you mean 'fr3'?"),
-        ({}, ["--robot", "ur5e"], "robot ur5e ships no model: give the path of its MJCF or URDF"),
-        ({}, ["--robot", "fr3"], "robot fr3 ships no model: give the path of its MJCF or URDF"),
+        ({}, ["--robot", "ur5e"], "robot ur5e ships no model: name its MJCF or URDF as `model`"),
+        ({}, ["--robot", "fr3"], "robot fr3 ships no model: name its MJCF or URDF as `model`"),
         ({}, ["--transport", "ddz"], "unknown transport 'ddz'; did you mean 'dds'?"),
         ({}, ["--speed", "0"], "--speed must be in (0, 1.5]"),
         ({}, ["--seconds", "nan"], "--seconds must be in (0, 86400]"),

@@ -64,6 +64,7 @@ def test_one_bad_or_open_answer_is_a_no(tmp_path, capsys, answer, good):
         (WHOLE, {"sources": {}}, "sources", "none for lower"),
         (WHOLE, {"sources": {"lower": "from memory"}}, "memory", "lower"),
         (WHOLE, {"model": ""}, "model", "ships no model"),
+        (WHOLE, {"upper": [2.8973] * 7}, "ranges", "joint2 goes from -1.7628 to 2.8973 rad in the file"),
         (WHOLE | {"high": [0.4, 0.3, 0.7]}, {}, "home", "home has the tool at"),
     ],
 )

@@ -9,7 +9,7 @@ CLEAR = "\r\x1b[2K"  # the line of a terminal
 
 def run(options: SimArmOptions) -> int:
     """Until --seconds or Ctrl-C."""
-    from controllers.model import inertia_fault
+    from controllers.model import inertia_fault, range_fault
     from controllers.pair import is_pair, load_pair
     from robo_rl.experiment.sim_pair import make_sim_pair, pair_status_line
 
@@ -42,7 +42,8 @@ def run(options: SimArmOptions) -> int:
         if two:
             return make_sim_pair(given)
         arm, node = make_sim_arm(given)
-        if arm.servo is None and (fault := inertia_fault(arm.model, arm.law.options.stiffness)):
+        shakes = "" if arm.servo else inertia_fault(arm.model, arm.law.options.stiffness)
+        for fault in filter(None, (range_fault(arm.model, arm.robot), shakes)):
             print(f"robo_rl: {fault}", file=sys.stderr, flush=True)
         return arm, node
 

@@ -36,6 +36,11 @@ def scene_xml(robot: Robot, name: str) -> str:
         raise UserError(
             f"robot {robot.name} ships no MJCF to put a scene around: use --robot sim, or --scene none"
         )
+    if 'class="solid"' not in text or 'class="drawn"' not in text:
+        raise UserError(
+            f"the scene {name} goes around a model like that of --robot sim, with its table and the classes "
+            f"solid and drawn, and that of robot {robot.name} has none: use --scene none"
+        )
     from sims.mujoco.tasks import TASKS
 
     return text.replace("</worldbody>", f"{TASKS[name].xml}</worldbody>")

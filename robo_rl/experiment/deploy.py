@@ -12,7 +12,7 @@ from pathlib import Path
 from robo_rl.child import end
 from robo_rl.errors import UserError
 from robo_rl.experiment.deploy_options import DeployOptions
-from robo_rl.experiment.deploy_policy import choose_actor, open_policy, report_motion, told_elsewhere
+from robo_rl.experiment.deploy_policy import choose_actor, instruction_of, open_policy, report_motion
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.safety_client import WAIT, SafetyClient
 from robo_rl.signals import asked_to_stop
@@ -65,8 +65,6 @@ def deploy(
     from robo_rl.experiment.deploy_data import data_interface, refuse_stated
 
     act, config, spec = choose_actor(options)
-    if told := told_elsewhere(options, spec):
-        warn(told)
     if config.sim == "none":
         task = data_interface(
             options, folder, config, spec, robot, limits_of(robot, options.speed).speed, not options.policy
@@ -91,6 +89,7 @@ def deploy(
     )
     client, server = open_policy(options, act, task.period)
     try:
+        recorder.instruction = instruction_of(options, spec, client)
         run = (
             deploy_in_process
             if options.transport == "inprocess"

@@ -103,7 +103,8 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
     task: str = ""
     """Of a run over several tasks the one to do; "": the run's own."""
     instruction: str = ""
-    """Language instruction, for a policy that takes one; "": the task's own, where it has one."""
+    """Language instruction, for a policy that takes one; "": the task's own, where it has one, or that of
+    the server at --policy HOST:PORT."""
     record: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""
     """Append the observations and actions, one episode, to this LeRobot v3 data set."""
     bag: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""

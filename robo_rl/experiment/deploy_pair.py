@@ -25,7 +25,7 @@ from robo_rl.experiment.deploy import (
     wait_for_topics,
 )
 from robo_rl.experiment.deploy_options import DeployOptions
-from robo_rl.experiment.deploy_policy import choose_actor, open_policy, report_motion
+from robo_rl.experiment.deploy_policy import choose_actor, instruction_of, open_policy, report_motion
 from robo_rl.experiment.safety_client import SafetyClient
 from robo_rl.signals import asked_to_stop
 
@@ -198,6 +198,7 @@ def deploy_pair(
     recorder = PairRecorder(task, options.record, options.bag, options.instruction, log)
     client, server = open_policy(options, act, task.period)
     try:
+        recorder.instruction = instruction_of(options, spec, client)
         run = in_process if options.transport == "inprocess" else functools.partial(on_wire, tell=tell)
         bridge, seconds = run(options, task, act, client, recorder, log, warn)
         report_motion(bridge, client, log, warn)

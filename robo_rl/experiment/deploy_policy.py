@@ -44,10 +44,12 @@ def choose_actor(options: "DeployOptions"):
             options.seed,
             options.device,
         )
-    from robo_rl.experiment.policy_server import load_actor, remote_actor
+    from robo_rl.experiment.policy_server import default_instruction, load_actor, remote_actor
 
     if options.policy:
-        act, config, spec = remote_actor(options.run, options.checkpoint, options.instruction, options.task)
+        act, config, spec, folder = remote_actor(options.run, options.checkpoint, options.task)
+        if options.policy == "process" and spec.language and not options.instruction:
+            default_instruction(config, folder)
     else:
         act, config, spec = load_actor(
             options.run,
@@ -61,16 +63,22 @@ def choose_actor(options: "DeployOptions"):
     return act.choose(options.chunking), config, spec
 
 
-def told_elsewhere(options: "DeployOptions", spec) -> str:
-    """What is to be known of --instruction where a server decides, which is told its own; "" elsewhere."""
-    if not spec.language or not options.policy or options.policy == "process":
-        return ""
-    if options.policy.startswith(FOREIGN):
-        return ""
-    return (
-        f"the policy at {options.policy} is told its server's instruction (robo_rl serve --instruction), "
-        "not that of here, which is recorded and judged: they must be the same"
-    )
+def instruction_of(options: "DeployOptions", spec, client) -> str:
+    """The instruction that the policy is told, which is recorded and judged: --instruction, or that of the
+    server at HOST:PORT. UserError: they differ."""
+    from controllers.policy_client import TimedPolicy
+    from controllers.remote import RemotePolicyClient
+
+    client = client.policy if isinstance(client, TimedPolicy) else client
+    if not spec.language or options.policy == "process" or not isinstance(client, RemotePolicyClient):
+        return options.instruction
+    told = client.instruction()
+    if options.instruction not in ("", told):
+        raise UserError(
+            f"the policy at {options.policy} is told {told!r}, and --instruction says "
+            f"{options.instruction!r}: start it with robo_rl serve --instruction, and leave it out here"
+        )
+    return told
 
 
 def open_policy(options: "DeployOptions", act, period: float):

@@ -232,20 +232,18 @@ def run_interface(run: str, checkpoint: str, task: str):
     return where, folder, meta["policy"]["options"], config, spec, columns
 
 
-def remote_actor(run: str, checkpoint: str, instruction: str = "", task: str = ""):
-    """(Actor that is not asked, the run's config, ObsSpec): what a robot knows of a policy that a server
-    computes; no weight is read. Arguments and UserErrors as of `load_actor`."""
+def remote_actor(run: str, checkpoint: str, task: str = ""):
+    """(Actor that is not asked, the run's config, ObsSpec, run folder): what a robot knows of a policy that a
+    server computes, with the server's instruction; no weight is read. UserError as of `run_interface`."""
     from robo_rl.options import PolicyOptions
 
-    where, _, made, config, spec, _ = run_interface(run, checkpoint, task)
-    if spec.language and not instruction:
-        default_instruction(config, where)
+    folder, _, made, config, spec, _ = run_interface(run, checkpoint, task)
 
     def refuse(*_):
         raise AssertionError("this policy is its server's")
 
     guided = refuse if PolicyOptions(**made).is_flow else None
-    return Actor(made["execute"], made["commit"], refuse, guided, refuse), config, spec
+    return Actor(made["execute"], made["commit"], refuse, guided, refuse), config, spec, folder
 
 
 def actor_of(policy, seed: int) -> Actor:
@@ -541,6 +539,7 @@ def serve_policy(
             most=options.batch,
         )
         many = act.many
+    told = options.instruction or (default_instruction(config, source) if spec.language else "")
     token_file = Path(options.token) if options.token else source / TOKEN_FILE
     token = read_token(token_file, make=True)
     with open_listener(options.host, options.port) as listener:
@@ -564,6 +563,7 @@ def serve_policy(
             many=many,
             most=options.batch,
             sessions=sessions,
+            instruction=told,
         )
         try:
             while True:

@@ -141,7 +141,7 @@ def check_file(robot, model: str) -> list[CheckResult]:
     import numpy as np
 
     from controllers.law import LawOptions
-    from controllers.model import arm_model, inertia_fault
+    from controllers.model import arm_model, inertia_fault, range_fault
 
     out = []
 
@@ -174,6 +174,7 @@ def check_file(robot, model: str) -> list[CheckResult]:
     try:
         made = arm_model(robot, model)
         say("model", "The model has the joints and the tool", "")
+        say("ranges", "The joints' limits lie within the model's", range_fault(made, robot))
         say("home", "The home pose lies in the box", home_fault(robot, made))
         if stiffness is not None:
             made.update(np.array(robot.home), np.zeros(made.n))
