@@ -1,6 +1,8 @@
 """Training partly in a model: two rollouts are one, the share is exact, and without a share nothing
 changes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector, new_columns, rollout_of
+from world_models.model import WorldSpec
 from world_models.tasks import Difficulty
 
 
@@ -85,6 +88,39 @@ def test_episodes_pass_through_the_spool_whole_and_once(tmp_path):
 def test_a_share_that_cannot_be_kept_is_refused(argv, words):
     with pytest.raises(UserError, match=words):
         dream.check(parse([*argv, "--workers", "0"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"views": ("front",)}, "predicts pictures"),
+        ({"state_names": ("a", "b", "c")}, "its 3 state numbers are not the 2 here"),
+        ({"axes": PointReach(1).spec.axes[:1]}, "its action axes are"),
+        ({"period": 0.5}, "control period is 0.5 s"),
+        ({}, "not calibrated"),
+    ],
+)
+def test_a_dream_model_of_something_else_is_refused_with_what_differs(change, words):
+    here = replace(PointReach(1).spec, state_names=("a", "b"))
+    made = WorldSpec(kind="latent", control=replace(here, **change), state=2, horizon=9 if change else 0)
+    with pytest.raises(UserError, match=f"{words}.*Give a model of states"):
+        dream.check_model(TrainConfig(dream=0.5, dream_model="m"), made, here)
+    dream.check_model(TrainConfig(dream=0.5, dream_model="m"), replace(made, control=here, horizon=9), here)
+
+
+def test_a_feed_that_cannot_dream_leaves_no_workers_behind(tmp_path, monkeypatch):
+    class Inner:
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    inner, env = Inner(), PointReach(4)
+    monkeypatch.setattr(dream.feeds, "make_feed", lambda *args: (inner, True))
+    config = TrainConfig(dream=0.5, envs=4, workers=0, dream_model=str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="holds no world model"):
+        dream.make_feed(config, tmp_path, env, None, None, print)
+    assert inner.closed
 
 
 def test_a_share_is_so_many_lanes():

@@ -679,7 +679,9 @@ def test_a_number_that_is_not_finite_ends_the_episode_in_its_last_sound_state(le
 
 def test_observations_that_the_model_does_not_predict_are_refused_with_what_would_do(learnt, tmp_path):
     worlds.save(learnt, tmp_path / "model")
-    with pytest.raises(UserError, match="train with --obs state; .* --kind encoded, video or diffusers"):
+    with pytest.raises(
+        UserError, match="what acts in it has --obs state; .* --kind encoded, video or diffusers"
+    ):
         make_world(str(tmp_path), "", 1, obs="rgb")
 
 

@@ -356,13 +356,13 @@ def make_world(
     if obs and obs != recorded:
         kinds = "latent" if obs == "state" else f"{', '.join(PICTURED[:-1])} or {PICTURED[-1]}"
         raise UserError(
-            f"the world model {path} predicts {recorded} observations, not --obs {obs}: train with --obs "
-            f"{recorded}; policies of --obs {obs} act in models of --kind {kinds}"
+            f"the world model {path} predicts {recorded} observations, not --obs {obs}: what acts in it "
+            f"has --obs {recorded}; policies of --obs {obs} act in models of --kind {kinds}"
         )
     if recorded == "rgb" and image_size and image_size != spec.image_size:
         raise UserError(
-            f"the world model {path} predicts images of {spec.image_size} pixels, got --image-size "
-            f"{image_size}: train with --image-size {spec.image_size}"
+            f"the world model {path} predicts images of {spec.image_size} pixels, not --image-size "
+            f"{image_size}: what acts in it has --image-size {spec.image_size}"
         )
     if reward and (reward == "sparse") != spec.sparse:
         raise UserError(

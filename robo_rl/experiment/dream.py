@@ -66,6 +66,27 @@ def check(config: TrainConfig) -> None:
         )
 
 
+def check_model(config: TrainConfig, made, env) -> None:
+    """Raise UserError for a --dream-model, of spec `made`, that does not stand for the simulator of spec
+    `env`."""
+    mine, bad = made.control, []
+    if mine.views:
+        bad.append("it predicts pictures, and --dream is of states")
+    elif mine.state_names and env.state_names and mine.state_names != env.state_names:
+        bad.append(f"its {len(mine.state_names)} state numbers are not the {len(env.state_names)} here")
+    if mine.action_names != env.action_names:
+        bad.append(f"its action axes are {', '.join(mine.action_names)}, here {', '.join(env.action_names)}")
+    if abs(mine.period - env.period) > 1e-6:
+        bad.append(f"its control period is {mine.period:g} s, here {env.period:g} s")
+    if not made.horizon:
+        bad.append("it is not calibrated, or no better than a world that stands still")
+    if bad:
+        raise UserError(
+            f"--dream-model {config.dream_model}, of {mine.id}, does not go with {env.id}: {'; '.join(bad)}. "
+            "Give a model of states of the same task and control (robo_rl wm train DATASET)"
+        )
+
+
 # ---- episodes from where they are played to where the model is learnt --------------------------------------
 
 
@@ -196,7 +217,7 @@ class DreamFeed:
             from world_models import model as worlds
 
             self.model = worlds.load(config.dream_model)
-            self._fits(spec)
+            check_model(config, self.model.spec, spec)
             self._enter(None, None)
 
     @property
@@ -317,18 +338,6 @@ class DreamFeed:
         if lanes_:
             self.collector.set_state(lanes_)
 
-    def _fits(self, spec) -> None:
-        c = self.model.spec.control
-        if (
-            c.action_names != spec.action_names
-            or abs(c.period - spec.period) > 1e-6
-            or (c.state_names and spec.state_names and c.state_names != spec.state_names)
-        ):
-            raise UserError(
-                f"--dream-model {self.config.dream_model} is of {c.id} with other axes, rate or state than "
-                f"this simulator ({spec.id}); give a model of the same task and control"
-            )
-
     # ---- the rest of a feed
 
     def publish(self) -> None:
@@ -395,4 +404,8 @@ def make_feed(
         env.close()
         env = build(real.envs)
     inner, exact = feeds.make_feed(real, folder, env, learner, saved and saved["inner"], build, control)
-    return DreamFeed(config, folder, inner, learner, spec, saved, say), exact
+    try:
+        return DreamFeed(config, folder, inner, learner, spec, saved, say), exact
+    except BaseException:
+        inner.close()  # it may have worker processes, which would be waited for
+        raise

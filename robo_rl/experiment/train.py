@@ -221,6 +221,10 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
         from robo_rl.experiment import dream
 
         dream.check(config)
+        if config.dream_model:
+            from world_models.model import load as load_model
+
+            dream.check_model(config, load_model(config.dream_model).spec, env.spec)
     starts.check(config)
     if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc":
         from robo_rl.experiment import replay
