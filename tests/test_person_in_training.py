@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 from types import SimpleNamespace
 
 import numpy as np
@@ -353,6 +354,21 @@ def test_a_person_marks_the_episodes_that_train_the_classifier_of_a_run(tmp_path
 def test_a_person_who_cannot_be_there_is_one_clear_line(tmp_path, more, words):
     done = robo_rl(tmp_path, "train", "--algo", "hil_serl", *own(), "--out", "run", *more)
     assert done.code == 2 and words in done.err and not (tmp_path / "run").exists()
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_done(tmp_path):
+    pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = robo_rl(
+            tmp_path,
+            *("train", "--algo", "hil_serl", *own(), "--out", "run", "--rl.operator", "console"),
+            *("--rl.operator-port", port),
+        )
+    assert done.code == 2 and f"cannot listen on 127.0.0.1:{port}" in done.err
+    assert "choose another --rl.operator-port" in done.err and not (tmp_path / "run").exists()
 
 
 def test_a_marked_episode_of_the_console_is_kept_for_the_classifier_whether_somebody_helped_or_not(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,11 +59,23 @@ def need_websockets() -> None:
         raise MissingDependency("the console needs websockets: pip install 'robo_rl[console]'") from None
 
 
-def open_page(session, options: ConsoleOptions, say: Callable[[str], None]):
+def check_port(host: str, port: int, option: str) -> None:
+    """UserError where nothing can listen on this port now; option: what names it."""
+    from robo_rl.human.console.server import cannot_listen
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as e:
+            raise cannot_listen(host, port, option, e) from None
+
+
+def open_page(session, options: ConsoleOptions, say: Callable[[str], None], port_option: str = "--port"):
     """The console's page on these robots, served from a thread of its own; its addresses go to `say`."""
     from robo_rl.human.console.server import ConsoleServer
 
-    server = ConsoleServer(session, options.host, options.port, options.operators, options.url)
+    server = ConsoleServer(session, options.host, options.port, options.operators, options.url, port_option)
     server.start()
     if options.host not in LOOPBACK:
         say(

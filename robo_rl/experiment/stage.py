@@ -10,6 +10,7 @@ from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.robot_names import ROBOTS, twin
 from robo_rl.human.intervention import InterventionEnv
 
+PORT = "--rl.operator-port"
 TIME_LIMITS = 40  # times the task's own limit that an episode may last in which a person helps
 
 
@@ -24,9 +25,10 @@ def check_operator(config: TrainConfig, env) -> None:
 
         ScriptedOperator(env, o.scripted_operator)
     elif kind == "console":
-        from robo_rl.experiment.console import need_websockets
+        from robo_rl.experiment.console import check_port, need_websockets
 
         need_websockets()
+        check_port("127.0.0.1", o.operator_port, PORT)
     elif kind != "none":
         open_person(o.operator, env.spec).close()
 
@@ -131,6 +133,6 @@ def with_console(config: TrainConfig, env, limit: int = 0):
     made = InterventionEnv(env, console, limit=limit)
     console.watch(made)
     say = functools.partial(print, flush=True)
-    server = open_page(console, options, say)
+    server = open_page(console, options, say, PORT)
     renew_by_signal(server, say)
     return made, server.stop

@@ -50,8 +50,10 @@ class ConsoleServer:
     pages; a listener that is gone is opened anew.
     """
 
-    def __init__(self, session, host: str, port: int, operators: str, url: str = ""):
-        self.session, self.host, self.port = session, host, port
+    def __init__(
+        self, session, host: str, port: int, operators: str, url: str = "", port_option: str = "--port"
+    ):
+        self.session, self.host, self.port, self.port_option = session, host, port, port_option
         self.access = Access(operators.split(","), url)
         if host not in ("", "0.0.0.0", "::"):
             self.access.names.add(host.lower())
@@ -76,8 +78,7 @@ class ConsoleServer:
     def start(self) -> None:
         self.thread.start()
         if not self.ready.wait(20) or self.failed:
-            why = f" ({getattr(self.failed, 'strerror', '') or self.failed})" if self.failed else ""
-            raise UserError(f"cannot listen on {self.host}:{self.port}{why}; choose another --port")
+            raise cannot_listen(self.host, self.port, self.port_option, self.failed)
 
     def stop(self) -> None:
         self.ended = True
@@ -275,6 +276,12 @@ class ConsoleServer:
                 document["delay"] = round(page.delay(now), 3)
                 await page.ws.send(json.dumps(document))
             await asyncio.sleep(0.01)
+
+
+def cannot_listen(host: str, port: int, option: str, error: Exception | None) -> UserError:
+    """What to tell where nothing can listen there; option: what names the port."""
+    why = f" ({getattr(error, 'strerror', '') or error})" if error else ""
+    return UserError(f"cannot listen on {host}:{port}{why}; choose another {option}, 0 takes any free one")
 
 
 def warn(text: str) -> None:
