@@ -18,6 +18,8 @@ from robo_rl.cli.wm import OPTIONS, parse, verdict
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.evaluation import eval_starts
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.evaluation import EvalConfig, evaluation_env
 from robo_rl.experiment.world_model import shortened, simulator_of
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -683,6 +685,14 @@ def test_observations_that_the_model_does_not_predict_are_refused_with_what_woul
         UserError, match="what acts in it has --obs state; .* --kind encoded, video or diffusers"
     ):
         make_world(str(tmp_path), "", 1, obs="rgb")
+
+
+def test_a_policy_of_another_run_is_compared_with_the_model_not_the_options_of_that_run(learnt, tmp_path):
+    worlds.save(learnt, tmp_path / "model")
+    options = EvalConfig(sim=f"wm:{tmp_path}", episodes=3)
+    run = TrainConfig(sim=options.sim, obs="rgb", reward="dense", randomise="light", max_steps=999)
+    env, close = evaluation_env(run, SPEC, options)
+    assert env.num_envs == 3 and env.spec.max_steps == LIMIT and not close()
 
 
 def test_more_steps_than_the_model_is_calibrated_to_are_refused(learnt):

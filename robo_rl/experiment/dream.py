@@ -44,7 +44,17 @@ def lanes(config: TrainConfig) -> int:
 
 
 def check(config: TrainConfig) -> None:
-    """Raise UserError for a ratio that the envs cannot keep."""
+    """Raise UserError for a ratio that the envs cannot keep, and for options that nothing would follow."""
+    if not config.dream:
+        if config.dream_model:
+            raise UserError(
+                "--dream-model goes with --dream RATIO, the share of a batch that is played in it"
+            )
+        if config.dream_hard and not config.sim.startswith("wm:"):
+            raise UserError(
+                "--dream-hard goes with --dream RATIO or --sim wm:PATH: here no episode is dreamt"
+            )
+        return
     if config.algo == "bc" or not isinstance(config.rl, RolloutOptions):
         named = [name for name, options in RL_OPTIONS.items() if issubclass(options, RolloutOptions)]
         raise UserError(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 ARMS = 8  # side by side with on="arm"
+FILMED = 4  # episodes of a video
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,12 +255,8 @@ class Evaluator:
     def film(self, label: str, policy) -> None:
         """Video of four evaluation episodes; says why when it cannot."""
         try:
-            film(
-                replace(self.config, sim=twin(self.config.sim)),
-                policy,
-                self.folder / "videos" / f"{label}.mp4",
-                REPORT,
-            )
+            env = make_env(replace(self.config, sim=twin(self.config.sim)), FILMED, render=True)
+            film(env, policy, self.folder / "videos" / f"{label}.mp4", REPORT)
         except UserError as e:
             self.report.say(f"no video: {e}")
 
@@ -314,14 +311,13 @@ def env_count(config: TrainConfig, episodes: int, asked: int) -> int:
     )
 
 
-def film(config: TrainConfig, policy, path: Path, which: int) -> None:
-    """Write the first episodes of list `which` as a video. UserError: nothing draws this env."""
+def film(env, policy, path: Path, which: int) -> None:
+    """Write the first episodes of list `which` in `env`, made with render=True, as a video, and close it.
+    UserError: nothing draws this env."""
     from robo_rl.evaluation import eval_starts
-    from robo_rl.film import COUNT
     from robo_rl.film import film as write_film
 
-    env = make_env(config, COUNT, render=True)
-    write_film(env, policy, eval_starts(COUNT, which), which, path)
+    write_film(env, policy, eval_starts(env.num_envs, which), which, path)
     env.close()
 
 
@@ -344,8 +340,9 @@ def film_checkpoint(run: "str | Path", options: EvalConfig, path: Path) -> None:
             randomise="",
         )
     policy, _ = checkpoint.load_policy(at, options.device)
+    in_model = options.sim.startswith("wm:")
     film(
-        config,
+        env_of_model(config, options, FILMED, True) if in_model else make_env(config, FILMED, render=True),
         planning.planned(policy, options, options.seed) if options.plan_in else policy,
         path,
         options.seed,
@@ -490,23 +487,23 @@ def as_trained(options: AnyEvalConfig, config: TrainConfig) -> AnyEvalConfig:
     return replace(options, latency=latency or 0.0, latency_jitter=jitter or 0.0)
 
 
+def env_of_model(config: TrainConfig, options: EvalConfig, num_envs: int, render: bool = False):
+    """An env of the model `options.sim`, as it was learnt: what the run's policy sees and commands is
+    compared with the model itself, not the options of the run, which may have had no env."""
+    model = {"obs": "", "image_size": 0, "max_steps": options.max_steps, "render": render}
+    return make(options.sim, config.task, num_envs, **model)
+
+
 def evaluation_env(config: TrainConfig, spec, options: EvalConfig):
     """(env to evaluate in, `close() -> dict`: closes it and gives what a live arm measured)."""
     wanted = episode_count(config, options)
-    if options.sim.startswith("wm:") and spec.units:  # of a run that has no env: as the model was learnt
-        if options.chunking:
+    if options.sim.startswith("wm:"):
+        if options.chunking and spec.units:
             raise UserError(
                 "--chunking plays policies of commands; this one learnt in units of its own data: leave it "
                 "out"
             )
-        env = make(
-            options.sim,
-            "",
-            env_count(config, wanted, options.envs or config.eval_envs),
-            obs="",
-            image_size=0,
-            max_steps=options.max_steps,
-        )
+        env = env_of_model(config, options, env_count(config, wanted, options.envs or config.eval_envs))
     elif options.on == "sim":
         env = make_env(config, env_count(config, wanted, options.envs or config.eval_envs))
     elif options.on == "arm":

@@ -217,7 +217,7 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
 
         offline.check(config)
         return
-    if config.dream:
+    if config.dream or config.dream_model or config.dream_hard:
         from robo_rl.experiment import dream
 
         dream.check(config)
