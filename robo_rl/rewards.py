@@ -104,7 +104,8 @@ def fit(
     if not len(good) or not len(bad):
         raise UserError(
             f"a success classifier needs marks of both kinds, got {len(good)} successes and {len(bad)} "
-            "failures"
+            "failures (states); where the env or the policy gives one kind alone, --rl.judge-marks gives "
+            "episodes that people marked, or --rl.operator somebody who marks them"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -287,6 +287,23 @@ def test_the_origin_of_every_value_is_told(tmp_path):
     assert "rgb" not in result.out.partition("\n\n")[0]  # reasons of this run alone
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rl": {"judge": "classifer"}}, "unknown recipe: rl.judge 'classifer'; did you mean 'classifier'"),
+        ({"policy": {"gripper": "toggel"}}, "unknown recipe: policy.gripper 'toggel'"),
+        ({"demos": 2.5}, "demos must be str"),
+    ],
+)
+def test_a_value_that_an_option_does_not_have_is_told_from_python_too(changes, words):
+    with pytest.raises(UserError, match=words):
+        robo_rl.recipe(task="reach", algo="hil_serl", preset="quick", **changes)
+
+
+def test_the_number_of_demonstrations_may_be_one():
+    assert robo_rl.recipe(task="reach", preset="quick", demos=7).demos == "7"
+
+
 # ---- recipes
 
 SIMS = (

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from robo_rl import old_names
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, choose
 from robo_rl.experiment.config import TrainConfig
 
 COMMAND_ONLY = ("resume", "out")  # of one run, not of its configuration
@@ -64,6 +65,9 @@ def _merged(base, document: Mapping, where: str, above: str):
             changes[key] = _merged(now, value, where, f"{name}.")
         else:
             changes[key] = _as(now, value, f"{where}: {name}")
+            hint = get_type_hints(type(base))[key]
+            if get_origin(hint) is Literal:
+                choose(f"{where}: {name}", changes[key], get_args(hint))
     return replace(base, **changes)
 
 
@@ -73,6 +77,8 @@ def _as(now, value, where: str):
         return tuple(value)
     if isinstance(now, float) and type(value) is int:
         return float(value)
+    if isinstance(now, str) and now.isdigit() and type(value) is int:
+        return str(value)  # a number or a folder, as --demos
     if now is not None and value is not None and type(value) is not type(now):
         raise UserError(f"{where} must be {type(now).__name__}, got {value!r}")
     return value
