@@ -151,6 +151,35 @@ def test_the_cameras_show_the_whole_picture_large_with_the_axes_on_it(b):
     assert b.js("getComputedStyle(document.querySelector('.robot img')).objectFit") == "contain"
 
 
+def test_on_a_phone_nothing_is_cut_off_and_the_keys_of_the_table_move_the_robot(b):
+    size = b.js("[innerWidth, innerHeight]")
+    try:
+        b.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+        b.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        b.until("document.documentElement.scrollWidth === 390 && innerWidth === 390")
+        for selector in ("figure:nth-child(1) img", "figure:nth-child(2) img"):
+            x, y, right, bottom = place(b, selector)
+            assert x >= 0 and right <= 390 and bottom < 500 and right - x > 150, selector
+        b.click("#take")
+        b.until("__console.held()[0] === 0 && __console.held()[1] > 0")
+        x, y, right, bottom = place(b, "kbd[data-key=w]")
+        assert right - x >= 40 and bottom - y >= 30 and bottom <= 844
+        at = [{"x": (x + right) / 2, "y": (y + bottom) / 2}]
+        b.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=at)
+        b.until("__console.state().robots[0].phase === 'correction'")
+        b.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        b.until("__console.state().robots[0].phase === 'pause'")  # and it stands still where nobody moves it
+    finally:
+        b.call("Emulation.setTouchEmulationEnabled", enabled=False)
+        b.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=size[0],
+            height=size[1],
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+
 def test_tab_to_a_robot_and_enter_takes_that_robot_over(b):
     for _ in range(2):
         b.key("Tab")

@@ -348,6 +348,17 @@ addEventListener("keydown", e => {
 });
 addEventListener("keyup", e => { keys.delete(name(e)); lightKeys(); });
 
+$("keys").addEventListener("pointerdown", e => {  // a key of the table is held as one of the keyboard is: on a phone there is none
+  const k = e.target.dataset && e.target.dataset.key;
+  if (!k) return;
+  e.preventDefault();
+  e.target.setPointerCapture(e.pointerId);
+  if (k === "g") turnGrip();
+  keys.add(k);
+  lightKeys();
+});
+$("keys").addEventListener("lostpointercapture", e => { keys.delete(e.target.dataset.key); lightKeys(); });
+
 function setActive(on) {
   active = on;
   if (!on) { keys.clear(); mouse.x = mouse.y = mouse.z = 0; lightKeys(); }
