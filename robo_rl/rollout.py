@@ -103,7 +103,8 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
     """Execute `actions[N,E,A]` -> (obs, reward[N] discounted, raw reward sum, terminated, truncated, success,
     steps[N]).
 
-    `steps` counts the control steps an env really took. Images are made for the last step alone. Where a
+    `steps` counts the control steps an env really took. An env with a method `announce` hears of the chunk
+    first. Images are made for the last step alone. Where a
     person may take over (`env.sources()`), the chunk ends before the first step in which somebody else acts
     than in its first one.
     """
@@ -113,6 +114,8 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
     reward, raw, scale = np.zeros(n, np.float64), np.zeros(n, np.float64), 1.0
     steps = np.zeros(n, np.int64)
     over = np.zeros(n, bool)
+    if e > 1 and not sources and hasattr(env, "announce"):
+        env.announce(actions)
     for j in range(e):
         if j and sources and ((sources() != first) & ~over).any():
             break

@@ -439,6 +439,63 @@ def test_as_an_env_it_keeps_the_contract(more):
     check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1e-4)
 
 
+def envs_of(model, count: int, n=3) -> list:
+    """As many envs of `model`, at the beginning of the same episodes."""
+    from world_models.env import WorldEnv
+
+    data = squares()
+    model.proprio.fit(
+        *(torch.from_numpy(x) for x in (data.state, np.diff(data.state, axis=0), data.reward)),
+        torch.zeros(len(data.state), 2),
+    )
+    model.frames, model.spec = data.frames(), SPEC.calibrated(10, 1e6)
+    envs = [WorldEnv(model, n) for _ in range(count)]
+    for env in envs:
+        env.reset(options={"reset_mask": np.ones(n, bool), "starts": (1 << 31) + np.arange(n)})
+    return envs
+
+
+def test_a_policy_of_chunks_meets_the_same_frames_in_an_env_as_in_an_evaluation():
+    """Those of chunks as they are calibrated: the env hears of a chunk before its first step."""
+    import robo_rl
+
+    model, seen = stirred(steps=2), []
+    env = envs_of(model, 1)[0]
+    model.shift.fill_(50)  # nobody succeeds, for an episode that is over goes on in one of them
+
+    def act(obs):
+        seen.append(obs["image/top"].copy())
+        far = obs["image/top"].reshape(len(obs["state"]), -1)[:, :6] / 128 - 1
+        return far.reshape(-1, 3, 2).astype(np.float32)
+
+    found = [robo_rl.evaluate(act, where, episodes=3, seed=0) for where in (model, env)]
+    half = len(seen) // 2
+    assert half == 4 and all(np.array_equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))
+    assert found[0].lengths.tolist() == found[1].lengths.tolist() == [10] * 3
+
+
+def test_actions_that_were_announced_and_did_not_come_change_nothing():
+    env, plain, whole = envs_of(stirred(steps=2), 3)
+    rng = np.random.default_rng(0)
+    planned, others = (rng.uniform(-1, 1, (3, 3, 2)).astype(np.float32) for _ in range(2))
+    env.announce(planned)
+    for k in range(3):  # none of them
+        a, b = (e.step(others[:, k])[0] for e in (env, plain))
+        assert np.array_equal(a["image/top"], b["image/top"])
+    whole.announce(others)
+    env.set_state(whole.get_state())
+    env.announce(planned)
+    whole.announce(planned)
+    for k in range(2):
+        a, b = (e.step(planned[:, k])[0] for e in (env, whole))
+        assert np.array_equal(a["image/top"], b["image/top"])
+    state = env.get_state()  # in the middle of a chunk
+    after = env.step(others[:, 0])[0]
+    env.set_state(state)
+    assert np.array_equal(after["image/top"], env.step(others[:, 0])[0]["image/top"])
+    assert np.array_equal(after["image/top"], whole.step(others[:, 0])[0]["image/top"])
+
+
 # ---- the moment of success
 
 

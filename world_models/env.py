@@ -91,6 +91,8 @@ class WorldEnv(ControlEnv):
         self.terminated, self.truncated, self.success, self.ready = (np.zeros(n, bool) for _ in range(4))
         self.uncertainty = np.zeros(n, np.float32)
         self.carry: worlds.Carry = {}
+        # actions [N,E,A] that were announced, what comes of them, the carry after them, how many were made
+        self.coming: tuple[np.ndarray, worlds.Prediction, worlds.Carry, int] | None = None
         self.seen = {k: np.zeros(s.shape or (), s.dtype) for k, s in self.observation_space.spaces.items()}
         self.clips = Clips(self.judge, self.seen)
         # False: where the model can step without drawing, pictures stay until a step with True
@@ -108,6 +110,7 @@ class WorldEnv(ControlEnv):
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs, self.ready)
         ids, starts = self.stream.due(seed, mask, starts)
+        self._settle()
         if len(ids):
             self._begin(ids, starts)
         return self._obs(), {"success": self.success.copy()}
@@ -135,17 +138,56 @@ class WorldEnv(ControlEnv):
             flags[ids] = False
         self.uncertainty[ids], self.ready[ids], self.stale[ids] = 0, True, False
 
+    def announce(self, actions: np.ndarray) -> None:
+        """Say which actions [N,E,A] the next steps will bring. A model that makes several frames at once then
+        makes them of all of these, as it does where it is calibrated and measured, and once, not at every
+        step. Steps with other actions are made one by one."""
+        if not self.ready.all() or self.lazy or not self.spec.views:
+            return
+        self._settle()
+        rows = [read_actions(a, self.num_envs, self.model.spec.action) for a in np.moveaxis(actions, 1, 0)]
+        planned = np.stack(rows, 1)
+        carry, p = self.model.step(self.carry, torch.from_numpy(planned))
+        self.coming = planned, p, carry, 0
+
+    def _next(self, actions: np.ndarray) -> "tuple[worlds.Carry | None, worlds.Prediction, int]":
+        """(the carry after the step, None within what was announced; a prediction; the row of it)."""
+        if self.coming is not None:
+            planned, p, carry, made = self.coming
+            if np.array_equal(planned[:, made], actions):
+                last = made + 1 == planned.shape[1]
+                self.coming = None if last else (planned, p, carry, made + 1)
+                return carry if last else None, p, made
+            self._settle()
+        draw = {"draw": False} if self.lazy else {}
+        return *self.model.step(self.carry, torch.from_numpy(actions)[:, None], **draw), 0
+
+    def _settle(self) -> None:
+        """Forget what was announced and not made: episodes that go on do so from what was."""
+        if self.coming is None:
+            return
+        (planned, _, _, made), self.coming = self.coming, None
+        alive = ~(self.terminated | self.truncated)
+        if made and alive.any():
+            carry, _ = self.model.step(self.carry, torch.from_numpy(planned[:, :made]))
+            self._keep(carry, alive)
+
+    def _keep(self, carry: worlds.Carry, rows: np.ndarray) -> None:
+        """Go on from `carry` in the lanes bool[N]."""
+        keep = torch.from_numpy(rows)
+        self.carry = {
+            k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, self.carry[k]) for k, v in carry.items()
+        }
+
     def step(self, actions):
         if not self.ready.all():
             raise UserError("call reset() before step()")
         actions = read_actions(actions, self.num_envs, self.model.spec.action)
         alive = ~(self.terminated | self.truncated)
-        carry, p = self.model.step(
-            self.carry, torch.from_numpy(actions)[:, None], **({"draw": False} if self.lazy else {})
-        )
-        obs, before = {k: v[:, 0].numpy() for k, v in p.obs.items()}, self.seen
+        carry, p, row = self._next(actions)
+        obs, before = {k: v[:, row].numpy() for k, v in p.obs.items()}, self.seen
         reward, terminal, chance, unsure = (
-            x[:, 0].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty)
+            x[:, row].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty)
         )
         sound = (
             np.isfinite(obs["state"]).all(1)
@@ -154,10 +196,8 @@ class WorldEnv(ControlEnv):
             & np.isfinite(chance + terminal)
         )
         known = alive & sound
-        keep = torch.from_numpy(known)
-        self.carry = {
-            k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, self.carry[k]) for k, v in carry.items()
-        }
+        if carry is not None:
+            self._keep(carry, known)
         self.seen = {
             k: np.where(known.reshape(-1, *[1] * (v.ndim - 1)), obs[k], v).astype(v.dtype) if k in obs else v
             for k, v in self.seen.items()
@@ -253,6 +293,7 @@ class WorldEnv(ControlEnv):
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Everything an episode depends on, one row per env; copies."""
+        self._settle()
         mine = {"seeds": self.stream.seeds, "episodes": self.stream.episodes} | {
             k: getattr(self, k) for k in FIELDS
         }
@@ -265,6 +306,7 @@ class WorldEnv(ControlEnv):
 
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
         """Put back rows of `get_state()`, only those of `mask`."""
+        self._settle()
         n = self.num_envs
         mask = np.ones(n, bool) if mask is None else np.asarray(mask)
         if mask.shape != (n,) or mask.dtype != bool:

@@ -95,7 +95,7 @@ def play(
     length, gain, doubt = np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32)
     made = 0
     while made < limit and not over.all():
-        actions = np.asarray(act(obs), np.float32)[:, : limit - made].clip(-1, 1)
+        actions = np.asarray(act(obs), np.float32).clip(-1, 1)
         if actions.shape[2] != model.spec.action:
             raise UserError(
                 f"the policy commands {actions.shape[2]} axes, the world model has {model.spec.action}: "
@@ -104,7 +104,7 @@ def play(
         carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions)))
         reward, terminal, success, uncertainty = (getattr(p, k).cpu().numpy() for k in HEADS)
         after = {k: v.cpu().numpy() for k, v in p.obs.items()}
-        for t in range(actions.shape[1]):
+        for t in range(min(actions.shape[1], limit - made)):
             live, made = ~over, made + 1
             length += live
             lost = live & ~np.isfinite(uncertainty[:, t] + reward[:, t])
