@@ -152,6 +152,8 @@ def test_a_robot_goes_back_to_exactly_where_it_was():
     assert robots.rewind(0, 4) == 6 and robots.rewind(0, 99) == 0
     assert np.array_equal(env.pos[0], seen[4][0][0]) and np.array_equal(env.pos[1], other)
     assert np.array_equal(robots.obs["state"][0], seen[4][1][0]) and len(robots.episodes[0].frames) == 4
+    robots.episodes[1].ran[4:] = [False] * 6  # it stood still: that is no way to go back
+    assert [robots.frame_before(1, n) for n in (0, 1, 2, 4, 99)] == [10, 3, 2, 0, 0]
     robots.step()
     assert len(robots.episodes[0].frames) == 5 and len(robots.episodes[1].frames) == 11
 

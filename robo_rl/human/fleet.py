@@ -224,6 +224,12 @@ class RobotFleet:
         self.obs, _ = self.env.reset(options={"reset_mask": mask.copy(), "starts": self._starts(mask)})
         self._clear(mask)
 
+    def frame_before(self, i: int, steps: int) -> int:
+        """The frame of robot `i`'s episode from which on it has moved for so many control steps; pauses, in
+        which it stands still, do not count."""
+        ran = np.flatnonzero(self.episodes[i].ran)
+        return int(ran[-steps]) if 0 < steps <= len(ran) else 0 if steps else len(self.episodes[i].ran)
+
     def rewind(self, i: int, to: int) -> int:
         """Put robot `i` back to how it was before frame `to` of its episode (0: its start) -> frames taken
         back."""

@@ -144,9 +144,8 @@ class ConsoleSession(ConsoleRobots):
         return self.recorder.error or self.picture_error
 
     def rewind(self, i: int, seconds: float) -> None:
-        """Put robot i back by `seconds` of its episode."""
-        to = max(0, len(self.fleet.episodes[i].frames) - round(seconds / self.spec.period))
-        if self.fleet.rewind(i, to):
+        """Put robot i back by `seconds` in which it moved."""
+        if self.fleet.rewind(i, self.fleet.frame_before(i, round(seconds / self.spec.period))):
             self.recorder.drop_episode(i)
 
     def end_episode(self, i: int, how: str, success: bool | None) -> None:
