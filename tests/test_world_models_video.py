@@ -16,7 +16,7 @@ from world_models.calibrate import covering
 from world_models.learning import saved_config
 from world_models.model import WorldSpec
 from world_models.options import LatentOptions, VideoConfig, VideoOptions
-from world_models.recorded import Recorded
+from world_models.recorded import Recorded, one_outcome
 from world_models.video import PATCH, Video, build, padded, to_frames, to_patches
 from world_models.video_fit import VideoFitOptions, VideoFitter
 
@@ -675,6 +675,19 @@ def test_success_is_said_as_often_on_held_out_rollouts_as_it_happened():
     said = ((out[:, 1].view(rolled.rows.shape) > model.shift[0]) & rolled.made).any(1)
     won = ((heads.labels[rolled.rows, 1] > 0) & rolled.made).any(1)
     assert won.sum() >= 3 and said.sum() == won.sum()
+
+
+def test_data_without_a_success_teaches_a_model_that_nothing_succeeds():
+    data = squares()
+    none = np.zeros(len(data), bool)
+    data = replace(data, success=none, terminated=none, reward=0 * data.reward)
+    fitter = VideoFitter(
+        Video(SPEC, options()), data, VideoFitOptions(arm=2, updates=2, batch=2, heads=3, imagined=4), 0
+    )
+    assert fitter.fit() and fitter.made == 7
+    assert one_outcome(data).startswith("no episode succeeded, so none in the model will")
+    assert one_outcome(replace(data, success=~none)).startswith("every episode succeeded")
+    assert not one_outcome(squares())
 
 
 def test_rollouts_for_the_heads_never_leave_their_episode_and_are_labelled_by_what_happened():

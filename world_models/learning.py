@@ -95,6 +95,8 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     images = config.kind in PICTURED
     data = read(config.data, images)
     recorded.check(data, " ".join(config.data))
+    if why := recorded.one_outcome(data):
+        warnings.warn(f"data set {' '.join(config.data)}: {why}", stacklevel=2)
     check_text(config.net, (data.tasks[i] for i in data.task), " ".join(config.data))
     if config.gate:
         check_gate(data)

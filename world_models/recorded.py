@@ -170,6 +170,21 @@ def check(data: Recorded, where: str) -> None:
         )
 
 
+def one_outcome(data: Recorded) -> str:
+    """What a model does not learn of success from episodes that all ended alike; "": they did not."""
+    if not data.success.any():
+        return (
+            "no episode succeeded, so none in the model will. Record some that do, or say which did (robo_rl "
+            "data label DATASET --success …)"
+        )
+    if data.success.all():
+        return (
+            "every episode succeeded, so the model learns of no failure and grants success too easily. "
+            "Record a weak policy and random actions too (robo_rl collect --policy RUN,random)"
+        )
+    return ""
+
+
 def differences(spec: WorldSpec, data: Recorded) -> list[str]:
     """What of the data differs from what the model was made for, as words; [] if it fits."""
     a, b, out = spec.control, data.control, []

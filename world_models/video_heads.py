@@ -162,7 +162,9 @@ class HeadFitter:
         m, after = self.model, int(self.model.options.after)
 
         def drawn(pool: Tensor) -> Tensor:
-            return pool[torch.randint(0, len(pool), (BATCH if len(pool) else 0,), generator=self.generator)]
+            if not len(pool):  # of events, where no episode succeeded or ended by itself
+                return pool
+            return pool[torch.randint(0, len(pool), (BATCH,), generator=self.generator)]
 
         rows = torch.cat([drawn(self.any), drawn(self.events)])
         mine = torch.cat([drawn(steps), drawn(events)])
