@@ -23,6 +23,7 @@ from controllers.chunking import ChunkRunner
 from controllers.policy_client import InProcessPolicy
 from controllers.remote import RemotePolicyClient, read_token
 from controllers.serving import PolicyServer
+from controllers.transport import Text
 from robo_rl.checkpoint import name, save_checkpoint
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
@@ -111,6 +112,40 @@ def test_a_lease_that_an_e_stop_ended_is_told_as_the_e_stop(pressed, said):
         print,
     )
     assert bridge.lost.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("says", "ends"),
+    [("HOLD: no command for 0.101 s", True), ("STOPPED: e-stop", True), ("ACTIVE: refused to arm", False)],
+)
+def test_a_deployment_ends_where_the_arm_no_longer_follows(says, ends):
+    """As after a pause of this process in which the arm held and the lease ended: the lease is taken again,
+    and nothing would move."""
+    governor = SimpleNamespace(state="ACTIVE", stopped_by=set(), disarm=lambda now: None, reason="")
+
+    def hold(now, contract, reason):
+        governor.state, governor.reason = "HOLD", reason
+
+    governor.hold = hold
+    bridge = SimpleNamespace(
+        lost="", governor=governor, measure=lambda now: None, publish=lambda now: None, ticks=0
+    )
+    bridge.tick = lambda client, now: setattr(bridge, "ticks", bridge.ticks + 1)
+    lease = SimpleNamespace(renew=lambda now: None, ours=lambda: True, refusals=list)
+    said = [[], [], [SimpleNamespace(message=Text(says))]]
+    real_time_loop(
+        DeployOptions(run="run", seconds=0.05),
+        0.001,
+        bridge,
+        SimpleNamespace(now=time.monotonic),
+        None,
+        SimpleNamespace(after_tick=lambda t: False),
+        [],
+        lease,
+        print,
+        SimpleNamespace(take=lambda: said.pop(0) if said else []),
+    )
+    assert (governor.reason == f"the arm says {says}") == ends and (bridge.ticks == 3) == ends
 
 
 def test_a_dry_run_says_what_it_would_do(run, tmp_path):

@@ -248,8 +248,10 @@ def deploy_on_wire(
                     "this arm has no governor of its own: kill -9 of the bridge leaves it at the last target"
                 )
             log(f"{options.run} on {robot.name} {pace_of(options, bridge, bool(recorder.name))}")
+            safety.state.take()  # what was said until now is not about this
+            given, said_by = (lease if governed else None), (safety.state if held else None)
             seconds, timing = real_time_loop(
-                options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn
+                options, task.period, bridge, wire, client, recorder, stop, given, warn, said_by
             )
         finally:
             if held:
@@ -287,10 +289,20 @@ def pace_of(options: DeployOptions, bridge, scaled: bool) -> str:
 
 
 def real_time_loop(
-    options: DeployOptions, period: float, bridge, wire, client, recorder, stop: list[int], lease, warn
+    options: DeployOptions,
+    period: float,
+    bridge,
+    wire,
+    client,
+    recorder,
+    stop: list[int],
+    lease,
+    warn,
+    state=None,
 ) -> tuple[float, str]:
     """Tick the bridge at its period, then brake -> (seconds since the first tick, the loop's timing in
-    words). lease: on the arm, None where it has none to give."""
+    words). lease: on the arm, None where it has none to give; state: subscription of what the arm's own
+    governor says, which ends the motion where that no longer follows, None for no such."""
     from controllers.loop import real_time, undisturbed
 
     braking, done, began = [], [], []
@@ -313,6 +325,10 @@ def real_time_loop(
                     bridge.lost = LEASE_LOST
             for refusal in lease.refusals():
                 warn(f"the arm refused {refusal}")
+        for got in state.take() if state is not None else ():
+            follows = not got.message.data.startswith(("HOLD", "STOPPED", "DISARMED"))
+            if not follows and not braking and bridge.governor.state in ("ARMED", "ACTIVE"):
+                bridge.governor.hold(wire.now(), "arm", f"the arm says {got.message.data}")
         if braking and bridge.governor.state in ("ARMED", "ACTIVE"):
             bridge.governor.disarm(wire.now())
         if not began:
