@@ -25,6 +25,8 @@ TURNS = 4 * math.pi  # rad: range of a joint that turns without end
 STEP_SHARE = 0.9  # of the governor's largest step, for the tool
 BLEND = 4  # rows over which two chunks of absolute angles are joined
 FAR = 0.5  # of a column's range in the data beyond it
+BEYOND = 2.0  # of half a joint's range from its middle, from which on an absolute target is no target
+DEGREES = 180 / math.pi
 # s: the longest control period; commands that are rarer would be late for the governor of a slow data set
 CONTROL = 0.02
 
@@ -119,11 +121,19 @@ class DataInterface:
 
     def shares(self, rows: np.ndarray) -> np.ndarray:
         """Rows [E, A] of the policy as shares of the columns' ranges, beyond -1 .. 1 where they ask for
-        more."""
+        more. UserError: an absolute one is far beyond it."""
         if rows.ndim != 2 or rows.shape[1] != len(self.action):
             return rows  # `ChunkRunner` says what is wrong with them
         (middle, half), (factor, offset) = self.ranges(), self._lines()
-        return ((rows - offset) / factor - middle) / half
+        shares = ((rows - offset) / factor - middle) / half
+        far = (np.abs(shares) > BEYOND).any(0) & ~self.increments
+        for k in np.flatnonzero(far & np.array([c.what != UNUSED for c in self.action])).tolist():
+            low, high = (middle[k] + np.array((-1, 1)) * half[k]) * factor[k] + offset[k]
+            raise UserError(
+                f"the policy asks for {self.action[k].name} at {rows[np.abs(shares[:, k]).argmax(), k]:.4g}, "
+                f"which goes from {low:.4g} to {high:.4g}: is its unit another (--units)?"
+            )
+        return shares
 
     def numbers(self, shares: np.ndarray) -> np.ndarray:
         """The inverse of `shares`."""
@@ -162,6 +172,22 @@ class DataInterface:
                         "column another?"
                     )
         return out
+
+    def check_angles(self, state: np.ndarray) -> None:
+        """UserError: the angles of a state [S] that are far from the data are 57.3 times the data's, or one
+        57.3th: degrees and radians are confused, and the arm would go anywhere."""
+        if not len(self.low) == len(self.high) == len(self.state) or not self.strange(state):
+            return
+        ratios = [
+            abs(2 * x / (low + high))
+            for c, x, low, high in zip(self.state, state.tolist(), self.low, self.high, strict=True)
+            if c.what in self.robot.joints and abs(low + high) / 2 > high - low  # it stays away from 0
+        ]
+        if len(ratios) > 1 and any(all(0.7 < r / f < 1.4 for r in ratios) for f in (DEGREES, 1 / DEGREES)):
+            raise UserError(
+                f"the measured angles are {np.median(ratios):.3g} times those of the run's data: degrees and "
+                "radians are confused; say which they are with --units and --state-units, or data label"
+            )
 
     def command(self, model: ArmModel, limits: Limits) -> "JointTargets | ToolTargets":
         """What the rows of one deployment are told to."""

@@ -255,6 +255,40 @@ def test_a_start_that_is_unlike_the_data_is_told_by_its_column(tmp_path):
     assert len(lines) == 1 and lines[0].startswith("gripper.pos is 100, in the run's data -10 to 10")
 
 
+@pytest.mark.parametrize(("unit", "times"), [("rad", 180 / math.pi), ("deg", math.pi / 180)])
+def test_degrees_that_are_taken_for_radians_move_nothing(tmp_path, unit, times):
+    from dataclasses import replace
+
+    home = np.radians(HOME) if unit == "rad" else HOME
+    task = interface(tmp_path, JOINTS, (unit,) * 7, ("absolute",) * 7)
+
+    def within(x):  # an interface whose data were there
+        return replace(task, low=tuple(x - 0.01 * np.abs(x)), high=tuple(x + 0.01 * np.abs(x)))
+
+    within(home).check_angles(home.astype(np.float32))
+    within(home).check_angles((home + (0.9 if unit == "rad" else 50)).astype(np.float32))  # elsewhere
+    with pytest.raises(UserError, match="degrees and radians are confused; say which they are with --units"):
+        within(times * home).check_angles(home.astype(np.float32))
+    if unit == "rad":
+        assert np.abs(task.shares(home[None])).max() <= 1
+        with pytest.raises(
+            UserError, match="the policy asks for joint2.pos at .*, which goes from .*--units"
+        ):
+            task.shares(np.full((3, 7), [0, -90.0, 0, 0, 0, 0, 0]))
+
+
+def test_another_rate_than_the_datas_is_said(tmp_path):
+    said = []
+    interface(tmp_path, rate=15.0)
+    spec = SimpleNamespace(units=ARM_UNITS, action=8, state=8, action_names=(*JOINTS, "gripper.pos"),
+                           views=(), image_size=0, fit="", text=0)  # fmt: skip
+    for rate in (15, 60):
+        given = DeployOptions(run="run", rate=rate)
+        where = SimpleNamespace(demos="nowhere")
+        data_interface(given, tmp_path, where, spec, SIM, (0.5, 2.0), warn=said.append)
+    assert said == ["--rate 60 plays what was recorded at 15 actions a second 4 times as fast"]
+
+
 @pytest.mark.filterwarnings("error")
 def test_pictures_are_made_square_as_in_training_and_go_whole_to_a_policy_that_does_it_itself():
     wide = np.full((20, 40, 3), 200, np.uint8)

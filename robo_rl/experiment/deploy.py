@@ -60,19 +60,28 @@ def deploy(
     robot = load_robot(options.robot)
     check_speed(options.speed, robot)
     tell(f"loading the policy of {options.run}")
-    from controllers.model import arm_model
+    from controllers.model import arm_model, range_fault
     from robo_rl.experiment.arm import policy_interface
     from robo_rl.experiment.deploy_data import data_interface, refuse_stated
 
     act, config, spec = choose_actor(options)
     if config.sim == "none":
         task = data_interface(
-            options, folder, config, spec, robot, limits_of(robot, options.speed).speed, not options.policy
+            options,
+            folder,
+            config,
+            spec,
+            robot,
+            limits_of(robot, options.speed).speed,
+            not options.policy,
+            warn,
         )
     else:
         refuse_stated(options)
         task = policy_interface(config, spec)
     model = arm_model(robot, options.model)
+    if fault := range_fault(model, robot):
+        warn(fault)
     name = "" if config.sim == "none" else config.task or "pick_cube"
     recorder = DeployRecorder(
         name,

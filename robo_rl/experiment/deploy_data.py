@@ -1,6 +1,7 @@
 """What a run without a simulator (`--sim none`) sees and commands on one arm: from its data set, the robot's
 file and the options."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +58,14 @@ def stated_units(text: str, count: int, option: str) -> tuple[tuple[str, ...], t
 
 
 def data_interface(
-    options, folder: Path, config, spec, robot: Robot, speed: tuple[float, float], raw_pictures: bool = True
+    options,
+    folder: Path,
+    config,
+    spec,
+    robot: Robot,
+    speed: tuple[float, float],
+    raw_pictures: bool = True,
+    warn: Callable[[str], None] = lambda line: None,
 ) -> DataInterface | PolicyInterface:
     """Of a run folder (its config, its policy's ObsSpec) on a robot. What was given as an option goes before
     what the data set says, and that before the robot's file. speed: limit of the tool [m/s], [rad/s].
@@ -66,6 +74,11 @@ def data_interface(
     if not spec.units:
         return simulators_interface(facts, config, spec)
     rate = options.rate or facts.rate or file.rate
+    if options.rate and facts.rate and not 0.9 < options.rate / facts.rate < 1.1:
+        warn(
+            f"--rate {options.rate:g} plays what was recorded at {facts.rate:g} actions a second "
+            f"{options.rate / facts.rate:.3g} times as fast"
+        )
     if not rate:
         raise UserError(
             "nobody said how many actions a second the run's policy gives: state it with --rate, or in "
@@ -173,11 +186,13 @@ def whole_periods(task: DataInterface, tick: float) -> DataInterface:
 
 def announce(task, bridge, log, warn) -> None:
     """Say what a policy of a data set commands and sees, and where the arm is unlike anything in the data.
-    After `bridge.begin`."""
+    After `bridge.begin`. UserError: degrees and radians are confused."""
     if isinstance(task, DataInterface):
         log(task.summary())
-        for line in task.strange(bridge.observation()):
+        seen = bridge.observation()
+        for line in task.strange(seen):
             warn(line)
+        task.check_angles(seen)
 
 
 def check_views(task) -> None:

@@ -142,6 +142,9 @@ def report_motion(bridge, client, log: Callable[[str], None], warn: Callable[[st
 
     latency = client.latency if isinstance(client, TimedPolicy) else None
     log(bridge.report(latency))
+    if bridge.chunks.asked is not None and bridge.governor.counts["command_age"]:
+        waited = bridge.transport.now() - bridge.chunks.asked_at
+        warn(f"no answer of the policy came in the last {waited:.1f} s: does it still run?")
     if slow := slowness(bridge, client.blocks, latency):
         warn(slow)
 
