@@ -295,7 +295,13 @@ class ObservationBuffer:
                 self.poses[name] = pose.message
         if got is None or got.at <= self.seen:
             return False
-        self.seen, m = got.at, got.message
+        first, m = self.seen == -math.inf, got.message
+        if first and (lost := [j for j in self.robot.joints if j not in m.names]):
+            raise UserError(
+                f"{self.robot.topics['joint_states']} lacks the joints {', '.join(lost)} of the file of "
+                f"robot {self.robot.name}; named there are {', '.join(m.names) or 'none'}"
+            )
+        self.seen = got.at
         q = by_name(self.robot.joints, m.names, m.position)
         dq = by_name(self.robot.joints, m.names, m.velocity, "velocity")
         if not (np.isfinite(q).all() and np.isfinite(dq).all()):

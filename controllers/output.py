@@ -11,14 +11,13 @@ from typing import Any
 from controllers.cell import COMMANDS
 from controllers.governor import ACTIVE, HOLD
 from controllers.model import ArmModel
-from controllers.robot import Robot
+from controllers.robot import POSITIONS, Robot
 from controllers.servo import JointServo
 from controllers.setpoint import Setpoint
 from controllers.transport import JointState, JointTrajectory, Numbers, PoseStamped, Transport
-from robo_rl.errors import choose
+from robo_rl.errors import UserError, choose
 
 PREVIEW = "preview/target_pose"
-POSITIONS = ("forward_position", "joint_trajectory")
 
 
 class Output:
@@ -39,9 +38,12 @@ class Output:
             self.command = "pose"
         self.joints = self.command != "pose"  # the governor is to judge joints with their pose
         topic = {"pose": "target_pose", "joint": "target_joint"}.get(self.command, self.command)
-        self.topic = (
-            PREVIEW if dry else robot.topics[choose(f"topic of robot {robot.name}", topic, robot.topics)]
-        )
+        if not dry and topic not in robot.topics:
+            raise UserError(
+                f"the file of robot {robot.name} names no controller {topic}: say "
+                f'"topics": {{"{topic}": "{POSITIONS[topic]}"}} in it, where the robot has one'
+            )
+        self.topic = PREVIEW if dry else robot.topics[topic]
         kinds: dict[str, Any] = {
             "pose": PoseStamped,
             "joint": JointState,

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import sims
-from controllers.bridge import AXES, PolicyInterface, objects_of, slowness
+from controllers.bridge import AXES, ObservationBuffer, PolicyInterface, objects_of, slowness
 from controllers.model import arm_model
 from controllers.node import ORDERS, SAFETY_STATE
+from controllers.output import Output
 from controllers.pace import limits_at
 from controllers.policy_client import InProcessPolicy
 from controllers.remote import MessageParser, RemotePolicyClient, address, pack
@@ -305,6 +306,21 @@ def test_a_gripper_that_publishes_its_joints_beside_the_arms_is_passed_over():
     drive(body, InProcessPolicy(moving(-0.5)), 1.0)
     assert not body.bridge.lost and body.bridge.governor.state == "ACTIVE", body.bridge.governor.reason
     assert np.linalg.norm(body.arm.twist()[:3]) > 0.05
+
+
+def test_an_arm_whose_joints_have_other_names_than_its_file_is_named_with_both():
+    body, names = there(0.25), tuple(f"j{k}" for k in range(7))
+    wire = LoopbackTransport(body.bus, "mine")
+    robot = replace(ROBOT, name="mine", joints=names, topics=ROBOT.topics | {"joint_states": "js"})
+    buffer = ObservationBuffer(robot, wire, ("ee_x",))
+    wire.publisher("js", JointState).publish(JointState(0.0, ROBOT.joints, (0.0,) * 7, (0.0,) * 7))
+    says = "js lacks the joints j0, .* of the file of robot mine; named there are joint1, "
+    with pytest.raises(UserError, match=says):
+        buffer.update(arm_model(ROBOT))
+    for topic in ("forward_position", "joint_trajectory"):
+        bare = replace(robot, topics={k: t for k, t in robot.topics.items() if k != topic})
+        with pytest.raises(UserError, match=f'names no controller {topic}: say "topics": .*_controller/'):
+            Output(topic, bare, wire, arm_model(ROBOT), 0.02)
 
 
 @pytest.mark.parametrize("velocity", [(math.nan,) * 7, ()])
