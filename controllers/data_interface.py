@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controllers.bridge import JOINT_LEAD, GripperCommand, ObservationBuffer
+from controllers.bridge import JOINT_LEAD, GripperCommand
 from controllers.chunking import Prefix
 from controllers.data_columns import GRIPPER, MOVES, SPEED, TOOL, UNUSED, Column
 from controllers.limits import Limits
 from controllers.model import ArmModel
+from controllers.observation import ObservationBuffer
 from controllers.robot import Robot
 from robo_rl.errors import UserError, in_range
 

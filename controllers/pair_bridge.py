@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controllers.bridge import AXES, STALE_PICTURE, Bridge, PolicyInterface, camera_topic, picture
+from controllers.bridge import AXES, Bridge, PolicyInterface
 from controllers.chunking import ChunkRunner, Prefix
 from controllers.data_interface import BLEND, TURNS, next_joints
 from controllers.governor import ACTIVE, ARMED
 from controllers.limits import Limits
 from controllers.model import ArmModel
 from controllers.node import SAFETY_STATE
+from controllers.observation import STALE_PICTURE, camera_topic, picture
 from controllers.pair import GRIPPER, ArmPair
 from controllers.pair_governor import PairGovernor, Separation
 from controllers.policy_client import PolicyClient

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import sims
-from controllers.bridge import AXES, ObservationBuffer, PolicyInterface, objects_of, slowness
+from controllers.bridge import AXES, PolicyInterface, slowness
 from controllers.model import arm_model
 from controllers.node import ORDERS, SAFETY_STATE
+from controllers.observation import ObservationBuffer, objects_of
 from controllers.output import Output
 from controllers.pace import limits_at
 from controllers.policy_client import InProcessPolicy

@@ -13,12 +13,12 @@ from test_controllers_bridge import there as body_at
 from test_controllers_manager import CARTESIAN, There
 from ur_like import JOINTS, xml
 
-from controllers.bridge import ObservationBuffer
 from controllers.cell import NEEDED, Cell, CellCamera, Payload
 from controllers.governor import ACTIVE, HOLD
 from controllers.law import LawOptions
 from controllers.limits import JOINT_SHARE
 from controllers.model import ArmModel, arm_model
+from controllers.observation import ObservationBuffer
 from controllers.output import POSITIONS, Output
 from controllers.policy_client import InProcessPolicy
 from controllers.readback import STIFFNESS, gain_faults

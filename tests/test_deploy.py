@@ -18,8 +18,8 @@ import pytest
 from commands import Command, robo_rl
 
 from controllers.bag import offered
-from controllers.bridge import camera_topic, picture
 from controllers.chunking import ChunkRunner
+from controllers.observation import camera_topic, picture
 from controllers.policy_client import InProcessPolicy
 from controllers.remote import RemotePolicyClient, read_token
 from controllers.serving import PolicyServer

@@ -157,7 +157,7 @@ class SourceCameras:
     """Publishes what sources see, the middle of each picture as `size` x `size` pixels."""
 
     def __init__(self, transport, sources: dict[str, PictureSource], size: int, *, form: str, robot: str):
-        from controllers.bridge import topic_of
+        from controllers.observation import topic_of
         from controllers.robot import load_robot
         from controllers.transport import CompressedImage
 

@@ -73,7 +73,7 @@ class SceneCameras:
         robot: str = "sim",
     ):
         from controllers.arm_topics import GRIPPER_STATE
-        from controllers.bridge import camera_topic
+        from controllers.observation import camera_topic
         from controllers.robot import load_robot
         from controllers.transport import CompressedImage, JointState, PoseStamped
         from sims.mujoco.scene_view import SceneView

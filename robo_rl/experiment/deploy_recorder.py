@@ -104,7 +104,7 @@ class DeployRecorder:
 
     def watch(self, bridge, wire) -> None:
         """Record this bridge from now on."""
-        from controllers.bridge import camera_topic
+        from controllers.observation import camera_topic
         from controllers.transport import CompressedImage, JointState, PoseStamped
 
         if self.name:
@@ -138,7 +138,7 @@ class DeployRecorder:
 
     def shoot(self) -> None:
         """Keep what the film shows of this step: nothing is drawn while the arm moves."""
-        from controllers.bridge import picture
+        from controllers.observation import picture
         from controllers.robot import by_name
 
         if self.front is not None and (got := self.front.latest()) is not None:

@@ -133,10 +133,10 @@ class Homing:
     """One way home. `run` is all of it."""
 
     def __init__(self, options: HomeOptions, robot, model, limits, wire, sleep, stop: list[int], log, warn):
-        from controllers.bridge import ObservationBuffer
         from controllers.lease import LeaseClient
         from controllers.model import ArmModel
         from controllers.node import SAFETY_STATE
+        from controllers.observation import ObservationBuffer
         from controllers.transport import Text
         from robo_rl.experiment.safety_client import SafetyClient
 
