@@ -134,6 +134,7 @@ class ReplayCollector:
         self.chunk = np.zeros((n, self.execute, a), np.float32)
         self.at = np.full(n, self.execute)  # next step of the chunk; E: plan anew
         self.returns, self.lengths = np.zeros(n), np.zeros(n, np.int64)
+        self.attended = np.zeros(n, bool)  # a person attends to the robot, in the last step
         self.human = np.zeros(n, np.int64)  # human steps of the present episode
         # steps, the present one too, that the last human one's chunk reaches
         self.follow = np.zeros(n, np.int64)
@@ -189,9 +190,8 @@ class ReplayCollector:
             truncated = over & ~terminated  # a success that was not seen bootstraps, like a time limit
         self.online.add(self.lanes, self.obs, executed, reward, terminated, source, phase)
         held = np.asarray(info.get("held", (source == HUMAN) & (phase > PAUSE)))
-        attended = np.asarray(info.get("attended", held))
+        self.attended = np.asarray(info.get("attended", held))
         self._correct(
-            attended,
             executed,
             reward,
             terminated,
@@ -211,21 +211,21 @@ class ReplayCollector:
         self.returns += reward
         self.lengths += 1
         self.human += held
-        self.help_steps += int(attended.sum())
+        self.help_steps += int(self.attended.sum())
         done = terminated | truncated
         self.obs, self.frame = after, self._frame(raw)
         if done.any():
             self._finish(done, terminated, success)
         self.timer.add("sim")
 
-    def _correct(self, attended, executed, reward, terminated, truncated, source, phase, after, won) -> None:
+    def _correct(self, executed, reward, terminated, truncated, source, phase, after, won) -> None:
         """Add human steps, and as many after them as their chunks reach, to the corrections; drop those in
         which the episode failed, which are no demonstration (the online store has them). Pauses of a person
         who still attends are part of what they do, and nothing to begin a chunk with."""
         if self.corrections is None:
             return
         mine = (source == HUMAN) & (phase > PAUSE)
-        pauses = attended & (source == HUMAN) & (self.follow > 0)
+        pauses = self.attended & (source == HUMAN) & (self.follow > 0)
         self.follow = np.where(mine | pauses, self.execute, np.maximum(self.follow - 1, 0))
         rows = (self.follow > 0).nonzero()[0]
         if not len(rows):

@@ -144,6 +144,12 @@ def test_a_typed_key_counts_for_a_moment():
     os.close(ours)
 
 
+def test_a_keyboard_without_a_terminal_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(6, "No such device or address")))
+    with pytest.raises(UserError, match="start it in one, or name the keyboard's file"):
+        TerminalKeys()
+
+
 def test_a_terminal_is_as_it_was_after_its_keys_were_read():
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)

@@ -34,6 +34,7 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import HUMAN, Replay
 from robo_rl.replay_collector import ReplayCollector
 from robo_rl.rewards import marks_of
+from robo_rl.runtime.actor import may_step
 
 FEW = ("--steps", "96", "--rl.warmup", "32")
 ONE = ("--envs", "1", "--rl.operator-speed", "0")
@@ -248,6 +249,23 @@ def test_new_addresses_of_a_runs_page_are_printed_at_a_signal(monkeypatch):
         assert renewed == [1] and said[-1] == "operator: http://x"
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_of_several_robots_only_one_that_somebody_helps_runs_ahead_of_the_learner():
+    console, env, act = page_robots(2)
+    policy = make_policy(
+        PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=8, layers=1),
+        ObsSpec(state=4, action=2),
+        0,
+    )
+    g = ReplayCollector(env, policy, Replay({"state": ((4,), np.float32)}, 2, 2, 0.9, 100, 2), None, 0)
+    env.env.goal[:] = 99
+    g.step(policy)
+    assert g.lengths.any() and may_step(4, g, True) and not may_step(3, g, True)
+    number = console.state.take("ann", 1)
+    assert may_step(0, g, True) and not may_step(0, g, False)
+    console.state.hand_back("ann", 1, number)
+    assert not may_step(0, g, True)
 
 
 @pytest.mark.parametrize("won", [True, False])

@@ -198,7 +198,13 @@ class TerminalKeys(DeviceFile):
     process's terminal, which shows nothing of what is typed until `close`."""
 
     def __init__(self, path: int | None = None, clock: Callable[[], float] = time.monotonic):
-        super().__init__("/dev/tty" if path is None else path)
+        try:
+            super().__init__("/dev/tty" if path is None else path)
+        except UserError:
+            raise UserError(
+                "keyboard reads the keys of a terminal, and this process has none: start it in one, or name "
+                "the keyboard's file, for example keyboard:/dev/input/event3"
+            ) from None
         self.clock, self.until, self.before = clock, {}, None
         if os.isatty(self.fd):
             import termios

@@ -78,7 +78,7 @@ class ActorJob:
     steps: int = 0  # control steps made before
     helped: int = 0  # human steps among them
     incarnation: int = 0  # > 0: another one was at it before
-    # an episode that began is played to its end, grant or not: an arm cannot stand still in time
+    # an arm or a person does not wait for grants within an episode, see `may_step`
     whole: bool = False
     starts: bool = False  # the learner says where episodes begin (robo_rl.runtime.start_file)
 
@@ -142,7 +142,7 @@ def _act(job: ActorJob, pipe) -> None:
     try:
         while os.getppid() == parent:
             words[BEAT] = time.monotonic_ns()
-            free = words[GRANT] >= g.steps + g.n or job.whole and bool(g.lengths.any())
+            free = may_step(int(words[GRANT]), g, job.whole)
             if pipe.poll(0 if free else WAIT) and pipe.recv() is None:
                 return
             if free:
@@ -160,6 +160,17 @@ def _act(job: ActorJob, pipe) -> None:
         for journal in journals:
             journal.close()
         stage.close()
+
+
+def may_step(grant: int, g: ReplayCollector, whole: bool) -> bool:
+    """Whether the actor makes a control step now: it was granted; or, if `whole`, one robot is within an
+    episode, for an arm cannot stand still in time; or of several somebody helps one. Where all episodes of
+    several robots counted, one would always be going on, and the actor would never wait for the learner.
+    """
+    if grant >= g.steps + g.n:
+        return True
+    called = getattr(getattr(g.env, "operator", None), "is_called", lambda: False)
+    return whole and bool(g.lengths.any() if g.n == 1 else g.attended.any() or called())
 
 
 # ---- the learner's side ------------------------------------------------------------------------------------

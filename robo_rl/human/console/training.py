@@ -39,6 +39,10 @@ class TrainingConsole(ConsoleRobots):
             self.state.begin(mask, obs)
             self.obs, self.is_helped[mask] = obs, False
 
+    def is_called(self) -> bool:
+        """Whether somebody holds a robot, which is to move as they command."""
+        return any(hold is not None for hold in self.state.holds)
+
     def intervene(self, view: OperatorView) -> Intervention:
         self.real_time.wait()
         with self.lock:
