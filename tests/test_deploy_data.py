@@ -15,6 +15,7 @@ import pytest
 from commands import robo_rl
 from pairs import aloha_arm
 
+from controllers.chunking import Prefix
 from controllers.data_columns import RobotData, read_data
 from controllers.data_interface import DataInterface
 from controllers.policy_client import InProcessPolicy
@@ -29,7 +30,8 @@ from robo_rl.experiment.deploy import deploy_in_process
 from robo_rl.experiment.deploy_data import data_interface, fitted
 from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_recorder import DeployRecorder
-from robo_rl.experiment.policy_server import default_instruction
+from robo_rl.experiment.model_units import CommandUnits
+from robo_rl.experiment.policy_server import Actor, default_instruction, in_units
 
 SIM = load_robot("sim")
 JOINTS = tuple(f"{j}.pos" for j in SIM.joints)
@@ -299,7 +301,7 @@ def test_pictures_are_made_square_as_in_training_and_go_whole_to_a_policy_that_d
     assert fitted(whole, True)(wide).shape == (20, 40, 3) and fitted(whole, False)(wide).shape == (16, 16, 3)
 
 
-def my_arm(folder: Path) -> Path:
+def my_arm(folder: Path, episodes: int = 3) -> Path:
     """A data set of a made-up arm of six joints in degrees and a gripper in percent, 15 frames a second, and
     the arm's file."""
     path = aloha_arm(folder)
@@ -310,7 +312,7 @@ def my_arm(folder: Path) -> Path:
     with Writer(
         folder / "data/mine", Features(fps=15.0, state=names, action=names, robot="my_arm")
     ) as writer:
-        for _ in range(3):
+        for _ in range(episodes):
             phase = rng.uniform(0, 6, 7)
             wave = np.append(np.degrees(robot.home), 50.0) + np.append(np.full(6, 3.0), 30.0) * np.sin(
                 t + phase
@@ -371,6 +373,54 @@ def test_a_run_without_a_simulator_is_deployed_on_an_arm_of_the_users_own_from_i
         interface(tmp_path / "run", facts.action, facts.unit, facts.kind, robot=load_robot(str(robot))),
         DataInterface,
     )
+
+
+def test_a_policy_of_a_world_model_of_the_users_own_data_drives_the_arm_in_its_units(tmp_path):
+    robot = my_arm(tmp_path, 12)
+    data = "data/mine"
+    for argv in (
+        ["data", "label", data, "--units", "deg*6,%"],
+        ["wm", "train", data, "--out", "wm", "--horizon", "8", "--tolerance", "50", "--fit.updates", "40"]
+        + ["--fit.batch", "16", "--net.members", "2", "--net.hidden", "16", "--net.layers", "1"],
+        ["train", "--sim", "wm:wm", "--algo", "bc", "--demos", data, "--out", "run", "--bc.updates", "150"]
+        + ["--policy.hidden", "32", "--eval-episodes", "2", "--no-video"],
+    ):
+        done = robo_rl(tmp_path, *argv)
+        assert done.code == 0, done
+    learnt, facts = load(tmp_path / data), read_facts(tmp_path / "run", "nowhere")
+    assert (facts.rate, facts.unit, facts.kind) == (15.0, (*["deg"] * 6, "%"), ("absolute",) * 7)
+    np.testing.assert_allclose(facts.low, learnt.state.min(0))
+    (tmp_path / data).rename(tmp_path / "elsewhere")
+    (tmp_path / "wm").rename(tmp_path / "model")  # the run is enough
+    for more in ([], ["--chunking", "rtc"], ["--policy", "process"]):
+        argv = ["deploy", "run", "--robot", robot, "--transport", "inprocess", "--seconds", "0.6", *more]
+        done = robo_rl(tmp_path, *argv, "--record", f"again{len(more)}{more[-1:]}")
+        assert done.code == 0 and "6 joints (absolute) and the gripper" in done.out, done
+        again = load(tmp_path / f"again{len(more)}{more[-1:]}")
+        low, high = learnt.action.min(0), learnt.action.max(0)
+        assert ((again.action >= low - 1e-3) & (again.action <= high + 1e-3)).all()
+        assert again.features.action == learnt.features.action and np.abs(again.action[:, :6]).max() > 2
+
+
+def test_commands_of_a_model_and_actions_of_its_robot_are_one_another():
+    units = CommandUnits(np.array([-90.0, 0.0]), np.array([90.0, 100.0]))
+    rows = np.array([[-1.0, 0.0], [0.5, 1.0], [3.0, -1.0]], np.float32)
+    np.testing.assert_allclose(units.actions(rows), [[-90, 50], [45, 100], [90, 0]])
+    np.testing.assert_allclose(units.commands(units.actions(rows)), rows.clip(-1, 1), atol=1e-6)
+    asked = []
+
+    def follow(obs, given, count):
+        asked.append(given)
+        return given
+
+    act = in_units(
+        Actor(2, 1, lambda batch: [rows] * len(batch), lambda obs, prefix: prefix.rows, follow), units
+    )
+    np.testing.assert_allclose(act({})[1], [45, 100])
+    given = np.array([[45.0, 100.0], [0.0, 50.0]], np.float32)
+    np.testing.assert_allclose(act({}, Prefix(given, 1, 2)), given, atol=1e-4)  # taught to follow
+    np.testing.assert_allclose(asked[0], [[0.5, 1.0], [0.0, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(act.choose("rtc")({}, Prefix(given, 1, 2)), given, atol=1e-4)
 
 
 def test_nothing_is_imported_in_the_control_loop_of_a_policy_of_a_data_set():

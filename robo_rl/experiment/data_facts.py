@@ -1,11 +1,13 @@
-"""What a run keeps of the data set that it learnt from without a simulator, for `robo_rl deploy` and `serve`:
-RUN/dataset.json.
+"""What a run keeps of the data set that it, or the world model that it acts in, learnt from without a
+simulator, for `robo_rl deploy` and `serve`: RUN/dataset.json.
 
     {"robot": "so101", "rate": 30.0, "tasks": ["pick"], "sim": "", "scale": [],
      "action": {"names": [...], "unit": [...], "kind": [...]}, "state": {"names": [...], "low": [...], "high":
      [...]}}
 
-`sim` and `scale` (the value of a command of 1, per axis) are of a data set that an env of ours recorded.
+`sim` and `scale` (the value of a command of 1, per axis) are of a data set that an env of ours recorded;
+`command_low`, `command_high` (the actions that commands of -1 and 1 are) and `fit` (how pictures became
+square) of a run in a world model of data in their own units.
 """
 
 from dataclasses import asdict, dataclass
@@ -34,6 +36,9 @@ class DataFacts:
     state: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    command_low: tuple[float, ...] = ()
+    command_high: tuple[float, ...] = ()
+    fit: str = ""
 
 
 def facts_of(data) -> DataFacts:
@@ -77,10 +82,11 @@ def read_facts(folder: Path, demos: str) -> DataFacts:
     try:
         made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
         facts = DataFacts(**made)
-        good = all(isinstance(getattr(facts, k), str) for k in ("robot", "sim")) and isinstance(
+        good = all(isinstance(getattr(facts, k), str) for k in ("robot", "sim", "fit")) and isinstance(
             facts.rate, (int, float)
         )
-        good &= all(isinstance(getattr(facts, k), tuple) for k in made if k not in ("robot", "sim", "rate"))
+        words = ("robot", "sim", "rate", "fit")
+        good &= all(isinstance(getattr(facts, k), tuple) for k in made if k not in words)
     except TypeError:
         good = False
     if not good:

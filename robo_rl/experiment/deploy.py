@@ -65,7 +65,8 @@ def deploy(
     from robo_rl.experiment.deploy_data import data_interface, refuse_stated
 
     act, config, spec = choose_actor(options)
-    if config.sim == "none":
+    of_data = config.sim == "none" or bool(spec.units)  # else of a simulator's arm
+    if of_data:
         task = data_interface(
             options,
             folder,
@@ -82,7 +83,7 @@ def deploy(
     model = arm_model(robot, options.model)
     if fault := range_fault(model, robot):
         warn(fault)
-    name = "" if config.sim == "none" else config.task or "pick_cube"
+    name = "" if of_data else config.task or "pick_cube"
     recorder = DeployRecorder(
         name,
         robot,

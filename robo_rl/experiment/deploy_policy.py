@@ -59,6 +59,7 @@ def choose_actor(options: "DeployOptions"):
             options.task,
             device=options.device,
             most=1,
+            robot=True,
         )
     return act.choose(options.chunking), config, spec
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robo_rl.errors import UserError
+from robo_rl.experiment.model_units import units_of_run
 from robo_rl.options.foreign import LEROBOT
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def foreign_actor(run: str, checkpoint: str, task: str, instruction: str, execut
     from robo_rl.experiment.policy_server import default_instruction, run_interface
 
     where, _, made, config, spec, _ = run_interface(run, checkpoint, task)
+    spec, _ = units_of_run(where, config.sim, spec)
     if not instruction:
         # it may read none
         with contextlib.nullcontext() if spec.language else contextlib.suppress(UserError):

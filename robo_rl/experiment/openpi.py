@@ -26,6 +26,7 @@ from controllers.openpi import packb, unpackb
 from controllers.remote import plain_text
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.batching import Batcher
+from robo_rl.experiment.model_units import units_of_run
 from robo_rl.human.console.access import BoundedListener
 from robo_rl.options.foreign import ActOptions
 
@@ -189,6 +190,9 @@ def serve_openpi(
         act, sessions, config, spec = make_sessions(options, log)
     else:
         act, spec = batch_actor(folder, options.seed, options.device, options.batch)
+        spec, units = units_of_run(where, config.sim, spec)
+        if units is not None:
+            act = units.batches(act)
     instruction = options.instruction
     if spec.language and not instruction:
         with contextlib.suppress(UserError):  # the task has none or several: then every question has its own

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.experiment.model_units import units_of_run
 
 if TYPE_CHECKING:
     from robo_rl.experiment.policy_server import Actor
@@ -69,7 +70,7 @@ def load_planned_actor(
     """(who acts, the run's config, ObsSpec) for a deployment of checkpoint `name` of a run, whose policy
     computes on `device`. UserError: it commands units of its own data."""
     from robo_rl import checkpoint
-    from robo_rl.experiment.policy_server import default_instruction, run_interface
+    from robo_rl.experiment.policy_server import default_instruction, in_units, run_interface
 
     where, folder, _, config, spec, columns = run_interface(run, name, task)
     if columns is not None or spec.units:
@@ -77,9 +78,11 @@ def load_planned_actor(
             "--plan-in plans for a run over one task that commands what the world model's env takes, from -1 "
             "to 1"
         )
+    told_in, units = units_of_run(where, config.sim, spec)
     told = instruction or (default_instruction(config, where) if spec.language else "")
     policy = checkpoint.load_policy(folder, device)[0]
-    return planned_actor(policy, options, told, seed), config, spec
+    act = planned_actor(policy, options, told, seed)
+    return in_units(act, units) if units else act, config, told_in
 
 
 def planned_actor(policy, options: PlanningOptions, instruction: str, seed: int) -> "Actor":

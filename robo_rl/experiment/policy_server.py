@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.model_units import CommandUnits, units_of_run
 from robo_rl.experiment.policy_device import check_policy_device
 
 if TYPE_CHECKING:
@@ -188,13 +189,15 @@ def load_actor(
     told: bool = False,
     device: str = "cpu",
     most: int = 0,
+    robot: bool = False,
 ):
     """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy on the CPU, else torch
     on `device`, with `threads` of the CPU.
 
     instruction: language instruction, for a policy that takes one; task: of a run over several this one,
     whose state and config they are then; policy: that of the checkpoint, where it is loaded already, on
-    `device`; told: every observation says its instruction, as `task`; most: see `torch_actor`.
+    `device`; told: every observation says its instruction, as `task`; most: see `torch_actor`; robot: a run
+    in a world model of a robot's own data acts in that robot's units, else in commands.
     UserError: the policy needs an instruction and the task has several; the run has no such task.
     """
     from robo_rl import checkpoint as checkpoints
@@ -204,12 +207,28 @@ def load_actor(
     if spec.language and not (instruction or told):
         instruction = default_instruction(config, where)
     if device == "cpu" and in_numpy(made, spec):
-        return numpy_actor(NumpyActor.load(folder), seed), config, spec
-    import torch
+        act = numpy_actor(NumpyActor.load(folder), seed)
+    else:
+        import torch
 
-    torch.set_num_threads(threads)
-    policy = checkpoints.load_policy(folder, device)[0] if policy is None else policy
-    return torch_actor(policy, seed, instruction, spec, columns, most), config, spec
+        torch.set_num_threads(threads)
+        policy = checkpoints.load_policy(folder, device)[0] if policy is None else policy
+        act = torch_actor(policy, seed, instruction, spec, columns, most)
+    told_in, units = units_of_run(where, config.sim, spec)
+    return (in_units(act, units), config, told_in) if robot and units else (act, config, spec)
+
+
+def in_units(act: Actor, units: CommandUnits) -> Actor:
+    """`act`, which gives commands, in the robot's units."""
+
+    def guided(obs, prefix):
+        return units.actions(act.guided(obs, replace(prefix, rows=units.commands(prefix.rows))))
+
+    def following(obs, rows, count):
+        return units.actions(act.following(obs, units.commands(rows), count))
+
+    agrees = act.guided is not None
+    return Actor(act.execute, act.commit, units.batches(act.many), guided if agrees else None, following)
 
 
 def run_interface(run: str, checkpoint: str, task: str):
@@ -242,6 +261,7 @@ def remote_actor(run: str, checkpoint: str, task: str = ""):
     def refuse(*_):
         raise AssertionError("this policy is its server's")
 
+    spec, _ = units_of_run(folder, config.sim, spec)
     guided = refuse if PolicyOptions(**made).is_flow else None
     return Actor(made["execute"], made["commit"], refuse, guided, refuse), config, spec, folder
 
@@ -370,11 +390,10 @@ def one_task(config: "TrainConfig", spec, task: str):
 def default_instruction(config, folder: Path | None = None) -> str:
     """The instruction of a run's task, or the only one of the data set that the run in `folder` learnt from.
     UserError: the task has none or several."""
+    from robo_rl.experiment.data_facts import NAME, read_facts
     from robo_rl.experiment.envs import task_count
 
-    if config.sim == "none" and folder is not None:
-        from robo_rl.experiment.data_facts import read_facts
-
+    if folder is not None and (config.sim == "none" or (folder / NAME).is_file()):
         tasks = [t for t in read_facts(folder, config.demos).tasks if t]
         if len(tasks) == 1:
             return tasks[0]
@@ -537,6 +556,7 @@ def serve_policy(
             threads=serving_threads(options.threads),
             device=options.device,
             most=options.batch,
+            robot=True,
         )
         many = act.many
     told = options.instruction or (default_instruction(config, source) if spec.language else "")

@@ -15,6 +15,7 @@ from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_names, obs_spec, probe_env
 from robo_rl.experiment.latency import with_latency
+from robo_rl.experiment.model_units import keep_facts
 from robo_rl.experiment.reporting import Event, Reporter
 from robo_rl.options import OffPolicyOptions, RecapOptions
 from robo_rl.provenance import git_hash, machine_name, versions
@@ -86,6 +87,8 @@ def train(
                 "argv": sys.argv[1:],
             },
         )
+        if config.sim.startswith("wm:"):
+            keep_facts(folder, env, config.demos)
         began(folder)
         return folder, go(config, folder, env, Reporter(callback, quiet))
 
