@@ -14,7 +14,7 @@ import pytest
 import torch
 from commands import TINY, robo_rl, without_progress
 
-from robo_rl.cli import COMMANDS, elsewhere, main
+from robo_rl.cli import COMMANDS, elsewhere, main, parse_arguments
 from robo_rl.cli.eval import Eval, result_file
 from robo_rl.cli.help import option_names
 from robo_rl.cli.train import Train, parse
@@ -937,6 +937,33 @@ def test_help_shows_group_text_range_and_default_of_an_option(capsys):
     assert "default 400000" in " ".join(lines[lines.index(steps) : lines.index(steps) + 2])
     assert max(map(len, lines)) <= 120
     assert "Other options" not in lines  # every option of training belongs to a group
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["teleop"], "there is no command 'teleop'; here it is robo_rl robot teleop"),
+        (["lerobot-record", "--robot.type=so101"], "here it is robo_rl collect --operator gamepad"),
+        (
+            ["train", "--algo", "hil_serl", "--rl.discount", "0.97"],
+            "no option --rl.discount; here it is --rl.gamma",
+        ),
+        (["train", "--algo", "hil_serl", "--cta-ratio", "2"], "here it is --rl.utd"),
+        (
+            ["train", "--rl.operator", "gamepad"],
+            "this method has no option --rl.operator; --algo rlpd, demo_sac, hil_serl",
+        ),
+    ],
+)
+def test_what_other_projects_type_is_told_its_name_here(argv, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        parse_arguments(argv)
+
+
+def test_commands_of_other_projects_are_told_with_commands_that_exist():
+    for theirs, ours in elsewhere.COMMANDS.items():
+        assert theirs not in COMMANDS
+        assert {part.split()[0] for part in ours.split("robo_rl ")} <= {*COMMANDS}, theirs
 
 
 def test_what_other_projects_call_an_option_is_told_with_options_that_exist():

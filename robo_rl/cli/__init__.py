@@ -134,6 +134,11 @@ def plain_warning() -> Callable[..., str]:
 
 def parse_arguments(argv: list[str]):
     """(module, options) of the command argv[0]."""
+    if argv[0] not in COMMANDS:
+        from robo_rl.cli.elsewhere import our_command
+
+        if told := our_command(argv[0]):
+            raise UserError(f"there is no command {argv[0]!r}; here it is robo_rl {told}")
     name = choose("command", argv[0], COMMANDS)
     module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
     if hasattr(module, "parse"):

@@ -1,4 +1,4 @@
-"""What other projects call an option of `robo_rl train`: said where such a name is typed.
+"""What other projects call a command or an option of `robo_rl train`: said where such a name is typed.
 
 Of LeRobot, HIL-SERL, openpi, CleanRL, Stable-Baselines3, rsl_rl and ManiSkill's baselines;
 docs/howto/from_others.md has their commands beside ours.
@@ -12,7 +12,7 @@ OUT = "--out FOLDER"
 ENVS = "--envs"
 STEPS = "--steps, control steps of RL; --bc.updates, updates of supervised learning"
 LR = "--rl.lr; --bc.lr of supervised learning"
-BATCH = "--bc.batch of supervised learning; --rl.minibatch"
+BATCH = "--bc.batch of supervised learning; --rl.minibatch, or from replay --rl.batch"
 INIT = "--init RUN, a run to begin with; --policy FOLDER, a public VLA"
 POLICY = "--algo; --policy.kind flow, diffusion or gaussian; --policy pi05 and other VLAs"
 RESUME = "--resume RUN"
@@ -95,7 +95,41 @@ NAMES = {  # their name, "_" for "-", lower case: ours
     "num_minibatches": "--rl.minibatch, decisions of one minibatch",
     "config_name": "--config FILE.toml, or --algo, --task and --preset",
     "config_path": "--config FILE.toml",
+    "discount": "--rl.gamma",
+    "utd_ratio": "--rl.utd, updates for each control step",
+    "cta_ratio": "--rl.utd, updates for each control step",
+    "critic_actor_ratio": "--rl.utd, updates for each control step",
+    "temperature_init": "--rl.alpha",
+    "num_critics": "--rl.critics",
+    "critic_ensemble_size": "--rl.critics",
+    "replay_buffer_capacity": "--rl.capacity",
+    "online_buffer_capacity": "--rl.capacity",
+    "training_starts": "--rl.warmup",
+    "online_step_before_learning": "--rl.warmup",
+    "reward_classifier": "--rl.judge classifier, from --rl.judge-marks or what a person marks",
+    "teleop_type": "--rl.operator gamepad, spacemouse, keyboard, console or leader:NAMESPACE",
 }
+COMMANDS = {  # their command without lerobot-: ours
+    "teleop": "robot teleop",
+    "teleoperate": "robot teleop",
+    "record": "collect --operator gamepad; of a real arm robo_rl robot teleop",
+    "record_demos": "collect --operator spacemouse; of a real arm robo_rl robot teleop",
+    "actor": "train --algo hil_serl: actor and learner are one command",
+    "learner": "train --algo hil_serl: actor and learner are one command",
+    "train_reward_classifier": "train --algo hil_serl --rl.judge classifier",
+    "calibrate": "robot check --servos; of cameras robo_rl robot calibrate",
+    "replay": "deploy RUN --dry-run; recorded episodes are looked at with robo_rl data view",
+    "annotate": "data label",
+    "export": "vla convert",
+    "play": "eval RUN",
+    "evaluate": "eval RUN",
+    "find_port": "robot drive",
+}
+
+
+def our_command(typed: str) -> str:
+    """What is typed here for a command of another project; "": it is not known."""
+    return COMMANDS.get(typed.lower().removeprefix("lerobot-").replace("-", "_"), "")
 
 
 def ours(command: str, argv: list[str], options: list[str]) -> str:
@@ -104,7 +138,21 @@ def ours(command: str, argv: list[str], options: list[str]) -> str:
     for typed in [word.partition("=")[0] for word in argv if word.startswith("--")]:
         name = re.sub(r"\W", "_", typed[2:].lower())
         grouped = [o for o in options if "." in o and o.rpartition(".")[2].replace("-", "_") == name]
-        told = NAMES.get(name, "") if command == "train" else ""
+        told = NAMES.get(name) or NAMES.get(typed.rpartition(".")[2].lower().replace("-", "_"), "")
+        told = told if command == "train" else ""
         if typed not in options and (told or grouped):
             return f"there is no option {typed}; here it is {told or ' or '.join(grouped)}"
+        if command == "train" and typed not in options and (others := methods_with(typed)):
+            return f"this method has no option {typed}; --algo {', '.join(others)} have it"
     return ""
+
+
+def methods_with(typed: str) -> list[str]:
+    """Methods that have an option --rl.…"""
+    from dataclasses import fields
+
+    from robo_rl.options import RL_OPTIONS
+
+    group, _, name = typed.removeprefix("--").partition(".")
+    known = {algo: {f.name.replace("_", "-") for f in fields(kind)} for algo, kind in RL_OPTIONS.items()}
+    return [algo for algo, names in known.items() if group == "rl" and name in names]
