@@ -685,7 +685,7 @@ def test_data_without_a_success_teaches_a_model_that_nothing_succeeds():
         Video(SPEC, options()), data, VideoFitOptions(arm=2, updates=2, batch=2, heads=3, imagined=4), 0
     )
     assert fitter.fit() and fitter.made == 7
-    assert one_outcome(data).startswith("no episode succeeded, so none in the model will")
+    assert one_outcome(data).startswith("no episode succeeded, so success means nothing")
     assert one_outcome(replace(data, success=~none)).startswith("every episode succeeded")
     assert not one_outcome(squares())
 

@@ -174,8 +174,8 @@ def one_outcome(data: Recorded) -> str:
     """What a model does not learn of success from episodes that all ended alike; "": they did not."""
     if not data.success.any():
         return (
-            "no episode succeeded, so none in the model will. Record some that do, or say which did (robo_rl "
-            "data label DATASET --success …)"
+            "no episode succeeded, so success means nothing in the model. Record some that do, or say which "
+            "did (robo_rl data label DATASET --success …)"
         )
     if data.success.all():
         return (
