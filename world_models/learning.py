@@ -168,6 +168,7 @@ def fit_in(
                 folder=folder, kind=kind, update=job.done(), code=stop.code, seconds=time.monotonic() - began
             )
         save_fit(fitter, saved, len(data.action))
+        progress.say("measuring it on held-out episodes")
         model, report = job.finish()
         model.frames = data.frames()
         worlds.save(model, folder / "model")
