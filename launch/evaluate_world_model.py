@@ -6,8 +6,9 @@
 A policy is a run folder, a checkpoint folder, `module:function` of an observation that gives actions [N, A]
 or [N, E, A], the ws://HOST:PORT of a server on openpi's wire (ROBO_RL_TOKEN has its token), or
 lerobot:FOLDER, a policy that LeRobot saved. In the model, episodes begin with the simulator's first
-observations, so that the difference is of the same starts; without a simulator (or with --no-simulator) they
-begin from held-out recorded frames. How far the model can be trusted at all: `robo_rl wm eval`.
+observations and last as long as there, as far as the model is calibrated, so that the difference is of the
+same starts; without a simulator (or with --no-simulator) they begin from held-out recorded frames. How far
+the model can be trusted at all: `robo_rl wm eval`.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from contextlib import closing, nullcontext
 import robo_rl
 from robo_rl.errors import UserError
 from robo_rl.experiment.foreign import foreign_policy
-from robo_rl.experiment.world_model import obs_spec_of, simulator_of
+from robo_rl.experiment.world_model import obs_spec_of, shortened, simulator_of
 from robo_rl.options.foreign import FOREIGN
 from robo_rl.plugins import is_object, load_object
 
@@ -43,6 +44,8 @@ def main() -> None:
     model = robo_rl.load_world_model(args.model)
     lanes = min(args.episodes, 32) if model.spec.control.views else args.episodes
     simulator = None if args.no_simulator else simulator_of(model.spec, lanes)
+    if simulator is not None and (note := shortened(model.spec, False)):
+        print(note, file=sys.stderr)
     for name in args.policies:
         with find_policy(name, model.spec, args) as policy:
             inside = robo_rl.evaluate(
