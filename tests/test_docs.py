@@ -1,12 +1,14 @@
 """What docs/ says exists: links, images, pages, files, options, methods. `.ci/run` builds the site with
 `mkdocs build --strict`."""
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
+from robo_rl.cli import COMMANDS
 from robo_rl.options import ALGOS, RL_OPTIONS
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +72,15 @@ def test_every_file_and_option_that_a_page_names_exists(page, generator):
     )
     others = {"--strict", "--upgrade"}
     assert not {o for o in shown if o not in generator.option_names() | others}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_command_that_a_page_names_exists(page):
+    """Also those within a sentence or a table, which tests/test_readme.py does not run."""
+    for command, sub in re.findall(r"`robo_rl ([a-z][\w-]*)(?: ([a-z]\w*))?", (ROOT / page).read_text()):
+        assert command in COMMANDS, command
+        module = importlib.import_module(f"robo_rl.cli.{command.replace('-', '_')}")
+        assert not hasattr(module, "SUBCOMMANDS") or not sub or sub in module.SUBCOMMANDS, (command, sub)
 
 
 def test_every_method_has_a_page_with_its_command_and_presets(generator):
