@@ -176,12 +176,14 @@ def parse_options(cls, command: str, argv: list[str], **default):
     except SystemExit as e:
         if not e.code:  # --tyro-print-completion
             raise
-        from robo_rl.cli.elsewhere import ours
+        from robo_rl.cli.elsewhere import of_other_methods, ours
         from robo_rl.cli.help import option_names
 
         told = _sentence(said.getvalue())
         if told.startswith("Unrecognized options"):
-            told = ours(command, argv, option_names(cls, default.get("default"))) or told
+            options = option_names(cls, default.get("default"))
+            more = "" if "did you mean" in told or command != "train" else of_other_methods(argv, options)
+            told = ours(command, argv, options) or more or told
         raise UserError(f"{told} (robo_rl {command} --help lists the options)") from None
 
 

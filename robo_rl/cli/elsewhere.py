@@ -142,17 +142,18 @@ def ours(command: str, argv: list[str], options: list[str]) -> str:
         told = told if command == "train" else ""
         if typed not in options and (told or grouped):
             return f"there is no option {typed}; here it is {told or ' or '.join(grouped)}"
-        if command == "train" and typed not in options and (others := methods_with(typed)):
-            return f"this method has no option {typed}; --algo {', '.join(others)} have it"
     return ""
 
 
-def methods_with(typed: str) -> list[str]:
-    """Methods that have an option --rl.…"""
+def of_other_methods(argv: list[str], options: list[str]) -> str:
+    """Which methods have an option --rl.… of `argv` that is not among `options`, as a sentence; "": none."""
     from dataclasses import fields
 
     from robo_rl.options import RL_OPTIONS
 
-    group, _, name = typed.removeprefix("--").partition(".")
-    known = {algo: {f.name.replace("_", "-") for f in fields(kind)} for algo, kind in RL_OPTIONS.items()}
-    return [algo for algo, names in known.items() if group == "rl" and name in names]
+    for typed in [word.partition("=")[0] for word in argv if word.startswith("--rl.")]:
+        name = typed.removeprefix("--rl.").replace("-", "_")
+        others = [a for a, kind in RL_OPTIONS.items() if name in {f.name for f in fields(kind)}]
+        if typed not in options and others:
+            return f"this method has no option {typed}; --algo {', '.join(others)} have it"
+    return ""
