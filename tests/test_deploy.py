@@ -344,8 +344,28 @@ def test_an_episode_whose_camera_is_lost_in_the_end_is_kept():
     buffer = SimpleNamespace(pictures=pictures)
     recorder = DeployRecorder("pick_cube", None, SimpleNamespace(image_size=8))
     recorder.bridge, recorder.rows = SimpleNamespace(observation_buffer=buffer, observation=list), rows
+    recorder.look()
     made = recorder.episode()
     assert len(made.action) == 4 and made.final is None and made.final_images is None
+
+
+def test_an_episode_is_written_after_the_arms_topics_are_closed_with_what_was_seen_before():
+    seen = {"image/front": np.full((8, 8, 3), 7, np.uint8)}
+    rows = [(np.zeros(3), {"image/front": np.zeros((8, 8, 3), np.uint8)}, np.zeros(7))] * 4
+    there = [True]
+
+    def pictures():
+        assert there[0], "this topic is closed"
+        return seen
+
+    recorder = DeployRecorder("pick_cube", None, SimpleNamespace(image_size=8))
+    buffer = SimpleNamespace(pictures=pictures)
+    recorder.bridge = SimpleNamespace(observation_buffer=buffer, observation=lambda: np.ones(3))
+    recorder.rows = rows
+    recorder.look()
+    there[0] = False
+    made = recorder.episode()
+    assert made.final.tolist() == [1, 1, 1] and (made.final_images["front"] == 7).all()
 
 
 @pytest.mark.gl

@@ -202,6 +202,7 @@ def deploy_in_process(
         body.tick(client)
         if recorder.after_tick(body.arm.t):
             break
+    recorder.look()
     return body.bridge, body.arm.t
 
 
@@ -264,6 +265,7 @@ def deploy_on_wire(
                 options, task.period, bridge, wire, client, recorder, stop, given, warn, said_by
             )
         finally:
+            recorder.look()
             if held:
                 safety.give_up()
         for complaint in wire.complaints():
@@ -371,5 +373,5 @@ def _report(options: DeployOptions, bridge, recorder: DeployRecorder, seconds: f
             else f"{recorder.name}: no success in {seconds:.1f} s"
         )
     if bridge.lost:
-        raise UserError(f"{bridge.lost}; the arm was braked and holds")
+        raise UserError(bridge.lost + ("" if options.dry_run else "; the arm was braked and holds"))
     return DeployResult(seconds, recorder.success_at, bridge.governor.state, bridge.governor.reason)

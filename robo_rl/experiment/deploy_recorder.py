@@ -51,6 +51,7 @@ class DeployRecorder:
         self.log, self.warn = log, warn
         self.rows: list[tuple] = []
         self.last: tuple | None = None  # state and pictures in which the task was done
+        self.ended: tuple | None = None  # those in which the motion ended
         self.film: list[tuple] = []  # (step, a picture, or what `SceneView.show` draws one of)
         self.success_step: int | None = None
         self.steps, self.dry_run = 0, dry_run
@@ -184,7 +185,7 @@ class DeployRecorder:
         images = {
             k.removeprefix("image/"): np.stack([self.sized(p[k]) for p in pictures]) for k in pictures[0]
         }
-        state, final = (None if self.go_on else self.last) or self.seen() or (None, None)
+        state, final = (None if self.go_on else self.last) or self.ended or (None, None)
         return Episode(
             np.stack(states),
             np.stack(actions),
@@ -198,6 +199,11 @@ class DeployRecorder:
             if final is None
             else {k.removeprefix("image/"): self.sized(x) for k, x in final.items()},
         )
+
+    def look(self) -> None:
+        """Keep what is seen in the end, while the arm's topics are still there."""
+        if self.rows:
+            self.ended = self.seen()
 
     def seen(self) -> "tuple[np.ndarray, dict] | None":
         """State and pictures now; None: a camera is lost, and what was recorded before stays."""
