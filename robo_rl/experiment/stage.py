@@ -7,7 +7,7 @@ from typing import Any
 
 from robo_rl.experiment.config import TrainConfig, by_person, replay_options
 from robo_rl.experiment.envs import make_env
-from robo_rl.experiment.robot_names import ROBOTS, twin
+from robo_rl.experiment.robot_names import twin
 from robo_rl.human.intervention import InterventionEnv
 
 PORT = "--rl.operator-port"
@@ -85,9 +85,9 @@ def person_env(config: TrainConfig, env=None) -> tuple[Any, bool, int]:
     """(an env that a person has time in, whether it is not `env`, control steps of an episode that nobody
     attends).
 
-    A robot has one commander: `env` stays where it is one, with its own limit.
+    An arm on the wire has one commander: `env` stays where it is one, with its own limit.
     """
-    if env is not None and config.sim.split(":")[0] in ROBOTS:
+    if env is not None and config.sim.split(":")[0] == "dds":
         return env, False, 0
     probe = make_env(replace(config, sim=twin(config.sim)), 1)
     limit = probe.spec.max_steps
