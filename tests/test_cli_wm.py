@@ -271,7 +271,7 @@ def test_a_classifier_is_trained_and_judges(place):
         (["wm", "train", "nowhere"], "no data set at nowhere"),
         (["wm", "train", "demos"], "4 episodes"),
         (["wm", "fly"], "unknown wm command 'fly'"),
-        (["wm", "tune", "wm", "plays"], "wm is a latent model; EVA tunes"),
+        (["wm", "tune", "wm", "plays"], "wm is a model of --kind latent; EVA tunes"),
         (["wm", "tune", "nowhere", "plays"], "nowhere holds no"),
         (["wm", "tune", "wm", "plays", "--fit.weight", "-1"], "fit.weight must be in"),
         (["wm", "tune", "wm", "plays", "--windows", "2"], "--windows must be in"),
