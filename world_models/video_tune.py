@@ -363,8 +363,8 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
     model = worlds.load(config.model)
     if model.spec.kind != "video":
         raise UserError(
-            f"{config.model} is a model of --kind {model.spec.kind}; EVA tunes the frames of a video model: robo_rl "
-            "wm train DATASET --kind video"
+            f"{config.model} is a model of --kind {model.spec.kind}; EVA tunes the frames of a video "
+            "model: robo_rl wm train DATASET --kind video"
         )
     assert isinstance(model, Video)
     run_of = worlds.find(config.model)
