@@ -97,6 +97,8 @@ def test_whatever_ray_raises_at_start_up_is_one_line(monkeypatch):
     ray = Ray("ray")
     monkeypatch.setitem(sys.modules, "ray", ray)
     ray.__spec__ = object()
+    monkeypatch.setattr(ray_pool, "processes", lambda: [1])
+    monkeypatch.setattr(ray_pool, "process_state", lambda pid: ("raylet", "S", 0))  # of another's cluster
     for ray.said in (
         Exception("The current node timed out during startup.\nThis can happen if …"),
         RuntimeError(""),

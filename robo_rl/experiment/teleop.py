@@ -195,6 +195,9 @@ class TeleopRecorder:
                 (state, pictures, (action * (1.0 if self.own is not None else self.share)).astype(np.float32))
             )
 
+    def look(self) -> None:
+        """What is seen in the end is kept where a mark ends an episode; one that none ended is not kept."""
+
     def after_tick(self, now: float) -> bool:
         """End episodes that were marked -> whether the session ends."""
         marks, self.client.marks = self.client.marks, []
