@@ -177,6 +177,7 @@ class TeleopRecorder:
         )
         self.rows: list[tuple] = []
         self.kept = self.tried = 0
+        self.name = ""  # of no task of ours
 
     def wrap_transport(self, wire):
         return wire
