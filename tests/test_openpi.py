@@ -590,6 +590,7 @@ def test_a_server_drives_an_arm_and_robots_that_people_watch_and_its_end_is_one_
     with pytest.raises(UserError, match="refuses"):
         deploy(options, said.append, said.append)
     (file := served.run / "key").write_bytes(TOKEN + b"\n")
+    file.chmod(0o600)
     deploy(replace(options, token=str(file), seconds=0.2), said.append, said.append)
 
 

@@ -15,7 +15,6 @@ LR = "--rl.lr; --bc.lr of supervised learning"
 BATCH = "--bc.batch of supervised learning; --rl.minibatch, or from replay --rl.batch"
 INIT = "--init RUN, a run to begin with; --policy FOLDER, a public VLA"
 POLICY = "--algo; --policy.kind flow, diffusion or gaussian; --policy pi05 and other VLAs"
-RESUME = "--resume RUN"
 LOG = "--wandb PROJECT"
 EVERY = "--eval-every N: a checkpoint stands beside each evaluation"
 NAMES = {  # their name, "_" for "-", lower case: ours

@@ -4,7 +4,6 @@ evaluations, for the console's robots and on an arm."""
 import contextlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robo_rl.errors import UserError
@@ -55,10 +54,11 @@ def console_policy(options: Any, spec, execute: int):
 def arm_client(options: Any, act: "ForeignActor", patience: float, lockstep: bool):
     """The `PolicyClient` of a foreign policy for an arm. patience [s]: an answer within it counts as
     immediate; lockstep: the arm stands still meanwhile."""
+    from controllers.remote import read_token
     from robo_rl.experiment.lerobot_policy import DEADLINE, LeRobotClient
     from robo_rl.experiment.openpi import OpenpiClient
 
-    key = "" if os.environ.get(TOKEN) or not options.token else read_key(options.token)
+    key = read_token(options.token).decode() if options.token else ""
     policy: Any = foreign_policy(
         options.policy,
         act.spec,
@@ -71,14 +71,6 @@ def arm_client(options: Any, act: "ForeignActor", patience: float, lockstep: boo
     client = LeRobotClient if options.policy.startswith(LEROBOT) else OpenpiClient
     deadline = patience - 1 if lockstep else DEADLINE
     return client(policy, act.instruction, patience, deadline, blocks=lockstep)
-
-
-def read_key(file: str) -> str:
-    """The API key in a file, one line. UserError: there is none."""
-    try:
-        return Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"--token {file}: cannot be read ({e})") from None
 
 
 @dataclass(frozen=True)

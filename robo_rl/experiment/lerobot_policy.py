@@ -225,11 +225,9 @@ class LeRobotPolicy:
 
     def warm_up(self, instruction: str) -> None:
         """Let it act once, on nothing: the first time takes the longest."""
-        side = self.spec.image_size
-        self.chunks(
-            {"state": np.zeros((1, self.spec.state), np.float32), "task": [instruction]}
-            | {f"image/{v}": np.zeros((1, side, side, 3), np.uint8) for v in self.spec.views}
-        )
+        from robo_rl.policies import blank_obs
+
+        self.chunks(blank_obs(self.spec, 1) | {"task": [instruction]})
         self.reset()
 
     def __call__(self, obs: Mapping) -> np.ndarray:

@@ -468,12 +468,10 @@ class OpenpiPolicy:
         message = self.message(obs, i)
         try:
             try:
-                self.wires[k].send(message)
-                said = self.wires[k].recv(timeout=self.timeout)
+                said = self._exchange(k, message)
             except ConnectionClosedOK:
                 self.wires[k] = self._connect()[0]
-                self.wires[k].send(message)
-                said = self.wires[k].recv(timeout=self.timeout)
+                said = self._exchange(k, message)
         except (ConnectionClosed, TimeoutError, OSError) as e:
             raise UserError(
                 f"the policy at {self.url} is lost ({e or type(e).__name__}); look at what its server says"
@@ -499,14 +497,17 @@ class OpenpiPolicy:
             raise UserError(f"the policy at {self.url} gives actions that are not finite")
         return rows
 
+    def _exchange(self, k: int, message: bytes) -> "bytes | str":
+        """What the server answers to a message over connection k."""
+        self.wires[k].send(message)
+        return self.wires[k].recv(timeout=self.timeout)
+
     def warm_up(self, instruction: str) -> None:
         """Let it act once, on nothing, as long as that takes: a server compiles at the first question."""
+        from robo_rl.policies import blank_obs
+
         usual, self.timeout = self.timeout, WARM_UP
-        side = self.spec.image_size
-        self(
-            {"state": np.zeros((1, self.spec.state), np.float32), "task": [instruction]}
-            | {f"image/{v}": np.zeros((1, side, side, 3), np.uint8) for v in self.spec.views}
-        )
+        self(blank_obs(self.spec, 1) | {"task": [instruction]})
         self.timeout = usual
 
     def close(self) -> None:

@@ -214,8 +214,10 @@ def load_actor(
         torch.set_num_threads(threads)
         policy = checkpoints.load_policy(folder, device)[0] if policy is None else policy
         act = torch_actor(policy, seed, instruction, spec, columns, most)
-    told_in, units = units_of_run(where, config.sim, spec)
-    return (in_units(act, units), config, told_in) if robot and units else (act, config, spec)
+    if not robot:
+        return act, config, spec
+    spec, units = units_of_run(where, config.sim, spec)
+    return in_units(act, units) if units else act, config, spec
 
 
 def in_units(act: Actor, units: CommandUnits) -> Actor:
