@@ -450,6 +450,9 @@ def test_a_model_is_measured_to_the_length_of_a_recorded_episode(data, tmp_path)
         config = WorldModelConfig(data=(str(data.meta.root),), out=out, horizon=horizon, **tiny)
         learned = learning.train(config, Progress(io.StringIO()))
         assert learning.saved_config(learned.folder).horizon == measured
+        model, unless_told = load_model(learned.folder), replace(ARGS, windows=8, horizon=0, inverse=5)
+        steps = min(measured, int((data.to - data.from_).max()))
+        assert model.spec.measured == steps == measure(model, data, unless_told)[0]["horizon"]
     with pytest.raises(UserError, match="--horizon must be in"):
         WorldModelConfig(horizon=1)
 

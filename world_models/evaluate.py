@@ -23,7 +23,7 @@ from world_models.own_units import as_commands
 from world_models.units import errors_in_units
 from world_models.windows import check_dataset, foreign_to, read_windows, unseen
 
-LOOK = 64  # most windows of a model with images: their frames are held in memory
+LOOK, FRAMES = 64, 4096  # most windows of a model with images, and frames in all: they are held in memory
 FEW = 20  # episodes, below which a note says that intervals over them are too narrow
 SLACK = 0.03  # by which the coverage of a bound may miss what was promised
 
@@ -313,14 +313,9 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
             "Every episode of this data set is one the model learnt from: the errors below are on the bright "
             "side."
         )
-    w = read_windows(
-        dataset,
-        views,
-        np.flatnonzero(fresh),
-        min(config.windows, LOOK) if views else config.windows,
-        config.horizon,
-        config.seed,
-    )
+    steps = config.horizon or model.spec.longest
+    most = max(LOOK // 4, min(LOOK, FRAMES // steps)) if views else config.windows
+    w = read_windows(dataset, views, np.flatnonzero(fresh), min(config.windows, most), steps, config.seed)
     if (several := len(np.unique(w.episode))) < FEW:
         notes.append(
             f"These {len(w)} windows are of {several} episode{'s' if several > 1 else ''} alone: intervals "
@@ -354,7 +349,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
     tick(3)
     if not doc["finite"]:
         notes.append("The model predicted numbers that are not finite: do not train in it.")
-    if config.horizon > model.spec.horizon > 0:
+    if steps > model.spec.horizon > 0:
         notes.append(
             f"The model was calibrated to {model.spec.horizon} steps; beyond them its uncertainty is a guess."
         )
@@ -367,7 +362,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
         "all_learnt": all_learnt,
         "episodes": int(fresh.sum()),
         "windows": len(w),
-        "horizon": config.horizon,
+        "horizon": steps,
         "seed": config.seed,
         "period": model.spec.control.period,
         "notes": notes,

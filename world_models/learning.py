@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robo_rl.errors import UserError
-from world_models.options import PICTURED, EncodedConfig, VideoConfig, WorldModelConfig, kind_of_run
+from world_models.options import LONGEST, PICTURED, EncodedConfig, VideoConfig, WorldModelConfig, kind_of_run
 from world_models.saved_fit import load_fit, save_fit
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from world_models.wan_options import DiffusersConfig
 
 SAVE_EVERY = 20.0  # s between two saved states of an unfinished fit
-LONGEST = 300  # control steps of --horizon 0 at most: pictures of all of them are in memory
 
 
 # ---- the run -----------------------------------------------------------------------------------------------
@@ -273,7 +272,8 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
     def finish() -> tuple:
         made = fitter.result()
         inner, report = calibrated(made.dynamics, fitter.coded, config.horizon, config.tolerance)
-        made.spec = made.spec.calibrated(inner.spec.horizon, inner.spec.threshold)
+        spec = inner.spec
+        made.spec = made.spec.calibrated(spec.horizon, spec.threshold, measured=spec.measured)
         return made, report
 
     return FitJob(
@@ -516,7 +516,7 @@ def calibrated(
     bounds = factors_of([scores_on(m, data, longest, e, per_episode) for m, e in asked])
     if isinstance(model, Latent):
         set_shift(model, data, longest)
-    model.spec = model.spec.calibrated(steps, threshold, bounds)
+    model.spec = model.spec.calibrated(steps, threshold, bounds, longest)
     with np.errstate(invalid="ignore"):
         n = (~np.isnan(run.error)).sum(0).clip(1)
         means = {k: np.nansum(getattr(run, k), 0) / n for k in ("error", "copied", "uncertainty")}

@@ -34,7 +34,7 @@ from torch import Tensor
 from robo_rl import files
 from robo_rl.errors import UserError, choose
 from robo_rl.types import ActionAxis, ControlSpec
-from world_models.options import KINDS, kind_of_run
+from world_models.options import KINDS, LONGEST, kind_of_run
 
 FORMAT = 1
 Carry = dict[str, Tensor]
@@ -55,6 +55,7 @@ class WorldSpec:
     sparse: bool = False  # the recorded reward is 1 on the step that succeeds and 0 elsewhere
     ends_on_success: bool = True  # every recorded success ended its episode
     horizon: int = 0  # control steps to which it was calibrated on held-out episodes; 0: not calibrated
+    measured: int = 0  # control steps to which its error was measured there; 0: not told
     threshold: float = math.inf  # uncertainty beyond which an episode is cut
     # by control step: nine in ten new episodes err by less than this factor times the uncertainty
     bounds: tuple[float, ...] = ()
@@ -77,12 +78,21 @@ class WorldSpec:
         limit = limit or self.control.max_steps
         return min(limit, self.horizon or limit)
 
+    @property
+    def longest(self) -> int:
+        """Control steps to which its error was measured, which `wm eval` measures it to as well."""
+        return self.measured or min(self.control.max_steps, LONGEST)
+
     def calibrated(
-        self, horizon: int, threshold: float, bounds: tuple[float, ...] | None = None
+        self, horizon: int, threshold: float, bounds: tuple[float, ...] | None = None, measured: int = 0
     ) -> "WorldSpec":
-        """`bounds` None: those there are."""
+        """`bounds` None, `measured` 0: those there are."""
         return replace(
-            self, horizon=horizon, threshold=threshold, bounds=self.bounds if bounds is None else bounds
+            self,
+            horizon=horizon,
+            threshold=threshold,
+            bounds=self.bounds if bounds is None else bounds,
+            measured=measured or self.measured,
         )
 
 

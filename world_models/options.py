@@ -11,6 +11,7 @@ from robo_rl import files
 from robo_rl.errors import UserError, choose, in_range
 
 PICTURED = ("encoded", "video", "diffusers")  # kinds with cameras
+LONGEST = 300  # control steps of --horizon 0 at most: pictures of all of them are in memory
 KINDS = {  # of models: the module whose build(spec, options) makes one; `robo_rl.cli.wm` has their options
     "latent": "world_models.latent",
     "text": "world_models.text",
@@ -422,9 +423,9 @@ class WorldEvalConfig:
     against: str = ""
     """Another model, on the same windows: is this one better at every horizon?"""
     windows: int = 200
-    """Recorded stretches to predict (at most 64 with images)."""
-    horizon: int = 64
-    """Control steps of each."""
+    """Recorded stretches to predict (with images at most 64, fewer where these are longer than 64 steps)."""
+    horizon: int = 0
+    """Control steps of each; 0: those to which the model was measured in training."""
     episodes: int = 100
     """Starts per policy, the same in the model and in the simulator."""
     tolerance: float = 0.15
@@ -442,7 +443,7 @@ class WorldEvalConfig:
 
     def __post_init__(self) -> None:
         in_range("--windows", self.windows, 4, 10**5)
-        in_range("--horizon", self.horizon, 1, 4096)
+        in_range("--horizon", self.horizon, 0, 4096)
         in_range("--episodes", self.episodes, 2, 10**5)
         in_range("--tolerance", self.tolerance, 0, 1, open_high=True)
         in_range("--inverse", self.inverse, 1, 10**6)

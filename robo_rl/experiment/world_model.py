@@ -403,7 +403,7 @@ def probe_model(model, env, dataset, config: WorldEvalConfig, each: Each = silen
 def measure_unlike(model, env, policies: list, config: WorldEvalConfig) -> dict:
     """Open-loop error and coverage of the bound along what such policies do in the simulator, each in its
     share of the lanes."""
-    n, steps = env.num_envs, min(config.horizon, env.spec.max_steps)
+    n, steps = env.num_envs, min(config.horizon or model.spec.longest, env.spec.max_steps)
     obs, _ = env.reset(
         options={"reset_mask": np.ones(n, bool), "starts": eval_starts(n, REPORT + 2000 + config.seed)}
     )
