@@ -284,8 +284,8 @@ def evaluation_row(
 # ---- how old a row is --------------------------------------------------------------------------------------
 
 OLDER, CURRENT, NO_COMMIT, FOREIGN, NO_GIT, NO_FILES = (
-    "older than the code",
-    "",
+    "earlier code",
+    "present code",
     "commit unknown",
     "commit not in this history",
     "not checked",
@@ -294,7 +294,7 @@ OLDER, CURRENT, NO_COMMIT, FOREIGN, NO_GIT, NO_FILES = (
 
 
 def age(row: ResultRow, repository: "Path | None") -> str:
-    """Whether the files that the row names changed after its commit: OLDER, CURRENT (""), or why that is not
+    """Whether the files that the row names changed after its commit: OLDER, CURRENT, or why that is not
     known."""
     since = row.commit if row.commit != UNKNOWN else row.recorded
     if not since:
@@ -331,6 +331,19 @@ def _of_form_alone(repository: str) -> frozenset[str]:
         return frozenset()
     lines = path.read_text().splitlines()
     return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+def head_of(repository: Path) -> tuple[str, str]:
+    """(commit, its date) of what is checked out; ("no commit", "") in a repository without one."""
+    done = subprocess.run(
+        ["git", "-C", str(repository), "log", "-1", "--format=%h %as"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    commit, _, date = done.stdout.strip().partition(" ")
+    return commit or "no commit", date
 
 
 def repository_of(folder: "str | Path") -> "Path | None":

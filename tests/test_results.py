@@ -144,7 +144,7 @@ def test_a_figure_that_was_written_down_without_its_commit_is_shown_as_of_that_c
     folder, first, second = repository
     unknown = replace(ROW, commit=results.UNKNOWN, files=("b.py",))
     assert results_page.commit(replace(unknown, recorded=second), folder) == f"≤ {second}"
-    assert results_page.commit(replace(unknown, recorded=first), folder) == f"≤ {first} *older than the code*"
+    assert results_page.commit(replace(unknown, recorded=first), folder) == f"≤ {first}"
     assert results_page.commit(unknown, folder) == f"*{results.NO_COMMIT}*"
 
 
@@ -153,7 +153,7 @@ def test_outside_a_repository_the_page_marks_nothing_and_says_so(tmp_path):
     assert results.repository_of(tmp_path) is None
     results_page.write_pages(tmp_path / "results", tmp_path / "docs" / "results.md", None)
     page = (tmp_path / "docs" / "results" / "x.md").read_text()
-    assert "no row was compared with the code" in page and "*older than the code*" not in page
+    assert "no row was compared with the code" in page and "*present code*" not in page
 
 
 def test_a_commit_is_marked_as_changed_by_code_and_not_by_the_results_that_were_written_since(tmp_path):
@@ -208,8 +208,8 @@ def test_a_topic_has_a_page_with_a_line_per_thing_and_the_first_page_lists_them(
     written = results_page.write_pages(folder / "results", folder / "docs" / "results.md", None)
     index, x, y = (Path(p).read_text() for p in written)
     assert (
-        f"| a \\| b | 0.500 [0.430, 0.570], 0.750 [0.430, 0.570] | 200 | 0, 1 | {first} *older than the "
-        "code* | 2026-11-23 | (1) a note |"
+        f"| a \\| b | 0.500 [0.430, 0.570], 0.750 [0.430, 0.570] | 200 | 0, 1 | {first} | 2026-11-23 "
+        "| (1) a note |"
     ) in x and "1. `robo_rl train --seed SEED`; 2 cores" in x
     assert (
         "| a \\| b | 0.500 [0.430, 0.570] | 200 | 0 | abc *" in x
@@ -217,12 +217,30 @@ def test_a_topic_has_a_page_with_a_line_per_thing_and_the_first_page_lists_them(
     )
     assert "12,346 steps/s [0.43, 0.57] quartiles" in y and "1. `robo_rl train`; 2 cores" in y
     assert (
-        "| [Success](results/x.md) | 3 | 2026-11-23 | *2* |" in index
+        "| [Success](results/x.md) | 3 | 2026-11-23 | *0* |" in index
         and "| [Speed](results/y.md) | 1 | 2026-11-24 | *0* |" in index
     )
-    assert f"{first} |" in results_page.without_marks(x) and "| 2026-11-23 | |" in results_page.without_marks(
-        index
-    )
+    assert "| 2026-11-23 | |" in results_page.without_marks(index)
+
+
+def test_a_page_counts_what_is_of_earlier_code_and_marks_what_is_not(repository):
+    """Most figures are of earlier code: a mark on nearly every row would tell nothing."""
+    folder, first, second = repository
+    older = replace(ROW, commit=first, files=("b.py",))
+    present = replace(ROW, what="speed", commit=second, files=("b.py",), date="2026-11-24")
+    add_rows(folder / "results" / "x.json", "Success", [older, present, replace(ROW, what="other")])
+    add_rows(folder / "results" / "y.json", "Old", [older])
+    written = results_page.write_pages(folder / "results", folder / "docs" / "results.md", None)
+    index, x, y = (Path(p).read_text() for p in written)
+    at, on = results.head_of(folder)
+    compared = f"{results_page.COMPARED} at {at} of {on}: "
+    why = "figures are of earlier code: a file that they measure changed after their commit."
+    assert f"Newest figure: 2026-11-24, commit {second}.\n{compared}1 of 3 {why} The others are marked." in x
+    assert f"| {second} *present code* |" in x and f"| {first} |" in x and f"*{results.FOREIGN}*" in x
+    assert f"{compared}all 1 {why}\n" in y and "The others" not in y
+    assert f"{compared}2 of 4 {why}" in index and "| 3 | 2026-11-23 to 2026-11-24 | *1* |" in index
+    bare = results_page.without_marks(x)
+    assert "present code" not in bare and compared not in bare and f"{second} |" in bare
 
 
 def test_the_page_of_a_file_of_results_that_is_no_more_goes_and_others_stay(tmp_path):

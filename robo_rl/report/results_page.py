@@ -9,7 +9,9 @@ from robo_rl import files
 from robo_rl.errors import UserError
 from robo_rl.results import (
     CURRENT,
+    FOREIGN,
     NO_COMMIT,
+    NO_FILES,
     NO_GIT,
     OLDER,
     STEPS,
@@ -17,6 +19,7 @@ from robo_rl.results import (
     ResultFile,
     ResultRow,
     age,
+    head_of,
     read_all,
     repository_of,
 )
@@ -29,11 +32,11 @@ HEAD = """# Measured results
 The figures that say most are in the first table; every topic has a page with all of its rows, their commands and machines.
 How the benches measure: [Measure speed](howto/bench.md). What falls short: [known limitations](limitations.md).
 
-An interval is a Wilson 95 % interval unless its row says otherwise. *older than the code*: a file that the row measures changed after
-its commit, so the figure is of earlier code. *≤ abc1234*: measured at that commit or before; it is the one that wrote the figure down.
-Where a line has several seeds, its figures are in their order.
+An interval is a Wilson 95 % interval unless its row says otherwise. *≤ abc1234*: measured at that commit or before; it is the one that
+wrote the figure down. Where a line has several seeds, its figures are in their order.
 """  # noqa: E501
 NO_REPOSITORY = "This page was made outside a git repository: no row was compared with the code.\n"
+COMPARED = "Compared with the code"  # how the line that changes with every commit begins
 
 
 def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
@@ -67,21 +70,21 @@ def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
 
 def index_text(found: Sequence[ResultFile], repository: "Path | None", folder: str) -> str:
     """The first page in Markdown: the figures that say most, and a line per topic."""
-    lines = ["| topic | figures | measured | of earlier code |", "|---|---|---|---|"]
+    lines = ["| topic | figures | measured | of the present code |", "|---|---|---|---|"]
     for file in found:
         dates = sorted({row.date[:10] for row in file.rows})
-        older = sum(age(row, repository) == OLDER for row in file.rows)
+        present = sum(age(row, repository) == CURRENT for row in file.rows)
         lines.append(
             cells(
                 f"[{file.title}]({folder}/{file.path.stem}.md)",
                 str(len(file.rows)),
                 dates[0] + (f" to {dates[-1]}" if len(dates) > 1 else ""),
-                f"*{older}*",
+                f"*{present}*",
             )
         )
     parts = [
         HEAD.format(made=MADE.format(name="*")),
-        *([NO_REPOSITORY] if repository is None else []),
+        age_text([row for file in found for row in file.rows], repository),
         headline_table(found) + "\n",
         "## Topics\n",
         *lines,
@@ -97,10 +100,27 @@ def topic_text(file: ResultFile, repository: "Path | None") -> str:
             f"# {file.title}\n",
             MADE.format(name=file.path.stem),
             *about,
-            *([NO_REPOSITORY] if repository is None else []),
+            age_text(file.rows, repository),
             table(file.rows, repository),
             conditions(file.rows),
         ]
+    )
+
+
+def age_text(rows: Sequence[ResultRow], repository: "Path | None") -> str:
+    """What became of the code since the rows were measured. Code changes daily, so that most figures are of
+    earlier code: these are counted here, and the others are marked in the table (see `commit`)."""
+    newest = max(rows, key=lambda row: row.date)
+    said = f"Newest figure: {newest.date[:10]}, commit {origin(newest)}.\n"
+    if repository is None:
+        return said + NO_REPOSITORY
+    older, n = sum(age(row, repository) == OLDER for row in rows), len(rows)
+    at, on = head_of(repository)
+    how_many = f"all {n}" if older == n else f"{older} of {n}"
+    marked = "" if older == n else " The others are marked."
+    return (
+        f"{said}{COMPARED} at {at} of {on}: {how_many} figures are of earlier code: a file that they "
+        f"measure changed after their commit.{marked}\n"
     )
 
 
@@ -188,18 +208,17 @@ def interval(row: ResultRow) -> str:
 
 
 def commit(row: ResultRow, repository: "Path | None") -> str:
-    """The commit and, in italics, what is to be said of its age."""
+    """The commit and, in italics, its age, unless it is of earlier code, as most are (see `age_text`)."""
     mark = age(row, repository)
-    said = mark not in (CURRENT, NO_GIT) and not (mark == NO_COMMIT and row.recorded)
+    said = mark not in (OLDER, NO_GIT) and not (mark == NO_COMMIT and row.recorded)
     return " ".join([*([] if origin(row) == UNKNOWN else [origin(row)]), *([f"*{mark}*"] if said else [])])
 
 
 def without_marks(page: str) -> str:
     """The page without what changes with every commit of the code: the marks of age, and how many rows have
     them."""
-    return re.sub(
-        r" ?\*(older than the code|commit not in this history|names no files|not checked|\d+)\*", "", page
-    )
+    marks = "|".join((CURRENT, FOREIGN, NO_FILES, r"\d+"))
+    return re.sub(rf" ?\*({marks})\*|(?m:^{COMPARED} .*$)", "", page)
 
 
 def headline_table(found: Sequence[ResultFile]) -> str:
