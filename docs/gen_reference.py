@@ -109,8 +109,12 @@ def paragraph(options: type) -> list[str]:
 def table(rows: list[tuple[str, str, str, str]]) -> list[str]:
     head = ["| option | type | default | meaning |", "|---|---|---|---|"]
     return [
+        '<div class="options" markdown>',  # docs/site.css: how it looks on a phone
+        "",
         *head,
         *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
+        "",
+        "</div>",
         "",
     ]
 
@@ -164,7 +168,8 @@ def shown(f: Field) -> str:
 def type_text(text: str) -> str:
     """A short name of an annotation."""
     text = re.sub(r"(tyro\.conf\.)?Positional\[(.*)\]", r"\2", text)
-    text = re.sub(r"(typing\.)?Annotated\[(\w+),.*", r"\2", text)
+    text = re.sub(r"(typing\.)?Annotated\[(\w+|\w+\[.*?\]),.*", r"\2", text)
+    text = re.sub(r"tuple\[(\w+), \.\.\.\]", r"\1, several", text)
     choices = re.search(r"Literal\[([^\]]*)\]", text)
     return (
         ", ".join(f"`{c.strip(' ' + chr(39) + chr(34))}`" for c in choices[1].split(",")) if choices else text

@@ -84,7 +84,7 @@ def index_text(found: Sequence[ResultFile], repository: "Path | None", folder: s
         )
     parts = [
         HEAD.format(made=MADE.format(name="*")),
-        age_text([row for file in found for row in file.rows], repository),
+        age_text([row for file in found for row in file.rows], repository, " on the pages of their topics"),
         headline_table(found) + "\n",
         "## Topics\n",
         *lines,
@@ -107,9 +107,9 @@ def topic_text(file: ResultFile, repository: "Path | None") -> str:
     )
 
 
-def age_text(rows: Sequence[ResultRow], repository: "Path | None") -> str:
+def age_text(rows: Sequence[ResultRow], repository: "Path | None", where: str = "") -> str:
     """What became of the code since the rows were measured. Code changes daily, so that most figures are of
-    earlier code: these are counted here, and the others are marked in the table (see `commit`)."""
+    earlier code: these are counted here, and the others are marked (`where`) in tables (see `commit`)."""
     newest = max(rows, key=lambda row: row.date)
     said = f"Newest figure: {newest.date[:10]}, commit {origin(newest)}.\n"
     if repository is None:
@@ -117,7 +117,7 @@ def age_text(rows: Sequence[ResultRow], repository: "Path | None") -> str:
     older, n = sum(age(row, repository) == OLDER for row in rows), len(rows)
     at, on = head_of(repository)
     how_many = f"all {n}" if older == n else f"{older} of {n}"
-    marked = "" if older == n else " The others are marked."
+    marked = "" if older == n else f" The others are marked{where}."
     return (
         f"{said}{COMPARED} at {at} of {on}: {how_many} figures are of earlier code: a file that they "
         f"measure changed after their commit.{marked}\n"
