@@ -22,6 +22,7 @@ from robo_rl.policies import ObsSpec, obs_tensors
 from robo_rl.policies.images import fit_bytes
 from robo_rl.policies.policy import words_of
 from robo_rl.policies.protocol import Obs
+from robo_rl.rollout import announce
 from robo_rl.types import task_names
 
 DEMO_START = 1_500_000_000
@@ -34,6 +35,23 @@ class Lead:
 
     act: Callable[[dict], np.ndarray]
     longest: int
+
+
+class NoiseAhead:
+    """Gaussian noise of steps, which may be drawn before they are made: the same numbers of `rng` either
+    way."""
+
+    def __init__(self, rng: np.random.Generator):
+        self.rng, self._drawn = rng, []
+
+    def ahead(self, shape: tuple[int, ...]) -> list[np.ndarray]:
+        """Draw that of the next E steps, float64 of shape [E, …]."""
+        self._drawn = list(self.rng.standard_normal(shape))
+        return list(self._drawn)
+
+    def next(self, shape: tuple[int, ...]) -> np.ndarray:
+        """That of the next step."""
+        return self._drawn.pop(0) if self._drawn else self.rng.standard_normal(shape)
 
 
 class PolicyExpert(VectorWrapper):
@@ -66,6 +84,10 @@ class PolicyExpert(VectorWrapper):
         if self._at >= self._chunk.shape[1]:
             self._chunk, self._at = np.clip(self._act(self._obs), -1, 1).astype(np.float32), 0
         return self._chunk[:, self._at]
+
+    def decided(self) -> np.ndarray | None:
+        """The chunk [N, E, A] whose first step is due, None within one."""
+        return None if self._at else self._chunk
 
 
 def record(
@@ -143,16 +165,20 @@ def expert_episodes(
         np.zeros(n, np.int64),
         np.zeros(n, np.int64),
     )
-    chunk = np.zeros((n, 1, 0))
+    chunk, drawn = np.zeros((n, 1, 0)), NoiseAhead(rng)
+
+    def noisy(actions: np.ndarray, wobble: np.ndarray) -> np.ndarray:
+        return np.clip(actions + noise * wobble, -1, 1).astype(np.float32)
+
     if lead is not None:
         begin = rng.integers(0, lead.longest + 1, n)
     while not over.all():
         clean = np.asarray(env.expert_action(), np.float32)
-        act = (
-            np.clip(clean + noise * rng.standard_normal(clean.shape), -1, 1).astype(np.float32)
-            if noise
-            else clean
-        )
+        if hasattr(env, "announce") and hasattr(env, "decided") and (coming := env.decided()) is not None:
+            steps = np.moveaxis(coming, 1, 0)
+            told = [*map(noisy, steps, drawn.ahead(steps.shape))] if noise else list(steps)
+            announce(env, np.stack(told, 1))
+        act = noisy(clean, drawn.next(clean.shape)) if noise else clean
         if lead is not None and (led := begin > len(rows)).any():
             at = len(rows) % chunk.shape[1]
             if at == 0:

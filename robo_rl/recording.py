@@ -7,12 +7,12 @@ import torch
 
 from robo_rl.contract import ControlEnv
 from robo_rl.data.episode import Episode
-from robo_rl.demos import DEMO_START, check_expert
+from robo_rl.demos import DEMO_START, NoiseAhead, check_expert
 from robo_rl.errors import UserError
 from robo_rl.evaluation import decide
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy
-from robo_rl.rollout import as_array
+from robo_rl.rollout import announce, as_array
 
 Actor = Callable[[Mapping[str, np.ndarray], int], np.ndarray]  # obs, decision -> actions [N,E,A]
 
@@ -41,7 +41,7 @@ class Recorder(ControlEnv):
         )
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         n, steps, state = self.num_envs, env.spec.max_steps, env.single_observation_space["state"].shape[0]
-        self._rng = np.random.default_rng([seed, 11])
+        self._drawn = NoiseAhead(np.random.default_rng([seed, 11]))
         # steps so far; whether recorded from its beginning
         self._t, self.whole = np.zeros(n, np.int64), np.zeros(n, bool)
         self._level, self._starts = np.zeros(n, np.float32), np.full(n, -1)
@@ -56,6 +56,8 @@ class Recorder(ControlEnv):
         if hasattr(env, "get_state"):
             self.get_state = env.get_state
             self.set_state = self._set_state
+        if hasattr(env, "announce"):
+            self.announce = self._announce
         if hasattr(env, "expert_action"):
             self.expert_action = env.expert_action
 
@@ -68,7 +70,7 @@ class Recorder(ControlEnv):
         mask = np.asarray(options.get("reset_mask", np.ones(self.num_envs, bool)))
         starts = options.get("starts")
         self._t[mask], self.whole[mask] = 0, True
-        self._level[mask] = self.noise * self._rng.random(int(mask.sum()))
+        self._level[mask] = self.noise * self._drawn.rng.random(int(mask.sum()))
         self._starts[mask] = -1 if starts is None else np.asarray(starts)[mask]
         self._obs = obs
         return obs, info
@@ -76,8 +78,7 @@ class Recorder(ControlEnv):
     def step(self, actions):
         executed = np.clip(np.asarray(actions, np.float32), -1, 1)
         if self.noise:
-            wobble = self._rng.standard_normal(executed.shape).astype(np.float32)
-            executed = np.clip(executed + self._level[:, None] * wobble, -1, 1)
+            executed = self._noisy(executed, self._drawn.next(executed.shape))
         ids = np.flatnonzero(self.whole)
         at = self._t[ids]
         for k, rows in self._rows.items():
@@ -104,6 +105,16 @@ class Recorder(ControlEnv):
             )
         self.whole &= ~over
         return self._obs, reward, terminated, truncated, info
+
+    def _noisy(self, actions: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        return np.clip(actions + self._level[:, None] * drawn.astype(np.float32), -1, 1)
+
+    def _announce(self, actions: np.ndarray, lanes=None) -> None:
+        """What the next steps bring, with their noise, which is drawn now."""
+        rows = np.moveaxis(np.clip(np.asarray(actions, np.float32), -1, 1), 1, 0)
+        if self.noise:
+            rows = map(self._noisy, rows, self._drawn.ahead(rows.shape))
+        self.env.announce(np.stack(list(rows), 1), lanes)
 
     def _set_state(self, state, mask=None) -> None:
         self.env.set_state(state, mask)
@@ -161,6 +172,7 @@ def play(
         while not over.all():
             chunk = actor(obs, decision)
             decision += 1
+            announce(env, chunk)
             for j in range(chunk.shape[1]):
                 obs, _, terminated, truncated, info = env.step(chunk[:, j])
                 over = as_array(terminated | truncated)

@@ -22,7 +22,7 @@ from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, blank_obs, obs_tensors
 from robo_rl.replay import HUMAN, PAUSE, ReplayWriter
 from robo_rl.rewards import Judge, Marked
-from robo_rl.rollout import Timer, one_thread
+from robo_rl.rollout import Timer, announce, one_thread
 from robo_rl.starts import ENDED, Ended, StartChooser, StartSource
 
 # arrays of a ReplayCollector that its state has
@@ -167,6 +167,7 @@ class ReplayCollector:
             now = {k: torch.from_numpy(v[need]) for k, v in self.obs.items()}
             self.chunk[need] = policy.act(now, self.generator, explore).actions.numpy()
             self.at[need] = 0
+            announce(self.env, self.chunk, need)
         self.timer.add("policy")
         wanted = self.chunk[self.lanes, self.at]
         raw, reward, terminated, truncated, info = self.env.step(wanted)
@@ -380,6 +381,7 @@ def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
         while ended < episodes:
             if at >= policy.options.execute:
                 chunk, at = policy.act(obs_tensors(raw, spec), generator, True).actions.numpy(), 0
+                announce(env, chunk)
             raw, _, terminated, truncated, info = env.step(chunk[:, at])
             at += 1
             states.append(replay_observation(policy, raw)[seen_key(policy)])

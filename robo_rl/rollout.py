@@ -99,6 +99,12 @@ class Timer:
         return out
 
 
+def announce(env, actions: np.ndarray, lanes: np.ndarray | None = None) -> None:
+    """Tell an env that can hear it which actions [N,E,A] come next in `lanes` bool[N] (None: in all)."""
+    if actions.shape[1] > 1 and hasattr(env, "announce"):
+        env.announce(actions, lanes)
+
+
 def run_chunk(env, actions: np.ndarray, gamma: float):
     """Execute `actions[N,E,A]` -> (obs, reward[N] discounted, raw reward sum, terminated, truncated, success,
     steps[N]).
@@ -114,8 +120,7 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
     reward, raw, scale = np.zeros(n, np.float64), np.zeros(n, np.float64), 1.0
     steps = np.zeros(n, np.int64)
     over = np.zeros(n, bool)
-    if e > 1 and not sources and hasattr(env, "announce"):
-        env.announce(actions)
+    announce(env, actions)
     for j in range(e):
         if j and sources and ((sources() != first) & ~over).any():
             break

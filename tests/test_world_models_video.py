@@ -4,10 +4,12 @@ moving square."""
 import copy
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import VectorWrapper
 
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
@@ -472,6 +474,100 @@ def test_a_policy_of_chunks_meets_the_same_frames_in_an_env_as_in_an_evaluation(
     half = len(seen) // 2
     assert half == 4 and all(np.array_equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))
     assert found[0].lengths.tolist() == found[1].lengths.tolist() == [10] * 3
+
+
+class Watched(VectorWrapper):
+    """Keeps of every episode that ends (start, state it began in, frames, actions)."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.episodes, self._now = [], {}
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = self.env.reset(seed=seed, options=options)
+        for i in np.flatnonzero((options or {}).get("reset_mask", np.ones(self.num_envs, bool))):
+            self._now[i] = int(self.env.starts[i]), obs["state"][i], [obs["image/top"][i]], []
+        return obs, info
+
+    def step(self, actions):
+        out = self.env.step(actions)
+        for i, (_, _, shown, done) in self._now.items():
+            shown.append(out[0]["image/top"][i])
+            done.append(actions[i].clip(-1, 1))
+        for i in np.flatnonzero(out[2] | out[3]):
+            self.episodes.append(self._now.pop(i))
+        return out
+
+
+def is_made_in_chunks(model, episode, chunk=3) -> bool:
+    """Whether the frames of an episode are those that the model makes of `chunk` actions at once."""
+    start, state, shown, actions = episode
+    carry = model.start({"state": state[None], "image/top": shown[0][None]}, np.array([start]))
+    for k in range(0, len(actions) - chunk + 1, chunk):
+        carry, p = model.step(carry, torch.from_numpy(np.stack(actions[k : k + chunk]))[None])
+        made, seen = p.obs["image/top"][0].numpy().astype(int), np.stack(shown[k + 1 : k + 1 + chunk])
+        if np.abs(made - seen).max() > 1:  # another batch rounds otherwise
+            return False
+    return len(actions) >= chunk
+
+
+def chunk_of(obs, decision=0):
+    far = obs["image/top"].reshape(len(obs["state"]), -1)[:, :6] / 128 - 1
+    return far.reshape(-1, 3, 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_what_is_collected_in_a_model_has_the_frames_of_an_evaluation(noise):
+    """Those of a chunk at once, with the noise on its actions; of a policy that demonstrates too."""
+    from robo_rl.demos import DEMO_START, PolicyExpert, record
+    from robo_rl.evaluation import evaluate
+    from robo_rl.recording import Recorder, play
+
+    model, episodes, seen = stirred(steps=2), [], []
+    env, other, shows = envs_of(model, 3)
+    model.shift.fill_(50)  # nobody succeeds
+    watched = Watched(env)
+    play(Recorder(watched, episodes.append, noise=noise), chunk_of, 3, 0)
+    assert [is_made_in_chunks(model, e) for e in watched.episodes] == [True] * 3
+    evaluate(other, lambda obs: seen.append(obs["image/top"]) or chunk_of(obs), DEMO_START + np.arange(3))
+    same = [
+        np.array_equal(x[i], e.images["top"][3 * k])
+        for k, x in enumerate(seen)
+        for i, e in enumerate(episodes)
+    ]
+    assert len(same) == 12 and all(same) == (not noise)
+    model.spec = replace(model.spec, ends_on_success=False)
+    model.shift.copy_(torch.tensor([-50.0, 50.0]))  # every step succeeds, none ends an episode
+    watched = Watched(shows)
+    record(PolicyExpert(watched, chunk_of), 3, 0, episodes.append, noise)
+    assert [is_made_in_chunks(model, e) for e in watched.episodes] == [True] * 3
+
+
+def test_replay_meets_the_frames_of_chunks_where_envs_decide_at_different_times_and_after_a_snapshot():
+    from robo_rl.options import PolicyOptions
+    from robo_rl.policies import ObsSpec, make_policy
+    from robo_rl.replay_collector import ReplayCollector
+
+    model, store = stirred(steps=2), SimpleNamespace(add=lambda *given: None, close=lambda *given: None)
+    env, again = envs_of(model, 2)
+    model.shift.fill_(50)
+    spec = ObsSpec(state=2, action=2, views=("top",), image_size=16, language=True)
+    policy = make_policy(PolicyOptions(horizon=3, execute=3, hidden=16, layers=1), spec, 0)
+    watched = Watched(env)
+    collector = ReplayCollector(watched, policy, store, None, 0)
+    env.steps[:] = 0, 4, 5  # the second and the third end after 6 and 5 steps
+    collector.run(policy, 17)
+    state, other = collector.state(), ReplayCollector(again, policy, store, None, 0)
+    assert len(set(env.announced.done)) > 1
+    assert [len(e[3]) for e in watched.episodes] == [5, 6, 10, 10, 10]
+    assert all(is_made_in_chunks(model, e) for e in watched.episodes)
+    other.set_state(state)
+    collector.run(policy, 4)
+    other.run(policy, 4)
+    assert np.abs(env.seen["image/top"].astype(int) - again.seen["image/top"]).max() <= 1
 
 
 def test_actions_that_were_announced_and_did_not_come_change_nothing():

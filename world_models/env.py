@@ -21,6 +21,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, hashed
 from world_models import judge as judges
 from world_models import model as worlds
+from world_models.announced import AnnouncedSteps
 from world_models.imagine import due, is_lost
 from world_models.judge_protocol import Clips
 from world_models.model import Frames, WorldModel
@@ -90,9 +91,7 @@ class WorldEnv(ControlEnv):
         self.starts, self.steps, self.task, self.frame, self.born = (np.zeros(n, np.int64) for _ in range(5))
         self.terminated, self.truncated, self.success, self.ready = (np.zeros(n, bool) for _ in range(4))
         self.uncertainty = np.zeros(n, np.float32)
-        self.carry: worlds.Carry = {}
-        # actions [N,E,A] that were announced, what comes of them, the carry after them, how many were made
-        self.coming: tuple[np.ndarray, worlds.Prediction, worlds.Carry, int] | None = None
+        self.carry: worlds.Carry = {}  # of a lane within what was announced: that before it
         self.seen = {k: np.zeros(s.shape or (), s.dtype) for k, s in self.observation_space.spaces.items()}
         self.clips = Clips(self.judge, self.seen)
         # False: where the model can step without drawing, pictures stay until a step with True
@@ -101,6 +100,8 @@ class WorldEnv(ControlEnv):
             hasattr(model, "look") and isinstance(self.judge, judges.Head),
             np.zeros(n, bool),
         )
+        listens = bool(control.views) and not self.lazy and not hasattr(model, "first")
+        self.announced = AnnouncedSteps(n, spec.action, listens)
 
     def __repr__(self) -> str:
         return f"WorldEnv({self.spec.id!r}, num_envs={self.num_envs})"
@@ -110,7 +111,6 @@ class WorldEnv(ControlEnv):
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs, self.ready)
         ids, starts = self.stream.due(seed, mask, starts)
-        self._settle()
         if len(ids):
             self._begin(ids, starts)
         return self._obs(), {"success": self.success.copy()}
@@ -133,47 +133,34 @@ class WorldEnv(ControlEnv):
             self.carry[k] = self.carry[k].index_copy(0, rows, v)
         self.seen = {k: _put(v, ids, obs[k]) for k, v in self.seen.items()}
         self.clips.begin(ids, {k: obs[k] for k in self.seen})
+        self.announced.clear(np.isin(np.arange(self.num_envs), ids))
         self.task[ids], self.starts[ids], self.steps[ids] = task, starts, 0
         for flags in (self.terminated, self.truncated, self.success):
             flags[ids] = False
         self.uncertainty[ids], self.ready[ids], self.stale[ids] = 0, True, False
 
-    def announce(self, actions: np.ndarray) -> None:
-        """Say which actions [N,E,A] the next steps will bring. A model that makes several frames at once then
-        makes them of all of these, as it does where it is calibrated and measured, and once, not at every
-        step. Steps with other actions are made one by one."""
-        if not self.ready.all() or self.lazy or not self.spec.views:
+    def announce(self, actions: np.ndarray, lanes: np.ndarray | None = None) -> None:
+        """Say which actions [N,E,A] the next steps will bring, of the envs in `lanes` bool[N] (None: of all).
+        A model that makes several frames at once then makes them of all of these, as it does where it is
+        calibrated and measured, and once, not at every step. Steps with other actions are made one by
+        one."""
+        if not self.ready.all() or not self.announced.listens:
             return
-        self._settle()
+        lanes = np.ones(self.num_envs, bool) if lanes is None else lanes
         rows = [read_actions(a, self.num_envs, self.model.spec.action) for a in np.moveaxis(actions, 1, 0)]
-        planned = np.stack(rows, 1)
-        carry, p = self.model.step(self.carry, torch.from_numpy(planned))
-        self.coming = planned, p, carry, 0
+        self._settle(lanes)
+        self.announced.announce(np.stack(rows, 1), lanes)
 
-    def _next(self, actions: np.ndarray) -> "tuple[worlds.Carry | None, worlds.Prediction, int]":
-        """(the carry after the step, None within what was announced; a prediction; the row of it)."""
-        if self.coming is not None:
-            planned, p, carry, made = self.coming
-            if np.array_equal(planned[:, made], actions):
-                last = made + 1 == planned.shape[1]
-                self.coming = None if last else (planned, p, carry, made + 1)
-                return carry if last else None, p, made
-            self._settle()
-        draw = {"draw": False} if self.lazy else {}
-        return *self.model.step(self.carry, torch.from_numpy(actions)[:, None], **draw), 0
-
-    def _settle(self) -> None:
-        """Forget what was announced and not made: episodes that go on do so from what was."""
-        if self.coming is None:
-            return
-        (planned, _, _, made), self.coming = self.coming, None
+    def _settle(self, lanes: np.ndarray) -> None:
+        """Forget what was announced in `lanes` and not made: episodes that go on do so from what was."""
         alive = ~(self.terminated | self.truncated)
-        if made and alive.any():
-            carry, _ = self.model.step(self.carry, torch.from_numpy(planned[:, :made]))
-            self._keep(carry, alive)
+        self.carry = self.announced.settled(self.model, self.carry, lanes & alive)
+        self.announced.clear(lanes)
 
     def _keep(self, carry: worlds.Carry, rows: np.ndarray) -> None:
         """Go on from `carry` in the lanes bool[N]."""
+        if not rows.any():
+            return
         keep = torch.from_numpy(rows)
         self.carry = {
             k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, self.carry[k]) for k, v in carry.items()
@@ -184,10 +171,13 @@ class WorldEnv(ControlEnv):
             raise UserError("call reset() before step()")
         actions = read_actions(actions, self.num_envs, self.model.spec.action)
         alive = ~(self.terminated | self.truncated)
-        carry, p, row = self._next(actions)
-        obs, before = {k: v[:, row].numpy() for k, v in p.obs.items()}, self.seen
+        self._settle(self.announced.strays(actions))
+        carry, ended, p = self.announced.step(
+            self.model, self.carry, actions, {"draw": False} if self.lazy else {}
+        )
+        obs, before = {k: v[:, 0].numpy() for k, v in p.obs.items()}, self.seen
         reward, terminal, chance, unsure = (
-            x[:, row].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty)
+            x[:, 0].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty)
         )
         sound = (
             np.isfinite(obs["state"]).all(1)
@@ -196,8 +186,7 @@ class WorldEnv(ControlEnv):
             & np.isfinite(chance + terminal)
         )
         known = alive & sound
-        if carry is not None:
-            self._keep(carry, known)
+        self._keep(carry, known & ended)
         self.seen = {
             k: np.where(known.reshape(-1, *[1] * (v.ndim - 1)), obs[k], v).astype(v.dtype) if k in obs else v
             for k, v in self.seen.items()
@@ -293,7 +282,6 @@ class WorldEnv(ControlEnv):
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Everything an episode depends on, one row per env; copies."""
-        self._settle()
         mine = {"seeds": self.stream.seeds, "episodes": self.stream.episodes} | {
             k: getattr(self, k) for k in FIELDS
         }
@@ -302,11 +290,11 @@ class WorldEnv(ControlEnv):
             | {f"obs/{k}": v.copy() for k, v in self.seen.items()}
             | {f"clip/{k}": v.copy() for k, v in self.clips.kept.items()}
             | {f"carry/{k}": v.numpy().copy() for k, v in self.carry.items()}
+            | {ANNOUNCED + k: v for k, v in self.announced.state().items()}
         )
 
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
         """Put back rows of `get_state()`, only those of `mask`."""
-        self._settle()
         n = self.num_envs
         mask = np.ones(n, bool) if mask is None else np.asarray(mask)
         if mask.shape != (n,) or mask.dtype != bool:
@@ -327,6 +315,8 @@ class WorldEnv(ControlEnv):
                 k, new = name[6:], torch.from_numpy(np.array(v))
                 old = self.carry.get(k, torch.zeros_like(new))
                 self.carry[k] = old.index_copy(0, rows, new[rows])
+        told = {k[len(ANNOUNCED) :]: v for k, v in state.items() if k.startswith(ANNOUNCED)}
+        self.announced.set_state(told, mask)
         self.ready |= mask
 
     def outcomes(self) -> dict | None:
@@ -348,6 +338,7 @@ class WorldEnv(ControlEnv):
         return self.seen[f"image/{self.spec.views[0]}"].copy()
 
 
+ANNOUNCED = "announced/"  # prefix in snapshots
 FIELDS = (
     "starts",
     "steps",

@@ -14,6 +14,7 @@ import torch
 from robo_rl.data.episode import Episode
 from robo_rl.evaluation import decide
 from robo_rl.human.intervention import CORRECTION, DISCARD, PAUSE, POLICY, InterventionEnv
+from robo_rl.rollout import announce
 
 HUMAN = ("policy", "human")  # source codes of Intervene as words of an Episode
 
@@ -149,6 +150,7 @@ class RobotFleet:
             with torch.no_grad():
                 self.chunk[need] = decide(self.policy, rows, self.generator)
             self.cursor[need] = 0
+            announce(self.env, self.chunk, need)
         return self.chunk[np.arange(len(need)), np.minimum(self.cursor, self.execute - 1)]
 
     def step(self) -> np.ndarray:
