@@ -14,6 +14,9 @@ CHOOSE = 0
 """The list of starts (`robo_rl.evaluation.eval_starts`) that picks the best checkpoint and ends training."""
 REPORT = 1
 """The list of starts that a result is reported on; nothing is decided by it."""
+SPLIT = 40
+"""Recorded frames that a world model keeps from training, from which on every second one is for CHOOSE, the
+others are for all other lists: halves of fewer would say too little."""
 MISS = 0.025
 """Most probable error of the statement that training stopped at or above its target."""
 
@@ -76,8 +79,9 @@ def too_few(looks: Sequence[Look], target: float) -> str:
     k, n, starts = len(looks), min(n for _, n in looks[-1].parts), looks[-1].starts
     z2 = n / low - n  # of n successes in n episodes Wilson's lower bound is n / (n + z^2)
     enough = 0 if target == 1 else math.ceil(z2 * target / (1 - target))
+    held = enough if enough < SPLIT else 2 * enough
     remedy = (
-        "recorded starts would have (held-out episodes of the model)"
+        f"recorded starts would have (of {held} held-out episodes of the model)"
         if starts
         else "episodes would have (--eval-episodes)"
     )

@@ -399,6 +399,10 @@ def test_evaluations_on_two_lists_of_starts_are_two_lines(tmp_path):
     assert chosen.x.tolist() == told.x.tolist() == [0, 9]
     assert f"95 % {alone.low:.3g} … {alone.high:.3g}" in tiles(run)
     assert "In a model both begin from the same recorded frames." in page(run)
+    for label, step in (("step_0", 0), ("step_9", 9)):
+        of_others = {"list": 0, "origin": np.arange(200) % 10 + 10}
+        write_json(evals / f"{label}.json", evaluation(label, step, 0.5, rng) | of_others)
+    assert "the same recorded frames." not in page(load(tmp_path))
 
 
 def test_a_run_from_scratch_is_not_compared_with_itself(tmp_path, capsys):

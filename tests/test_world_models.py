@@ -27,14 +27,16 @@ from robo_rl.recording import Recorder, expert_actor, play, random_actor
 from robo_rl.rollout import Collector
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.worker import Worker
+from robo_rl.selection import CHOOSE, REPORT, SPLIT
 from sims.check import check_env
 from world_models import imagine, learning
 from world_models import model as worlds
 from world_models.calibrate import calibrate, covering, open_loop, rolled, set_shift, threshold
-from world_models.env import WorldEnv, frame_of, make_world
+from world_models.env import WorldEnv, frame_of, held_frames, make_world
 from world_models.fit import FitOptions, Fitter
 from world_models.latent import Latent, LatentOptions, build, latent_options
 from world_models.learning import world_spec
+from world_models.model import Frames
 from world_models.options import KINDS, EncodedConfig
 from world_models.oracle import Oracle
 from world_models.recorded import Recorded, check, check_fits
@@ -532,7 +534,21 @@ def test_a_list_of_evaluation_starts_has_every_held_out_frame_as_often_as_the_ot
     f = learnt.frames
     count = int((f.first & f.held).sum())
     each = np.unique(frame_of(f, eval_starts(3 * count, 1)), return_counts=True)[1]
-    assert len(each) == count and (each == 3).all()
+    assert len(each) == count < SPLIT and (each == 3).all()
+
+
+def test_with_enough_held_out_frames_the_best_checkpoint_is_chosen_on_one_half_and_reported_on_the_other():
+    held, first = np.arange(100) < 2 * SPLIT + 1, np.ones(100, bool)
+    task = (np.arange(100) % 3 == 0).astype(np.int64)
+    task[7] = 2  # an instruction with a single frame is in both halves
+    f = Frames({"state": np.zeros((100, 1), np.float32)}, task, first, held)
+    chosen, told, other = (set(frame_of(f, eval_starts(200, k)).tolist()) for k in (CHOOSE, REPORT, 5))
+    assert chosen & told == {7} and chosen | told == set(range(2 * SPLIT + 1)) and told == other
+    for t in (0, 1):
+        assert abs(sum(task[list(chosen)] == t) - sum(task[list(told)] == t)) <= 1
+    assert set(held_frames(f).tolist()) == told
+    few = replace(f, held=np.arange(100) < SPLIT - 1)
+    assert all(len(np.unique(frame_of(few, eval_starts(200, k)))) == SPLIT - 1 for k in (CHOOSE, REPORT))
 
 
 def test_episodes_from_one_recorded_frame_count_as_one_in_the_interval_of_a_success_rate(learnt):

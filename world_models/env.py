@@ -7,7 +7,8 @@ a number that is not finite (the last finite observation stays). `info` of a ste
 uncertainty float32[N], cut bool[N] (an episode that ended for lack of knowledge).
 
 A start id decides the frame an episode begins from and all randomness in it. Ids from 2^31 on, which
-evaluation uses, begin from held-out episodes, the others from those that were trained on.
+evaluation uses, begin from held-out episodes, the others from those that were trained on. Where there are
+enough held-out ones, the best checkpoint is chosen on one half of them and reported on the other.
 """
 
 from typing import Any
@@ -18,6 +19,8 @@ from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError, choose
+from robo_rl.evaluation import EVAL_START, list_of
+from robo_rl.selection import CHOOSE, REPORT, SPLIT
 from robo_rl.starts import StartStream, hashed
 from world_models import judge as judges
 from world_models import model as worlds
@@ -30,19 +33,34 @@ from world_models.own_units import as_commands, translate
 from world_models.tasks import Difficulty
 from world_models.windows import units_differ
 
-HELD_FROM = 1 << 31  # start ids of evaluation (robo_rl.evaluation.EVAL_START)
+
+def held_frames(frames: Frames, which: int = REPORT) -> np.ndarray:
+    """int64[n]: first frames of held-out episodes, of all where none is held out, that the starts of list
+    `which` begin from. From SPLIT of them on CHOOSE has every second one of each instruction, and the other
+    lists have the others; the only one of an instruction is in both."""
+    pool = np.flatnonzero(frames.first & frames.held)
+    if not len(pool):
+        return np.flatnonzero(frames.first)
+    if len(pool) < SPLIT:
+        return pool
+    task = frames.task[pool]
+    turn = np.array([np.count_nonzero(task[:i] == t) for i, t in enumerate(task)])
+    alone = np.isin(task, [t for t in np.unique(task) if np.count_nonzero(task == t) == 1])
+    return pool[(turn % 2 == int(which != CHOOSE)) | alone]
 
 
 def frame_of(frames: Frames, starts: np.ndarray) -> np.ndarray:
     """int64[n]: the frame that each start id begins from, a first frame of an episode. Ids of evaluation take
-    the held-out ones in turn, so that a list of starts has each as often as the others."""
-    out = np.zeros(len(starts), np.int64)
-    for held in (False, True):
-        mine = (starts >= HELD_FROM) == held
-        pool = np.flatnonzero(frames.first & (frames.held == held))
-        pool = pool if len(pool) else np.flatnonzero(frames.first)
-        turn = starts[mine] - HELD_FROM if held else hashed(starts[mine], 2)
-        out[mine] = pool[(turn % len(pool)).astype(np.int64)]
+    those of `held_frames` in turn, so that a list of starts has each as often as the others."""
+    out, ours = np.zeros(len(starts), np.int64), starts < EVAL_START
+    pool = np.flatnonzero(frames.first & ~frames.held)
+    pool = pool if len(pool) else np.flatnonzero(frames.first)
+    out[ours] = pool[(hashed(starts[ours], 2) % len(pool)).astype(np.int64)]
+    chooses = list_of(starts) == CHOOSE
+    for which, mine in ((CHOOSE, ~ours & chooses), (REPORT, ~ours & ~chooses)):
+        if mine.any():
+            pool = held_frames(frames, which)
+            out[mine] = pool[(starts[mine] - EVAL_START) % len(pool)]
     return out
 
 
@@ -123,7 +141,7 @@ class WorldEnv(ControlEnv):
             at = frame_of(self.model.frames, starts)
             if self.difficulty is not None:
                 pool = np.flatnonzero(self.model.frames.first & ~self.model.frames.held)
-                at = np.where(starts < HELD_FROM, self.difficulty.pick(at, starts, pool), at)
+                at = np.where(starts < EVAL_START, self.difficulty.pick(at, starts, pool), at)
             self.frame[ids], self.born[ids] = at, 0 if self.difficulty is None else self.difficulty.born[at]
             obs, task = {k: v[at] for k, v in self.model.frames.obs.items()}, self.model.frames.task[at]
         rows = torch.from_numpy(ids)
@@ -205,7 +223,7 @@ class WorldEnv(ControlEnv):
         self.truncated |= cut | (late & ~self.terminated)
         if self.difficulty is not None:
             ended = np.flatnonzero(
-                alive & (self.terminated | self.truncated) & ~cut & (self.starts < HELD_FROM)
+                alive & (self.terminated | self.truncated) & ~cut & (self.starts < EVAL_START)
             )
             self.difficulty.update(self.frame[ended], self.success[ended], self.born[ended])
         paid = won.astype(np.float32) if spec.sparse else np.where(known, reward, 0).astype(np.float32)

@@ -22,7 +22,7 @@ from robo_rl.selection import REPORT
 from robo_rl.types import Each, silently
 from world_models import judge as judges
 from world_models import probe, trust
-from world_models.env import frame_of
+from world_models.env import frame_of, held_frames
 from world_models.evaluate import compare_models, measure, measure_bound, measure_open_loop, table_of
 from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
@@ -252,10 +252,10 @@ def planner(model, policy, options: PlanOptions, seed: int = 0) -> Planner:
 
 
 def recorded_starts(model, count: int, seed: int) -> dict[str, np.ndarray]:
-    """Observations that held-out episodes began with, all or `count` of them; of all episodes where none is
-    held out."""
+    """Observations that held-out episodes began with on which no checkpoint was chosen, all or `count` of
+    them."""
     f = model.frames
-    rows = np.flatnonzero(f.first & f.held) if (f.first & f.held).any() else np.flatnonzero(f.first)
+    rows = held_frames(f)
     if not len(rows):
         raise UserError(
             "this world model keeps no recorded observation to begin from; train it again: robo_rl wm train "

@@ -144,6 +144,13 @@ def in_model(run: RunRecord) -> str:
     )
 
 
+def chosen_on_its_frames(run: RunRecord) -> bool:
+    """Whether the best checkpoint was chosen on recorded frames of a model that it is reported on as well."""
+    chose = [set(e.origins) for e in run.evals if e.which == CHOOSE and e.origins]
+    own = set((run.best.origins if run.best else None) or ())
+    return bool(own) and (not chose or bool(own & set.union(*chose)))
+
+
 def task_table(run: RunRecord) -> str:
     """Success of each task or instruction, before and after RL, with intervals."""
     end, start = run.end or run.start or (run.evals[0] if run.evals else None), run.start
@@ -313,7 +320,7 @@ def page(run: RunRecord) -> str:
             if chosen
             else f"The best checkpoint was chosen on the starts of list {CHOOSE} and is reported on those of "
             f"list {REPORT}."
-            + (" In a model both begin from the same recorded frames." if run.best.origins else "")
+            + (" In a model both begin from the same recorded frames." if chosen_on_its_frames(run) else "")
         )
     if run.metrics and not any(e.label == "final" for e in run.evals):
         notes.append("There is no final evaluation: the run is still going, or it was stopped.")
