@@ -5,6 +5,7 @@ folder first, as `python -m` does, then where Python finds its packages. Names w
 `wm:` ...) are never one.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -16,7 +17,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
-from robo_rl.errors import UserError
+from robo_rl.errors import MissingDependency, UserError, said
 
 OWN = "module:object"  # as lists of allowed names show it
 PREFIXES = ("gym", "envpool", "wm", "dds", "arm")  # what stands before a colon and is no module
@@ -24,15 +25,33 @@ NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 
 def is_object(name: str) -> bool:
-    """Whether `name` names an object of a module: `a.b:c`, its first part no prefix of ours."""
-    return bool(re.fullmatch(f"{NAME}:{NAME}", name)) and name.split(":")[0] not in PREFIXES
+    """Whether `name` names an object of a module: `a.b:c`, its first part no prefix of ours; arguments may
+    follow (`split_arguments`)."""
+    return bool(re.fullmatch(f"{NAME}:{NAME}(,{NAME}=.*)?", name)) and name.split(":")[0] not in PREFIXES
+
+
+def split_arguments(name: str) -> tuple[str, dict[str, Any]]:
+    """("a:b", {"radius": 0.3, "tool": "hand"}) of "a:b,radius=0.3,tool=hand": a name and keyword arguments,
+    numbers, lists, true, false and none as Python or JSON write them; anything else is text."""
+    first, *rest = re.split(r",(?=[^\W\d]\w*=)", name)
+    return first, {k: _value(v) for k, _, v in (part.partition("=") for part in rest)}
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def load_object(name: str, what: str) -> Any:
     """The object that `name` ("module:object") names; `what` is the option that it was given to.
 
-    UserError: there is no such module (says where it was looked for), or no such object in it (lists the
-    nearest names). What the module itself raises while it is imported is left as it is.
+    UserError: there is no such module (says where it was looked for), it cannot be imported (says what it
+    raised, and where, or what it needs), or there is no such object in it (lists the nearest names).
     """
     module, _, path = name.partition(":")
     found = load_module(module, name, what)
@@ -55,10 +74,13 @@ def load_module(module: str, name: str, what: str) -> ModuleType:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(module)
+        with said(f"{what} {name}: {module} cannot be imported", passed=(ModuleNotFoundError,)):
+            return importlib.import_module(module)
     except ModuleNotFoundError as e:
         if e.name is None or not f"{module}.".startswith(f"{e.name}."):
-            raise  # the module is there; what it needs is not
+            raise MissingDependency(
+                f"{what} {name} needs the module {e.name!r}, which is not installed; install it with pip"
+            ) from None
         if module.endswith(".py"):
             raise UserError(
                 f"{what} {name}: a module is named without .py: {name.replace('.py:', ':')}"

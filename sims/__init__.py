@@ -98,7 +98,7 @@ def make(
     cameras: str = "",
 ):
     """Build the vector env `name` (one of SIMS, `gym:<id>`, `envpool:<id>`, or `module:function` of the
-    user's own).
+    user's own; arguments of what makes the last three may follow: `gym:<id>,radius=0.3`).
 
     obs "state" or "rgb" (state and images); reward "sparse" or "dense"; control is the sim's action mode;
     threads 0 = all cores; max_steps 0 = the task's own limit; randomise is a comma list such as

@@ -48,14 +48,14 @@ def check_env(
     seed_lists=False: one random stream serves all envs, so a seed is one number for the whole batch, gives
     the same episodes for the same number of envs only, and a list of seeds is refused with a UserError.
     random_starts=False: the task has one initial state, so different seeds need not differ.
-    cuts=True: the env may truncate an episode before its limit (a world model that no longer knows). An env
-    of several tasks may, for each has a limit of its own.
+    cuts=True: the env may truncate an episode before its limit (a world model that no longer knows); so may
+    one with the attribute `truncates_early`, and one of several tasks, for each has a limit of its own.
     atol: tolerance where the contract says "the same" (0: bit-equal); with one, pictures may differ by 1 of
     255.
     """
     assert num_envs >= 3, f"check_env needs num_envs >= 3 to permute envs, got {num_envs}"
     env, rng = make(num_envs), np.random.default_rng(seed)
-    cuts = cuts or len(task_names(env)) > 1
+    cuts = cuts or getattr(env, "truncates_early", False) or len(task_names(env)) > 1
     p = EnvProbe(env, make(1), starts, seed_lists, random_starts, cuts, atol, rng)
     try:
         parts = (
@@ -348,7 +348,7 @@ def _reset_mask(p: EnvProbe) -> None:
         rows_b=rest,
     )
     if p.random_starts and k:
-        assert differ({"state": after["state"][:, 1]}, {"state": tail["state"][:, 1]}), (
+        assert differ(*({key: x[:, 1] for key, x in rows.items()} for rows in (after, tail))), (
             "reset_mask must reset the env it names"
         )
     if p.starts:  # a start under a mask is the start without it

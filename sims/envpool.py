@@ -15,6 +15,8 @@ import difflib
 import importlib
 import importlib.util
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +24,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
-from robo_rl.errors import MissingDependency, UserError
+from robo_rl.errors import MissingDependency, UserError, choose, said
+from robo_rl.plugins import split_arguments
 from robo_rl.starts import StartStream, hashed
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.gym import NO_SPARSE, own_actions, own_only
@@ -30,6 +33,7 @@ from sims.gym import NO_SPARSE, own_actions, own_only
 MAX_STEPS = 1000  # where the env has no limit of its own
 SUCCESS = ("info:success", "info:is_success")  # how ids name it
 # options of ids that hide the goal of the episode: no policy finds what it cannot see
+OURS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_episode_steps")  # set here
 SHOWN = {"partially_observable": False}
 
 
@@ -47,7 +51,8 @@ def make_envpool(
     render: bool = False,
     device: str = "cpu",
 ) -> "EnvpoolEnv":
-    """The vector env of an envpool id; the options are those of `sims.make`, of which most do not apply."""
+    """The vector env of "ID[,argument=value…]", an envpool id and arguments of its `make`; the options are
+    those of `sims.make`, of which most do not apply."""
     name = f"envpool:{id}"
     own_only(name, obs, control, randomise, device)
     if render:
@@ -58,11 +63,12 @@ def make_envpool(
         raise MissingDependency(f"{name} needs envpool (about 740 MB): pip install 'robo_rl[envpool]'")
     if not id:
         raise UserError("envpool: needs an id after the colon, for example envpool:MetaWorld/Reach-v3")
+    known, arguments = split_arguments(id)
     ids = library().list_all_envs()
-    if id not in ids:
-        near = difflib.get_close_matches(id, ids, n=5, cutoff=0.3)
+    if known not in ids:
+        near = difflib.get_close_matches(known, ids, n=5, cutoff=0.3)
         raise UserError(f"unknown envpool id {id!r}. Nearest: {', '.join(near) or 'none'}")
-    return EnvpoolEnv(id, num_envs, threads, max_steps, reward)
+    return EnvpoolEnv(id, num_envs, threads, max_steps, reward, arguments)
 
 
 def library() -> Any:
@@ -75,17 +81,32 @@ class EnvpoolEnv(ControlEnv):
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
 
-    def __init__(self, id: str, num_envs: int, threads: int, max_steps: int, reward: str = ""):
-        spec = library().make_spec(id, num_envs=1)
+    def __init__(
+        self,
+        id: str,
+        num_envs: int,
+        threads: int,
+        max_steps: int,
+        reward: str = "",
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        known, name = split_arguments(id)[0], f"envpool:{id}"
+        has = library().make_spec(known, num_envs=1).config._fields
+        for key in arguments:
+            choose(f"{known} argument", key, (f for f in has if f not in OURS))
+        with said(f"{name} cannot be made"):
+            spec = library().make_spec(known, num_envs=1, **arguments)
         self._low, self._high = own_actions(f"envpool:{id}", spec.gymnasium_action_space)
         space = spec.gymnasium_observation_space
         shapes = [s.shape or () for s in _leaves(space)]
         if any(len(s) > 2 for s in shapes) or getattr(spec.config, "max_num_players", 1) > 1:
             raise UserError(f"envpool:{id} has image or multi-player observations; only state is supported")
         limit = max_steps or getattr(spec.config, "max_episode_steps", 0) or MAX_STEPS
-        has = set(spec.config._fields)
-        self._options = {k: v for k, v in ({"max_episode_steps": limit} | SHOWN).items() if k in has}
-        if reward == "dense" and "reward_type" in has:  # of ids whose own is sparse
+        options = {"max_episode_steps": limit} | SHOWN | dict(arguments)
+        self._options = {k: v for k, v in options.items() if k in has}
+        if (
+            reward == "dense" and "reward_type" in has and "reward_type" not in arguments
+        ):  # of ids whose own is sparse
             self._options["reward_type"] = "dense"
         self.reports_success, self._sparse = (
             any(k in spec.state_array_spec for k in SUCCESS),
@@ -93,7 +114,7 @@ class EnvpoolEnv(ControlEnv):
         )
         if self._sparse and not self.reports_success:
             raise UserError(NO_SPARSE.format(f"envpool:{id} says nothing of success"))
-        self._id, self._threads = id, threads or len(os.sched_getaffinity(0))
+        self._id, self._threads = known, threads or len(os.sched_getaffinity(0))
         self._action_shape, self._space = spec.gymnasium_action_space.shape, space
 
         n, size = num_envs, sum(int(np.prod(s)) for s in shapes)

@@ -1,36 +1,44 @@
-"""Any Gymnasium id with continuous actions as a contract env: `sims.make("gym:Pendulum-v1", ...)`.
+"""Any Gymnasium env with continuous actions as a contract env: `sims.make("gym:Pendulum-v1", ...)`.
 
 One Gymnasium env per row, stepped one after the other. A start is the seed of Gymnasium's own
 `reset(seed=...)`, so it is as exact as the env's own seeding. Observations are flattened (a Dict in the order
-of its keys), actions in [-1, 1] are stretched to the env's Box, and success is `info["is_success"]` or
-`info["success"]` where the env reports it, from that step until the reset. The reward is the env's own; with
-reward "sparse" the step that first reports success pays 1, all others 0, and it ends the episode. There is no
-`get_state`: Gymnasium has no common way to take one.
+of its keys), with obs "rgb" pictures among them are views (`sims.gym_obs`), actions in [-1, 1] are stretched
+to the env's Box, and success is `info["is_success"]` or `info["success"]` where the env reports it, from that
+step until the reset. The reward is the env's own; with reward "sparse" the step that first reports success
+pays 1, all others 0, and it ends the episode. There is no `get_state`: Gymnasium has no common way to take
+one.
 """
 
 import contextlib
 import difflib
-import traceback
+import re
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import load_env_creator
-from gymnasium.vector import AutoresetMode
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl import errors
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
-from robo_rl.plugins import load_module
+from robo_rl.plugins import load_module, split_arguments
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
+from sims.gym_obs import GymObservation
 
 NO_SPARSE = (
     "{}, so it has no sparse reward: leave reward out; what a policy does there is recorded by "
     "robo_rl collect --policy RUN"
 )
 MAX_STEPS = 1000  # where the env has no limit of its own
+OURS = {"render_mode": "--video", "max_episode_steps": "--max-steps"}  # arguments of gymnasium.make, set here
+INTERFACE = (
+    "reset(seed=…, options=…) must return (obs, info), and step (obs, reward, terminated, truncated, info): "
+    "envs of Gym before 0.26 differ"
+)
 
 
 def make_gym(
@@ -47,50 +55,84 @@ def make_gym(
     render: bool = False,
     device: str = "cpu",
 ) -> "GymEnv":
-    """The vector env of a Gymnasium id; the options are those of `sims.make`, of which most do not apply."""
-    own_only(f"gym:{id}", obs, control, randomise, device)
+    """The vector env of "[MODULE:]ID[,argument=value…]": a registered id, or an env class, or a function that
+    makes one, of the module; the arguments are those of `gymnasium.make`. The options are those of
+    `sims.make`, of which most do not apply."""
+    name = f"gym:{id}"
+    own_only(name, "state", control, randomise, device)
     if max_steps < 0:
         raise UserError(f"max_steps must be >= 0, got {max_steps}")
     if not id:
         raise UserError("gym: needs an id after the colon, for example gym:Pendulum-v1")
-    module, colon, _ = id.partition(":")
-    try:
-        if colon:  # Gymnasium's "module:Id": importing the module registers the id
-            load_module(module, f"gym:{id}", "--sim")
-        limit = max_steps or gym.spec(id.split(":")[-1]).max_episode_steps or MAX_STEPS
-    except ModuleNotFoundError as e:
+    known, arguments = split_arguments(id)
+    for key in OURS.keys() & arguments:
+        raise UserError(f"{name}: {key} is set by {OURS[key]}")
+    spec = find_spec(known)
+    limit = max_steps or spec.max_episode_steps or MAX_STEPS
+    if render and "rgb_array" not in render_modes(name, spec):
         raise UserError(
-            f"gym:{id} needs the module {e.name!r}, which is not installed; install it with pip"
-        ) from None
-    except gym.error.Error:
-        near = difflib.get_close_matches(id, gym.registry, n=5, cutoff=0.3)
-        own = (
-            "" if colon else "; an env of your own is named gym:MODULE:ID, after the module that registers it"
+            f"{name} draws no pictures: 'rgb_array' is not among the render_modes of its metadata"
         )
-        raise UserError(f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}{own}") from None
-    if render and "rgb_array" not in render_modes(id):
-        raise UserError(
-            f"gym:{id} draws no pictures: 'rgb_array' is not among the render_modes of its metadata"
-        )
-    envs = []
+    if render:  # an env of one's own need not know the word
+        arguments["render_mode"] = "rgb_array"
+    envs: list[gym.Env] = []
     try:
-        # an env of one's own need not know the word
-        pictures = {"render_mode": "rgb_array"} if render else {}
-        with said(f"gym:{id} cannot be made"):
+        with said(f"{name} cannot be made"):
             envs.extend(
-                gym.make(id, max_episode_steps=limit, disable_env_checker=True, **pictures)
+                gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **arguments)
                 for _ in range(num_envs)
             )
     except gym.error.DependencyNotInstalled as e:
-        raise MissingDependency(f"gym:{id}: {e}") from None
-    return GymEnv(id, envs, limit, reward)
+        raise MissingDependency(f"{name}: {e}") from None
+    except UserError as e:
+        if isinstance(e.__cause__, TypeError):
+            raise UserError(f"{e}; arguments of gymnasium.make follow the id: gym:ID,radius=0.3") from e
+        raise
+    seen = GymObservation(name, envs[0].observation_space, obs, image_size)
+    return GymEnv(id, envs, limit, seen, reward)
 
 
-def render_modes(id: str) -> list[str]:
+def find_spec(id: str) -> EnvSpec:
+    """What Gymnasium has registered as "[MODULE:]ID", or a spec of the class or function ID of the module."""
+    module, colon, rest = id.rpartition(":")
+    found = None
+    try:
+        if colon:  # Gymnasium's "module:Id": importing the module registers the id
+            before = set(gym.registry)
+            found = load_module(module, f"gym:{id}", "--sim")
+        if callable(made_by := getattr(found, rest, None)) and rest not in gym.registry:
+            if isinstance(made_by, type) and issubclass(made_by, VectorEnv):
+                raise UserError(
+                    f"gym:{id} is a vector env: make it in a function, and say --sim {module}:NAME"
+                )
+            return EnvSpec(rest, entry_point=made_by)
+        return gym.spec(rest)
+    except gym.error.Error:
+        if found is None:
+            near = difflib.get_close_matches(rest, gym.registry, n=5, cutoff=0.3)
+            raise UserError(
+                f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}; an env of your own is named "
+                "gym:MODULE:ID, after the module that registers it or has its class"
+            ) from None
+        own = [n for n, v in vars(found).items() if isinstance(v, type) and issubclass(v, gym.Env)]
+        own = [i for i, s in gym.registry.items() if i not in before or _is_of(s, module)] + own
+        near = difflib.get_close_matches(rest, own, n=5, cutoff=0.0)
+        raise UserError(
+            f"unknown gym id {id!r}: {module} registers no {rest!r} and has no class of it. "
+            + (f"Nearest: {', '.join(f'gym:{module}:{n}' for n in near)}" if near else "It has no env at all")
+        ) from None
+
+
+def _is_of(spec: EnvSpec, module: str) -> bool:
+    made_by = spec.entry_point
+    return (made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")).startswith(module)
+
+
+def render_modes(name: str, spec: EnvSpec) -> list[str]:
     """What the class of a registered id says that it can draw; of a function that makes envs nothing is
     known: rgb_array."""
-    with said(f"gym:{id} cannot be made"):
-        made_by = gym.spec(id.split(":")[-1]).entry_point
+    with said(f"{name} cannot be made"):
+        made_by = spec.entry_point
         made_by = load_env_creator(made_by) if isinstance(made_by, str) else made_by
     return (
         getattr(made_by, "metadata", {}).get("render_modes", [])
@@ -101,17 +143,15 @@ def render_modes(id: str) -> list[str]:
 
 @contextlib.contextmanager
 def said(what: str) -> Iterator[None]:
-    """Say what the code of an env raises as one UserError: `what`, the exception, and the line of the env
-    that raised it."""
+    """`errors.said` of what the code of an env raises, and what Gymnasium asks of it where it looks like an
+    env of the older Gym."""
     try:
-        yield
-    except (UserError, MissingDependency, gym.error.DependencyNotInstalled):
+        with errors.said(what, passed=(gym.error.DependencyNotInstalled,)):
+            yield
+    except UserError as e:
+        if re.search(r"values to unpack|unexpected keyword argument '(seed|options)'", str(e)):
+            raise UserError(f"{e}. {INTERFACE}") from e
         raise
-    except Exception as e:
-        at = traceback.extract_tb(e.__traceback__)[-1]
-        raise UserError(
-            f"{what}: {type(e).__name__}: {' '.join(str(e).split())[:300]} ({at.filename}, line {at.lineno})"
-        ) from e
 
 
 def own_only(name: str, obs: str, control: str, randomise: str, device: str) -> None:
@@ -130,12 +170,14 @@ def own_actions(name: str, space: spaces.Space) -> tuple[np.ndarray, np.ndarray]
     """(low, high) float64 [A] of a bounded Box of any shape, flattened; UserError for anything else."""
     if not isinstance(space, spaces.Box):
         raise UserError(
-            f"{name} has {type(space).__name__} actions; only continuous (Box) actions are supported"
+            f"{name} has {type(space).__name__} actions; only continuous (Box) actions are supported; a "
+            "gymnasium.ActionWrapper can make them of a Box"
         )
     low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise UserError(
-            f"{name} has unbounded actions ({space}); only actions with finite limits are supported"
+            f"{name} has unbounded actions ({space}); only actions with finite limits are supported: give "
+            "the Box the limits within which the env acts on them"
         )
     return low, high
 
@@ -145,32 +187,30 @@ class GymEnv(ControlEnv):
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
 
-    def __init__(self, id: str, envs: list[gym.Env], max_steps: int, reward: str = ""):
+    truncates_early = True  # an env may end an episode by itself, before the limit of steps
+
+    def __init__(self, id: str, envs: list[gym.Env], max_steps: int, seen: GymObservation, reward: str = ""):
         first = envs[0]
-        space = self._space = first.observation_space
-        parts = space.spaces if isinstance(space, spaces.Dict) else {"its observation": space}
-        for key, part in parts.items():
-            if isinstance(part, spaces.Box) and len(part.shape) > 2:
-                raise UserError(
-                    f"gym:{id} observes images ({key}: {part}); only state observations are supported: leave "
-                    "it out, or make a vector env with image/<view> (docs/tutorials/own_simulator.md)"
-                )
-        if not space.is_np_flattenable:
-            raise UserError(f"gym:{id} has observations of varying size ({space}), which are not supported")
         self._low, self._high = own_actions(f"gym:{id}", first.action_space)
-        self.num_envs, self._envs, self._name = len(envs), envs, f"gym:{id}"
+        self.num_envs, self._envs, self._name, self._seen = len(envs), envs, f"gym:{id}", seen
         self.render_mode = first.render_mode
-        n, size = self.num_envs, spaces.flatdim(space)
-        self.single_observation_space, self.observation_space = observation_spaces(size, n)
+        n = self.num_envs
+        views = tuple(seen.views)
+        self.single_observation_space, self.observation_space = observation_spaces(
+            seen.size, n, views, seen.image_size
+        )
         self.single_action_space, self.action_space = action_spaces(len(self._low), n)
         axes = tuple(
             ActionAxis(f"action{i}", "1", float(lo), float(hi), "absolute")
             for i, (lo, hi) in enumerate(zip(self._low, self._high, strict=True))
         )
-        self.spec = ControlSpec("gym", id, axes, _period(first), max_steps, _names(space, size))
+        self.spec = ControlSpec("gym", id, axes, _period(first), max_steps, seen.names, views)
         self._task = np.full(n, id)
         self._stream = StartStream(n)
-        self._state = np.zeros((n, size), np.float32)
+        self._state = np.zeros((n, seen.size), np.float32)
+        self._pictures = {
+            f"image/{v}": np.zeros((n, seen.image_size, seen.image_size, 3), np.uint8) for v in views
+        }
         self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
         self.reports_success = False  # whether a step said so so far
         self._sparse = reward == "sparse"
@@ -181,7 +221,7 @@ class GymEnv(ControlEnv):
         for i, start in zip(ids, starts, strict=True):
             with said(f"{self._name}: reset of env {i} failed"):
                 x, _ = self._envs[i].reset(seed=int(start))
-            self._state[i] = self._flat(x, i)
+            self._read(x, int(i))
         for flag in (self._terminated, self._truncated, self._success):
             flag[ids] = False
         return self._obs(), {"success": self._success.copy()}
@@ -193,12 +233,13 @@ class GymEnv(ControlEnv):
         reward = np.zeros(self.num_envs, np.float32)
         for i in np.flatnonzero(~(self._terminated | self._truncated)):
             with said(f"{self._name}: step of env {i} failed"):
-                x, reward[i], terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
-                self._terminated[i] = terminated
+                x, paid, terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
+                reward[i] = paid if isinstance(paid, float) else np.asarray(paid).item()
+                self._terminated[i] = terminated = bool(terminated)
                 self._truncated[i] = truncated and not terminated
                 self._success[i] |= bool(info.get("is_success", info.get("success", False)))
                 self.reports_success |= "is_success" in info or "success" in info
-            self._state[i] = self._flat(x, int(i), over=terminated)
+            self._read(x, int(i), over=terminated)
             if self._sparse:
                 if not self.reports_success and (terminated or truncated):  # some say it at the end alone
                     raise UserError(
@@ -223,18 +264,10 @@ class GymEnv(ControlEnv):
             {"success": self._success.copy()},
         )
 
-    def _flat(self, x, i: int, over: bool = False) -> np.ndarray:
-        """The observation `x` of env i as float32 [S]; UserError where it is not of the observation space,
-        or, in an episode that goes on, not finite."""
-        with said(
-            f"{self._name}: the observation of env {i} does not fit its observation_space {self._space}"
-        ):
-            row = np.asarray(spaces.flatten(self._space, x)).astype(np.float32)
-        if row.shape != self._state[i].shape:
-            raise UserError(
-                f"{self._name}: the observation of env {i} has {row.size} numbers, its observation_space "
-                f"{self._space} has {self._state.shape[1]}; correct the env"
-            )
+    def _read(self, x: Any, i: int, over: bool = False) -> None:
+        """Take over the observation `x` of env i; UserError where it is not of the observation space, or, in
+        an episode that goes on, not finite."""
+        row = self._seen.state(x, i)
         if not over and not np.isfinite(row).all():
             k = int(np.flatnonzero(~np.isfinite(row))[0])
             name = self.spec.state_names[k] if self.spec.state_names else f"number {k}"
@@ -242,10 +275,13 @@ class GymEnv(ControlEnv):
                 f"{self._name}: the observation of env {i} is not finite ({name} is {row[k]}); correct the "
                 "env, or end the episode"
             )
-        return row
+        self._state[i] = row
+        for key, picture in self._seen.pictures(x, i):
+            self._pictures[key][i] = picture
 
     def _obs(self) -> dict[str, np.ndarray]:
-        return {"state": self._state.copy(), "task": self._task.copy()}
+        pictures = {k: v.copy() for k, v in self._pictures.items()}
+        return {"state": self._state.copy(), **pictures, "task": self._task.copy()}
 
     def render(self) -> np.ndarray:
         """uint8 [N, h, w, 3] as each env draws itself."""
@@ -268,11 +304,3 @@ def _period(env: gym.Env) -> float:
         return float(dt)
     fps = env.metadata.get("render_fps") or 1
     return 1.0 / fps
-
-
-def _names(space: spaces.Space, size: int) -> tuple[str, ...]:
-    """Names of a flattened Dict's dimensions; () for a plain Box."""
-    if not isinstance(space, spaces.Dict):
-        return ()
-    names = tuple(f"{k}{i}" for k, s in space.spaces.items() for i in range(spaces.flatdim(s)))
-    return names if len(names) == size else ()

@@ -1,5 +1,6 @@
 """A user's own simulator: `sims.make("my_pkg.sims:make_pour", ...)` calls `make_pour(task, num_envs,
-**options)`.
+**options)`, with more arguments after commas:
+"my_pkg.sims:make_pour,glass=tall".
 
 It gives a `gymnasium.vector.VectorEnv` of the contract, which is looked at once per process
 (`sims.check.check_quickly`). It is told the options that its signature takes; one that was asked for and that
@@ -11,7 +12,7 @@ import inspect
 import gymnasium as gym
 
 from robo_rl.errors import UserError
-from robo_rl.plugins import check_call, load_object
+from robo_rl.plugins import check_call, load_object, split_arguments
 
 WHAT = "--sim"
 DEFAULTS = {
@@ -30,22 +31,24 @@ HINTS = ("threads", "image_size")  # of use to who takes them
 
 def make_own(name: str, task: str, num_envs: int, **options):
     """The vector env that the function `name` makes; the options are those of `sims.make`."""
-    make = find_sim(name)
-    given = taken(name, make, {"task": task} | options)
+    make, arguments = find_sim(name), split_arguments(name)[1]
+    options = {"task": task} | options
+    given = taken(name, make, {k: v for k, v in options.items() if k not in arguments}) | arguments
     env = make(num_envs=num_envs, **given)
-    _look((name, *sorted(given.items())), env)
+    _look((name, *sorted((k, str(v)) for k, v in given.items())), env)
     return env
 
 
 def find_sim(name: str):
-    """The function `name`, which takes `num_envs`."""
-    make = load_object(name, WHAT)
+    """The function `name`, which takes `num_envs` and the arguments after its name."""
+    made_by, arguments = split_arguments(name)
+    make = load_object(made_by, WHAT)
     if _is_single(make):
         raise UserError(
-            f"{WHAT} {name} is an env of one robot, which Gymnasium runs many of: register it there "
-            f"(gymnasium.register) and say {WHAT} gym:{name.split(':')[0]}:ID"
+            f"{WHAT} {made_by} is an env of one robot, of which Gymnasium's adapter runs many: say {WHAT} "
+            f"gym:{name}"
         )
-    check_call(make, name, WHAT, (), ("num_envs",))
+    check_call(make, made_by, WHAT, (), ("num_envs", *arguments))
     return make
 
 

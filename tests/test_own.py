@@ -22,7 +22,7 @@ from controllers.robot import PRESETS, load_robot
 from robo_rl import plugins
 from robo_rl.algos import demo_sac, ppo
 from robo_rl.algos.check import check_method
-from robo_rl.errors import UserError
+from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.check import CheckOptions, check
 from robo_rl.experiment.config import load_config, method_options
 from robo_rl.experiment.methods import find_method
@@ -198,6 +198,8 @@ def test_workers_of_ray_find_what_the_learner_finds(tmp_path):
     ("name", "own"),
     [
         ("my_pkg.sims:make", True),
+        ("my_pkg.sims:make,a=1,b=[1,2]", True),
+        ("my_pkg.sims:make,a", False),
         ("a:b.c", True),
         ("gym:Pendulum", False),
         ("envpool:X", False),
@@ -227,8 +229,19 @@ def test_a_name_that_leads_nowhere_says_where_it_was_looked_for_and_what_is_near
     with pytest.raises(UserError, match="without .py: mine:make_pour"):
         plugins.load_object("mine.py:make_pour", "--sim")
     # the user's module is there, what it needs is not
-    with pytest.raises(ModuleNotFoundError, match="absent_package_x"):
+    with pytest.raises(
+        MissingDependency, match="needs the module 'absent_package_x', which is not installed"
+    ):
         plugins.load_object("needs:make", "--sim")
+
+
+def test_a_module_that_cannot_be_imported_says_what_it_raised_and_where(here):
+    (here / "syntax_x.py").write_text("x = 1\ndef f(:\n")
+    (here / "license_x.py").write_text("def begin():\n    raise OSError('no license\\nfile')\nbegin()\n")
+    with pytest.raises(UserError, match=r"syntax_x cannot be imported: SyntaxError: .*syntax_x.py, line 2\)"):
+        plugins.load_object("syntax_x:make", "--sim")
+    with pytest.raises(UserError, match=r"imported: OSError: no license file \(.*license_x.py, line 2\)"):
+        plugins.load_object("license_x:make", "--sim")
 
 
 def test_a_module_of_the_current_folder_comes_before_an_installed_one(here):
@@ -243,13 +256,20 @@ def test_a_module_of_the_current_folder_comes_before_an_installed_one(here):
 # ---- simulators
 
 
+def test_arguments_of_ones_own_simulator_follow_its_name(here):
+    write_page("own_simulator", here)
+    env = robo_rl.make_env("point:make,max_steps=7", num_envs=2)
+    assert env.spec.max_steps == 7 and robo_rl.make_env("point:make", max_steps=8).spec.max_steps == 8
+    assert robo_rl.recipe("point:make,max_steps=7", algo="ppo").demos == "0"
+
+
 MISTAKES = {
     "takes no control (got 'ee_delta'); it takes task, num_envs, reward, max_steps": "--sim point:make "
     "--control ee_delta",
     "must take (num_envs=…): missing a required argument: 'max_steps'": "--sim point:PointMass",
     "the env must be a gymnasium.vector.VectorEnv, got dict": "--sim wrong:no_env",
-    "an env of one robot, which Gymnasium runs many of: register it there (gymnasium.register) and say --sim "
-    "gym:wrong:ID": "--sim wrong:One",
+    "an env of one robot, of which Gymnasium's adapter runs many: say --sim gym:wrong:One": "--sim wrong:One",
+    "must take (num_envs=…, raius=…): got an unexpected keyword": "--sim point:make,raius=1",
     "rewards must be float32 of shape (40,), got float64": "--sim wrong:rewards",
     "the same start must give the same first observation": "--sim wrong:starts",
     "must be a sims.mujoco.tasks.Task, got function": "--task wrong:no_env",

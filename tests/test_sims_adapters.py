@@ -125,7 +125,7 @@ def test_a_gymnasium_id_that_cannot_be_used_says_why(id, fault):
 @pytest.mark.parametrize(
     "options, fault",
     [
-        ({"obs": "rgb"}, "obs 'state' only"),
+        ({"obs": "rgb"}, "no pictures among its observations"),
         ({"control": "x"}, "own control"),
         ({"randomise": "mass"}, "no randomise"),
         ({"device": "cuda"}, "'cpu' only"),
@@ -214,18 +214,169 @@ def test_a_fault_in_the_code_of_a_gymnasium_env_is_one_line_that_names_env_and_p
             env.step(np.zeros((2, 1), np.float32))
 
 
-class Pictures(Faulty):
-    observation_space = spaces.Dict(
-        {"x": Faulty.observation_space["x"], "top": spaces.Box(0, 255, (8, 8, 3), np.uint8)}
+class Pictures(gym.Env):
+    """Two cameras of other sizes and forms and a height map beside numbers; `only`: one camera."""
+
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, only="", high=1.0):
+        cameras = {
+            "top": spaces.Box(0, 255, (20, 40, 3), np.uint8),
+            "hand": spaces.Dict({"left": spaces.Box(0.0, high, (1, 16, 16), np.float32)}),
+        }
+        self.only = only
+        self.observation_space = (
+            cameras[only]
+            if only
+            else spaces.Dict(cameras | {"x": spaces.Box(-1, 1, (2,)), "mode": spaces.Discrete(3)})
+        )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return self._obs(), {}
+
+    def step(self, action):
+        self.x = np.clip(self.x + action, -1, 1).astype(np.float32)
+        return self._obs(), 0.0, False, False, {}
+
+    def _obs(self):
+        top = np.full((20, 40, 3), [200, 0, 50], np.uint8)
+        top[:, :20] = int(100 * (self.x[0] + 1))
+        left = np.full((1, 16, 16), 0.5, np.float32)
+        cameras = {"top": top, "hand": {"left": left}}
+        return cameras[self.only] if self.only else cameras | {"x": self.x, "mode": 1}
+
+
+gym.register("RoboRlPictures-v0", Pictures, max_episode_steps=5)
+
+
+def test_pictures_of_any_size_and_form_are_views_and_the_rest_is_the_state():
+    def make(n):
+        return make_gym("RoboRlPictures-v0", num_envs=n, obs="rgb", image_size=16)
+
+    assert "frozen" in check_env(make)
+    env = make(2)
+    obs, _ = env.reset(seed=0)
+    assert env.spec.views == ("hand_left", "top") and env.spec.state_names == (
+        "mode0",
+        "mode1",
+        "mode2",
+        "x0",
+        "x1",
     )
+    assert obs["state"][:, :3].tolist() == [[0, 1, 0]] * 2
+    assert obs["image/top"].shape == obs["image/hand_left"].shape == (2, 16, 16, 3)
+    assert obs["image/top"][0, 8, 15].tolist() == [200, 0, 50] and (obs["image/hand_left"] == 128).all()
+    assert (obs["image/top"][1, 8, 0] == int(100 * (obs["state"][1, 3] + 1))).all()
 
 
-gym.register("RoboRlPictures-v0", Pictures)
+def test_without_obs_rgb_pictures_are_left_out_with_a_word():
+    with pytest.warns(UserWarning, match="obs state leaves its pictures out .hand_left, top.; rgb has them"):
+        env = make_gym("RoboRlPictures-v0")
+    assert env.reset(seed=0)[0].keys() == {"state", "task"} and env.spec.views == ()
 
 
-def test_pictures_among_the_observations_are_not_taken_for_numbers_of_the_state():
-    with pytest.raises(UserError, match="observes images .top: .*image/<view>"):
-        make_gym("RoboRlPictures-v0")
+def test_an_env_that_is_one_picture_has_a_state_of_nothing():
+    assert check_env(lambda n: make_gym("RoboRlPictures-v0,only=top", num_envs=n, max_steps=9, obs="rgb"))
+    env = make_gym("RoboRlPictures-v0,only=top", obs="rgb")
+    assert env.spec.views == ("pixels",) and env.reset(seed=0)[0]["state"].tolist() == [[0]]
+
+
+@pytest.mark.parametrize(
+    "id, obs, fault",
+    [
+        ("RoboRlPictures-v0,only=top", "state", "observes pictures alone .pixels.: they need --obs rgb"),
+        ("RoboRlFaulty-v0", "rgb", "no pictures among its observations, so obs 'state' only; .*AddRender"),
+        ("RoboRlPictures-v0,high=9", "rgb", "observes hand.left as Box.*neither numbers of a state nor a"),
+    ],
+)
+def test_pictures_that_cannot_be_seen_say_why(id, obs, fault):
+    with pytest.raises(UserError, match=fault):
+        make_gym(id, obs=obs)
+
+
+# what gymnasium.make is told, and envs that nobody registered
+
+
+class Told(Goal):
+    """Needs to be told how far to go."""
+
+    def __init__(self, far, words=(), tool="hand", render_mode=None):
+        super().__init__()
+        self.told = (far, words, tool)
+
+
+gym.register("RoboRlTold-v0", Told, max_episode_steps=3)
+
+
+def test_arguments_of_gymnasium_make_follow_the_id():
+    name = "RoboRlTold-v0,far=-0.5,words=[1,(2,'a')],tool=gripper v2"
+    env = make_gym(name)
+    assert env._envs[0].unwrapped.told == (-0.5, [1, (2, "a")], "gripper v2")
+    assert env.spec.task == env.reset(seed=0)[0]["task"][0] == name
+
+
+def test_a_class_of_a_module_needs_no_id():
+    env = make_gym(f"{__name__}:Told,far=2", max_steps=4)
+    assert env._envs[0].unwrapped.told[0] == 2 and env.spec.max_steps == 4
+    assert make_gym(f"{__name__}:Reach").spec.max_steps == 1000
+
+
+@pytest.mark.parametrize(
+    "id, fault",
+    [
+        ("RoboRlTold-v0", "cannot be made: TypeError: .*'far'.*arguments of gymnasium.make follow the id"),
+        ("RoboRlTold-v0,far=1,colour=2", "cannot be made: TypeError: .*'colour'"),
+        ("RoboRlTold-v0,far=1,render_mode=human", "render_mode is set by --video"),
+        ("RoboRlTold-v0,far=1,max_episode_steps=9", "max_episode_steps is set by --max-steps"),
+        (f"{__name__}:Tolt", f"registers no 'Tolt' and has no class of it.* Nearest: gym:{__name__}:Told,"),
+        ("json:Env-v0", "json registers no 'Env-v0' .* It has no env at all"),
+    ],
+)
+def test_what_cannot_be_made_of_a_name_and_arguments_says_why(id, fault):
+    with pytest.raises(UserError, match=fault):
+        make_gym(id)
+
+
+class Before(Faulty):
+    """The interface of Gym before 0.26."""
+
+    def step(self, action):
+        return {"x": np.zeros(2)}, -1.0, False, {}
+
+
+class Unseedable(Faulty):
+    def reset(self):
+        return {"x": np.zeros(2)}, {}
+
+
+class Arrays(Faulty):
+    """Gives arrays of one number where one number is asked for; ends by itself."""
+
+    def step(self, action):
+        self.steps += 1
+        over = np.array([self.steps == 3])
+        return {"x": np.ones(2)}, np.array([-2.0]), np.array([False]), over, {"success": over}
+
+
+def test_an_env_of_the_older_gym_is_told_what_the_interface_is():
+    for cls in (Before, Unseedable):
+        env = make_gym(f"{__name__}:{cls.__name__}")
+        with pytest.raises(
+            UserError, match=r"\(obs, reward, terminated, truncated, info\): envs of Gym before"
+        ):
+            env.reset(seed=0)
+            env.step(np.zeros((1, 1), np.float32))
+
+
+def test_arrays_of_one_number_are_numbers_and_an_env_may_cut_its_episodes_itself():
+    env = make_gym(f"{__name__}:Arrays", num_envs=2)
+    env.reset(seed=0)
+    for _ in range(3):
+        _, reward, terminated, truncated, info = env.step(np.zeros((2, 1), np.float32))
+    assert reward.tolist() == [-2, -2] and truncated.all() and not terminated.any() and info["success"].all()
+    assert check_env(lambda n: make_gym(f"{__name__}:Arrays", num_envs=n, max_steps=9), random_starts=False)
 
 
 class Unseeded(Faulty):
@@ -781,3 +932,17 @@ def test_every_stub_parses():
     assert len(files) >= 8
     for f in files:
         ast.parse(f.read_text())
+
+
+@needs_envpool
+def test_arguments_of_envpool_follow_the_id():
+    env = make_envpool("Hopper-v5,frame_skip=2", num_envs=1)
+    assert env._options["frame_skip"] == 2 and env.spec.task == "Hopper-v5,frame_skip=2"
+    env.reset(seed=0)
+    for arguments, fault in (
+        ("colour=2", "unknown Hopper-v5 argument 'colour'.*frame_skip"),
+        ("env_seed=2", "unknown Hopper-v5 argument 'env_seed'"),
+        ("frame_skip=x", "cannot be made: TypeError"),
+    ):
+        with pytest.raises(UserError, match=fault):
+            make_envpool(f"Hopper-v5,{arguments}")

@@ -99,8 +99,8 @@ class TrainConfig:
 
     sim: str = "mujoco"
     """mujoco, mujoco_warp, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, wm:<folder of a world
-    model>, module:function of your own, or none: --algo bc on a data set in its own units, judged by episodes
-    that are held out."""
+    model>, module:function of your own (arguments follow: gym:<id>,radius=0.3), or none: --algo bc on a data
+    set in its own units, judged by episodes that are held out."""
     task: str = ""
     """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or
     module:object of your own, or several with commas between: one policy that is told the instruction."""
