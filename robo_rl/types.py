@@ -2,7 +2,7 @@
 
 Axes: `N` envs, `T` decisions, `H` steps in a chunk, `E` executed steps (E <= H), `A` action, `S` state,
 `K` denoise steps, `F` log-prob factors of a chunk, `G` group, `B` batch. A *decision* is one chunk,
-a *step* one control period, an *update* one optimizer step.
+a *step* one control period, an *update* one call of a method's rule on a batch.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -12,8 +12,8 @@ importance sampling (CQL, Kumar et al. 2020, appendix F), half of the policy's a
 state, as in the authors' code.
 
 Their alpha 5 and T 1 are for returns of -500 to 0 (10 r - 5 at gamma 0.99). Returns here lie in [0, 1]:
-values smaller by a factor c make the squared TD error smaller by c^2 and the penalty by c, so alpha and T are
-both divided by c = 500 or so. With T = 1 the densities alone decide: over 16 entries of a chunk the gradient
+values smaller by a factor c make the squared TD error smaller by c^2 and the penalty by c, so alpha is
+divided by 500 and T by 100. With T = 1 the densities alone decide: over 16 entries of a chunk the gradient
 on the policy's actions is 2e-5 of that on uniform ones.
 """
 

@@ -16,8 +16,16 @@ from robo_rl.selection import REPORT
 def make_env(sim: str = "mujoco", task: str = "", num_envs: int = 1, **options):
     """A `gymnasium.vector.VectorEnv` of the project's contract: N envs that reset by mask and by start.
 
-    sim, task: as in `robo_rl train`; options: obs, reward, control, image_size, threads, max_steps,
-    randomise, render, judge.
+    * sim, task: as in `robo_rl train --sim` and `--task`; `""` is the simulator's first task.
+    * num_envs: N.
+    * options: `obs` ("state" or "rgb"), `reward` ("sparse" or "dense"), `control`, `image_size` [pixels],
+      `threads`, `max_steps` [control steps], `randomise`, `cameras`, `render` (readies `env.render()`),
+      `device`; of a world model `judge`. As the options of `robo_rl train`; one left out is the simulator's
+      own.
+
+    Observations are a dict of `state` float32[N, S], `image/<view>` uint8[N, h, w, 3] and `task` str[N],
+    actions float32[N, A] in [-1, 1]; `env.spec` says what each axis means, in which unit, and the control
+    period [s]. UserError: an unknown name, or an option that the simulator does not take.
     """
     from robo_rl.experiment import envs
 
@@ -26,7 +34,7 @@ def make_env(sim: str = "mujoco", task: str = "", num_envs: int = 1, **options):
 
 def register_envs() -> tuple[str, ...]:
     """Make the tasks of the embedded simulator ids of Gymnasium, for
-    `gymnasium.make_vec("robo_rl/pick_cube-v0", …)` -> the ids."""
+    `gymnasium.make_vec("robo_rl/pick_cube-v0", num_envs=8)`; returns the ids."""
     from sims import gymnasium_ids
 
     return gymnasium_ids.register_envs()
@@ -40,9 +48,14 @@ def recipe(
     preset: str = "full",
     **changes,
 ) -> TrainConfig:
-    """The configuration that `robo_rl train` uses for these, with `changes`: fields of TrainConfig; `policy`,
-    `bc` and `rl` take a dict of the fields to change. With `steps` all of them are made, unless `target` is
-    given too; with `demos` no more are recorded, unless `demos_most` is."""
+    """The configuration that `robo_rl train` uses for these options.
+
+    * sim, task, algo, obs, preset: what the recipe is looked up by; as on the command line.
+    * changes: fields of `TrainConfig`. `policy`, `bc` and `rl` take a dict of the fields to change.
+
+    With `steps` all of them are made, unless `target` is given too. With `demos` no more demonstrations are
+    recorded, unless `demos_most` is given too. UserError: an unknown name or field, or a value out of range.
+    """
     policy = changes.get("policy", {})
     base = recipes.recipe(
         sim,
@@ -60,8 +73,13 @@ def recipe(
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """folder: of the run; finished: False where a signal stopped it; success, low, high: of the last policy
-    on the starts that are reported, with its 95 % interval (None before the final evaluation)."""
+    """What `train` and `resume` return.
+
+    * folder: the run folder.
+    * finished: False where a signal stopped the run; `resume` goes on with it.
+    * success, low, high: success rate of the last policy on the starts that are reported, and its 95 %
+      interval; None before the final evaluation.
+    """
 
     folder: Path
     finished: bool
@@ -73,9 +91,16 @@ class TrainResult:
 def train(
     config: TrainConfig, callback: Callable[[Event], None] | None = None, quiet: bool = False
 ) -> TrainResult:
-    """Train in a new run folder (`config.out`, else below runs/). `callback(event)` hears of all that
-    happens; `quiet`: no progress line. A script that trains with workers needs `if __name__ == "__main__":`,
-    as all that uses multiprocessing."""
+    """Train in a new run folder.
+
+    * config: of `recipe`, or a `TrainConfig`. The folder is `config.out`, else a new one below `runs/`.
+    * callback: called with an `Event` for all that happens, in the process and thread that train. What it
+      raises ends the run and comes out of this function; `resume` goes on from the last checkpoint.
+    * quiet: no progress line.
+
+    A script that trains with workers needs `if __name__ == "__main__":`, as all that uses multiprocessing.
+    UserError: options that do not go together, or a folder that holds a run already.
+    """
     from robo_rl.experiment import train as training
 
     return _result(*training.train(config, callback, quiet=quiet))
@@ -84,7 +109,8 @@ def train(
 def resume(
     folder: "str | Path", callback: Callable[[Event], None] | None = None, quiet: bool = False
 ) -> TrainResult:
-    """Go on with a run from its last checkpoint."""
+    """Go on with the run in `folder` from its last checkpoint, with the options of that run; callback and
+    quiet as in `train`. UserError: it is no run folder, or another process owns it."""
     from robo_rl.experiment import train as training
 
     return _result(*training.resume(Path(folder), callback, quiet=quiet))
@@ -102,8 +128,13 @@ def _result(folder: Path, code: int) -> TrainResult:
 
 
 class TrainedPolicy:
-    """A policy of a run, ready to act. `module`: the torch module; `spec`: what it sees and commands;
-    `config`: of its run."""
+    """A policy of a run, ready to act: call it with an observation.
+
+    * module: the torch module.
+    * spec: what it sees and commands (`ObsSpec`: sizes, cameras, whether it takes an instruction).
+    * config: the `TrainConfig` of its run.
+    * run, checkpoint: their folders.
+    """
 
     def __init__(self, module, run: Path, checkpoint: Path, seed: int = 0):
         import torch
@@ -113,8 +144,14 @@ class TrainedPolicy:
         self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, obs: dict, explore: bool = False) -> np.ndarray:
-        """Actions float32[N, E, A] in [-1, 1] for an observation of N envs: the next E control steps of
-        each. UserError: it lacks what the policy sees, has another width, or is not finite."""
+        """The next E control steps of each of N envs.
+
+        * obs: an observation of N envs, as `reset` and `step` give it.
+        * explore: with the exploration noise of training.
+
+        Returns actions float32[N, E, A] in [-1, 1]. UserError: the observation lacks what the policy sees,
+        has another width, or is not finite.
+        """
         from robo_rl.evaluation import decide
 
         check_observation(obs, self.spec)
@@ -140,8 +177,15 @@ def check_observation(obs: dict, spec) -> None:
 
 
 def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu") -> TrainedPolicy:
-    """The policy of a run folder (checkpoint: best, last, sft or a name below checkpoints/) or of a
-    checkpoint folder. device: where it computes, cpu, cuda or cuda:N; what it sees and gives stays NumPy."""
+    """The policy of a run.
+
+    * path: a run folder, or a checkpoint folder inside one.
+    * checkpoint: of a run folder, "best", "last", "sft" (the supervised policy) or a name below
+      `checkpoints/`.
+    * device: where it computes, "cpu", "cuda" or "cuda:N"; observations and actions stay NumPy.
+
+    UserError: no such run or checkpoint, damage, or a device that is not there.
+    """
     from robo_rl.experiment.folder import pick_checkpoint
     from robo_rl.experiment.policy_device import check_policy_device
 
@@ -154,12 +198,19 @@ def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Success of n episodes with its 95 % Wilson interval (in a world model, where many begin from the same
-    recorded frame, that of as many episodes as frames); arrays [n] of single episodes: success bool,
-    returns, lengths [control steps], starts (the same start is the same episode, so results pair), tasks
-    (instructions); doubted bool: in a world model, it passed the threshold of the model's uncertainty, where
-    an env of the model ends it (None elsewhere); origins: in a world model without a simulator, the recorded
-    frame that the episode began from (None elsewhere); max_steps: limit of an episode [control steps]."""
+    """Success of n episodes, and each of them.
+
+    * success_rate, low, high: share of successes and its 95 % Wilson interval. In a world model many episodes
+      begin from the same recorded frame; the interval is then that of as many episodes as frames.
+    * success bool[n], returns float[n] (undiscounted), lengths int[n] in control steps.
+    * starts int[n]: the same start is the same episode, so results on equal starts pair.
+    * tasks: the n instructions.
+    * doubted bool[n]: in a world model, the episode passed the threshold of the model's uncertainty, where an
+      env of the model ends it. None elsewhere.
+    * origins int[n]: in a world model without a simulator, the recorded frame that the episode began from.
+      None elsewhere.
+    * max_steps: limit of an episode [control steps].
+    """
 
     success_rate: float
     low: float
@@ -175,7 +226,8 @@ class EvalResult:
     max_steps: int = 0
 
     def minus(self, other: "EvalResult") -> tuple[float, float, float]:
-        """(difference of the success rates, low, high) on the same starts, paired, 95 %."""
+        """(difference of the success rates, low, high): this result less `other`, paired by their starts,
+        with the 95 % interval. UserError: the starts, the recorded frames or the limits of the two differ."""
         from robo_rl.stats import paired_difference
 
         if not np.array_equal(self.starts, other.starts):
@@ -220,15 +272,21 @@ def evaluate(
     simulator=None,
     judge: str = "",
 ) -> EvalResult:
-    """Success of a policy on the fixed starts of list `seed`, without exploration noise.
+    """Success of a policy on fixed starts, without exploration noise.
 
-    policy: a TrainedPolicy, or any function of an env's observation that gives actions [N, A] or chunks of
-    them [N, E, A];
-    env: of the project's contract; None: the env of the policy's run, `num_envs` (0: one per episode in the
-    embedded simulator) side by side; or a world model (`load_world_model`), where nothing is cut for its
-    doubt, which `doubted` tells of. In a model, episodes are as long as in an env of it. They begin from its
-    held-out recorded frames, or from the first observations of `simulator` (an env), so that the result pairs
-    with one there; `judge` decides on success as in `robo_rl train --judge`.
+    * policy: a `TrainedPolicy`, or any function of an env's observation that gives actions [N, A] or chunks
+      of them [N, E, A], in [-1, 1].
+    * env: a vector env of the contract; None: the env of the policy's run; or a world model
+      (`load_world_model`).
+    * episodes, seed: that many starts of list `seed`. List 0 chooses checkpoints in training, list 1, the
+      default, is for reports.
+    * num_envs: with env None, how many envs run side by side; 0: as in the run's own evaluations.
+    * simulator: with a world model, an env whose first observations the episodes begin from, so that the
+      result pairs with one in that env; None: the model's held-out recorded frames.
+    * judge: with a world model, who decides on success, as in `robo_rl train --judge`.
+
+    In a world model episodes are as long as in an env of it, and none is cut for the model's doubt;
+    `EvalResult.doubted` tells of it. UserError: the policy does not fit the env.
     """
     in_range("episodes", episodes, 1, 10**7)
     if env is not None and not hasattr(env, "num_envs"):
@@ -299,8 +357,15 @@ def _evaluate_in_model(policy, model, episodes: int, seed: int, simulator, judge
 
 
 def collect(out: "str | Path", sim: str = "mujoco", task: str = "", episodes: int = 50, **options):
-    """Record episodes as a LeRobot v3 data set, or add to one; options of
-    `robo_rl.experiment.collect.CollectOptions` -> what was recorded."""
+    """Record episodes as a LeRobot v3 data set in the folder `out`, or add to one that is there.
+
+    * sim, task: as in `make_env`.
+    * episodes: how many to add; without `policy`, successful ones of the scripted expert.
+    * options: those of `robo_rl collect`, with underscores: `policy`, `operator`, `noise`, `obs`, `seed`, …
+
+    Returns the `Collected` episodes: folder, how many were added, successes, tries, how many it has now.
+    UserError: no expert, data of another robot in the folder, damage.
+    """
     from robo_rl.experiment.collect import CollectOptions
     from robo_rl.experiment.collect import collect as record
 
@@ -308,14 +373,16 @@ def collect(out: "str | Path", sim: str = "mujoco", task: str = "", episodes: in
 
 
 def load_dataset(folder: "str | Path"):
-    """The LeRobot v3 data set in `folder`, see `robo_rl.data.reader.Dataset`."""
+    """The LeRobot v3 data set in `folder`, as a `Dataset`: all numbers in memory, pictures decoded when asked
+    for. UserError: it is no data set, or damaged; the message names the file and the remedy."""
     from robo_rl.data.reader import load
 
     return load(folder)
 
 
 def load_world_model(folder: "str | Path"):
-    """The world model of a run of `robo_rl wm train`; `make_env("wm:FOLDER")` is an env inside it."""
+    """The world model in a run folder of `robo_rl wm train`, for `evaluate`; `make_env("wm:FOLDER")` is an
+    env inside it. UserError: it is no world model, or damaged."""
     from world_models.model import load
 
     return load(folder)

@@ -99,8 +99,9 @@ class TrainConfig:
 
     sim: str = "mujoco"
     """mujoco, mujoco_warp, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, wm:<folder of a world
-    model>, module:function of your own (arguments follow: gym:<id>,radius=0.3), or none: --algo bc on a data
-    set in its own units, judged by episodes that are held out."""
+    model>, arm or dds (the governed arm in lockstep, or over DDS in real time), module:function of your own
+    (arguments follow: gym:<id>,radius=0.3), or none: --algo bc on a data set in its own units, judged by
+    episodes that are held out."""
     task: str = ""
     """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or
     module:object of your own, or several with commas between: one policy that is told the instruction."""
@@ -110,8 +111,8 @@ class TrainConfig:
     obs: str = "state"
     """state, or rgb: two cameras and the instruction through the vision-language trunk."""
     preset: str = "full"
-    """quick: minutes, to see it move; full: to the numbers of the README; paper (reinflow, dppo): the
-    method's own numbers."""
+    """quick: minutes, to see it move; full: to the numbers of the README; paper (dppo, reinflow,
+    rlpd): the method's own numbers."""
     demos: str = "20"
     """Number of expert demonstrations to record, of each task, or the folder of a LeRobot v3 data set; 0
     starts from scratch."""
@@ -134,8 +135,9 @@ class TrainConfig:
     threads: int = 0
     """Simulation threads of each worker; 0: the cores shared out."""
     workers: int | None = None
-    """Processes that collect beside the learner; None: one per core (on a single core none); 0: all in one
-    process, which repeats exactly for a seed."""
+    """Processes that collect beside the learner; 0: all in one process, which repeats exactly for a seed.
+    None: one per core (on a single core none); of methods that learn from replay none, beside a person
+    one."""
     max_staleness: int | None = None
     """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else
     0."""
@@ -179,8 +181,8 @@ class TrainConfig:
     all. With one, a picture policy learns and acts in less time, and a small one with fresh weights has
     less to tell apart."""
     judge: str = ""
-    """Who decides on success in a world model: head (the default), http://…, or the folder of a
-    classifier."""
+    """Who decides on success in a world model: head (the default), http://…, openai:http://…, or the folder
+    of a classifier."""
     tasks: str = "uniform"
     """Over several tasks, how they share the episodes: uniform; rulereasoner, in proportion to what each
     lacks of success; prompt_gdro, those of the bin of success that loses most; weights such as 0.5,0.3,0.2;

@@ -13,12 +13,16 @@ KINDS = ("stage", "progress", "metrics", "evaluation", "warning", "message", "ch
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a run.
+    """One event of a run, as a callback of `train` gets it.
 
-    kind: stage (a part of the work begins), progress (`step` of `total` units are done), metrics (a row of
-    metrics.jsonl), evaluation (success and its interval; `text` names it: step_… while training, sft, final
-    and best on the starts that are reported), warning (a metric left its healthy range), message,
-    checkpoint (saved), finished.
+    * kind: `stage` (a part of the work begins), `progress` (`step` of `total` units are done), `metrics` (a
+      row of metrics.jsonl), `evaluation` (`metrics` has success, low, high, return and n; `text` names it:
+      step_… while training, sft, final and best on the starts that are reported), `warning` (a metric left
+      its healthy range), `message`, `checkpoint` (saved), `finished`.
+    * stage: demo, sft, critic, rl, …
+    * step, total: units of the stage: episodes, updates or control steps.
+    * metrics: {name: number}; names are those of metrics.jsonl, of an evaluation without their group.
+    * text: a sentence, or a name.
     """
 
     kind: str

@@ -25,19 +25,19 @@ class PolicyOptions:
     chooses among (EXPO, PA-RL), the vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and
     groot_n17 (flows too), pi0_fast and openvla_oft (tokens), or module:function of your own."""
     size: Literal["tiny", "small", "full"] = "tiny"
-    """pi0, pi05, smolvla: of a model with fresh weights. tiny: seconds, to see it move; small: trains on a
-    CPU; full: the published one."""
+    """Vision-language-action models, of fresh weights. tiny: seconds, to see it move; small: trains on a CPU;
+    full: the published size."""
     folder: str = ""
-    """pi0, pi05, smolvla: folder of a model in a public layout (LeRobot, openpi), with what its inputs mean.
-    --policy FOLDER finds kind."""
+    """Vision-language-action models: folder of one in a public layout (LeRobot, openpi and others), with what
+    its inputs mean. --policy FOLDER finds the kind."""
     words: str = ""
-    """pi0, pi05, smolvla: the tokeniser, a file, a folder or words:N (hashed); empty: the folder's, without
-    one hashed words."""
+    """Vision-language-action models: the tokeniser, a file, a folder or words:N (hashed); empty: the
+    folder's, without one hashed words."""
     prompt: int = 0
-    """pi0, pi05, smolvla: most tokens of a prompt; 0: the model's own, 48, of pi05 200."""
+    """Vision-language-action models: most tokens of a prompt; 0: the model's own (pi0 48, pi05 200)."""
     statistics: Literal["demos", "folder"] = "demos"
-    """pi0, pi05, smolvla with a folder: what state and actions are normalised by, the supervised stage's data
-    or what the folder has."""
+    """Vision-language-action models with a folder: what state and actions are normalised by, the supervised
+    stage's data (demos) or what the folder has."""
     action_words: str = ""
     """pi0_fast: what its action tokens mean, the folder of a FAST tokeniser, dct:N (the coefficients -N .. N
     are the tokens), or train:N: byte pairs of the supervised stage's chunks, N tokens in all. Empty: the
@@ -48,10 +48,10 @@ class PolicyOptions:
     """openvla_oft with fresh weights: 256 bins for every number of an action, or the numbers themselves,
     which RL samples around (Laplace of init_std)."""
     keep_prefix: bool = False
-    """pi0, pi05, smolvla: the keys and values of a decision's prefix are kept with it, so that learning with
-    a frozen trunk encodes nothing; costs memory (small: half a megabyte per decision). Methods that learn
-    from replay keep one per control step; without it they keep what was observed, and encode every batch
-    again."""
+    """Vision-language-action models: the keys and values of a decision's prefix are kept with it, so that
+    learning with a frozen trunk encodes nothing; costs memory (small: half a megabyte per decision). Methods
+    that learn from replay keep one per control step; without it they keep what was observed, and encode every
+    batch again."""
     actor: Literal["own", "guided", "squashed"] = "own"
     """pi0, pi05, smolvla, xvla, groot, groot_n17: what acts on their trunk. own: their expert; guided: their
     expert, among whose samples a critic chooses (expo, pa_rl); squashed: a tanh-Gaussian on the pooled vector
