@@ -134,8 +134,8 @@ def gdpo(rewards: Tensor, weights: Tensor, eps: float = 1e-4) -> tuple[Tensor, T
     """GDPO: several rewards `[Q,G,R]`, each normalised in its own group, then added with `weights[R]` -> (adv
     [Q,G], kept [Q,G] bool).
 
-        z_k = (r_k - mean_group)/(std_group + eps),   S = sum_k w_k z_k,   A = (S - mean_batch)/(std_batch +
-                                                      eps)
+        z_k = (r_k - mean_group)/(std_group + eps),   S = sum_k w_k z_k
+        A = (S - mean_batch)/(std_batch + eps)
 
     Rewards that are added first give the groups (1, 0) and (0, 1) one advantage; here they keep theirs. A
     reward that is equal in all of a group adds exactly nothing; a group in which all are has advantage 0 and

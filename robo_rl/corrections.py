@@ -3,8 +3,8 @@
 Three policies share a stale chunk: `behave` sampled it (`rollout.logp`), `prox` anchors the trust region,
 `theta` is optimised. With u = log prox - log behave and d = log theta - log prox,
 
-    L = -mean w min(rho A, clip(rho, 1-lo, 1+hi) A),   rho = e^d,   w = e^u detached, dropped or capped beyond
-                                                       a bound,
+    L = -mean w min(rho A, clip(rho, 1-lo, 1+hi) A),   rho = e^d,
+    w = e^u detached, dropped or capped beyond a bound,
 
 so that rho w = theta/behave (decoupled PPO: Hilton et al. 2022, arXiv 2110.00641; AReaL, arXiv 2505.24298,
 eq. 5). The mean is over all samples that were there before any was dropped: dropping lowers the gradient, it

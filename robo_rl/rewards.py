@@ -1,7 +1,6 @@
 """Was it a success? A classifier of marked states, and the guard that bounds its false alarms.
 
-    score of an episode = max_t min_{j < hold} p(success | s_{t-j})            `hold` states in a row must
-                                                            agree
+    score of an episode = max_t min_{j < hold} p(success | s_{t-j})            `hold` states in a row agree
     threshold = the ceil((n + 1)(1 - rate))-th smallest score of n failures that were held out
 
 Then a failure like those is called a success with probability at most `rate` (split conformal prediction,

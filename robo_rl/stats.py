@@ -95,8 +95,8 @@ def counts(
 def _square_and_add(p1: Interval, p2: Interval, phi: float) -> Interval:
     """Interval of p1 - p2 from the two Wilson intervals and the correlation `phi` of their errors:
 
-    d - sqrt((p1-l1)^2 - 2 phi (p1-l1)(u2-p2) + (u2-p2)^2)  ..  d + sqrt((u1-p1)^2 - 2 phi (u1-p1)(p2-l2) +
-                                                            (p2-l2)^2)
+    low  = d - sqrt((p1-l1)^2 - 2 phi (p1-l1)(u2-p2) + (u2-p2)^2)
+    high = d + sqrt((u1-p1)^2 - 2 phi (u1-p1)(p2-l2) + (p2-l2)^2)
     """
     d = p1.value - p2.value
     a, b = p1.value - p1.low, p2.high - p2.value

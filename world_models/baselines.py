@@ -3,8 +3,8 @@ out as the model is.
 
     constant velocity    s_t = s_0 + t (s_0 - s_before)
     ridge regression     s' = s + [1, s, s - s_before, a] W,   rolled out
-    nearest neighbours   s' = s + mean of the k nearest recorded changes in (s, s - s_before, a);  or ridge +
-                         mean of their residuals
+    nearest neighbours   s' = s + mean of the k nearest recorded changes in (s, s - s_before, a),
+                         or ridge + mean of their residuals
 
 Penalty, k, metric and "with or without ridge" are those with the least rolled-out error on a part of the
 reference episodes: the baselines are as strong as this data makes them. States stay within the range of the

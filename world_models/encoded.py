@@ -1,10 +1,9 @@
 """`latent` dynamics of encoded pictures: an autoencoder of all cameras at once, and the ensemble on the arm's
 state beside its codes, so that pictures are drawn only where somebody looks.
 
-    c = (enc(frames) - centre) / spread        frames^ = mean + dec(c),   loss = |frames^ - frames|^2 / var,
-                                               dec sees c + noise eps
-    (s, c)' = (s, c) + the ensemble's change    reward, success and end from (s, c) and (s, c)':
-                                                world_models.latent
+    c = (enc(frames) - centre) / spread,   frames^ = mean + dec(c)
+    loss = |frames^ - frames|^2 / var,     dec sees c + noise eps
+    (s, c)' = (s, c) + the ensemble's change;   reward, success and end from (s, c) and (s, c)' (`latent`)
 
 The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay
 small in the picture. In old recordings no picture was kept after an episode's last action: its code is the

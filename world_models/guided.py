@@ -3,8 +3,8 @@
 A diffusion model of windows [T, S+A+2] (state, action, reward, end of each step) is sampled by EDM; after
 every step but the last, the ACTIONS of x are moved along the policy's score,
 
-    a <- a + lambda_i g,   g = grad_a log pi(a|s) (in normalised units; by the chain rule std_a * grad of the
-                           raw one)
+    a <- a + lambda_i g
+    g        = grad_a log pi(a|s), in normalised units: by the chain rule std_a * grad of the raw one
     lambda_i = c [1 - i/n + 0.3 sin(pi (i+1)/n)]
 
 at the denoised estimate of s and a. The target is p_data(tau) prod pi(a|s)^lambda; c = 0 samples the data's

@@ -1,10 +1,9 @@
 """State dynamics as an ensemble of M gated residual networks, all members in one batched product per layer.
 
-    delta = net(s, s - s_before, a, w)                s' = s + scale * delta, per dimension, in the data's own
-                                                      units
+    delta = net(s, s - s_before, a, w)
+    s' = s + scale * delta, per dimension, in the data's own units
     reward, success, end = heads(f(s' / std), f(s' / scale), s' - s, a, w),  f(x) = (x, x^2)
-    loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end      along k = 1 .. unroll steps of
-                                                            its own,
+    loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end, along k = 1 .. unroll own steps;
            beside it |one step from s_(k-1) - s_k|^2 / scale^2, or the rollout would cost the first steps
 
 w are the words of the instruction (`world_models.instructions`), nothing where the data have one alone.
@@ -20,8 +19,10 @@ calibration (`calibrate.set_shift`) moves the log-odds that mean 1/2: along held
 successes, and as many ends, are then told as were recorded.
 
 Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), of each member's change of one step, y_0 = delta:
-    for k = 1 .. K:   y_k = y_(k-1) - sigma_k net_r(s, s - s_before, a, y_(k-1), k),   sigma_k =
-                      sigma_min^(k/K)
+
+    for k = 1 .. K:   y_k = y_(k-1) - sigma_k net_r(s, s - s_before, a, y_(k-1), k)
+                      sigma_k = sigma_min^(k/K)
+
 Departures: the first prediction is the ensemble's and the refiner an ensemble of its own (the paper has one
 network for both), so that K = 0 is the one-step model bit by bit; and what a refinement takes off is no noise
 that was added to y before, but the error that y has: every y_k is learnt along the rollout of y_K, where it

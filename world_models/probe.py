@@ -1,8 +1,8 @@
 """Policies unlike any data, to ask a model what it was not taught: affine ones, random or near the recorded
 actions, and a search among them for one that the model overrates.
 
-    a = clip(W (s - mean)/std + b, -1, 1),   W = 0 .. 2 times the spread of the cloned W beside it, or W_ij ~
-                                             N(0, gain^2/S)
+    a = clip(W (s - mean)/std + b, -1, 1)
+    W = 0 .. 2 times the spread of the cloned W beside it, or W_ij ~ N(0, gain^2/S)
 
 A search is the cross-entropy method (de Boer et al. 2005) on (W, b), begun at the clone of the recorded
 successes or at nothing, for success in the model where the model does not itself doubt (uncertainty below its

@@ -6,10 +6,9 @@ A clip is [the episode's first frame | the last 1 + 4 (H-1) frames | the next C]
 The autoencoder is causal, so its latents (one of the first frame, H of the history, C/4 of what comes) do not
 look ahead. Of these z, with actions a and states s:
 
-    x_t = (1-t) z + t eps on the latents to come,   v^ = trunk(x, t per token; tokens of s, a, words),   loss
-                                                    = |v^ - (eps - z)|^2    (1)
-    x <- a_k x + b_k v^ + s_k noise,   t = 1 .. 0 in K steps: the tables of `robo_rl.sampling`
-                                       (2)
+    (1)  x_t = (1-t) z + t eps on the latents to come,   v^ = trunk(x, t per token; tokens of s, a, words)
+         loss = |v^ - (eps - z)|^2
+    (2)  x <- a_k x + b_k v^ + s_k noise,   t = 1 .. 0 in K steps: the tables of `robo_rl.sampling`
 
 Latents of the history are at a time of their own: 0 in use; in learning some carry noise and are at its time
 (diffusion forcing, Chen et al. 2024, arXiv 2407.01392), and a share of them come of the model's own frames

@@ -1,10 +1,9 @@
 """ALOE: a chunk critic of the present policy over mixed data, and advantage-weighted flow matching (arXiv
 2602.12691).
 
-    y = sum_{i<n} gamma^i r_i + gamma^n (1 - terminated) min_k Q'_k(s', A'),  A' ~ flow(s')      of the
-                                                            PRESENT policy
-    A = min_k Q_k(s, a) - mean over samples of the flow of min_k Q_k(s, .)      w = clip(exp(A / beta), 0,
-                                                            max_weight)
+    y = sum_{i<n} gamma^i r_i + gamma^n (1 - terminated) min_k Q'_k(s', A')    A' ~ flow(s'), the PRESENT one
+    A = min_k Q_k(s, a) - mean over samples of the flow of min_k Q_k(s, .)
+    w = clip(exp(A / beta), 0, max_weight)
     flow: w * flow matching over every chunk of replay: demonstrations, corrections, rollouts old and new
 
 The paper's equation leaves out the terminal mask and counts H steps; here it is the n that ran. Neither beta

@@ -2,8 +2,8 @@
 arXiv 2303.05479).
 
     loss = TD + cql_alpha [ T log mean_i exp(q_i / T) - Q(s, a_data) ]
-    q_i = max(Q(s, a_i), G) - T log pi(a_i)      a_i ~ pi(s), pi(s')          q_i = Q(s, u_i) + T D log 2
-                                                 u_i uniform
+    q_i = max(Q(s, a_i), G) - T log pi(a_i)      a_i ~ pi(s), pi(s')
+    q_i = Q(s, u_i) + T D log 2                  u_i uniform
 
 G is the discounted return that followed in the data: values of the policy's actions are pushed down no
 further than what is known to be reachable, so that learning online does not begin by unlearning. The offline

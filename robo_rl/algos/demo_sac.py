@@ -1,8 +1,8 @@
 """SAC from demonstrations: RLPD's learner that begins from the supervised actor and does not lose it.
 
     y = r + gamma^n (1 - terminated) [min_{j in subset} Q'_j(s', a') - alpha log pi(a'|s')]        a' ~ pi
-    critic: (Q_i - y)^2        actor: alpha log pi(a|s) - mean_i Q_i(s, a) + bc_coef imitation     alpha:
-                               entropy -> -D/2
+    critic: mean_i (Q_i(s, a) - y)^2
+    actor:  alpha log pi(a|s) - mean_i Q_i(s, a) + bc_coef imitation        alpha: entropy -> -D/2
 
 A fresh critic undoes an actor that knows more. So the actor waits until the critics have learnt what it is
 worth (`warmup`, `pretrain`), begins slowly (`ramp`) and may be held near demonstrations, corrections and its
@@ -11,9 +11,9 @@ of (R - V)+); targets may be clamped to the known range of returns and be no low
 (`max_target`, `floor`). With `--policy.teacher` (the preset) the supervised actor stays, and the critics
 choose who acts:
 
-    a' = argmax_{a in {a_teacher, a_pi}} min_j Q'_j(s', a)        IBRL (Hu et al. 2023, arXiv 2311.02198, eq.
-                                                            3 and 4)
+    a' = argmax_{a in {a_teacher, a_pi}} min_j Q'_j(s', a)
 
+(IBRL, Hu et al. 2023, arXiv 2311.02198, eq. 3 and 4).
 Half of every batch is demonstrations and the critics have layer norm, as in RLPD (`robo_rl/algos/rlpd.py`,
 the method of that paper as it is); there are few critics and few updates, so that one core suffices.
 """

@@ -1,11 +1,11 @@
 """What an episode is judged by beside its return: several rewards (GDPO), and successes that are flawed
 (FAPO).
 
-    steps   control steps of the episode             change  mean |a_{t+1} - a_t| of its commands, which lie
-            in [-1, 1]
-    rewards in [0, 1], larger is better:  success,  speed = success gamma^steps,  smooth = success (1 - change
-                                          / 2);  return as it is
-    flawed: a success of which a measure is above its bound
+    measures: steps   control steps of the episode
+              change  mean |a_{t+1} - a_t| of its commands, which lie in [-1, 1]
+    rewards:  success, speed = success gamma^steps, smooth = success (1 - change / 2), all in [0, 1]
+              return, as it is
+    flawed:   a success of which a measure is above its bound
 
 Speed and smoothness count in successes alone, as GDPO's conditioned rewards: else standing still would be the
 smoothest way to fail. A measure or a reward of the user's own is `module:function` of (rollout, policy) that

@@ -1,7 +1,6 @@
 """What methods that learn from replay share: a critic ensemble with chunk TD, and the loop around it.
 
-    y = sum_{k<n} gamma^k r_k + gamma^n (1 - terminated) v(s')        n: the steps of the chunk that really
-                                                            ran
+    y    = sum_{k<n} gamma^k r_k + gamma^n (1 - terminated) v(s')     n: the steps of the chunk that ran
     loss = mean_i (Q_i(s, a) - y)^2                                   every critic against the same y
 
 `v` is the method's own (a sample of the actor, the best of many, the data's), taken over `subset` random

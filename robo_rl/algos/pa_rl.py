@@ -1,18 +1,16 @@
 """PA-RL: optimise actions against the critic, then imitate them, whatever the policy (Mark et al. 2024, arXiv
 2412.06685).
 
-    N samples of the flow -> the `keep` best by mean Q -> `local_steps` of a <- clip(a + rate dQ/da), best
-    point of each pi_opt = softmax(mean Q) over what is kept (acting, imitation) or its argmax (target,
-    evaluation)
-    critic: y = r + gamma^n (1 - terminated) min_subset Q'(s', argmax pi_opt(s'))     with Cal-QL's penalty if
-                                                            cql_alpha
+    N samples of the flow -> the `keep` best by mean Q -> `local_steps` of a <- clip(a + rate dQ/da), the best
+                             point of each
+    pi_opt: softmax(mean Q) over what is kept (acting, imitation), or its argmax (target, evaluation)
+    critic: y = r + gamma^n (1 - terminated) min_subset Q'(s', argmax pi_opt(s')); Cal-QL's penalty, cql_alpha
     flow:   flow matching on draws of pi_opt; the batch's own action takes the place of the worst kept one
 
 The paper's choices: N 32, keep 10, 10 steps of 3e-4, 10 critics with a categorical loss, cql_alpha 0.005
 offline, half demonstrations. Where we differ: squared TD error; a judge that is the Polyak average of the
-critics; softmax(Q / softness), for returns here lie
-in [0, 1] and not in [-100, 0]; with `floor` the batch's own action counts no less than the return that
-followed it.
+critics; softmax(Q / softness), for returns here lie in [0, 1] and not in [-100, 0]; with `floor` the batch's
+own action counts no less than the return that followed it.
 """
 
 import torch

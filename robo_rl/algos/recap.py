@@ -7,8 +7,7 @@
     A_t = R_t - R_{t+N} + V(o_{t+N}) - V(o_t), or R_t - V(o_t) beyond the end          section III
     I_t = A_t > epsilon of the task, or a person chose a_t                             section IV-B, eq. 3
     flow matching on (o_t, I_t, a_t); a share of the rows is not told I_t              eq. 3, by dropout
-    acting: v = v(o) + beta (v(o, I = 1) - v(o))                                       eq. 2, classifier-free
-                                                            guidance
+    acting: v = v(o) + beta (v(o, I = 1) - v(o))            eq. 2, classifier-free guidance
 
 The last line is the policy's (`policies.guidance.Guidance`): `--policy.guidance` is beta, and 1 is the
 conditional policy alone.

@@ -2,8 +2,8 @@
 of a ratio method.
 
     loss + c mean f(u),  u = pi(a|s) / pi_first(a|s)       c = rl.rehearse, f = rl.rehearse_kind
-                         (`losses.rehearsal`)
 
+(`losses.rehearsal`).
 Before RL the first policy plays episodes, with the noise of RL; the decisions of those that succeeded are
 kept, with the log-probs that they were made with. No second policy is needed. Forward KL, Jensen-Shannon and
 alpha divergences cover the mass of the first policy where a KL to it would let go of its rarer ways. DPH-RL,

@@ -2,8 +2,8 @@
 2023, arXiv 2302.02948).
 
     y = r + gamma^n (1 - terminated) [min_{j in subset} Q'_j(s', a') - alpha log pi(a'|s')]        a' ~ pi
-    critic: mean_i (Q_i(s, a) - y)^2        actor: alpha log pi(a|s) - mean_i Q_i(s, a)        alpha: entropy
-                                            -> -D/2
+    critic: mean_i (Q_i(s, a) - y)^2
+    actor:  alpha log pi(a|s) - mean_i Q_i(s, a)        alpha: entropy -> -D/2
 
 The paper's choices are the defaults of `RlpdOptions`: 10 critics, a subset of 2 drawn anew for every target,
 20 critic updates and then one of the actor per decision, half of each batch demonstrations, a fresh actor,

@@ -1,10 +1,10 @@
 """Rollouts of earlier updates in an update of an on-policy method: fresh episodes and a share of old ones,
 drawn evenly.
 
-    batch = fresh [T,N] and R old columns behind it        R = min(what is kept, round(N s / (1 - s))),  s =
-                                                           rl.replay
-    kept  = the columns of the last rl.replay_age updates   a column: T decisions of one env; with a group
-          advantage a group
+    batch  = fresh [T,N] and R old columns behind it
+    R      = min(what is kept, round(N s / (1 - s))),  s = rl.replay
+    kept   = the columns of the last rl.replay_age updates
+    column = T decisions of one env; with a group advantage those of a group
 
 A column comes back as it was played: observations, trace, rewards, log-probs and versions of who acted, bit
 for bit. Its ratio to who acted is therefore exact, and `robo_rl.algos.stale` corrects it as it corrects any

@@ -2,8 +2,7 @@
 
     lag = version - rollout.version                  0 everywhere: nothing is done
     prox = log-prob under the anchor [T*N,F]         rl.proximal
-    w = weight of prox/behave                        rl.correction; per ratio: of the chain, or of each factor
-                                                     (DPPO)
+    w = weight of prox/behave                        rl.correction; of the chain, or of each factor (DPPO)
     loss = -mean w min(rho A, clip(rho) A),  rho = theta/prox
 
 Chunks of the present weights keep their log-prob as the anchor's (not with `ewma`, whose anchor is older).

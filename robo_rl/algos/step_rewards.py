@@ -1,17 +1,16 @@
 """Rewards of decisions from preferences between episodes: a second policy learns which episodes of a start
 are better (iStar / OPRL).
 
-    x_i  = sum_t [log pi_phi(a_t|s_t) - log pi_ref(a_t|s_t)]          of episode i; pi_ref: who acted, by the
-         stored log-probs
-    loss = -mean over pairs of one start, i better than j, of log s(beta (x_i - x_j))          one step of
-                                                            pi_phi for each update
+    x_i  = sum_t [log pi_phi(a_t|s_t) - log pi_ref(a_t|s_t)]          of episode i
+    loss = -mean over pairs of one start, i better than j, of log s(beta (x_i - x_j))
     r_t  = beta [log pi_phi - log pi_ref]                             they add up to beta x_i
     A_t  = (outcome - mean of the group) + alpha (r_t - mean over all decisions of the group)
 
-pi_phi begins as the policy that RL begins with. Starts of which all episodes are alike make no pairs; their
-decisions have the second part of the advantage alone. The gradient of the loss is exact for any number of
-decisions: a pass for x, one for d loss / d x_i times the gradient of x_i, in pieces. Source: arXiv 2509.19199
-(alpha 1, beta 0.05); code Tongyi-ConvAI/Qwen-Character.
+pi_ref is who acted, by the stored log-probs. pi_phi takes one step of the loss for each update. It begins as
+the policy that RL begins with. Starts of which all episodes are alike make no pairs; their decisions have the
+second part of the advantage alone. The gradient of the loss is exact for any number of decisions: a pass for
+x, one for d loss / d x_i times the gradient of x_i, in pieces. Source: arXiv 2509.19199 (alpha 1, beta 0.05);
+code Tongyi-ConvAI/Qwen-Character.
 """
 
 import copy

@@ -2,10 +2,9 @@
 measured.
 
     k = mean over probe rows, factors and executed entries of KL(N(mean_0, std_0) || N(mean, std)) / target
-    after step m of M, k <= 1:  lr <- lr clip(sqrt(((1 - k) / (M - m)) / (k / m)), 4/5, 5/4)      what is
-                                left, spent evenly
-                       k > 1:   theta <- theta_0 + sqrt((m / M) / k) (theta - theta_0),   lr <- lr max(sqrt((m
-                                / M) / k), 1/4)
+    after step m of M,
+      k <= 1:  lr <- lr clip(sqrt(((1 - k) / (M - m)) / (k / m)), 4/5, 5/4)        what is left, spent evenly
+      k > 1:   theta <- theta_0 + s (theta - theta_0),  lr <- lr max(s, 1/4),  s = sqrt((m / M) / k)
     the next update begins with the geometric mean of this one's rates, times min(2, 1/sqrt(k))
 
 The target is --rl.trust-kl times near_success(p)^2, p the success of about the last 256 episodes of the run's

@@ -1,8 +1,8 @@
 """WSRL: start online RL from an offline policy and critic, without keeping the offline data (arXiv
 2412.07762).
 
-1. offline: Cal-QL on the demonstrations (`pretrain`)        2. warm-up: the frozen policy fills an empty
-                                                            replay (`warmup`)
+1. offline: Cal-QL on the demonstrations (`pretrain`)
+2. warm-up: the frozen policy fills an empty replay (`warmup`)
 3. online: SAC with an ensemble and no pessimism, actor, critics and targets as the offline stage left them,
    optimizers and temperature fresh, every batch from what was collected since (`demo_share` 0)
 

@@ -264,8 +264,8 @@ class SquashedPolicy(OwnUnits):
 class GuidedPolicy(OwnUnits, ChainPolicy):
     """A flow policy whose samples a critic chooses among: the acting policy of EXPO and PA-RL.
 
-        a_1..a_N ~ flow;   EXPO: also a_i + edit_scale * tanh-Gaussian(s, a_i), clipped;   act = argmax_a
-                           min_i Q_i(s, a)
+        a_1..a_N ~ flow;   EXPO: also a_i + edit_scale * tanh-Gaussian(s, a_i), clipped
+        act = argmax_a min_i Q_i(s, a)
         PA-RL: the `keep` best of the N by mean Q climb dQ/da for `local_steps`, each keeps its best point
 
     `judge` is the (target) critic. Until `steered` is set it explores with any candidate and is evaluated as

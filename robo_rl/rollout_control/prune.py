@@ -1,10 +1,8 @@
 """When to stop: episodes whose end is known are not played to it, and the estimate keeps its expectation.
 
     q     = calibrated prediction of success at the detection point
-    arrol   p = clip(keep + shift + lam (ref - q), low, high)                    ARRoL (arXiv 2603.24840):
-            keeps groups balanced
-    certain p = clip(c sqrt(q (1 - q)), low, 1)                                  ours: stops what cannot
-                                                            surprise, from either side
+    arrol   p = clip(keep + shift + lam (ref - q), low, high)    ARRoL (arXiv 2603.24840): balanced groups
+    certain p = clip(c sqrt(q (1 - q)), low, 1)                  ours: stops what cannot surprise
 
 `shift` and c are such that the mean of p over recent predictions is `keep`. A survivor's return counts as
 guess + (R - guess)/p and a stopped one's as its guess (`robo_rl.tree_credit`), which ARRoL leaves out: with

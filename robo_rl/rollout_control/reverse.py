@@ -1,13 +1,13 @@
 """Reverse curriculum: starts along the demonstrations, first near success and then earlier, until success
 from the task's own is common.
 
-    left_k   = control steps from stored state k to the demonstration's success;  bin b = (left_k - 1) //
-             width, of B
+    left_k   = control steps from stored state k to the demonstration's success
+    bin      = b = (left_k - 1) // width, of B
     p_b      = success of episodes that began in bin b, evidence of earlier updates times DECAY
     frontier = the first bin that is not solved: it moves back while p_b >= ENOUGH there, and forth to a bin
-    with p_b < LOST
+               with p_b < LOST
     weights  = max(p_b (1 - p_b), FLOOR) over the bins up to the frontier and AHEAD beyond it, shared alike by
-             their states
+               their states
     own      = 1 if p_own >= COMMON, else clip(max(p_own / COMMON, frontier / B), LEAST, MOST)
                share of the task's own starts, p_own = success of those: what is left once demonstrations are
                solved from their beginning is every other start

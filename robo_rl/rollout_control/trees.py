@@ -3,10 +3,9 @@
 
 Rules, pure functions of what is known when a decision is made, so that the estimate has no bias:
 
-    even        at depths evenly spaced over the mean episode so far               BranchGRPO (arXiv
-                2509.06040), fixed split depths
-    uncertain   once q (1 - q) of predicted success is `WORTH` or more             TRACE (2606.11119) in its
-                limit
+    even        at depths evenly spaced over the mean episode so far
+                (BranchGRPO, arXiv 2509.06040, fixed split depths)
+    uncertain   once q (1 - q) of predicted success is `WORTH` or more (TRACE, 2606.11119, in its limit)
 
 `TreeControl` is the small state that runs `even` or `uncertain` and the gates of
 `robo_rl.rollout_control.prune`.
