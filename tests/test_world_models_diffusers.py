@@ -3,6 +3,7 @@ folder of diffusers."""
 
 import copy
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from world_models.options import LatentOptions
 from world_models.wan_options import DiffusersConfig, DiffusersFitOptions, DiffusersOptions
 
 pytest.importorskip("diffusers", reason="needs diffusers: pip install -c constraints.txt '.[diffusers]'")
-from world_models.wan import WanVideo, parts_of, patches, pictures  # noqa: E402
+from world_models.wan import WanVideo, fingerprint, parts_of, patches, pictures  # noqa: E402
 from world_models.wan_fit import WanFitter  # noqa: E402
 
 WAN = replace(SPEC, kind="diffusers")
@@ -216,6 +217,33 @@ def test_a_folder_of_another_architecture_is_refused_in_one_line(folder, tmp_pat
     with pytest.raises(UserError, match=says) as e:
         WanVideo(WAN, options(folder=str(tmp_path)))
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_layers": 2}, r"the weights of transformer lack blocks\.1"),
+        ({"num_layers": 0}, r"the weights of transformer also hold blocks\.0"),
+        ({"attention_head_dim": "ten"}, "transformer cannot be read"),
+    ],
+)
+def test_weights_that_are_not_those_of_their_config_are_refused(folder, tmp_path, change, says, capfd):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    at = tmp_path / "transformer" / "config.json"
+    assert json.loads(at.read_text())["num_layers"] == 1
+    at.write_text(json.dumps(json.loads(at.read_text()) | change))
+    with pytest.raises(UserError, match=says):
+        WanVideo(WAN, options(folder=str(tmp_path)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_folder_with_weights_of_torch_is_told_from_another_too(folder, tmp_path):
+    for part in ("vae", "transformer"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "diffusion_pytorch_model.bin").write_bytes(part.encode())
+    before = fingerprint(str(tmp_path))
+    (tmp_path / "vae" / "diffusion_pytorch_model.bin").write_bytes(b"another")
+    assert before != fingerprint(str(tmp_path)) != fingerprint(str(folder))
 
 
 def test_cameras_and_sizes_that_do_not_fit_are_named():

@@ -114,10 +114,33 @@ def fingerprint(folder: str) -> int:
     learnt on."""
     crc = 0
     for part in PARTS:
-        for path in sorted((Path(folder) / part).glob("*.safetensors")):
+        at = Path(folder) / part
+        for path in sorted([*at.glob("*.safetensors"), *at.glob("*.bin")]):
             with path.open("rb") as f:
                 crc = zlib.crc32(f.read(1 << 20) + str(path.stat().st_size).encode(), crc)
     return crc
+
+
+def saved_part(cls, folder: str, part: str):
+    """The module of diffusers in a folder's `part`; UserError for weights that are damaged, or are not those
+    that its config.json tells of: they would be drawn anew, or left out."""
+    where = {"local_files_only": True, "torch_dtype": torch.float32, "output_loading_info": True}
+    said = library().utils.logging
+    level = said.get_verbosity()
+    said.set_verbosity_error()  # what it warns of is told below
+    try:
+        made, told = cls.from_pretrained(str(Path(folder) / part), **where)
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError) as e:
+        raise UserError(f"net.folder {folder}: {part} cannot be read: {str(e).splitlines()[0]}") from None
+    finally:
+        said.set_verbosity(level)
+    for words, names in (("lack", told["missing_keys"]), ("also hold", told["unexpected_keys"])):
+        if names:
+            raise UserError(
+                f"net.folder {folder}: the weights of {part} {words} {sorted(names)[0]} ({len(names)} such) "
+                "beside what its config.json tells of: take both from one download"
+            )
+    return made
 
 
 def parts_of(options: DiffusersOptions) -> tuple[Any, Any]:
@@ -125,16 +148,8 @@ def parts_of(options: DiffusersOptions) -> tuple[Any, Any]:
     d, o = library(), options
     if o.folder:
         check_folder(o.folder)
-        try:
-            vae, trunk = (
-                getattr(d, name).from_pretrained(
-                    str(Path(o.folder) / part), local_files_only=True, torch_dtype=torch.float32
-                )
-                for part, name in PARTS.items()
-            )
-            return vae, trunk
-        except (OSError, ValueError, RuntimeError) as e:
-            raise UserError(f"net.folder {o.folder} cannot be read: {str(e).splitlines()[0]}") from None
+        vae, trunk = (saved_part(getattr(d, name), o.folder, part) for part, name in PARTS.items())
+        return vae, trunk
     vae = d.AutoencoderKLWan(
         base_dim=o.vae_width,
         z_dim=o.latent,
