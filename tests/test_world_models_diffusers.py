@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_world_models_video import CONTROL, SPEC, observations, squares
 
+import robo_rl
 from robo_rl.errors import UserError
 from robo_rl.options.lora import LoraOptions
 from world_models import model as worlds
@@ -244,6 +245,35 @@ def test_a_folder_with_weights_of_torch_is_told_from_another_too(folder, tmp_pat
     before = fingerprint(str(tmp_path))
     (tmp_path / "vae" / "diffusion_pytorch_model.bin").write_bytes(b"another")
     assert before != fingerprint(str(tmp_path)) != fingerprint(str(folder))
+
+
+def test_a_model_finds_its_folder_from_everywhere_and_says_where_it_is_looked_for(
+    folder, tmp_path, monkeypatch
+):
+    from world_models import learning
+
+    monkeypatch.chdir(folder.parent)
+    pictures = robo_rl.collect(
+        tmp_path / "data", task="reach", episodes=12, obs="rgb", image_size=16, max_steps=30
+    )
+    tiny = DiffusersFitOptions(arm=2, updates=1, batch=2, heads=1, imagined=2)
+    config = DiffusersConfig(
+        data=(str(pictures.folder),),
+        out=str(tmp_path / "run"),
+        horizon=4,
+        fit=tiny,
+        net=options(steps=1, folder=folder.name),
+    )
+    learning.train(config)
+    monkeypatch.chdir(tmp_path)
+    model = worlds.load("run")
+    assert model.options.folder == str(folder)
+    worlds.save(model, "moved")
+    doc = json.loads((tmp_path / "moved" / "world.json").read_text())
+    doc["options"]["folder"] = "nowhere"
+    (tmp_path / "moved" / "world.json").write_text(json.dumps(doc))
+    with pytest.raises(UserError, match=f"adapts the weights of {tmp_path}/nowhere, which are not there"):
+        worlds.load("moved")
 
 
 def test_cameras_and_sizes_that_do_not_fit_are_named():

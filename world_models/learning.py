@@ -105,6 +105,9 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
             "or train --kind latent"
         )
     config = replace(config, horizon=config.horizon or max(2, min(data.control.max_steps, LONGEST)))
+    if folder := getattr(config.net, "folder", ""):  # it is read again, from wherever
+        net: Any = config.net
+        config = replace(config, net=replace(net, folder=str(Path(folder).absolute())))
     folder = Path(config.resume) if config.resume else new_folder(config, data)
     job = {
         "latent": latent_job,

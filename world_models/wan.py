@@ -359,5 +359,10 @@ def patches(x: Tensor, views: int) -> Tensor:
 
 def build(spec: WorldSpec, options: dict) -> WanVideo:
     """The untrained model of a folder's JSON."""
+    if (folder := options["folder"]) and not Path(folder).is_dir():
+        raise UserError(
+            f"this world model adapts the weights of {Path(folder).absolute()}, which are not there: put the "
+            "folder back, or a link to it"
+        )
     inner = {"proprio": latent_options(options["proprio"]), "lora": LoraOptions(**options["lora"])}
     return WanVideo(spec, DiffusersOptions(**dict[str, Any](options | inner)))
