@@ -1,5 +1,6 @@
-"""Child processes: what is waited for of them has a deadline."""
+"""Child processes: what is waited for of them has a deadline, and their threads sleep where they wait."""
 
+import os
 import queue
 import subprocess
 import threading
@@ -35,3 +36,16 @@ def end(process: subprocess.Popen, grace: float = GRACE) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def set_openmp(threads: int = 0) -> None:
+    """Before torch is loaded, for this process and its children: so many threads (0: as it is), which soon
+    sleep where they wait for each other (libgomp).
+
+    By itself libgomp spins 300,000 times first. Beside another busy process, a second run say, threads of
+    two then wait for one that has no core: an inference that takes 10 ms took 0.2 to 1 s.
+    """
+    if threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # libgomp's own where threads outnumber cores

@@ -3,7 +3,7 @@
 import difflib
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -80,9 +80,10 @@ def told_ranges() -> Iterator[list[tuple[str, str]]]:
 
 
 @contextmanager
-def said(what: str, passed: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Say what the code of a user raises as one UserError: `what`, the exception, and the line that raised
-    it, of the user's code where some is on the way; UserErrors and what is `passed` go through."""
+def said(what: str | Callable[[], str], passed: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Say what the code of a user raises as one UserError: `what` (or what it gives by then), the exception,
+    and the line that raised it, of the user's code where some is on the way; UserErrors and what is `passed`
+    go through."""
     try:
         yield
     except (UserError, *passed):
@@ -95,7 +96,8 @@ def said(what: str, passed: tuple[type[BaseException], ...] = ()) -> Iterator[No
         if isinstance(e, SyntaxError) and e.filename:
             file, line = e.filename, e.lineno
         message = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())[:300]
-        raise UserError(f"{what}: {type(e).__name__}: {message} ({file}, line {line})") from e
+        words = what if isinstance(what, str) else what()
+        raise UserError(f"{words}: {type(e).__name__}: {message} ({file}, line {line})") from e
 
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -12,7 +12,7 @@ one.
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -35,6 +35,7 @@ NO_SPARSE = (
 )
 MAX_STEPS = 1000  # where the env has no limit of its own
 OURS = {"render_mode": "--video", "max_episode_steps": "--max-steps"}  # arguments of gymnasium.make, set here
+OLDER = r"values to unpack|is not iterable|unexpected keyword argument '(seed|options)'"
 INTERFACE = (
     "reset(seed=…, options=…) must return (obs, info), and step (obs, reward, terminated, truncated, info): "
     "envs of Gym before 0.26 differ"
@@ -142,14 +143,16 @@ def render_modes(name: str, spec: EnvSpec) -> list[str]:
 
 
 @contextlib.contextmanager
-def said(what: str) -> Iterator[None]:
+def said(what: str | Callable[[], str]) -> Iterator[None]:
     """`errors.said` of what the code of an env raises, and what Gymnasium asks of it where it looks like an
     env of the older Gym."""
     try:
         with errors.said(what, passed=(gym.error.DependencyNotInstalled,)):
             yield
     except UserError as e:
-        if re.search(r"values to unpack|unexpected keyword argument '(seed|options)'", str(e)):
+        if re.search(
+            r"values to unpack|is not iterable|unexpected keyword argument '(seed|options)'", str(e)
+        ):
             raise UserError(f"{e}. {INTERFACE}") from e
         raise
 
@@ -218,44 +221,54 @@ class GymEnv(ControlEnv):
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
         ids, starts = self._stream.due(seed, mask, starts)
-        for i, start in zip(ids, starts, strict=True):
-            with said(f"{self._name}: reset of env {i} failed"):
+        i, seen = 0, []
+        with said(lambda: f"{self._name}: reset of env {i} failed"):
+            for i, start in zip(ids, starts, strict=True):
                 x, _ = self._envs[i].reset(seed=int(start))
-            self._read(x, int(i))
+                seen.append(x)
         for flag in (self._terminated, self._truncated, self._success):
             flag[ids] = False
+        self._read(np.asarray(ids), seen)
         return self._obs(), {"success": self._success.copy()}
 
     def step(self, actions):
         a = read_actions(actions, self.num_envs, len(self._low))
         box = self._envs[0].action_space
         a = (self._low + 0.5 * (a + 1.0) * (self._high - self._low)).astype(box.dtype)
+        a = a.reshape(self.num_envs, *box.shape)
         reward = np.zeros(self.num_envs, np.float32)
-        for i in np.flatnonzero(~(self._terminated | self._truncated)):
-            with said(f"{self._name}: step of env {i} failed"):
-                x, paid, terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
+        live = np.flatnonzero(~(self._terminated | self._truncated))
+        i, seen = 0, []
+        with said(lambda: f"{self._name}: step of env {i} failed"):  # one for all: it costs as much as a step
+            for i in live.tolist():
+                x, paid, terminated, truncated, info = self._envs[i].step(a[i])
                 reward[i] = paid if isinstance(paid, float) else np.asarray(paid).item()
-                self._terminated[i] = terminated = bool(terminated)
-                self._truncated[i] = truncated and not terminated
-                self._success[i] |= bool(info.get("is_success", info.get("success", False)))
-                self.reports_success |= "is_success" in info or "success" in info
-            self._read(x, int(i), over=terminated)
-            if self._sparse:
-                if not self.reports_success and (terminated or truncated):  # some say it at the end alone
-                    raise UserError(
-                        NO_SPARSE.format(
-                            f"{self._name} says nothing of success (is_success or success in the info of "
-                            "every step, or of the last)"
-                        )
+                self._terminated[i] = terminated
+                self._truncated[i] = truncated
+                if "is_success" in info or "success" in info:
+                    self._success[i] |= bool(info.get("is_success", info.get("success")))
+                    self.reports_success = True
+                seen.append(x)
+        self._truncated &= ~self._terminated
+        self._read(live, seen)
+        if not np.isfinite(reward).all() and (bad := ~self._terminated & ~np.isfinite(reward)).any():
+            i = int(bad.argmax())
+            raise UserError(
+                f"{self._name}: the reward of env {i} is {reward[i]}, not finite; correct the env, or end "
+                "the episode"
+            )
+        if self._sparse:
+            if not self.reports_success and (self._terminated | self._truncated)[live].any():
+                raise UserError(  # some say it at the end alone
+                    NO_SPARSE.format(
+                        f"{self._name} says nothing of success (is_success or success in the info of every "
+                        "step, or of the last)"
                     )
-                reward[i] = self._success[i]
-                self._terminated[i] |= self._success[i]
-                self._truncated[i] &= not self._terminated[i]
-            if not terminated and not np.isfinite(reward[i]):
-                raise UserError(
-                    f"{self._name}: the reward of env {i} is {reward[i]}, not finite; correct the env, or "
-                    "end the episode"
                 )
+            reward = np.zeros(self.num_envs, np.float32)
+            reward[live] = self._success[live]
+            self._terminated |= self._success
+            self._truncated &= ~self._terminated
         return (
             self._obs(),
             reward,
@@ -264,20 +277,23 @@ class GymEnv(ControlEnv):
             {"success": self._success.copy()},
         )
 
-    def _read(self, x: Any, i: int, over: bool = False) -> None:
-        """Take over the observation `x` of env i; UserError where it is not of the observation space, or, in
-        an episode that goes on, not finite."""
-        row = self._seen.state(x, i)
-        if not over and not np.isfinite(row).all():
+    def _read(self, ids: np.ndarray, seen: list[Any]) -> None:
+        """Take over the observations `seen` of the envs `ids`; UserError where one is not of the observation
+        space, or, in an episode that goes on, not finite."""
+        if not seen:
+            return
+        self._state[ids] = rows = self._seen.states(ids, seen)
+        bad = ~np.isfinite(rows).all(1) & ~self._terminated[ids]
+        if bad.any():
+            i, row = ids[bad][0], rows[bad][0]
             k = int(np.flatnonzero(~np.isfinite(row))[0])
             name = self.spec.state_names[k] if self.spec.state_names else f"number {k}"
             raise UserError(
                 f"{self._name}: the observation of env {i} is not finite ({name} is {row[k]}); correct the "
                 "env, or end the episode"
             )
-        self._state[i] = row
-        for key, picture in self._seen.pictures(x, i):
-            self._pictures[key][i] = picture
+        for key, pictures in self._seen.pictures(ids, seen):
+            self._pictures[key][ids] = pictures
 
     def _obs(self) -> dict[str, np.ndarray]:
         pictures = {k: v.copy() for k, v in self._pictures.items()}

@@ -50,34 +50,40 @@ class GymObservation:
         self._is_box = list(self._parts) == [()] and isinstance(space, spaces.Box)
         self._space = str(space)  # which takes long to write
 
-    def state(self, x: Any, i: int) -> np.ndarray:
-        """The state float32 [S] in the observation `x` of env i; UserError where it is of another size."""
-        with self._fits(i):
-            if self._is_box:
-                row = np.asarray(x).astype(np.float32).reshape(-1)
-            elif self._parts:
-                rows = [_numbers(part, part_of(x, keys)) for keys, part in self._parts.items()]
-                row = np.concatenate(rows, dtype=np.float32)
-            else:
-                return np.zeros(1, np.float32)
-        if row.size != self._size:
-            raise UserError(
-                f"{self._name}: the observation of env {i} has {row.size} numbers, its observation_space "
-                f"{self._space} has {self._size}; correct the env"
-            )
-        return row
+    def states(self, ids: np.ndarray, seen: list[Any]) -> np.ndarray:
+        """The states float32 [n, S] in the observations `seen` of the envs `ids`; UserError where one is of
+        another size."""
+        rows, k = np.zeros((len(seen), self.size), np.float32), 0
+        if not self._parts:
+            return rows
+        with said(lambda: self._misfit(ids[k])):
+            for k, x in enumerate(seen):
+                if self._is_box:
+                    row = np.asarray(x).reshape(-1)
+                else:
+                    row = np.concatenate([_numbers(p, part_of(x, keys)) for keys, p in self._parts.items()])
+                if row.size != self._size:
+                    raise UserError(
+                        f"{self._name}: the observation of env {ids[k]} has {row.size} numbers, its "
+                        f"observation_space {self._space} has {self._size}; correct the env"
+                    )
+                rows[k] = row
+        return rows
 
-    def pictures(self, x: Any, i: int) -> Iterator[tuple[str, np.ndarray]]:
-        """("image/<view>", uint8 [size, size, 3]) of each view in the observation `x` of env i."""
+    def pictures(self, ids: np.ndarray, seen: list[Any]) -> Iterator[tuple[str, np.ndarray]]:
+        """("image/<view>", uint8 [n, size, size, 3]) of each view in the observations of the envs `ids`."""
         for view, keys in self.views.items():
-            with self._fits(i):
-                picture = square(part_of(x, keys), self.image_size)
-            yield f"image/{view}", picture
+            yield f"image/{view}", self._view(keys, ids, seen)
 
-    def _fits(self, i: int):
-        return said(
-            f"{self._name}: the observation of env {i} does not fit its observation_space {self._space}"
-        )
+    def _view(self, keys: Keys, ids: np.ndarray, seen: list[Any]) -> np.ndarray:
+        made, k = np.zeros((len(seen), self.image_size, self.image_size, 3), np.uint8), 0
+        with said(lambda: self._misfit(ids[k])):
+            for k, x in enumerate(seen):
+                made[k] = square(part_of(x, keys), self.image_size)
+        return made
+
+    def _misfit(self, i: int) -> str:
+        return f"{self._name}: the observation of env {i} does not fit its observation_space {self._space}"
 
 
 def leaves(space: spaces.Space, keys: Keys = ()) -> Iterator[tuple[Keys, spaces.Space]]:

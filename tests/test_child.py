@@ -1,10 +1,11 @@
 """What is waited for of a child process has a deadline."""
 
+import os
 import subprocess
 import sys
 import time
 
-from robo_rl.child import end, line_with
+from robo_rl.child import end, line_with, set_openmp
 
 
 def start(code):
@@ -35,3 +36,17 @@ def test_a_child_that_ignores_sigterm_is_killed():
     )
     assert line_with(child, "ready", 60)
     assert end(child, 0.1) == -9
+
+
+def test_threads_of_openmp_sleep_where_they_wait_unless_the_user_says_otherwise(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    set_openmp()
+    assert "GOMP_SPINCOUNT" not in os.environ and "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    set_openmp(2)
+    assert (os.environ["GOMP_SPINCOUNT"], os.environ["OMP_NUM_THREADS"]) == ("1000", "2")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    set_openmp(3)
+    assert (os.environ["GOMP_SPINCOUNT"], os.environ["OMP_NUM_THREADS"]) == ("7", "2")

@@ -309,4 +309,5 @@ def test_a_warning_for_users_is_one_line_once_and_shows_no_code():
     given = UserWarning("data set x\nwithout checksums"), UserWarning, "robo_rl/data/reader.py", 306
     assert text(*given) == "warning: data set x without checksums\n"
     assert text(*given) == ""
+    assert text(UserWarning("\033[33mWARN: old\033[0m"), *given[1:]) == "warning: WARN: old\n"
     assert "reader.py:306" in text(DeprecationWarning("old"), DeprecationWarning, "reader.py", 306)

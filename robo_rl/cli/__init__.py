@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
+from robo_rl.child import set_openmp
 from robo_rl.errors import UserError, choose, utf8
 
 COMMANDS = {
@@ -69,6 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point: exit code 0 on success, 2 with one line on a user's mistake."""
     command, argv = argv is None, sys.argv[1:] if argv is None else argv
     if command:
+        set_openmp()
         warnings.formatwarning = plain_warning()
     os.umask(0o077)  # runs, journals, sockets and shared memory are their user's alone
     for stream in (sys.stdout, sys.stderr):
@@ -126,7 +128,8 @@ def plain_warning() -> Callable[..., str]:
     def text(message, category, filename, lineno, line=None) -> str:
         if category is not UserWarning:
             return other(message, category, filename, lineno, line)
-        told = f"warning: {' '.join(str(message).split())}\n"
+        words = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).split()  # Gymnasium writes in colour
+        told = f"warning: {' '.join(words)}\n"
         return "" if told in shown else shown.add(told) or told
 
     return text

@@ -2,7 +2,6 @@
 `resume(folder)`."""
 
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -10,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from robo_rl.child import set_openmp
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, load_config, rollout_options
@@ -39,7 +39,7 @@ def train(
     """
     from robo_rl import files
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.torch_threads))
+    set_openmp(config.torch_threads)
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if config.out and (Path(config.out) / "run.json").exists():
         raise UserError(taken.format(config.out))
@@ -121,7 +121,7 @@ def resume(
     if not (folder / "run.json").exists():
         raise UserError(f"--resume: {folder} has no run.json; give a run folder or auto")
     config = load_config(folder)
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.torch_threads))
+    set_openmp(config.torch_threads)
     with files.lock(folder):
         return folder, go(
             config, folder, None if config.sim == NONE else probe_env(config), Reporter(callback, quiet)
