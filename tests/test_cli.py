@@ -110,6 +110,7 @@ def mistake(capsys, *argv: str) -> str:
             "train --num_envs 8",
             "there is no option --num_envs; here it is --envs (robo_rl train --help lists",
         ),
+        ("train --desired-kl 1", "there is no option --desired-kl; here it is --rl.trust-kl (robo_rl"),
         ("train --dataset.repo_id=a/b", "there is no option --dataset.repo_id; here it is --demos FOLDER"),
         ("train --gamma 0.9", "there is no option --gamma; here it is --rl.gamma (robo_rl"),
         ("train --algo ppo --lr 1", "there is no option --lr; here it is --bc.lr or --rl.lr (robo_rl"),
