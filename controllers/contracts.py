@@ -16,25 +16,6 @@ from robo_rl.geometry import Floats, turn_between, unit
 REWRITE = ("workspace", "orientation", "step", "joint_range", "wrench_range", "stiffness_range")
 CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
 """Of a command."""
-STATE_CONTRACTS = (
-    "state_dimensions",
-    "state_finite",
-    "joint_limit",
-    "joint_speed",
-    "tool_speed",
-    "tool_place",
-    "wrench",
-    "tracking",
-    "state_age",
-    "command_age",
-    "lease",
-    "violations",
-    "clock",
-    "estop",
-    "clearance",
-    "pair",
-)
-"""Of the measured state and of time."""
 BLAME = {
     "joint_limit": "arm",
     "joint_speed": "arm",

@@ -104,10 +104,6 @@ class ArmModel:
         mujoco.mj_fullM(self.mj, self.data, out)
         return out
 
-    def task_inertia(self) -> np.ndarray:
-        """Lambda [6, 6] = (J M^-1 J^T)^-1: the tool's inertia as a push feels it, at the last update."""
-        return np.linalg.inv(self.task_mobility())
-
     def task_mobility(self) -> np.ndarray:
         """J M^-1 J^T [6, 6] at the last update."""
         return self.jac @ self.minv_jt.T

@@ -319,16 +319,6 @@ def mixed(
     )
 
 
-def dynamics_error(made: Transitions, near: Transitions, scale: np.ndarray) -> float:
-    """Mean distance of made (s, a, s') to the closest real one in units of `scale` [2S+A]: a check that needs
-    no simulator."""
-    a, b = (
-        torch.from_numpy(np.concatenate([t.obs, t.action, t.next_obs], 1) / scale).float()
-        for t in (made, near)
-    )
-    return float(torch.cdist(a, b).amin(1).mean() / math.sqrt(a.shape[1]))
-
-
 def quality(made: Transitions, real: Transitions, most: int = 4000, seed: int = 0) -> dict[str, float]:
     """How like real transitions made ones are, as three figures that are 0 where they are the same
     distribution's.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.files import parse_json, read_json
+from robo_rl.files import read_json
 from robo_rl.policies.vla import tokeniser as tokenisers
 from robo_rl.policies.vla.processor import FAMILIES, NAME, Processor, Statistics, of_family
 
@@ -82,14 +82,6 @@ def read_openpi(path: Path) -> Statistics:
         }
     except (KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{path} is no norm_stats.json of openpi ({e!r})") from None
-
-
-def read_stats(path: Path) -> Statistics:
-    """Statistics of a LeRobot data set's stats.json."""
-    document = parse_json(path.read_text(encoding="utf-8"), str(path), limit=1 << 26, nan=True)
-    if not isinstance(document, dict):
-        raise UserError(f"{path} is no stats.json of a data set")
-    return {SPLIT[key]: per for key, per in document.items() if key in SPLIT and isinstance(per, dict)}
 
 
 def _openpi(path: Path, words: "str | Path", changes: Mapping[str, Any]) -> Processor:
