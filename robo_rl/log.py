@@ -342,14 +342,15 @@ class Progress:
         if self._live:
             self._task = self._live.add_task(stage, total=self._total, completed=done, text="")
 
-    def update(self, done: int, success: "float | None" = None, note: str = "") -> None:
+    def update(self, done: int, success: "float | None" = None, note: "str | None" = None) -> None:
         """`done` units are done by now; `success` is the rate in the newest batch of episodes; `note` is
-        short."""
+        short, and stays until another one takes its place ("": none)."""
         now = self._clock()
         keep = 0.5 ** ((now - self._seen) / self._half_life)
         self._moved = keep * self._moved + done - self._done
         self._took = keep * self._took + now - self._seen
-        self._done, self._seen, self._note = done, now, note or self._note
+        self._done, self._seen = done, now
+        self._note = self._note if note is None else note
         if success is not None and math.isfinite(success):
             self._hits, self._weight = 0.9 * self._hits + success, 0.9 * self._weight + 1.0
         if now - self._began >= self._patience and now - self._drawn >= self._every:

@@ -409,6 +409,16 @@ def test_success_so_far_is_smoothed_and_ignores_what_is_not_known():
     assert p.success == pytest.approx(0.9 / 1.9)
 
 
+def test_a_note_stays_until_another_or_none_takes_its_place():
+    p = Progress(io.StringIO())
+    p.start("rl", 4)
+    p.update(1, note="the critic learns first")
+    p.update(2)
+    assert p.text().endswith("the critic learns first")
+    p.update(3, note="")
+    assert "critic" not in p.text()
+
+
 def test_on_a_terminal_the_line_is_live_and_stdout_stays_clean():
     main, side = os.openpty()
     child = python(

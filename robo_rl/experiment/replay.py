@@ -310,7 +310,7 @@ class ReplayStage:
             size = min(chunk, count - self.pretrained)
             row = self.learner.update(sample, size, actor=self.learner.offline_actor)
             self.pretrained += size
-            self.report.advance(self.pretrained, note=f"q {row['q']:.3f}" if "q" in row else "")
+            self.report.advance(self.pretrained, note=f"q {row['q']:.3f}" if "q" in row else None)
             self.report.log(self.run.step, {f"critic/{k}": v for k, v in row.items()})
         return self.pretrained >= count
 
@@ -412,8 +412,10 @@ class ReplayStage:
         self.save_all(finished=True)
         return self.run.end()
 
-    def note(self, metrics: dict[str, float]) -> str:
-        """A few words for the progress line."""
+    def note(self, metrics: dict[str, float]) -> str | None:
+        """A few words for the progress line; None: those of the last update still hold."""
+        if not metrics and self.learner.updates:
+            return None
         words = f"q {metrics['q']:.2f} · {self.learner.updates} updates" if metrics else "filling replay"
         if replay_options(self.config).operator == "none":
             return words

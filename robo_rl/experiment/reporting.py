@@ -71,8 +71,9 @@ class Reporter:
             self._progress.start(stage, total, unit, done)
         self._callback(Event("stage", stage, done, total, text=unit))
 
-    def advance(self, done: int, success: float | None = None, note: str = "") -> None:
-        """`done` units of the stage are done; `success`: rate of the newest episodes; `note`: a few words."""
+    def advance(self, done: int, success: float | None = None, note: str | None = None) -> None:
+        """`done` units of the stage are done; `success`: rate of the newest episodes; `note`: a few words,
+        which stay on the line until others take their place."""
         if self._progress:
             self._progress.update(done, success, note)
         self._callback(
@@ -82,7 +83,7 @@ class Reporter:
                 done,
                 self._total,
                 {} if success is None else {"success": success},
-                note,
+                note or "",
             )
         )
 
