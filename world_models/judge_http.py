@@ -91,13 +91,25 @@ class Server:
             except urllib.error.HTTPError as e:
                 why = f"status {e.code}"
                 if e.code < 500 and e.code != 429:
-                    break
+                    raise UserError(
+                        f"the judge at {self.url} refuses the question with {why}{said_in(e)}; mend its "
+                        f"address, its options behind # or its key (${KEY}), or {ANOTHER}"
+                    ) from None
             except (OSError, TimeoutError) as e:
                 why = str(getattr(e, "reason", e)) or type(e).__name__
         raise UserError(
             f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempt{'s' if attempt else ''} "
             f"of {self.timeout:g} s); start it, or {ANOTHER}"
         )
+
+
+def said_in(error: urllib.error.HTTPError) -> str:
+    """What the body of an answer says, as the end of a sentence."""
+    try:
+        words = " ".join(error.read(1000).decode("utf-8", "replace").split())
+    except OSError:
+        words = ""
+    return f": {words[:200]}" if words else ""
 
 
 @dataclass
