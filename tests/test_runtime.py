@@ -550,6 +550,22 @@ def test_an_error_that_comes_back_after_every_few_fragments_is_told_and_ends_the
     )
 
 
+def silent_judge(n):
+    raise UserError("the judge does not answer; start it")
+
+
+def test_what_a_worker_cannot_go_on_for_and_a_person_can_mend_is_told_without_a_traceback(tmp_path, capfd):
+    feed = processes(tmp_path, make_learner(), env=silent_judge, back_off=(0.0, 0.1))
+    try:
+        with pytest.raises(
+            WorkerFailure, match=r"times in a row .*words: the judge does not answer; start it$"
+        ):
+            train(make_learner(), feed, 1000)
+    finally:
+        feed.close()
+    assert "started anew: the judge does not answer; start it\n" in capfd.readouterr().err
+
+
 def full(n):
     raise OSError(errno.ENOSPC, "No space left on device", "slots.bin")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from robo_rl.errors import UserError
 from robo_rl.files import full_disk
 from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions, RolloutOptions
@@ -167,6 +168,8 @@ def main(job: Job, connection) -> None:
     except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the supervisor)
         if words := full_disk(e):
             connection.send(("full", words))
+        elif isinstance(e, UserError):  # says all that a person needs
+            connection.send(("error", str(e), ""))
         else:
             connection.send(("error", f"{type(e).__name__}: {e}", traceback.format_exc(limit=-6)))
 
