@@ -296,9 +296,10 @@ def check_fits(policy, spec: ObsSpec, where: str) -> None:
         ("action units are", ", ".join(have.units) or "-1 to 1", ", ".join(spec.units) or "-1 to 1"),
     ):
         if mine != theirs and not (name == "image size is" and have.fit):
+            told = f"--image-size {mine}, " if name == "image size is" and mine else ""
             raise UserError(
                 f"{where}: the policy's {name} {mine}, the env's {theirs}. "
-                "Use the sim, task, control and obs it was trained with"
+                f"Use {told}the sim, task, control and obs it was trained with"
             )
 
 

@@ -233,7 +233,10 @@ def test_from_an_env_without_an_expert_to_a_flow_policy(tmp_path):
         sim, algo="ppo", **small | {"demos": "0", "policy": {"hidden": 16}}, out=str(tmp_path / "teacher")
     )
     assert teacher.reward == "dense"
-    robo_rl.train(teacher, quiet=True)
+    events: list[robo_rl.Event] = []
+    result = robo_rl.train(teacher, events.append, quiet=True)
+    assert result.mean_return is not None and result.mean_return <= -5
+    assert any(e.kind == "progress" and e.text.startswith("return -") for e in events)
     got = robo_rl.collect(tmp_path / "demos", sim=sim, operator=str(tmp_path / "teacher"), episodes=4)
     data = robo_rl.load_dataset(tmp_path / "demos")
     assert (
@@ -247,6 +250,18 @@ def test_from_an_env_without_an_expert_to_a_flow_policy(tmp_path):
     # its own limit: 3 times a demonstration is more
     assert flow.reward == "sparse" and flow.policy.kind == "flow" and flow.max_steps == 12
     assert robo_rl.train(flow, quiet=True).success == 1
+
+
+def test_a_run_too_short_to_learn_anything_says_so(tmp_path):
+    short = {"steps": 64, "envs": 4, "workers": 0, "video": False, "eval_episodes": 2, "eval_every": 64}
+    config = robo_rl.recipe("gym:RoboRlDrift-v0", algo="rlpd", **short, out=str(tmp_path / "short"))
+    events: list[robo_rl.Event] = []
+    robo_rl.train(config, events.append, quiet=True)
+    told = [e.text for e in events if e.kind == "warning"]
+    assert (
+        "nothing was learnt: updates begin after 5000 steps (--rl.warmup), the run made 64 (--steps)" in told
+    )
+    assert any(e.kind == "progress" and e.text.startswith("return -") for e in events)
 
 
 # ---- configurations as files

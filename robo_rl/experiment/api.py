@@ -86,6 +86,7 @@ class TrainResult:
     success: float | None = None
     low: float | None = None
     high: float | None = None
+    mean_return: float | None = None
 
 
 def train(
@@ -124,7 +125,9 @@ def _result(folder: Path, code: int) -> TrainResult:
     if code or not final.exists():
         return TrainResult(folder, code == 0)
     document = files.read_json(final)
-    return TrainResult(folder, True, sum(document["success"]) / document["n"], *document["wilson"])
+    success, gain = (sum(document[k]) / document["n"] for k in ("success", "return"))
+    low, high = document["wilson"]
+    return TrainResult(folder, True, success, low, high, gain)
 
 
 class TrainedPolicy:
@@ -225,6 +228,10 @@ class EvalResult:
     origins: np.ndarray | None = None
     max_steps: int = 0
 
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns))
+
     def minus(self, other: "EvalResult") -> tuple[float, float, float]:
         """(difference of the success rates, low, high): this result less `other`, paired by their starts,
         with the 95 % interval. UserError: the starts, the recorded frames or the limits of the two differ."""
@@ -259,7 +266,7 @@ class EvalResult:
         frames = "" if self.origins is None else f" from {len(set(self.origins))} recorded starts"
         return (
             f"success {self.success_rate:.3f}, 95 % interval [{self.low:.3f}, {self.high:.3f}], n = "
-            f"{self.n}{frames}{doubt}"
+            f"{self.n}{frames}, mean return {self.mean_return:.4g}{doubt}"
         )
 
 

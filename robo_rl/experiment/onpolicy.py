@@ -13,6 +13,7 @@ from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, group_size, workers
+from robo_rl.experiment.recipes import return_words
 from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
@@ -327,7 +328,7 @@ def improve(
         run.report.log(run.step, row)
         for text in watch.look(run.step, metrics | stats | {"returns": float(len(run.returns))}):
             run.report.say(text, "warning")
-        words = (feed.note(), "the critic learns first" * critic_alone(metrics))
+        words = (return_words(config, stats), feed.note(), "the critic learns first" * critic_alone(metrics))
         run.report.advance(run.step, stats.get("success"), " · ".join(filter(None, words)))
         cadence.after_update(feed.crowded())
     if run.stop.asked:

@@ -23,6 +23,7 @@ vla           the policy is a vision-language-action model that is a flow; fresh
 paper         the preset with a method's published numbers, whatever the simulator
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -261,6 +262,13 @@ def nested(settings: Mapping[str, object]) -> dict:
 def scratch(sim: str, task: str) -> bool:
     """Whether policies learn from nothing there: locomotion, and simulators that are taken as they are."""
     return task in LOCOMOTION or sim.startswith(("mujoco_warp", "gym:", "envpool:")) or is_object(sim)
+
+
+def return_words(config: TrainConfig, stats: Mapping[str, float]) -> str:
+    """For the progress line: the mean return of the newest episodes, where the reward is not success
+    alone."""
+    told = config.reward != "sparse" and (config.reward == "dense" or scratch(config.sim, config.task))
+    return f"return {stats['return']:.4g}" if told and math.isfinite(stats.get("return", math.nan)) else ""
 
 
 def demo_limit(sim: str, task: str, demos: str) -> int | None:

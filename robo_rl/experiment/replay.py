@@ -25,6 +25,7 @@ from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.marks import marked_states, seen_frames, seen_last
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import workers
+from robo_rl.experiment.recipes import return_words
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.stage import check_operator, stage
@@ -403,8 +404,15 @@ class ReplayStage:
             if o.operator != "none":
                 row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60
             self.report.log(self.run.step, row)
-            self.report.advance(self.run.step, episodes.get("success"), self.note(metrics))
+            words = (return_words(self.config, episodes), self.note(metrics))
+            self.report.advance(self.run.step, episodes.get("success"), " · ".join(filter(None, words)))
             cadence.after_update()
+        if not self.run.stop.asked and not self.learner.updates:
+            self.report.say(
+                f"nothing was learnt: updates begin after {o.warmup} steps (--rl.warmup), the run made "
+                f"{self.run.step} (--steps)",
+                "warning",
+            )
         if self.run.stop.asked:
             self.save_all(finished=False)
             return self.run.end_stopped()
