@@ -75,6 +75,14 @@ def test_every_file_and_option_that_a_page_names_exists(page, generator):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
+def test_what_a_page_places_in_a_file_is_defined_there(page):
+    """Such as `TASKS` in `sims/mujoco/names.py`."""
+    text = " ".join((ROOT / page).read_text().split())
+    for name, path in re.findall(r"`(\w+)` in `([\w/]+\.py)`", text):
+        assert re.search(rf"(?m)^(def |class )?{name}\b", (ROOT / path).read_text()), (name, path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_command_that_a_page_names_exists(page):
     """Also those within a sentence or a table, which tests/test_readme.py does not run."""
     for command, sub in re.findall(r"`robo_rl ([a-z][\w-]*)(?: ([a-z]\w*))?", (ROOT / page).read_text()):
