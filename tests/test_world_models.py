@@ -622,6 +622,8 @@ def test_an_episode_lasts_as_long_in_an_evaluation_as_in_an_env_of_the_model(lea
             model = robo_rl.evaluate(late, learnt, episodes=24, seed=0)
             env = robo_rl.evaluate(late, WorldEnv(learnt, 24), episodes=24, seed=0)
             assert model.max_steps == env.max_steps == learnt.spec.steps() == horizon
+            same = ~model.doubted
+            assert learnt.spec.sparse and np.array_equal(model.returns[same], env.returns[same])
             assert model.lengths.max() == horizon and 0 < model.doubted.sum() < 24
             assert np.array_equal(model.success & ~model.doubted, env.success)
             assert np.array_equal(model.doubted, env.doubted) and f"to {horizon} steps" in str(model)

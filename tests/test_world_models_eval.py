@@ -509,3 +509,11 @@ def test_two_models_are_compared_window_by_window():
     assert all(d["low"] < -0.1 < d["high"] < -0.09 for d in got["difference"].values())
     same = compare_models(mine, mine, w, "itself")["open_loop"]["state"]["difference"]
     assert all(d["value"] == d["low"] == d["high"] == 0 for d in same.values())
+
+
+def test_what_acts_elsewhere_is_sent_to_the_script_that_evaluates_it():
+    from robo_rl.experiment.world_model import find_policies
+
+    for name in ("ws://127.0.0.1:9", "lerobot:somewhere"):
+        with pytest.raises(UserError, match=f"launch/evaluate_world_model.py MODEL {name}"):
+            find_policies((name,))

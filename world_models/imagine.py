@@ -60,9 +60,9 @@ def open_loop(
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisodes:
-    """Episodes of a policy in a model: success bool[N], length int64[N], gain float32[N] (sum of predicted
-    rewards), uncertainty float32[N] at the end, cut bool[N]: it passed the model's threshold before it ended,
-    where an env would have ended it without success."""
+    """Episodes of a policy in a model: success bool[N], length int64[N], gain float32[N] (sum of its
+    rewards, as an env of the model pays them), uncertainty float32[N] at the end, cut bool[N]: it passed the
+    model's threshold before it ended, where an env would have ended it without success."""
 
     success: np.ndarray
     length: np.ndarray
@@ -108,7 +108,6 @@ def play(
             live, made = ~over, made + 1
             length += live
             lost = live & ~np.isfinite(uncertainty[:, t] + reward[:, t])
-            gain += np.where(live & ~lost, reward[:, t], 0)
             doubt = np.where(live, uncertainty[:, t], doubt)
             now = {k: v[:, t] for k, v in after.items()}
             granted = asked(
@@ -121,6 +120,7 @@ def play(
                 success[:, t],
                 made,
             )
+            gain += granted if model.spec.sparse else np.where(live & ~lost, reward[:, t], 0)
             won |= granted
             cut |= live & ~granted & ~(uncertainty[:, t] <= model.spec.threshold)
             over |= lost | (live & is_lost(model.spec, terminal[:, t], success[:, t])) | granted

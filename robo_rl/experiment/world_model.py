@@ -17,6 +17,7 @@ from robo_rl.experiment.config import load_config
 from robo_rl.experiment.envs import make, make_env
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.log import Progress
+from robo_rl.options.foreign import FOREIGN
 from robo_rl.policies import ObsSpec
 from robo_rl.selection import REPORT
 from robo_rl.types import Each, silently
@@ -41,6 +42,11 @@ PROBED = 8  # policies of --probe by default, of a model without cameras
 def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
     """(name, run folder, checkpoint folder) of every checkpoint of the runs, and of the checkpoints named."""
     out = []
+    if foreign := [p for p in paths if p.startswith(FOREIGN)]:
+        raise UserError(
+            f"--policies takes runs and checkpoints, got {foreign[0]}: what acts elsewhere is evaluated in a "
+            f"model by python launch/evaluate_world_model.py MODEL {foreign[0]}"
+        )
     for path in map(Path, paths):
         run, folder = pick_checkpoint(path, "last")
         found = [folder] if (path / "meta.json").exists() else checkpoint.checkpoints(run)
