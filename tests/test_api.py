@@ -14,6 +14,7 @@ import robo_rl
 from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
 from robo_rl.experiment import config_file, recipes
+from robo_rl.experiment.api import as_observation
 from robo_rl.options import ALGOS
 
 SMALL = {
@@ -152,9 +153,23 @@ def test_a_policy_acts_and_is_evaluated_beside_a_plain_function(trained):
         ({"state": obs["state"][0]}, r"of one env: state\[None\]"),
         ({"state": obs["state"][:, 1:]}, r"a state \[N, "),
         ({"state": obs["state"] * np.nan}, "not finite"),
+        (obs["state"], "the policy sees state; the observation is a ndarray"),
     ):
         with pytest.raises(UserError, match=line):
             policy(wrong)
+    far = policy({"state": 50 * obs["state"].astype(np.float64)})  # float64, as Gymnasium's own
+    assert np.abs(far).max() <= 1
+    seen = replace(policy.spec, views=("top",), image_size=8, language=True)
+    picture, told = np.zeros((4, 8, 8, 3), np.uint8), ["go"] * 4
+    fits = as_observation({**obs, "image/top": picture, "task": told}, seen)
+    assert fits["state"].shape == obs["state"].shape
+    for wrong, line in (
+        ({"image/top": picture[:, :4], "task": told}, r"as uint8 \[4, 8, 8, 3\], got uint8 \[4, 4, 8, 3\]"),
+        ({"image/top": picture / 255, "task": told}, "got float64"),
+        ({"image/top": picture, "task": "go"}, "an instruction for each of the 4 envs"),
+    ):
+        with pytest.raises(UserError, match=line):
+            as_observation({**obs, **wrong}, seen)
     mine = robo_rl.evaluate(policy, episodes=8)
     still = robo_rl.evaluate(lambda obs: np.zeros((len(obs["state"]), 7)), env, episodes=8)
     assert mine.n == 8 and "interval" in str(mine) and 0 <= mine.low <= mine.success_rate <= mine.high <= 1

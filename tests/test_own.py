@@ -115,6 +115,10 @@ def test_a_page_runs_as_it_stands_in_any_folder(page, tmp_path):
         result = command(tmp_path, *argv, *more)
         assert result.code == 0, (argv, result.err)
         assert "Warning" not in result.err, result.err
+    if (own := tmp_path / "own_loop.py").exists():
+        here = os.environ | {"PYTHONPATH": str(TUTORIALS.parent.parent)}
+        said = subprocess.run([sys.executable, own], cwd=tmp_path, env=here, capture_output=True, text=True)
+        assert said.returncode == 0 and said.stdout.split()[-1] in ("True", "False"), said
     run = next((tmp_path / "runs").iterdir())
     assert command(tmp_path, "report", run).code == 0
 

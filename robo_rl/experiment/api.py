@@ -1,6 +1,6 @@
 """What `import robo_rl` offers: environments, training, policies, evaluation and data as functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,19 +157,20 @@ class TrainedPolicy:
         """
         from robo_rl.evaluation import decide
 
-        check_observation(obs, self.spec)
-        return decide(self.module, obs, self._generator, explore)
+        actions = decide(self.module, as_observation(obs, self.spec), self._generator, explore)
+        return actions if self.spec.units else actions.clip(-1, 1)  # as envs of the contract cut them
 
 
-def check_observation(obs: dict, spec) -> None:
-    """UserError: an observation of N envs lacks what a policy of this ObsSpec sees, has another width, or is
-    not finite."""
+def as_observation(obs: dict, spec) -> dict:
+    """An observation of N envs as a policy of this ObsSpec takes it, the state as float32 (Gymnasium's are
+    often float64). UserError: it lacks what the policy sees, has another size, or is not finite."""
     wanted = ("state", *(f"image/{view}" for view in spec.views), *(("task",) if spec.language else ()))
-    if missing := [name for name in wanted if name not in obs]:
-        raise UserError(f"the policy sees {', '.join(wanted)}; the observation lacks {', '.join(missing)}")
+    if not isinstance(obs, Mapping) or (missing := [name for name in wanted if name not in obs]):
+        lacks = f"lacks {', '.join(missing)}" if isinstance(obs, Mapping) else f"is a {type(obs).__name__}"
+        raise UserError(f"the policy sees {', '.join(wanted)}; the observation {lacks}")
     import torch
 
-    state = torch.as_tensor(obs["state"])
+    state = torch.as_tensor(obs["state"]).float()
     if state.ndim != 2 or state.shape[1] != spec.state:
         raise UserError(
             f"the policy sees a state [N, {spec.state}] of N envs, got {list(state.shape)} (of one env: "
@@ -177,6 +178,19 @@ def check_observation(obs: dict, spec) -> None:
         )
     if not torch.isfinite(state).all():
         raise UserError("the state of the observation is not finite")
+    shape = [len(state), *(("h", "w") if spec.fit or spec.text else (spec.image_size,) * 2), 3]
+    for name in (f"image/{view}" for view in spec.views):
+        image = torch.as_tensor(obs[name])
+        same = image.ndim == 4 and all(
+            a == b for a, b in zip(image.shape, shape, strict=True) if b not in ("h", "w")
+        )
+        if image.dtype != torch.uint8 or not same:
+            raise UserError(
+                f"the policy sees {name} as uint8 {shape}, got {str(image.dtype)[6:]} {list(image.shape)}"
+            )
+    if spec.language and (isinstance(obs["task"], str) or len(obs["task"]) != len(state)):
+        raise UserError(f"the policy is told task, an instruction for each of the {len(state)} envs (a list)")
+    return {**obs, "state": state}
 
 
 def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu") -> TrainedPolicy:
