@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import VectorWrapper
 
 from robo_rl.data.video import encode
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, said
 from robo_rl.evaluation import evaluate
 from robo_rl.files import replacing
 from robo_rl.policies import Policy
@@ -158,7 +158,10 @@ class FilmedEnv(VectorWrapper):
         """One more picture of the envs `ids`."""
         if not ids:
             return
-        pictures = self.env.studio(ids) if hasattr(self.env, "studio") else np.asarray(self.env.render())[ids]
+        with said(f"{self.env.spec.id} cannot draw"):  # after hours of training, perhaps
+            pictures = (
+                self.env.studio(ids) if hasattr(self.env, "studio") else np.asarray(self.env.render())[ids]
+            )
         for i, picture in zip(ids, pictures, strict=True):
             self._take[i].add(int(self._step[i]), picture)
 

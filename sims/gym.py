@@ -304,9 +304,16 @@ class GymEnv(ControlEnv):
         if self.render_mode is None:
             raise UserError("make the env with render=True to call render()")
         try:
-            return np.stack([np.asarray(e.render()) for e in self._envs])
+            with said(f"{self._name} cannot draw"):
+                pictures = np.stack([np.asarray(e.render()) for e in self._envs])
         except gym.error.DependencyNotInstalled as e:
             raise MissingDependency(f"gym:{self.spec.task} cannot draw: {e}") from None
+        if pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.dtype != np.uint8:
+            raise UserError(
+                f"{self._name} cannot draw: render() must give a picture uint8 [h, w, 3], got "
+                f"{pictures.dtype} {list(pictures.shape[1:])}"
+            )
+        return pictures
 
     def close_extras(self) -> None:
         for e in self._envs:

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import sims
 from robo_rl.errors import MissingDependency, UserError
+from robo_rl.film import film
 from sims.check import check_env
 from sims.envpool import make_envpool
 from sims.gym import make_gym
@@ -294,6 +295,34 @@ def test_an_env_that_is_one_picture_has_a_state_of_nothing():
 def test_pictures_that_cannot_be_seen_say_why(id, obs, fault):
     with pytest.raises(UserError, match=fault):
         make_gym(id, obs=obs)
+
+
+class Undrawn(Faulty):
+    """Cannot draw: there is no display, or what it gives is no picture."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, gives=None, render_mode=None):
+        super().__init__()
+        self.gives, self.render_mode = gives, render_mode
+
+    def render(self):
+        if self.gives is None:
+            raise RuntimeError("no display :0")
+        return np.zeros(self.gives)
+
+
+@pytest.mark.parametrize(
+    "gives, fault",
+    [
+        ("none", r"Undrawn,gives=none cannot draw: RuntimeError: no display :0 \(.*adapters.py, line \d+\)"),
+        ("[4,4,3]", r"must give a picture uint8 \[h, w, 3\], got float64 \[4, 4, 3\]"),
+    ],
+)
+def test_an_env_that_cannot_draw_costs_the_film_alone(gives, fault, tmp_path):
+    env = make_gym(f"{__name__}:Undrawn,gives={gives}", num_envs=4, max_steps=3, render=True)
+    with pytest.raises(UserError, match=fault):  # of which a run says "no video"
+        film(env, lambda obs: np.zeros((4, 1), np.float32), np.arange(4), 1, tmp_path / "film.mp4")
 
 
 # what gymnasium.make is told, and envs that nobody registered

@@ -147,8 +147,10 @@ def policy_actor(policy, seed: int, most: int = 0) -> Callable[[Sequence[dict]],
     def act(batch: Sequence[dict]) -> list[np.ndarray]:
         obs = tensors(batch)
         if chunks is None:
-            return list(policy.act(obs, generator, explore=False).actions.cpu().numpy())
-        return list(chunks(obs, generator)[:, : policy.options.execute].cpu().numpy())
+            actions = policy.act(obs, generator, explore=False).actions
+        else:
+            actions = chunks(obs, generator)[:, : policy.options.execute]
+        return list((actions if policy.spec.units else actions.clamp(-1, 1)).cpu().numpy())
 
     blank = blank_obs(policy.spec) | {"task": "go"}
     chunks = quick_chunks(policy, tensors([blank]), most)
