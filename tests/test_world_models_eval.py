@@ -348,7 +348,8 @@ def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (
         "mine:right\n  in the model      success" in done.stdout
-        and "n = 6 from 6 recorded starts, to 20 steps, 0 % beyond" in done.stdout
+        and "n = 6 from 6 recorded starts, mean return" in done.stdout
+        and "to 20 steps, 0 % beyond" in done.stdout
     )
     assert "simulator" not in done.stdout, "there is none called toy"
     for names, words in (
