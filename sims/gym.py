@@ -150,9 +150,7 @@ def said(what: str | Callable[[], str]) -> Iterator[None]:
         with errors.said(what, passed=(gym.error.DependencyNotInstalled,)):
             yield
     except UserError as e:
-        if re.search(
-            r"values to unpack|is not iterable|unexpected keyword argument '(seed|options)'", str(e)
-        ):
+        if re.search(OLDER, str(e)):
             raise UserError(f"{e}. {INTERFACE}") from e
         raise
 
