@@ -32,11 +32,12 @@ import torch
 import robo_rl
 from robo_rl.algos import iql
 from robo_rl.demos import fit_normalisers
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.files import keep_row, kept_rows
 from robo_rl.options import IqlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import Mixture, Replay
+from robo_rl.starts import eval_starts
 from robo_rl.stats import bootstrap_mean, paired_difference, wilson
 from sims.mujoco.names import LOCOMOTION
 from world_models.guided import Guided, GuideOptions, windows_of

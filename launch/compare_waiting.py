@@ -23,9 +23,10 @@ def learn(run: Path, t, wrap, steps: int) -> tuple[float, dict]:
     from robo_rl import checkpoint
     from robo_rl.algos import pi_rl
     from robo_rl.bench.asynchronous import ARMS
-    from robo_rl.evaluation import eval_starts, evaluate
+    from robo_rl.evaluation import evaluate
     from robo_rl.experiment.envs import make_env
     from robo_rl.experiment.feeds import make_feed
+    from robo_rl.starts import eval_starts
 
     policy, _ = checkpoint.load_policy(checkpoint.checkpoints(run)[-1])
     learner = pi_rl.make(policy, t.rl, t.seed)

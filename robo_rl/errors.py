@@ -1,9 +1,7 @@
 """The one error a user sees, and the helpers that make it helpful."""
 
 import difflib
-import os
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -77,29 +75,3 @@ def told_ranges() -> Iterator[list[tuple[str, str]]]:
         yield told
     finally:
         _listeners.remove(told)
-
-
-@contextmanager
-def said(what: str | Callable[[], str], passed: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Say what the code of a user raises as one UserError: `what` (or what it gives by then), the exception,
-    and the line that raised it, of the user's code where some is on the way; UserErrors and what is `passed`
-    go through."""
-    try:
-        yield
-    except (UserError, *passed):
-        raise
-    except Exception as e:
-        at = traceback.extract_tb(e.__traceback__)
-        own = [f for f in at if not f.filename.startswith(LIBRARIES) and "/site-packages/" not in f.filename]
-        place = (own or at)[-1]
-        file, line = place.filename, place.lineno
-        if isinstance(e, SyntaxError) and e.filename:
-            file, line = e.filename, e.lineno
-        message = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())[:300]
-        words = what if isinstance(what, str) else what()
-        raise UserError(f"{words}: {type(e).__name__}: {message} ({file}, line {line})") from e
-
-
-HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LIBRARIES = ("<", *(f"{HERE}/{p}/" for p in ("robo_rl", "sims")), os.path.dirname(os.__file__))
-"""Where files begin that are not a user's: frozen modules, ours, Python's own."""

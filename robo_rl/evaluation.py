@@ -9,19 +9,6 @@ from robo_rl.errors import UserError
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.rollout import run_chunk, to_policy
 
-EVAL_START = 1 << 31  # training starts are hashes below 2^31: evaluation starts are never trained on
-LIST = 1_000_003  # ids that a list of evaluation starts has
-
-
-def eval_starts(n: int, seed: int = 0) -> np.ndarray:
-    """The `n` evaluation starts of list `seed`, int64; lists of different length share their prefix."""
-    return EVAL_START + seed * LIST + np.arange(n, dtype=np.int64)
-
-
-def list_of(starts: np.ndarray) -> np.ndarray:
-    """int64[n]: the list that each evaluation start is of."""
-    return (starts - EVAL_START) // LIST
-
 
 def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False) -> np.ndarray:
     """Actions [N, E, A] of a policy, with exploration noise if `explore`; of a plain function of the

@@ -14,9 +14,10 @@ import numpy as np
 from gymnasium.vector import VectorWrapper
 
 from robo_rl.data.video import encode
-from robo_rl.errors import UserError, said
+from robo_rl.errors import UserError
 from robo_rl.evaluation import evaluate
 from robo_rl.files import replacing
+from robo_rl.plugins import said
 from robo_rl.policies import Policy
 from robo_rl.rollout import as_array
 

@@ -12,12 +12,14 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
-from robo_rl.errors import MissingDependency, UserError, said
+from robo_rl.errors import MissingDependency, UserError
 
 OWN = "module:object"  # as lists of allowed names show it
 PREFIXES = ("gym", "envpool", "wm", "dds", "arm")  # what stands before a colon and is no module
@@ -133,3 +135,29 @@ def options_class(make, name: str, what: str, bases: tuple[type, ...]) -> type:
     if missing:
         raise UserError(f"{where} must have a default for every option; {', '.join(missing)} has none")
     return cls
+
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIBRARIES = ("<", *(f"{HERE}/{p}/" for p in ("robo_rl", "sims")), os.path.dirname(os.__file__))
+"""Where files begin that are not a user's: frozen modules, ours, Python's own."""
+
+
+@contextmanager
+def said(what: str | Callable[[], str], passed: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Say what the code of a user raises as one UserError: `what` (or what it gives by then), the exception,
+    and the line that raised it, of the user's code where some is on the way; UserErrors and what is `passed`
+    go through."""
+    try:
+        yield
+    except (UserError, *passed):
+        raise
+    except Exception as e:
+        at = traceback.extract_tb(e.__traceback__)
+        own = [f for f in at if not f.filename.startswith(LIBRARIES) and "/site-packages/" not in f.filename]
+        place = (own or at)[-1]
+        file, line = place.filename, place.lineno
+        if isinstance(e, SyntaxError) and e.filename:
+            file, line = e.filename, e.lineno
+        message = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())[:300]
+        words = what if isinstance(what, str) else what()
+        raise UserError(f"{words}: {type(e).__name__}: {message} ({file}, line {line})") from e

@@ -10,13 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-CHOOSE = 0
-"""The list of starts (`robo_rl.evaluation.eval_starts`) that picks the best checkpoint and ends training."""
-REPORT = 1
-"""The list of starts that a result is reported on; nothing is decided by it."""
-SPLIT = 40
-"""Recorded frames that a world model keeps from training, from which on every second one is for CHOOSE, the
-others are for all other lists: halves of fewer would say too little."""
+from robo_rl.starts import SPLIT
+
 MISS = 0.025
 """Most probable error of the statement that training stopped at or above its target."""
 

@@ -14,6 +14,16 @@ import numpy as np
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
+EVAL_START = 1 << 31  # training starts are hashes below 2^31: evaluation starts are never trained on
+LIST = 1_000_003  # ids that a list of evaluation starts has
+CHOOSE = 0
+"""The list of starts (`eval_starts`) that picks the best checkpoint and ends training."""
+REPORT = 1
+"""The list of starts that a result is reported on; nothing is decided by it."""
+SPLIT = 40
+"""Recorded frames that a world model keeps from training, from which on every second one is for CHOOSE, the
+others are for all other lists: halves of fewer would say too little."""
+
 
 def _mix(z: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -34,6 +44,16 @@ def uniforms(starts: np.ndarray, dims: int, stream: int = 0) -> np.ndarray:
     """`[n, dims]` float64 uniforms in [0, 1): row i depends on starts[i] and `stream` alone."""
     h = hashed(np.asarray(starts)[:, None], stream, np.arange(dims)[None])
     return (h >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def eval_starts(n: int, seed: int = 0) -> np.ndarray:
+    """The `n` evaluation starts of list `seed`, int64; lists of different length share their prefix."""
+    return EVAL_START + seed * LIST + np.arange(n, dtype=np.int64)
+
+
+def list_of(starts: np.ndarray) -> np.ndarray:
+    """int64[n]: the list that each evaluation start is of."""
+    return (starts - EVAL_START) // LIST
 
 
 class StartStream:

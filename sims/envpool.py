@@ -24,8 +24,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
-from robo_rl.errors import MissingDependency, UserError, choose, said
-from robo_rl.plugins import split_arguments
+from robo_rl.errors import MissingDependency, UserError, choose
+from robo_rl.plugins import said, split_arguments
 from robo_rl.starts import StartStream, hashed
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.gym import NO_SPARSE, own_actions, own_only

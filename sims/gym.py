@@ -13,7 +13,7 @@ import contextlib
 import difflib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from robo_rl import errors
+from robo_rl import plugins
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.plugins import load_module, split_arguments
@@ -106,7 +106,7 @@ def find_spec(id: str) -> EnvSpec:
                 raise UserError(
                     f"gym:{id} is a vector env: make it in a function, and say --sim {module}:NAME"
                 )
-            return EnvSpec(rest, entry_point=made_by)
+            return EnvSpec(rest, entry_point=cast("Callable[..., gym.Env]", made_by))
         return gym.spec(rest)
     except gym.error.Error:
         if found is None:
@@ -144,10 +144,10 @@ def render_modes(name: str, spec: EnvSpec) -> list[str]:
 
 @contextlib.contextmanager
 def said(what: str | Callable[[], str]) -> Iterator[None]:
-    """`errors.said` of what the code of an env raises, and what Gymnasium asks of it where it looks like an
+    """`plugins.said` of what the code of an env raises, and what Gymnasium asks of it where it looks like an
     env of the older Gym."""
     try:
-        with errors.said(what, passed=(gym.error.DependencyNotInstalled,)):
+        with plugins.said(what, passed=(gym.error.DependencyNotInstalled,)):
             yield
     except UserError as e:
         if re.search(OLDER, str(e)):
@@ -233,7 +233,7 @@ class GymEnv(ControlEnv):
         a = read_actions(actions, self.num_envs, len(self._low))
         box = self._envs[0].action_space
         a = (self._low + 0.5 * (a + 1.0) * (self._high - self._low)).astype(box.dtype)
-        a = a.reshape(self.num_envs, *box.shape)
+        a = a.reshape(self.num_envs, *(box.shape or ()))
         reward = np.zeros(self.num_envs, np.float32)
         live = np.flatnonzero(~(self._terminated | self._truncated))
         i, seen = 0, []

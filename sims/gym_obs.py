@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from robo_rl.errors import UserError, said
+from robo_rl.errors import UserError
+from robo_rl.plugins import said
 
 Keys = tuple[Any, ...]  # where a part is, in Dicts and Tuples of each other
 
@@ -114,12 +115,18 @@ def view_name(keys: Keys) -> str:
     return re.sub(r"\W+", "_", "_".join(map(str, keys))) or "pixels"
 
 
+def is_picture(part: spaces.Space) -> bool:
+    """Whether values of `part` are pictures: uint8, or real in [0, 1], with channels last or first."""
+    if not isinstance(part, spaces.Box) or len(part.shape) != 3:
+        return False
+    if part.shape[2] not in (1, 3) and part.shape[0] not in (1, 3):
+        return False
+    return part.dtype == np.uint8 or bool(part.low.min() >= 0 and part.high.max() <= 1)
+
+
 def check_picture(name: str, keys: Keys, part: spaces.Space) -> None:
     """UserError unless values of `part` are pictures."""
-    shape = part.shape or ()
-    is_box = isinstance(part, spaces.Box) and len(shape) == 3 and (shape[2] in (1, 3) or shape[0] in (1, 3))
-    unit = is_box and part.dtype != np.uint8 and part.low.min() >= 0 and part.high.max() <= 1
-    if not is_box or (part.dtype != np.uint8 and not unit):
+    if not is_picture(part):
         raise UserError(
             f"{name} observes {'.'.join(map(str, keys)) or 'an array'} as {part}, neither numbers of a state "
             "nor a picture (uint8 or real in [0, 1], of shape [h, w, 3], [3, h, w] or with one channel); "

@@ -14,7 +14,7 @@ from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.demos import demo_sampler, fit_normalisers, record
 from robo_rl.errors import UserError
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.options import (
     BcOptions,
@@ -28,6 +28,7 @@ from robo_rl.options import (
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.context import Context
 from robo_rl.rollout import Collector
+from robo_rl.starts import eval_starts
 
 SMALL = {"hidden": 64, "layers": 2, "horizon": 4, "execute": 4}
 COMMON = {

@@ -16,10 +16,11 @@ from robo_rl import checkpoint, corrections
 from robo_rl.algos import bc, onpolicy, stale
 from robo_rl.demos import demo_sampler, fit_normalisers
 from robo_rl.errors import UserError
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.options import CORRECTIONS, PROXIMALS, BcOptions, OnPolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector
+from robo_rl.starts import eval_starts
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from robo_rl.algos.rehearsal import Rehearsal, kept_rows
 from robo_rl.cli import main
 from robo_rl.devices import check_device, moved
 from robo_rl.errors import UserError
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.recycle import Recycler
@@ -35,6 +35,7 @@ from robo_rl.replay_collector import ReplayCollector
 from robo_rl.rollout import Collector
 from robo_rl.rollout_control import StartControl, Uniform
 from robo_rl.runtime.device import DeviceCollector, DeviceFeed, on_device
+from robo_rl.starts import eval_starts
 
 PLAIN = PolicyOptions(horizon=4, execute=4, hidden=32, layers=2, denoise_steps=3)
 SPEC = ObsSpec(state=4, action=2)

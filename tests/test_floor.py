@@ -16,7 +16,7 @@ from robo_rl.experiment.onpolicy import RETURNS, go_back
 from robo_rl.experiment.run import Run
 from robo_rl.options import NftOptions, PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.selection import REPORT
+from robo_rl.starts import REPORT
 
 N = 100
 SMALL = PolicyOptions(horizon=4, execute=4, hidden=16, layers=2)

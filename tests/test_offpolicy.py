@@ -15,7 +15,7 @@ from robo_rl.algos import aloe, calql, demo_sac, expo, hil_serl, iql, pa_rl, rlp
 from robo_rl.algos.offpolicy import CriticLearner, cql_penalty, polyak, td_loss, td_target, tensors
 from robo_rl.demos import record
 from robo_rl.errors import UserError
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.options import (
     AloeOptions,
     CalQlOptions,
@@ -41,6 +41,7 @@ from robo_rl.policies.offpolicy import (
 )
 from robo_rl.replay import EXPERT, Mixture, Replay
 from robo_rl.replay_collector import ReplayCollector
+from robo_rl.starts import eval_starts
 
 E, A, S = 2, 2, 4
 SPEC = ObsSpec(state=S, action=A)

@@ -21,7 +21,7 @@ from toys import PointReach
 
 from controllers.openpi import packb, unpackb
 from robo_rl.errors import UserError
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.experiment.batching import Batcher, BatchRequest
 from robo_rl.experiment.console import open_session
 from robo_rl.experiment.deploy import deploy
@@ -39,6 +39,7 @@ from robo_rl.experiment.policy_server import ServeOptions
 from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.starts import eval_starts
 
 TOKEN = b"0123456789abcdef"
 SPEC = ObsSpec(state=4, action=2, action_names=("x", "y"))

@@ -17,7 +17,7 @@ from controllers.chunking import Prefix
 from robo_rl import checkpoint
 from robo_rl.cli import main
 from robo_rl.errors import UserError
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.experiment.api import TrainedPolicy
 from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_policy import choose_actor, serve_words
@@ -34,6 +34,7 @@ from robo_rl.experiment.policy_server import (
 )
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, blank_obs, make_policy
+from robo_rl.starts import eval_starts
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:for .* copying from a non-meta"

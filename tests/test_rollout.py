@@ -2,10 +2,11 @@ import numpy as np
 import torch
 from toys import PointReach
 
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy, obs_tensors
 from robo_rl.rollout import Collector, run_chunk
+from robo_rl.starts import eval_starts
 
 GAMMA = 0.9
 

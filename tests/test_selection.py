@@ -10,14 +10,14 @@ from commands import TINY, TINY_REPLAY, robo_rl
 from robo_rl import checkpoint
 from robo_rl.algos.trust import Outcomes
 from robo_rl.cli.train import parse
-from robo_rl.evaluation import eval_starts
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.onpolicy import improve
 from robo_rl.experiment.replay import ReplayStage
 from robo_rl.experiment.run import Run, looks_of
 from robo_rl.options import DemoSacOptions, PiRlOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.selection import CHOOSE, REPORT, Look, best_look, lower_bounds, stop_reason, too_few
+from robo_rl.selection import Look, best_look, lower_bounds, stop_reason, too_few
+from robo_rl.starts import CHOOSE, REPORT, eval_starts
 from robo_rl.stats import wilson
 
 

@@ -17,7 +17,6 @@ from robo_rl.algos import pi_rl
 from robo_rl.cli.wm import OPTIONS, parse, verdict
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
-from robo_rl.evaluation import eval_starts
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import EvalConfig, evaluation_env
 from robo_rl.experiment.world_model import shortened, simulator_of
@@ -27,7 +26,7 @@ from robo_rl.recording import Recorder, expert_actor, play, random_actor
 from robo_rl.rollout import Collector
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.worker import Worker
-from robo_rl.selection import CHOOSE, REPORT, SPLIT
+from robo_rl.starts import CHOOSE, REPORT, SPLIT, eval_starts
 from sims.check import check_env
 from world_models import imagine, learning
 from world_models import model as worlds

@@ -19,9 +19,7 @@ from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError, choose
-from robo_rl.evaluation import EVAL_START, list_of
-from robo_rl.selection import CHOOSE, REPORT, SPLIT
-from robo_rl.starts import StartStream, hashed
+from robo_rl.starts import CHOOSE, EVAL_START, REPORT, SPLIT, StartStream, hashed, list_of
 from world_models import judge as judges
 from world_models import model as worlds
 from world_models.announced import AnnouncedSteps

@@ -10,7 +10,7 @@ from robo_rl.errors import UserError, in_range
 from robo_rl.experiment import config_file, recipes
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.reporting import Event
-from robo_rl.selection import REPORT
+from robo_rl.starts import REPORT
 
 
 def make_env(sim: str = "mujoco", task: str = "", num_envs: int = 1, **options):
@@ -317,8 +317,8 @@ def evaluate(
             "simulator and judge are for an evaluation in a world model: evaluate(policy, "
             "robo_rl.load_world_model(…), …)"
         )
-    from robo_rl.evaluation import eval_starts
     from robo_rl.evaluation import evaluate as run_episodes
+    from robo_rl.starts import eval_starts
     from robo_rl.stats import success_rate
 
     made = None
@@ -354,8 +354,8 @@ def evaluate(
 
 
 def _evaluate_in_model(policy, model, episodes: int, seed: int, simulator, judge: str) -> EvalResult:
-    from robo_rl.evaluation import eval_starts
     from robo_rl.experiment.world_model import evaluate_in_model
+    from robo_rl.starts import eval_starts
     from robo_rl.stats import success_rate
     from world_models.env import frame_of
 

@@ -15,7 +15,7 @@ from robo_rl import old_names
 from robo_rl.errors import UserError
 from robo_rl.experiment.correct_options import CorrectOptions
 from robo_rl.options import BcOptions, ScriptedOperatorOptions
-from robo_rl.selection import CHOOSE, REPORT
+from robo_rl.starts import CHOOSE, REPORT
 
 if TYPE_CHECKING:
     from robo_rl.experiment.practice import Practice
@@ -222,7 +222,8 @@ class CorrectionRounds:
         """Success without help of the policy of round `r` on the starts of list `which`; also as
         evals/<label>.json."""
         from robo_rl import files
-        from robo_rl.evaluation import eval_starts, evaluate
+        from robo_rl.evaluation import evaluate
+        from robo_rl.starts import eval_starts
         from robo_rl.stats import success_rate
 
         starts = eval_starts(self.options.eval_episodes, which)

@@ -17,7 +17,7 @@ from robo_rl.experiment.policy_device import check_policy_device
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.experiment.robot_names import twin
 from robo_rl.options.foreign import FOREIGN, check_foreign
-from robo_rl.selection import CHOOSE, REPORT
+from robo_rl.starts import CHOOSE, REPORT
 from robo_rl.types import task_names
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ class Evaluator:
         labels sft and final are filmed too. -> what `robo_rl.evaluation.evaluate` gives, with n and the
         interval."""
         from robo_rl import files
-        from robo_rl.evaluation import eval_starts, evaluate
+        from robo_rl.evaluation import evaluate
+        from robo_rl.starts import eval_starts
         from robo_rl.stats import success_rate
 
         config, began, count = self.config, time.perf_counter(), task_count(self.config)
@@ -244,7 +245,8 @@ class Evaluator:
     def success_under_noise(self, policy, which: int, tick: Callable[[int], None]) -> float:
         """Success of `policy` with its exploration noise, on the starts of list `which`; tick(n) is told how
         many episodes ended."""
-        from robo_rl.evaluation import eval_starts, evaluate
+        from robo_rl.evaluation import evaluate
+        from robo_rl.starts import eval_starts
 
         policy.eval()
         starts = eval_starts(self.config.eval_episodes * task_count(self.config), which)
@@ -279,8 +281,7 @@ def by_task(success: list, starts: "np.ndarray", tasks: tuple[str, ...]) -> dict
 def chosen_starts(options: EvalConfig, tasks: tuple[str, ...]) -> "np.ndarray":
     """The starts of an evaluation: --episodes of each task, or of --task alone. UserError: the run has no
     such task."""
-    from robo_rl.evaluation import eval_starts
-    from robo_rl.starts import task_of
+    from robo_rl.starts import eval_starts, task_of
 
     starts = eval_starts(options.episodes * len(tasks), options.seed)
     if not options.task:
@@ -314,8 +315,8 @@ def env_count(config: TrainConfig, episodes: int, asked: int) -> int:
 def film(env, policy, path: Path, which: int) -> None:
     """Write the first episodes of list `which` in `env`, made with render=True, as a video, and close it.
     UserError: nothing draws this env."""
-    from robo_rl.evaluation import eval_starts
     from robo_rl.film import film as write_film
+    from robo_rl.starts import eval_starts
 
     write_film(env, policy, eval_starts(env.num_envs, which), which, path)
     env.close()

@@ -3,7 +3,8 @@
 from robo_rl.experiment.run import Run
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.exploration import explores_by_level, with_level
-from robo_rl.selection import CHOOSE, stop_reason
+from robo_rl.selection import stop_reason
+from robo_rl.starts import CHOOSE
 
 LEVELS = (0.5, 0.35, 0.25, 0.15)  # std [normalised action units]
 

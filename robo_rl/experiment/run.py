@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import Evaluator
 from robo_rl.experiment.reporting import Reporter
-from robo_rl.selection import CHOOSE, REPORT, Look, best_look, stop_reason, too_few
+from robo_rl.selection import Look, best_look, stop_reason, too_few
 from robo_rl.signals import StopSignal
+from robo_rl.starts import CHOOSE, REPORT
 from robo_rl.stats import Interval, paired_difference
 
 if TYPE_CHECKING:

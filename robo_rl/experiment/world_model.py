@@ -12,14 +12,14 @@ import torch
 from robo_rl import checkpoint, files
 from robo_rl.data.reader import load as load_data
 from robo_rl.errors import UserError
-from robo_rl.evaluation import decide, eval_starts, evaluate
+from robo_rl.evaluation import decide, evaluate
 from robo_rl.experiment.config import load_config
 from robo_rl.experiment.envs import make, make_env
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.log import Progress
 from robo_rl.options.foreign import FOREIGN
 from robo_rl.policies import ObsSpec
-from robo_rl.selection import REPORT
+from robo_rl.starts import REPORT, eval_starts
 from robo_rl.types import Each, silently
 from world_models import judge as judges
 from world_models import probe, trust

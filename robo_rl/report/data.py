@@ -10,7 +10,7 @@ from robo_rl import health, old_names
 from robo_rl.errors import UserError
 from robo_rl.files import read_json
 from robo_rl.log import read_metrics
-from robo_rl.selection import CHOOSE
+from robo_rl.starts import CHOOSE
 from robo_rl.stats import Interval, counts, match, paired_difference, success_rate, unpaired_difference
 
 NAMES = {"sft": "before RL (SFT)", "final": "after RL", "best": "best checkpoint"}

@@ -22,7 +22,7 @@ from robo_rl.report.people import people
 from robo_rl.report.starts import group_map, start_map, task_map
 from robo_rl.report.text import change, duration, esc, flat, interval, pct, points
 from robo_rl.report.training import asynchrony, health, sft_chart, success_chart, throughput, watched
-from robo_rl.selection import CHOOSE, REPORT
+from robo_rl.starts import CHOOSE, REPORT
 from robo_rl.stats import bootstrap_mean, per_task
 
 VIDEO_BYTES = 48_000_000  # most video put into one page

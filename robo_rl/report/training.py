@@ -10,7 +10,7 @@ from robo_rl.health import COUNTED
 from robo_rl.report.charts import Series, chart, lanes, stacked
 from robo_rl.report.data import Evaluation, RunRecord, totals
 from robo_rl.report.text import duration, esc
-from robo_rl.selection import CHOOSE, REPORT
+from robo_rl.starts import CHOOSE, REPORT
 from robo_rl.stats import Interval, bootstrap_mean
 
 PARTS = (
