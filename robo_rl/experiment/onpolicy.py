@@ -285,7 +285,7 @@ def improve(
         if go_back(run, learner):
             feed.publish()
 
-    cadence = Cadence(run, save, SAVE_EVERY, looked)
+    cadence, returned = Cadence(run, save, SAVE_EVERY, looked), ""
     while run.goes_on():
         begin, clock = time.perf_counter(), time.monotonic_ns()
         stats, metrics, waited, ended = learn(run, learner, feed, outcomes, sharing)
@@ -328,7 +328,8 @@ def improve(
         run.report.log(run.step, row)
         for text in watch.look(run.step, metrics | stats | {"returns": float(len(run.returns))}):
             run.report.say(text, "warning")
-        words = (return_words(config, stats), feed.note(), "the critic learns first" * critic_alone(metrics))
+        returned = return_words(config, stats) or returned  # of the last update in which an episode ended
+        words = (returned, feed.note(), "the critic learns first" * critic_alone(metrics))
         run.report.advance(run.step, stats.get("success"), " · ".join(filter(None, words)))
         cadence.after_update(feed.crowded())
     if run.stop.asked:

@@ -359,6 +359,7 @@ class ReplayStage:
             config.policy.execute,
         )
         self.report.start("rl", config.steps, "steps", done=self.run.step)
+        words: list[str | None] = ["", ""]  # on the progress line, until others take their place
         while self.run.goes_on():
             begin, before = time.perf_counter(), self.run.step
             if not self.due:
@@ -404,7 +405,8 @@ class ReplayStage:
             if o.operator != "none":
                 row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60
             self.report.log(self.run.step, row)
-            words = (return_words(self.config, episodes), self.note(metrics))
+            news = (return_words(self.config, episodes), self.note(metrics))
+            words = [new or old for new, old in zip(news, words, strict=True)]
             self.report.advance(self.run.step, episodes.get("success"), " · ".join(filter(None, words)))
             cadence.after_update()
         if not self.run.stop.asked and not self.learner.updates:
