@@ -42,8 +42,10 @@ def held_frames(frames: Frames, which: int = REPORT) -> np.ndarray:
     if len(pool) < SPLIT:
         return pool
     task = frames.task[pool]
-    turn = np.array([np.count_nonzero(task[:i] == t) for i, t in enumerate(task)])
-    alone = np.isin(task, [t for t in np.unique(task) if np.count_nonzero(task == t) == 1])
+    _, kind, count = np.unique(task, return_inverse=True, return_counts=True)
+    turn = np.empty(len(pool), np.int64)  # of a frame among those of its instruction
+    turn[np.argsort(kind, kind="stable")] = np.arange(len(pool)) - np.repeat(count.cumsum() - count, count)
+    alone = count[kind] == 1
     return pool[(turn % 2 == int(which != CHOOSE)) | alone]
 
 
