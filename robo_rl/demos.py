@@ -23,7 +23,7 @@ from robo_rl.policies.images import fit_bytes
 from robo_rl.policies.policy import words_of
 from robo_rl.policies.protocol import Obs
 from robo_rl.rollout import announce
-from robo_rl.types import task_names
+from robo_rl.types import has_success, task_names
 
 DEMO_START = 1_500_000_000
 
@@ -139,7 +139,7 @@ def record(
                     if expert_source(env) == "expert"
                     else "train it on"
                 )
-                if not getattr(env, "reports_success", True):
+                if not has_success(env):
                     remedy = (
                         "the simulator says nothing of success, so record every episode: robo_rl "
                         "collect --policy RUN"

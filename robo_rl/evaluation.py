@@ -8,6 +8,7 @@ import torch
 from robo_rl.errors import UserError
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.rollout import run_chunk, to_policy
+from robo_rl.types import has_success
 
 
 def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False) -> np.ndarray:
@@ -46,11 +47,11 @@ def evaluate(
 
     Returns lists, one entry per start: success, return (undiscounted), length [steps], task, and of a world
     model origin, the recorded frame that the episode began from, and cut, whether it ended because the model
-    no longer knew. The chain's initial noise depends on (seed, batch, decision) alone, so two checkpoints
-    meet the same noise at the same start. An env of `one_stream` takes no starts: its batch is seeded by the
-    first of them, so the same number of envs meets the same episodes. A function with a method `reset` hears
-    when episodes begin. An env with a method `translate` says what it shows a policy, and what that one's
-    actions are as its commands
+    no longer knew; and no_success, True, where the task knows no success. The chain's initial noise depends
+    on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start. An env of
+    `one_stream` takes no starts: its batch is seeded by the first of them, so the same number of envs meets
+    the same episodes. A function with a method `reset` hears when episodes begin. An env with a method
+    `translate` says what it shows a policy, and what that one's actions are as its commands
     (`world_models.own_units.translate`).
     """
     n = env.num_envs
@@ -91,4 +92,4 @@ def evaluate(
         if "cut" in out:
             out["cut"] += env.cuts()[:k].astype(int).tolist()
         tick(first + k)
-    return out
+    return out if has_success(env) else out | {"no_success": True}

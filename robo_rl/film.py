@@ -5,6 +5,7 @@ Whatever plays episodes in an env plays them in a `FilmedEnv` to be filmed; what
 """
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,14 @@ from robo_rl.files import replacing
 from robo_rl.plugins import said
 from robo_rl.policies import Policy
 from robo_rl.rollout import as_array
+from robo_rl.types import has_success
 
 HEIGHT, WIDTH = 480, 640  # pixels of a picture
 PAIR_HEIGHT = 720  # pixels of a frame with pictures side by side
 FPS = 15  # pictures a second at most
 BEFORE, AFTER = 0.5, 1.0  # s for which the first and the last picture of an episode stay
 COUNT = 4  # episodes in a film
+LONGEST = 20.0  # s of an episode that are filmed: one of locomotion has 50, each some seconds of drawing
 GREEN, RED, DARK, LIGHT = (34, 139, 72), (186, 52, 44), (24, 28, 34), (245, 246, 248)
 HEAD, FOOT = 32, 36  # pixels of the bars above and below, in a frame of 480 lines
 
@@ -94,16 +97,18 @@ def write_film(path: "Path | str", takes: list[Take], fps: float, kind: str = "e
 
 
 class FilmedEnv(VectorWrapper):
-    """Passes everything on to `env` and films the first `count` episodes that begin in it: `takes`, `fps` for
-    `write_film`.
+    """Passes everything on to `env` and films the first `count` episodes that begin in it, each for at most
+    LONGEST: `takes`, `fps` for `write_film`.
 
     The env needs `studio(ids)`, or `render()` and render=True. What happens in it stays the same.
+    `tick(step)` hears of the steps that were filmed.
     """
 
     env: Any  # with the optional parts of the contract
 
-    def __init__(self, env, count: int = COUNT):
+    def __init__(self, env, count: int = COUNT, tick: Callable[[int], None] = lambda step: None):
         super().__init__(env)
+        self._tick = tick
         self.takes: list[Take] = []
         self._left, self._words = count, ""  # episodes still to film, words before their task
         self.every, self.fps = frame_rate(env.spec.period)
@@ -152,7 +157,10 @@ class FilmedEnv(VectorWrapper):
                 if success[i] and take.succeeded[0] is None:
                     take.succeeded[0] = int(self._step[i])
             self._shoot([i for i in self._take if over[i] or self._step[i] % self.every == 0])
-            self._take = {i: take for i, take in self._take.items() if not over[i]}
+            self._tick(int(self._step[list(self._take)].max()))
+            cut = self._step * self.env.spec.period >= LONGEST
+            for i in [i for i in self._take if over[i] or cut[i]]:
+                self._take.pop(i).judged = bool(over[i]) and has_success(self.env)
         return out
 
     def _shoot(self, ids: list[int]) -> None:
@@ -167,12 +175,22 @@ class FilmedEnv(VectorWrapper):
             self._take[i].add(int(self._step[i]), picture)
 
 
+def filmed_steps(spec) -> int:
+    """Most control steps of an episode that are filmed in an env of this spec."""
+    return min(spec.max_steps, math.ceil(LONGEST / spec.period))
+
+
 def film(
-    env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int, path: Path
+    env,
+    policy: "Policy | Callable[[dict], np.ndarray]",
+    starts: np.ndarray,
+    seed: int,
+    path: Path,
+    tick: Callable[[int], None] = lambda step: None,
 ) -> None:
     """Film one episode of each start, without exploration noise, and write them as a video. Needs an env made
-    with render=True."""
-    filmed = FilmedEnv(env, len(starts))
+    with render=True. tick(step) hears of filmed steps."""
+    filmed = FilmedEnv(env, len(starts), tick)
     evaluate(filmed, policy, starts, seed)
     write_film(path, filmed.takes, filmed.fps)
 

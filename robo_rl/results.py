@@ -9,9 +9,10 @@ measurement is not known; `headline`: its place in the README's table, if it has
 """
 
 import functools
+import math
 import shlex
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,12 @@ from typing import Any
 from robo_rl import files, old_names
 from robo_rl.errors import UserError
 from robo_rl.options import OFF_POLICY, OFFLINE, VLAS
+from robo_rl.stats import bootstrap_mean
 
 UNKNOWN = "unknown"
 WILSON = "95 %, Wilson"
+BOOTSTRAP = "95 %, bootstrap over starts"
+Measured = tuple[float, float, float]  # value, low, high
 COMMON = 0.9  # success at which the control steps that a run took are counted
 STEPS = f"control steps of RL until success {COMMON:.2f}"
 
@@ -221,19 +225,20 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     rows = []
     for label in found:
         document = files.read_json(run / "evals" / f"{label}.json")
-        low, high = document["wilson"]
+        rate = sum(document["success"]) / document["n"], *document["wilson"]
         rows.append(
-            row(
-                what=f"{what}: success {labels[label]}",
-                value=sum(document["success"]) / document["n"],
-                unit="of 1",
+            measured(
+                row,
+                f"{what}: {{}} {labels[label]}",
+                None if document.get("no_success") else rate,
+                bootstrap_mean(document["return"]),
                 n=document["n"],
-                interval=(low, high),
                 note=f"{document['time']:.0f} s from the start, step {document['step']}",
             )
         )
     looks = [files.read_json(path) for path in sorted((run / "evals").glob("step_*.json"))]
-    if len(looks) > 1 and config["algo"] not in OFFLINE:  # whose steps are those of the data
+    judged = not any(look.get("no_success") for look in looks)
+    if len(looks) > 1 and judged and config["algo"] not in OFFLINE:  # whose steps are those of the data
         first = next((look for look in looks if sum(look["success"]) >= COMMON * look["n"]), None)
         rows.append(
             row(
@@ -245,6 +250,15 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
             )
         )
     return rows
+
+
+def measured(row: Callable[..., ResultRow], what: str, rate: Measured | None, gain: Measured, **fields):
+    """A row of a success rate with its interval; of the mean return where the task knows no success (None).
+    `what` has {} where it says which."""
+    name, (value, *ends) = ("return", gain) if rate is None else ("success", rate)
+    interval = {"unit": "of 1"} if rate is not None else {"interval_is": BOOTSTRAP}
+    ends = None if math.isnan(ends[0]) else tuple(ends)  # of one episode
+    return row(what=what.format(name), value=value, interval=ends, **interval, **fields)
 
 
 def command_without_out(argv: Sequence[str]) -> str:
@@ -265,12 +279,13 @@ def evaluation_row(
 ) -> ResultRow:
     """The row of `robo_rl eval --save`. result: of `evaluate_checkpoint`; policy_commit: of the run that made
     the policy."""
-    return ResultRow(
-        what=f"{algo}, {result['sim']}: success of {result['run']}, {result['checkpoint']}",
-        value=result["success_rate"],
-        unit="of 1",
+    rate = None if result.get("no_success") else (result["success_rate"], result["low"], result["high"])
+    return measured(
+        ResultRow,
+        f"{algo}, {result['sim']}: {{}} of {result['run']}, {result['checkpoint']}",
+        rate,
+        tuple(result[f"return_{k}"] for k in ("mean", "low", "high")),
         n=result["n"],
-        interval=(result["low"], result["high"]),
         seeds=(result["seed"],),
         commit=commit or UNKNOWN,
         date=date,

@@ -50,6 +50,12 @@ def task_names(env) -> tuple[str, ...]:
     return tuple(getattr(env, "task_names", (env.spec.task,)))
 
 
+def has_success(env) -> bool:
+    """Whether the task of this env knows success; the success in the info of one that does not is always
+    False. An env whose steps have yet to say it counts as one that does."""
+    return getattr(env, "reports_success", True) is not False
+
+
 def silently(stage: str, items: Sequence, unit: str) -> Iterable:
     """`items` without a word (`Each`)."""
     return items

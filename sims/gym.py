@@ -213,7 +213,7 @@ class GymEnv(ControlEnv):
             f"image/{v}": np.zeros((n, seen.image_size, seen.image_size, 3), np.uint8) for v in views
         }
         self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
-        self.reports_success = False  # whether a step said so so far
+        self.reports_success: bool | None = None  # None: no step said so, and no episode ended, so far
         self._sparse = reward == "sparse"
 
     def reset(self, *, seed=None, options=None):
@@ -255,9 +255,11 @@ class GymEnv(ControlEnv):
                 f"{self._name}: the reward of env {i} is {reward[i]}, not finite; correct the env, or end "
                 "the episode"
             )
+        if self.reports_success is None and (self._terminated | self._truncated)[live].any():
+            self.reports_success = False  # some say it at the end alone
         if self._sparse:
-            if not self.reports_success and (self._terminated | self._truncated)[live].any():
-                raise UserError(  # some say it at the end alone
+            if self.reports_success is False:
+                raise UserError(
                     NO_SPARSE.format(
                         f"{self._name} says nothing of success (is_success or success in the info of every "
                         "step, or of the last)"

@@ -178,6 +178,7 @@ class MujocoWarpEnv(ControlEnv):
     """N envs of one task; see `sims` for the contract and `make_mujoco_warp` for the options."""
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
+    reports_success = False
 
     def __init__(
         self,

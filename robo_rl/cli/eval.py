@@ -22,6 +22,7 @@ from robo_rl.experiment.evaluation import (
     episode_count,
     evaluate_checkpoint,
     film_checkpoint,
+    interval_words,
 )
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.planning import NOT_PLANNED
@@ -174,15 +175,22 @@ def same_starts(args: Eval, own: str, other: str) -> None:
 
 def against(args: Eval, result: dict) -> dict:
     """The paired difference to the run --against."""
-    from robo_rl.stats import paired_difference
+    import numpy as np
+
+    from robo_rl.stats import bootstrap_mean, paired_difference
 
     other = watched(args.against, replace(args, envs=result["envs"], policy="", **NOT_PLANNED))
     same_starts(args, result["sim"], other["sim"])
-    d, low, high = paired_difference(result["success"], other["success"], groups=result.get("origin"))
+    if result.get("no_success"):
+        gains = (np.asarray(x["return"]) for x in (result, other))
+        d, low, high = bootstrap_mean(np.subtract(*gains))
+    else:
+        d, low, high = paired_difference(result["success"], other["success"], groups=result.get("origin"))
     return {
         "run": other["run"],
         "checkpoint": other["checkpoint"],
         "success_rate": other["success_rate"],
+        "return_mean": other["return_mean"],
         "difference": d,
         "low": low,
         "high": high,
@@ -208,15 +216,9 @@ def table(result: dict, other: dict | None) -> str:
     lines = [
         f"{result['run']} · {who} · {result['n']} starts{frames} (list {result['seed']}{list_note(result)})"
     ]
-    width = max(len(t) for t in result["tasks"])
-    lines.append(f"  {'task':<{width}}  success   95 % interval     n")
-    for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:
-        rate = row.get("success_rate", row.get("success"))
-        lines.append(f"  {task:<{width}}  {rate:7.3f}   [{row['low']:.3f}, {row['high']:.3f}]  {row['n']:>4}")
+    lines += return_rows(result) if result.get("no_success") else success_rows(result)
     if cut := sum(result.get("cut", ())):
         lines.append(f"  {100 * cut / result['n']:.0f} % of them failed because the model no longer knew")
-    if result.get("no_success"):
-        lines.append(f"  mean return {result['return_mean']:.2f}; {NO_SUCCESS.format(result['sim'])}")
     if plan := result.get("planned"):
         share = f"{100 * plan['changed']:.0f} % of the chunks"
         lines.append(f"  planned in {plan['model']}: {share} are not the policy's own first")
@@ -230,11 +232,28 @@ def table(result: dict, other: dict | None) -> str:
             f"  held {count} times by the {reason}" for reason, count in Counter(live["stops"]).most_common()
         ]
     if other:
+        digits, rate = (2, other["return_mean"]) if result.get("no_success") else (3, other["success_rate"])
+        d, low, high = (f"{other[k]:+.{digits}f}" for k in ("difference", "low", "high"))
         lines.append(
-            f"  difference to {other['run']} ({other['success_rate']:.3f}), paired: "
-            f"{other['difference']:+.3f}  95 % interval [{other['low']:+.3f}, {other['high']:+.3f}]"
+            f"  difference to {other['run']} ({rate:.{digits}f}), paired: {d}  95 % interval [{low}, {high}]"
         )
     return "\n".join(lines)
+
+
+def success_rows(result: dict) -> list[str]:
+    """Success of each task, and of all where there are several."""
+    tasks, width = result["tasks"], max(len(t) for t in result["tasks"])
+    rows = [f"  {'task':<{width}}  success   95 % interval     n"]
+    for task, row in [*tasks.items(), ("all", result)][: None if len(tasks) > 1 else 1]:
+        rate = row.get("success_rate", row.get("success"))
+        rows.append(f"  {task:<{width}}  {rate:7.3f}   [{row['low']:.3f}, {row['high']:.3f}]  {row['n']:>4}")
+    return rows
+
+
+def return_rows(result: dict) -> list[str]:
+    """The mean return of a task that knows no success."""
+    words = interval_words("mean return", *(result[f"return_{k}"] for k in ("mean", "low", "high")))
+    return [f"  {words}  n={result['n']}", f"  {NO_SUCCESS.format(result['sim'])}"]
 
 
 def list_note(result: dict) -> str:

@@ -25,21 +25,22 @@ def run(args: ReportOptions) -> int:
     from robo_rl.log import open_run
     from robo_rl.report.data import difference, load
     from robo_rl.report.page import summary, write_page
-    from robo_rl.report.text import change, interval, pct, points
+    from robo_rl.report.text import RETURN, SUCCESS
 
     record = load(open_run(args.run))
     path = write_page(record, args.out)
     if args.json:
         print(json.dumps(summary(record, path), indent=1, ensure_ascii=False, allow_nan=False))
         return 0
+    what, say = ("success", SUCCESS) if record.judged else ("mean return", RETURN)
     if record.start and record.end:
         d = difference(record.start, record.end)
         print(
-            f"success {pct(record.start.rate.value)} → {pct(record.end.rate.value)}: {d.verdict}, "
-            f"{points(d.change.value)} points (95 % {change(d.change)})"
+            f"{what} {say.amount(record.start.rate.value)} → {say.amount(record.end.rate.value)}: "
+            f"{d.verdict}, {say.step(d.change.value)} (95 % {say.change(d.change)})"
         )
     elif only := record.end or record.start:
-        print(f"success {pct(only.rate.value)} (95 % {interval(only.rate)}): {only.name}")
+        print(f"{what} {say.amount(only.rate.value)} (95 % {say.interval(only.rate)}): {only.name}")
     for note in [*(f.text for f in record.findings), *record.notes]:
         print(f"note: {note}", file=sys.stderr)
     print(f"open {path}")

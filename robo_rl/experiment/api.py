@@ -78,7 +78,8 @@ class TrainResult:
     * folder: the run folder.
     * finished: False where a signal stopped the run; `resume` goes on with it.
     * success, low, high: success rate of the last policy on the starts that are reported, and its 95 %
-      interval; None before the final evaluation.
+      interval; None before the final evaluation, and of a task that knows no success.
+    * mean_return: of the same episodes.
     """
 
     folder: Path
@@ -126,8 +127,8 @@ def _result(folder: Path, code: int) -> TrainResult:
         return TrainResult(folder, code == 0)
     document = files.read_json(final)
     success, gain = (sum(document[k]) / document["n"] for k in ("success", "return"))
-    low, high = document["wilson"]
-    return TrainResult(folder, True, success, low, high, gain)
+    rate = () if document.get("no_success") else (success, *document["wilson"])
+    return TrainResult(folder, True, *rate, mean_return=gain)
 
 
 class TrainedPolicy:
@@ -218,7 +219,8 @@ class EvalResult:
     """Success of n episodes, and each of them.
 
     * success_rate, low, high: share of successes and its 95 % Wilson interval. In a world model many episodes
-      begin from the same recorded frame; the interval is then that of as many episodes as frames.
+      begin from the same recorded frame; the interval is then that of as many episodes as frames. They are
+      nan where the task knows no success.
     * success bool[n], returns float[n] (undiscounted), lengths int[n] in control steps.
     * starts int[n]: the same start is the same episode, so results on equal starts pair.
     * tasks: the n instructions.
@@ -248,8 +250,9 @@ class EvalResult:
 
     def minus(self, other: "EvalResult") -> tuple[float, float, float]:
         """(difference of the success rates, low, high): this result less `other`, paired by their starts,
-        with the 95 % interval. UserError: the starts, the recorded frames or the limits of the two differ."""
-        from robo_rl.stats import paired_difference
+        with the 95 % interval; of the mean returns where the task knows no success. UserError: the starts,
+        the recorded frames or the limits of the two differ."""
+        from robo_rl.stats import bootstrap_mean, paired_difference
 
         if not np.array_equal(self.starts, other.starts):
             raise UserError(
@@ -268,9 +271,13 @@ class EvalResult:
                 f"episodes of {self.max_steps} and of {other.max_steps} steps do not pair: make the env of "
                 f"the longer ones with max_steps={fewest}"
             )
+        if np.isnan(self.success_rate):
+            return bootstrap_mean(self.returns - other.returns)
         return paired_difference(self.success, other.success, groups=self.origins)
 
     def __str__(self) -> str:
+        from robo_rl.stats import bootstrap_mean
+
         doubt = ""
         if self.doubted is not None:
             known = float((self.success & ~self.doubted).mean())
@@ -278,6 +285,9 @@ class EvalResult:
             share = f"{100 * self.doubted.mean():.0f} %"
             doubt = f", to {self.max_steps} steps, {share} beyond the model's doubt{less}"
         frames = "" if self.origins is None else f" from {len(set(self.origins))} recorded starts"
+        if np.isnan(self.success_rate):
+            value, low, high = bootstrap_mean(self.returns)
+            return f"mean return {value:.4g}, 95 % interval [{low:.4g}, {high:.4g}], n = {self.n}"
         return (
             f"success {self.success_rate:.3f}, 95 % interval [{self.low:.3f}, {self.high:.3f}], n = "
             f"{self.n}{frames}, mean return {self.mean_return:.4g}{doubt}"
@@ -319,7 +329,7 @@ def evaluate(
         )
     from robo_rl.evaluation import evaluate as run_episodes
     from robo_rl.starts import eval_starts
-    from robo_rl.stats import success_rate
+    from robo_rl.stats import Interval, success_rate
 
     made = None
     if env is None:
@@ -339,8 +349,10 @@ def evaluate(
     finally:
         if made is not None:
             made.close()
+    rate = success_rate(got["success"], got.get("origin"))
+    rate = Interval(np.nan, np.nan, np.nan) if "no_success" in got else rate
     return EvalResult(
-        *success_rate(got["success"], got.get("origin")),
+        *rate,
         episodes,
         np.array(got["success"], bool),
         np.array(got["return"]),

@@ -164,7 +164,7 @@ class Evaluator:
         from robo_rl import files
         from robo_rl.evaluation import evaluate
         from robo_rl.starts import eval_starts
-        from robo_rl.stats import success_rate
+        from robo_rl.stats import bootstrap_mean, success_rate
 
         config, began, count = self.config, time.perf_counter(), task_count(self.config)
         env, starts = self.make_env(), eval_starts(config.eval_episodes * count, which)
@@ -187,7 +187,7 @@ class Evaluator:
         else:
             result = evaluate(env, policy, starts, which)
         rate, low, high = success_rate(result["success"], result.get("origin"))
-        gain = sum(result["return"]) / len(starts)
+        gain, judged = sum(result["return"]) / len(starts), "no_success" not in result
         if count > 1:
             result["tasks"] = by_task(result["success"], starts, task_names(self.env))
         result |= {
@@ -203,12 +203,15 @@ class Evaluator:
         files.write_json(self.folder / "evals" / f"{label}.json", result)
         frames = f" from {len(set(result['origin']))} recorded starts" if "origin" in result else ""
         group = "eval" if which == CHOOSE else "best" if label == "best" else "report"
-        row = {f"{group}/success": rate, f"{group}/low": low, f"{group}/high": high, f"{group}/return": gain}
+        rates = {"success": rate, "low": low, "high": high} if judged else {}
+        row = {f"{group}/{name}": value for name, value in (rates | {"return": gain}).items()}
         row |= {f"{group}/success/{task}": one["success"] for task, one in result.get("tasks", {}).items()}
         self.report.log(now, row | {"time/eval": time.perf_counter() - began}, stage="rl" if now else "sft")
+        told = f"{interval_words('success', rate, low, high, 3)}  n={len(starts)}{frames}  return {gain:.2f}"
+        if not judged:
+            told = f"{interval_words('return', *bootstrap_mean(result['return']))}  n={len(starts)}{frames}"
         self.report.say(
-            f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  "
-            f"n={len(starts)}{frames}  return {gain:.2f}  at {self.report.elapsed:.0f} s  "
+            f"{label:>14}  {told}  at {self.report.elapsed:.0f} s  "
             f"(starts of list {which}, {'reported' if which == REPORT else 'which choose'})"
         )
         if count > 1:
@@ -219,15 +222,10 @@ class Evaluator:
                     for task, one in result["tasks"].items()
                 )
             )
-        if no_success(env) and not self.told:
+        if not judged and not self.told:
             self.told = True
-            self.report.say(NO_SUCCESS.format(env.spec.id), "warning")
-        self.report.tell(
-            "evaluation",
-            step,
-            {"success": rate, "low": low, "high": high, "return": gain, "n": len(starts)},
-            label,
-        )
+            self.report.say(NO_SUCCESS.format(env.spec.id))
+        self.report.tell("evaluation", step, rates | {"return": gain, "n": len(starts)}, label)
         if config.video and label in ("sft", "final"):
             self.film(label, policy)
         return result
@@ -256,9 +254,12 @@ class Evaluator:
 
     def film(self, label: str, policy) -> None:
         """Video of four evaluation episodes; says why when it cannot."""
+        from robo_rl.film import filmed_steps
+
         try:
             env = make_env(replace(self.config, sim=twin(self.config.sim)), FILMED, render=True)
-            film(env, policy, self.folder / "videos" / f"{label}.mp4", REPORT)
+            self.report.start("video", filmed_steps(env.spec))
+            film(env, policy, self.folder / "videos" / f"{label}.mp4", REPORT, self.report.advance)
         except UserError as e:
             self.report.say(f"no video: {e}")
 
@@ -312,13 +313,13 @@ def env_count(config: TrainConfig, episodes: int, asked: int) -> int:
     )
 
 
-def film(env, policy, path: Path, which: int) -> None:
+def film(env, policy, path: Path, which: int, tick: Callable[[int], None] = lambda step: None) -> None:
     """Write the first episodes of list `which` in `env`, made with render=True, as a video, and close it.
     UserError: nothing draws this env."""
     from robo_rl.film import film as write_film
     from robo_rl.starts import eval_starts
 
-    write_film(env, policy, eval_starts(env.num_envs, which), which, path)
+    write_film(env, policy, eval_starts(env.num_envs, which), which, path, tick)
     env.close()
 
 
@@ -363,7 +364,7 @@ def evaluate_checkpoint(
 
     from robo_rl import checkpoint
     from robo_rl.evaluation import evaluate
-    from robo_rl.stats import success_rate
+    from robo_rl.stats import bootstrap_mean, success_rate
 
     run, folder = pick_checkpoint(Path(path), options.checkpoint)
     config = changed(load_config(run), options)
@@ -409,8 +410,11 @@ def evaluate_checkpoint(
         tasks[task] = dict(zip(("success", "low", "high"), success_rate(won, origin), strict=True)) | {
             "n": len(mine)
         }
+    if "no_success" in result:
+        rate = low = high = None
+        tasks = dict.fromkeys(tasks, {"n": len(starts)})
+    _, *gains = bootstrap_mean(result["return"], groups=result.get("origin"))
     chosen = checkpoint.checkpoints(run) and folder == checkpoint.best(run) and meta["best"]["step"] >= 0
-    result |= {"no_success": True} if no_success(env) else {}
     return {
         "run": run.name,
         "checkpoint": folder.name,
@@ -425,6 +429,8 @@ def evaluate_checkpoint(
         "low": low,
         "high": high,
         "return_mean": sum(result["return"]) / len(starts),
+        "return_low": gains[0],
+        "return_high": gains[1],
         "tasks": tasks,
         "starts": starts.tolist(),
         **result,
@@ -432,14 +438,13 @@ def evaluate_checkpoint(
 
 
 NO_SUCCESS = (
-    "{} gives no success (is_success or success in the info of a step), so its rate is 0 whatever "
-    "the policy does: read the return"
+    "{} gives no success (is_success or success in the info of a step): its return is told in its place"
 )
 
 
-def no_success(env) -> bool:
-    """Whether the steps of this env so far said nothing of success."""
-    return not getattr(env, "reports_success", True)
+def interval_words(what: str, value: float, low: float, high: float, digits: int = 2) -> str:
+    """A measured value with its interval, for people."""
+    return f"{what} {value:.{digits}f}  95 % interval [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def acting(policy, options: EvalConfig):

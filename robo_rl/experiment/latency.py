@@ -16,6 +16,7 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import task_count
 from robo_rl.experiment.robot_names import ROBOTS
+from robo_rl.types import has_success
 
 TRAINED = ("pi_rl", "reinflow", "bc")  # methods that learn with --latency
 
@@ -175,4 +176,4 @@ def evaluate_late(
         out["seam"] += [round(r.seam, 4) for r in robots[:m]]
         out["starved"] += [int(r.runner.schedule.counts["starved"]) for r in robots[:m]]
         tick(first + m)
-    return out
+    return out if has_success(env) else out | {"no_success": True}

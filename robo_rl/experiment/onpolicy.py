@@ -198,6 +198,8 @@ def learn(
                 return
             rollouts.append(piece)
             run.step += int(piece.stats["env_steps"])
+            if not run.has_success:
+                piece.stats.pop("success", None)
             piece.stats["undecided"] = outcomes.observe(piece.stats)
             yield piece
 

@@ -384,7 +384,10 @@ class ReplayStage:
                 self.control.observe(ended)
                 self.control.renew()
             end = time.perf_counter()
-            episodes = episode_means(self.actor.take(), o.judge != "env", o.operator != "none")
+            judged, helped = o.judge != "env", o.operator != "none"
+            episodes = episode_means(self.actor.take(), judged, helped)
+            if not (judged or helped or self.run.has_success):
+                episodes.pop("success", None)
             row = {f"train/{k}" if "/" not in k else k: v for k, v in (metrics | episodes).items()}
             row |= {
                 "train/updates": self.learner.updates,
@@ -402,7 +405,7 @@ class ReplayStage:
                     task_names(self.run.env), [ended]
                 )
                 row["time/starts"] = self.control.take_seconds()
-            if o.operator != "none":
+            if helped:
                 row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60
             self.report.log(self.run.step, row)
             news = (return_words(self.config, episodes), self.note(metrics))

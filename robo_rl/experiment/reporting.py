@@ -16,9 +16,9 @@ class Event:
     """One event of a run, as a callback of `train` gets it.
 
     * kind: `stage` (a part of the work begins), `progress` (`step` of `total` units are done), `metrics` (a
-      row of metrics.jsonl), `evaluation` (`metrics` has success, low, high, return and n; `text` names it:
-      step_… while training, sft, final and best on the starts that are reported), `warning` (a metric left
-      its healthy range), `message`, `checkpoint` (saved), `finished`.
+      row of metrics.jsonl), `evaluation` (`metrics` has return and n and, where the task knows success,
+      success, low and high; `text` names it: step_… while training, sft, final and best on the starts that
+      are reported), `warning` (a metric left its healthy range), `message`, `checkpoint` (saved), `finished`.
     * stage: demo, sft, critic, rl, …
     * step, total: units of the stage: episodes, updates or control steps.
     * metrics: {name: number}; names are those of metrics.jsonl, of an evaluation without their group.

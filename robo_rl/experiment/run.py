@@ -19,6 +19,7 @@ from robo_rl.selection import Look, best_look, stop_reason, too_few
 from robo_rl.signals import StopSignal
 from robo_rl.starts import CHOOSE, REPORT
 from robo_rl.stats import Interval, paired_difference
+from robo_rl.types import has_success
 
 if TYPE_CHECKING:
     from robo_rl.algos.averaged_weights import AveragedWeights
@@ -78,6 +79,11 @@ class Run:
             self.timeline([("eval", clock, time.monotonic_ns())])
         self.policy.train()
         return result
+
+    @property
+    def has_success(self) -> bool:
+        """Whether its task knows success, as far as its envs tell."""
+        return all(has_success(env) for env in (self.env, self.evaluator.env) if env is not None)
 
     def averaged(self):
         """Within it `policy` has its averaged weights, if it has any."""

@@ -131,6 +131,7 @@ class InterventionEnv(VectorWrapper):
         if freeze and not hasattr(env, "get_state"):
             raise UserError(f"freeze needs an env with snapshots, {env.spec.id} has none: leave it out")
         self.operator, self.freeze, self.limit = operator, freeze, limit
+        self.reports_success = True  # the person does
         # after_step(obs, over bool[N]: episodes that ended in this step, info), of operators that look at
         # what became of it
         self._after_step = getattr(operator, "after_step", None)

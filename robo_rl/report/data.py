@@ -11,7 +11,15 @@ from robo_rl.errors import UserError
 from robo_rl.files import read_json
 from robo_rl.log import read_metrics
 from robo_rl.starts import CHOOSE
-from robo_rl.stats import Interval, counts, match, paired_difference, success_rate, unpaired_difference
+from robo_rl.stats import (
+    Interval,
+    bootstrap_mean,
+    counts,
+    match,
+    paired_difference,
+    success_rate,
+    unpaired_difference,
+)
 
 NAMES = {"sft": "before RL (SFT)", "final": "after RL", "best": "best checkpoint"}
 
@@ -28,10 +36,14 @@ class Evaluation:
     returns: np.ndarray  # [n], empty if not stored
     which: int = CHOOSE  # the list of starts
     origins: "list | None" = None  # [n], of a world model: the recorded frame that each start begins from
+    judged: bool = True  # whether the task knows success
 
     @property
     def rate(self) -> Interval:
-        return success_rate(self.success, self.origins)
+        """Success, of a task that knows none the mean return, with its 95 % interval."""
+        if self.judged:
+            return success_rate(self.success, self.origins)
+        return bootstrap_mean(self.returns, groups=self.origins)
 
     @property
     def episodes(self) -> str:
@@ -46,7 +58,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Success of `after` minus `before`: on `n` shared starts if `paired`, else as two samples."""
+    """Success, or mean return, of `after` minus `before`: on `n` shared starts if `paired`, else as two
+    samples."""
 
     change: Interval
     paired: bool
@@ -69,6 +82,11 @@ class RunRecord:
     notes: list[str]
     findings: list[health.Finding]  # numbers that left their healthy range
     ranges: list[dict]  # those that were watched: metric, title, healthy
+
+    @property
+    def judged(self) -> bool:
+        """Whether the task knows success."""
+        return all(e.judged for e in self.evals)
 
     @property
     def start(self) -> "Evaluation | None":
@@ -121,6 +139,7 @@ def load_evaluation(path: Path) -> Evaluation:
             np.asarray(returns, dtype=float),
             int(d.get("list") or CHOOSE),
             origins or None,
+            not d.get("no_success") or not returns,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"{path} is damaged ({e}); delete it, or evaluate again") from None
@@ -182,7 +201,15 @@ def difference(before: Evaluation, after: Evaluation) -> Difference:
     i, j = match(*keys)
     if len(i) and len(i) == min(len(before.success), len(after.success)):
         groups = None if after.origins is None else np.array(after.origins)[i]
+        if not after.judged:
+            change = bootstrap_mean(after.returns[i] - before.returns[j], groups=groups)
+            return Difference(change, True, len(i))
         return Difference(paired_difference(after.success[i], before.success[j], groups=groups), True, len(i))
+    if not after.judged:
+        mine, theirs = after.rate, before.rate
+        half = np.hypot(mine.high - mine.low, theirs.high - theirs.low) / 2
+        change = mine.value - theirs.value
+        return Difference(Interval(change, change - half, change + half), False, 0)
     mine, theirs = (counts(e.success, e.origins) for e in (after, before))
     return Difference(unpaired_difference(*mine, *theirs), False, 0)
 

@@ -20,10 +20,18 @@ from robo_rl.report.charts import whisker
 from robo_rl.report.data import NAMES, Evaluation, RunRecord, difference, totals
 from robo_rl.report.people import people
 from robo_rl.report.starts import group_map, start_map, task_map
-from robo_rl.report.text import change, duration, esc, flat, interval, pct, points
-from robo_rl.report.training import asynchrony, health, sft_chart, success_chart, throughput, watched
+from robo_rl.report.text import RETURN, SUCCESS, change, duration, esc, flat, interval, pct, points
+from robo_rl.report.training import (
+    asynchrony,
+    health,
+    return_chart,
+    sft_chart,
+    success_chart,
+    throughput,
+    watched,
+)
 from robo_rl.starts import CHOOSE, REPORT
-from robo_rl.stats import bootstrap_mean, per_task
+from robo_rl.stats import Interval, bootstrap_mean, per_task
 
 VIDEO_BYTES = 48_000_000  # most video put into one page
 
@@ -69,30 +77,45 @@ def verdict(run: RunRecord) -> str:
             f"evaluation, so nothing can be said about its success. Make one: "
             f"<code>robo_rl eval {esc(run.folder)}</code></p></div></section>"
         )
+    say = SUCCESS if run.judged else RETURN
     if start and end:
         d = difference(start, end)
         kind = {"improved": "good", "worse": "bad"}.get(d.verdict, "even")
         how = f"paired over {d.n} shared starts" if d.paired else "two separate sets of starts"
         text = (
-            f'<span class="badge {kind}">{esc(d.verdict)}</span><div class="big">{100 * start.rate.value:.1f}'
-            f'<span class="to">→</span>{100 * end.rate.value:.1f} <small>% success</small></div>'
-            f"<p><b>{points(d.change.value)} points</b>, 95 % interval {change(d.change)}, {how}.</p>"
+            f'<span class="badge {kind}">{esc(d.verdict)}</span><div class="big">'
+            f'{say.number(start.rate.value)}<span class="to">→</span>{say.number(end.rate.value)} '
+            f"<small>{say.unit}</small></div>"
+            f"<p><b>{say.step(d.change.value)}</b>, 95 % interval {say.change(d.change)}, {how}.</p>"
         )
     else:
         text = (
             f'<span class="badge even">nothing to compare with</span><div class="big">'
-            f"{100 * only.rate.value:.1f} <small>% success</small></div>"
-            f"<p>{esc(only.name)}, 95 % interval {interval(only.rate)}.</p>"
+            f"{say.number(only.rate.value)} <small>{say.unit}</small></div>"
+            f"<p>{esc(only.name)}, 95 % interval {say.interval(only.rate)}.</p>"
         )
     shown = [(e, c) for e, c in ((start, 3), (end, 1)) if e] or [(only, 1)]
     shown += [(e, 2) for e in run.evals if e.label == "best"]
+    low, high = (0.0, 1.0) if run.judged else ends_of([e.rate for e, _ in shown])
+
+    def scaled(i: Interval) -> Interval:
+        return Interval(*((v - low) / (high - low) for v in i))
+
     rows = "".join(
-        f'<span>{esc(e.name)}</span>{whisker(*e.rate, c)}<span class="r">{pct(e.rate.value)}<small>'
-        f"{interval(e.rate)} · {int(e.success.sum())}/{e.episodes}</small></span>"
+        f'<span>{esc(e.name)}</span>{whisker(*scaled(e.rate), c)}<span class="r">'
+        f"{say.amount(e.rate.value)}<small>{say.interval(e.rate)} · "
+        f"{f'{int(e.success.sum())}/' * e.judged}{e.episodes}{' episodes' * (not e.judged)}</small></span>"
         for e, c in shown
     )
-    scale = '<span class="scale"><span>0</span><span>50</span><span>100 %</span></span>'
+    marks = ("0", "50", "100 %") if run.judged else [say.number(v) for v in (low, (low + high) / 2, high)]
+    scale = f'<span class="scale">{"".join(f"<span>{mark}</span>" for mark in marks)}</span>'
     return f'<section class="card verdict"><div>{text}</div><div class="rows">{rows}{scale}</div></section>'
+
+
+def ends_of(intervals: list[Interval]) -> tuple[float, float]:
+    """Ends of an axis that has all of the intervals."""
+    values = [v for i in intervals for v in i if math.isfinite(v)] or [0.0]
+    return min(values), max(values) if max(values) > min(values) else min(values) + 1.0
 
 
 def tiles(run: RunRecord) -> str:
@@ -118,7 +141,7 @@ def tiles(run: RunRecord) -> str:
         ),
     ]
     end = run.end or run.start
-    if end is not None and len(end.returns):
+    if end is not None and end.judged and len(end.returns):
         r = bootstrap_mean(end.returns, groups=end.origins)
         cells.append(("Return", f"{r.value:.3g}", f"{esc(end.name)}, 95 % {r.low:.3g} … {r.high:.3g}"))
     if run.evals:
@@ -224,7 +247,7 @@ def video_grid(run: RunRecord, notes: list[str]) -> str:
             "the "
             "machine can render.</div>"
         )
-    rates = {e.label: e for e in run.evals}
+    rates, say = {e.label: e for e in run.evals}, SUCCESS if run.judged else RETURN
     figures, room = [], VIDEO_BYTES
     for label, path in run.videos:
         size = path.stat().st_size
@@ -237,7 +260,7 @@ def video_grid(run: RunRecord, notes: list[str]) -> str:
         room -= size
         data = base64.b64encode(path.read_bytes()).decode()
         says = (
-            f"{pct(rates[label].rate.value)} over {len(rates[label].success)} starts"
+            f"{say.amount(rates[label].rate.value)} over {len(rates[label].success)} starts"
             if label in rates
             else ""
         )
@@ -316,7 +339,7 @@ def page(run: RunRecord) -> str:
     chosen = run.best is not None and run.best.which == CHOOSE
     if run.best is not None and (run.best.label == "best" or not chosen):
         notes.append(
-            "The best checkpoint was picked for its success, so its rate is on the bright side."
+            "The best checkpoint was picked on these starts, so its figure is on the bright side."
             if chosen
             else f"The best checkpoint was chosen on the starts of list {CHOOSE} and is reported on those of "
             f"list {REPORT}."
@@ -345,12 +368,11 @@ def page(run: RunRecord) -> str:
     )
     sections = f"""
 {header(run)}{verdict(run)}{tiles(run)}{note_card}
-<h2>Success</h2>
-<p>Evaluations use fixed starts and the policy without exploration. Bands are Wilson 95 % intervals over starts;
+<h2>{"Success" if run.judged else "Return"}</h2>
+<p>Evaluations use fixed starts and the policy without exploration. Bands are 95 % intervals over starts;
 they say nothing about other training seeds.{in_model(run)}</p>
-{success_chart(run)}
-<h2>Success per task</h2>
-{task_table(run)}
+{success_chart(run) if run.judged else return_chart(run, tall=True)}
+{f"<h2>Success per task</h2>{task_table(run)}" if run.judged else ""}
 <h2>Before and after</h2>
 {videos}
 <h2>Training</h2>
@@ -378,8 +400,11 @@ def summary(run: RunRecord, path: Path) -> dict:
             "list": e.which,
             "n": len(e.success),
             "recorded_starts": None if e.origins is None else len(set(e.origins)),
-            "successes": int(e.success.sum()),
-            "success": e.rate.value,
+            **(
+                {"successes": int(e.success.sum()), "success": e.rate.value}
+                if e.judged
+                else {"return": e.rate.value}
+            ),
             "low": e.rate.low,
             "high": e.rate.high,
         }
@@ -387,6 +412,7 @@ def summary(run: RunRecord, path: Path) -> dict:
     config = run.info.get("config") or {}
     d = difference(run.start, run.end) if run.start and run.end else None
     end = run.end or run.start
+    judged = end is not None and end.judged and bool(end.task)
     return {
         "page": str(path),
         "run": str(run.folder),
@@ -413,7 +439,7 @@ def summary(run: RunRecord, path: Path) -> dict:
         "verdict": d.verdict if d else "unknown",
         "tasks": [
             {"task": r.task, "n": r.n, "success": r.rate.value, "low": r.rate.low, "high": r.rate.high}
-            for r in (per_task(end.task, end.success, groups=end.origins) if end and end.task else [])
+            for r in (per_task(end.task, end.success, groups=end.origins) if end and judged else [])
         ],
         **{k: v if math.isfinite(v) else None for k, v in totals(run).items()},
         "notes": run.notes,

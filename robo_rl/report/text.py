@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 
 from robo_rl.stats import Interval
@@ -38,6 +40,39 @@ def interval(i: Interval) -> str:
 
 def change(i: Interval) -> str:
     return f"{points(i.low)} … {points(i.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a page says what evaluations measured: success, or the mean return of a task that knows none."""
+
+    unit: str
+    number: Callable[[float], str]
+    amount: Callable[[float], str]
+    step: Callable[[float], str]
+    interval: Callable[[Interval], str]
+    change: Callable[[Interval], str]
+
+
+def _number(v: float) -> str:
+    return f"{v:.4g}".replace("-", "−") if math.isfinite(v) else "–"
+
+
+def _signed(v: float) -> str:
+    return f"{v:+.3g}".replace("-", "−") if math.isfinite(v) else "–"
+
+
+SUCCESS = Words(
+    "% success", lambda v: f"{100 * v:.1f}", pct, lambda v: f"{points(v)} points", interval, change
+)
+RETURN = Words(
+    "mean return",
+    _number,
+    _number,
+    _signed,
+    lambda i: f"{_number(i.low)} … {_number(i.high)}",
+    lambda i: f"{_signed(i.low)} … {_signed(i.high)}",
+)
 
 
 def esc(x: object) -> str:

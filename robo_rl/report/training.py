@@ -110,13 +110,15 @@ def success_chart(run: RunRecord) -> str:
     )
 
 
-def return_chart(run: RunRecord) -> str:
+def return_chart(run: RunRecord, tall: bool = False) -> str:
     series = per_episode(run, "train/return", "training episodes")
     series += evaluation_series(
         [e for e in run.evals if len(e.returns)],
         lambda e: bootstrap_mean(e.returns, resamples=1000, groups=e.origins),
     )
-    return chart("Return", "mean sum of rewards per episode", series, missing="No returns were logged yet.")
+    return chart(
+        "Return", "mean sum of rewards per episode", series, tall=tall, missing="No returns were logged yet."
+    )
 
 
 def ratio_chart(run: RunRecord) -> str:
@@ -163,14 +165,15 @@ HEALTH = (  # metric, title, what it is, colour, percent, zero in the range
 def health(run: RunRecord) -> str:
     """The charts of both stages; what was never logged is named below them, the rest of the metrics folded
     away."""
-    m, absent, charts = run.metrics, [], [return_chart(run), ratio_chart(run)]
+    m, absent, charts = run.metrics, [], [ratio_chart(run)]
     for key, title, what, colour, percent, zero in HEALTH:
         series = rl_series(run, key, title.lower() if title != "KL" else title, colour)
         if series and len(series[0].x):
             charts.append(chart(title, what, series, percent=percent, zero=zero))
         else:
             absent.append(title.lower() if title != "KL" else title)
-    charts.insert(1, charts.pop(2) if len(charts) > 2 else "")  # KL beside the return, then the ratios
+    charts.insert(0, charts.pop(1) if len(charts) > 1 else "")  # KL beside the return, then the ratios
+    charts.insert(0, return_chart(run) if run.judged else "")  # else it is on top of the page
     shown = {
         "train/success",
         "train/return",

@@ -144,6 +144,7 @@ class LocomotionEnv(ControlEnv):
     """N envs of one task; see `sims` for the contract and `make_locomotion` for the options."""
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
+    reports_success = False
 
     def __init__(
         self, task: str, num_envs: int, *, threads: int = 0, max_steps: int = MAX_STEPS, render: bool = False

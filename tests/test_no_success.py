@@ -1,0 +1,93 @@
+"""A task that knows no success, as locomotion: whatever would tell success tells the return in its place."""
+
+import json
+
+import numpy as np
+import pytest
+from commands import robo_rl
+
+from robo_rl.evaluation import evaluate
+from robo_rl.experiment.api import EvalResult, TrainResult, resume
+from robo_rl.experiment.api import evaluate as evaluate_policy
+from robo_rl.film import LONGEST, FilmedEnv, filmed_steps
+from robo_rl.log import read_metrics
+from robo_rl.results import run_rows
+from robo_rl.stats import bootstrap_mean
+from sims import make
+from sims.mujoco.locomotion import LocomotionEnv
+
+SIZES = ("--envs", 8, "--rl.decisions", 30, "--max-steps", 20, "--threads", 1, "--eval-episodes", 4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(folder of a finished run of HalfCheetah, what its training said)"""
+    folder = tmp_path_factory.mktemp("locomotion")
+    words = ("train", "--task", "HalfCheetah-v5", "--algo", "ppo", "--steps", 480, *SIZES, "--out", "run")
+    said = robo_rl(folder, *words, "--eval-every", 240, "--workers", 0, "--no-video")
+    assert said.code == 0, said
+    return folder, said.err
+
+
+def test_training_says_the_return_on_every_line_and_no_success(run):
+    folder, said = run
+    lines = [line for line in said.splitlines() if "95 % interval" in line]
+    assert len(lines) >= 3 and all("return" in line and "success" not in line for line in lines), said
+    assert said.count("gives no success") == 1, said
+    (progress,) = (line for line in said.splitlines() if line.startswith("[rl] 100 % · 480/480 steps in"))
+    assert "return" in progress and "success" not in progress
+    assert not [name for name in read_metrics(folder / "run") if "success" in name]
+
+
+def test_an_evaluation_its_comparison_and_the_page_tell_the_return(run):
+    folder, _ = run
+    said = robo_rl(folder, "eval", "run", "--episodes", 6, "--against", "run")
+    assert said.code == 0 and "mean return" in said.out and "  success " not in said.out, said
+    assert "difference to run" in said.out and "+0.00  95 % interval [+0.00, +0.00]" in said.out
+    document = json.loads(robo_rl(folder, "eval", "run", "--episodes", 6, "--json").out)
+    assert document["success_rate"] is None and document["no_success"]
+    assert document["return_low"] <= document["return_mean"] <= document["return_high"]
+    said = robo_rl(folder, "report", "run")
+    assert said.code == 0 and said.out.startswith("mean return"), said
+    page = (folder / "run" / "report.html").read_text()
+    assert "mean return" in page and "<h2>Return</h2>" in page
+    assert "% success" not in page and "<h2>Success" not in page
+
+
+def test_from_python_and_in_the_results_it_is_the_return(run):
+    folder, _ = run
+    final = json.loads((folder / "run" / "evals" / "final.json").read_text())
+    value, *ends = bootstrap_mean(final["return"])
+    row = run_rows(folder / "run")[0]
+    assert row.what == "ppo, mujoco HalfCheetah-v5: return after online RL"
+    assert (row.value, row.unit) == (value, "")
+    assert row.interval == tuple(ends) and "bootstrap" in row.interval_is
+    result = resume(folder / "run", quiet=True)
+    assert isinstance(result, TrainResult) and (result.success, result.mean_return) == (None, value)
+    env = make("mujoco", "HalfCheetah-v5", 4, max_steps=20)
+
+    def still(obs):
+        return np.zeros((4, 6), np.float32)
+
+    got = evaluate_policy(still, env, 4)
+    assert isinstance(got, EvalResult) and np.isnan(got.success_rate) and str(got).startswith("mean return")
+    assert got.minus(got) == (0.0, 0.0, 0.0)
+
+
+class Grey(LocomotionEnv):
+    """Locomotion with a grey picture, which costs nothing."""
+
+    drawn = 0
+
+    def studio(self, ids=None):
+        self.drawn += 1
+        return np.full((len(ids), 480, 640, 3), 120, np.uint8)
+
+
+def test_a_long_episode_is_filmed_for_its_first_seconds_and_not_judged():
+    env, steps = Grey("HalfCheetah-v5", 1), []
+    assert filmed_steps(env.spec) == LONGEST / env.spec.period < env.spec.max_steps
+    filmed = FilmedEnv(env, 1, steps.append)
+    evaluate(filmed, lambda obs: np.zeros((1, 6), np.float32), np.arange(1))
+    assert steps[-1] == filmed_steps(env.spec) == len(steps) and not filmed.takes[0].judged
+    assert env.drawn == len(filmed.takes[0].pictures) == 1 + len(steps) // filmed.every
