@@ -150,7 +150,7 @@ class ReplayWriter:
         self._close(block)
 
     def drop(self, lanes: np.ndarray) -> None:
-        """Never sample a transition of the open episodes of `lanes`, nor of their further steps."""
+        """Never sample a transition that begins in the open episodes of `lanes` so far."""
         block = {"lanes": np.asarray(lanes, np.int64)}
         if self.journal:
             self.journal.write(DROP, len(lanes), block.values())

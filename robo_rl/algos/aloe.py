@@ -65,4 +65,5 @@ class AloeLearner(OffPolicyLearner):
 def make(policy, options: AloeOptions, seed: int, demos=None) -> AloeLearner:
     """Learner for a flow policy."""
     policy.options.require_flow("aloe")
+    options.refuse(("bc_coef",), "aloe's flow learns by weighted imitation alone")
     return AloeLearner(policy, options, seed)

@@ -121,7 +121,7 @@ class Credit:
         step_rewards: "Callable[[Rollout, Tensor], tuple[Tensor, dict[str, float]]] | None" = None,
     ):
         self.step_rewards = step_rewards  # of rl.advantage istar
-        self.options, self.gamma_e = options, options.gamma**policy.options.execute
+        self.options = options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
             p = policy.options
@@ -331,16 +331,17 @@ class Credit:
         """Rewards over the running std of the discounted return (Engstrom et al. 2020), updated first."""
         x = r.gains[:, r.fresh][r.mask[:, r.fresh]].double()
         count, mean, m2 = self.scale.tolist()
-        delta, total = x.mean().item() - mean, count + len(x)
-        self.scale = torch.tensor(
-            [
-                total,
-                mean + delta * len(x) / total,
-                m2 + x.var(unbiased=False).item() * len(x) + delta**2 * count * len(x) / total,
-            ],
-            dtype=torch.float64,
-        )
-        return r.rewards / max(float((self.scale[2] / self.scale[0]).sqrt()), 1e-4)
+        if len(x):  # of a rollout that is all too old, or a person's, nothing counts
+            delta, total = x.mean().item() - mean, count + len(x)
+            self.scale = torch.tensor(
+                [
+                    total,
+                    mean + delta * len(x) / total,
+                    m2 + x.var(unbiased=False).item() * len(x) + delta**2 * count * len(x) / total,
+                ],
+                dtype=torch.float64,
+            )
+        return r.rewards / max(float((self.scale[2] / self.scale[0].clamp(min=1)).sqrt()), 1e-4)
 
     def step(self, context: "Context | Tensor", returns: Tensor, values_old: Tensor) -> Tensor:
         """One critic step on a context, which it leaves as it is, or a detached pooled one [B,C] -> the

@@ -32,5 +32,9 @@ def make(policy, options: DppoOptions, seed: int, demos: Demos | None = None) ->
     """Learner for a diffusion policy."""
     if policy.options.kind != "diffusion":
         raise UserError(f"dppo needs --policy.kind diffusion, got {policy.options.kind}")
+    options.refuse(("clip_low", "clip_high"), "dppo clips by --rl.clip-base and --rl.clip-coef")
+    options.refuse(
+        ("entropy_coef",), "the noise of a diffusion chain is no network's, so its entropy is fixed"
+    )
     fixed = rules(options, policy.factors, device_of(policy))
     return OnPolicyLearner(policy, options, lambda progress: fixed, seed, demos)

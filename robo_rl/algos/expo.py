@@ -105,6 +105,7 @@ def make(policy, options: ExpoOptions, seed: int, demos=None) -> ExpoLearner:
         raise UserError(
             "the flow of expo follows in steps of --rl.slow, which 16 bits round away: --policy.dtype fp32"
         )
+    options.refuse(("bc_coef",), "expo's flow learns by imitation alone, its edits by value alone")
     return ExpoLearner(policy, options, seed)
 
 

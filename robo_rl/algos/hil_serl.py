@@ -80,4 +80,8 @@ def make(policy, options: HilSerlOptions, seed: int, demos=None) -> HilSerlLearn
             f"{policy.options.kind}"
         )
     check_judge("hil_serl", policy, options)
+    if policy.gripper < 0:
+        options.refuse(
+            ("grasp_penalty",), "no critic of a gripper's own would pay it (--policy.gripper toggle)"
+        )
     return HilSerlLearner(policy, options, seed)

@@ -92,4 +92,5 @@ class IqlLearner(OffPolicyLearner):
 def make(policy, options: IqlOptions, seed: int, demos=None) -> IqlLearner:
     """Learner for a flow policy."""
     policy.options.require_flow("iql")
+    options.refuse(("bc_coef",), "iql's flow learns by weighted imitation alone")
     return IqlLearner(policy, options, seed)

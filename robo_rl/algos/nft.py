@@ -15,11 +15,37 @@ import torch
 
 from robo_rl import losses
 from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
-from robo_rl.algos.onpolicy import Demos, encoded_once, encoded_pictures, ramped, scaled_lr
+from robo_rl.algos.onpolicy import (
+    Demos,
+    anneal,
+    check_statistics,
+    discounted,
+    encoded_once,
+    encoded_pictures,
+    move_statistics,
+    ramped,
+    scaled_lr,
+)
 from robo_rl.devices import device_of, moved
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions
 from robo_rl.rollout import Rollout
+
+# options that are of a likelihood, or of exploration noise
+RATIO = (
+    "clip_low",
+    "clip_high",
+    "dual_clip",
+    "entropy_coef",
+    "target_kl",
+    "trust_kl",
+    "explore",
+    "correction",
+    "proximal",
+    "weight_cap",
+    "m2_tau",
+    "ess_lr",
+)
 
 
 class NftLearner:
@@ -27,6 +53,7 @@ class NftLearner:
 
     def __init__(self, policy, options: NftOptions, seed: int, demos: Demos | None = None):
         self.policy, self.options, self.demos = policy, options, demos
+        check_statistics(policy, options)
         if options.freeze_trunk:
             policy.trunk.requires_grad_(False)
         self.old = copy.deepcopy(policy).requires_grad_(False)
@@ -50,7 +77,8 @@ class NftLearner:
         """
         o, policy = self.options, self.policy
         device = device_of(policy)
-        rollout = encoded_pictures(policy, moved(rollout, device))
+        rollout = encoded_pictures(policy, moved(discounted(rollout, o), device))
+        anneal(o, progress, self.actor_opt, self.credit.opt)
         adv, returns, values, rows, metrics = self.credit.assign(rollout, self.old)
         obs, x0_all = encoded_once(policy, flat(rollout.obs)), rollout.x0.flatten(0, 1)
         executed = rollout.executed.flatten()
@@ -113,7 +141,11 @@ class NftLearner:
         return metrics | {k: float(v) / count for k, v in sums.items()} | {"old_decay": decay}
 
     def after_collect(self, rollout: Rollout) -> None:
-        """Observation statistics stay those of the demonstrations."""
+        """Move running observation statistics, of all three velocities alike; only between rollouts."""
+        move_statistics(self.policy, self.options, rollout)
+        if self.options.normalise_obs:
+            for other in (self.old, self.reference):
+                other.obs_norm.load_state_dict(self.policy.obs_norm.state_dict())
 
     def state_dict(self) -> dict:
         return {
@@ -142,6 +174,8 @@ def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> 
         raise UserError(
             "nft has no log-prob to leave given rows out of: with --latency use pi_rl or reinflow"
         )
-    if options.trust_kl:
-        raise UserError("nft has no likelihood whose KL could be measured: it needs --rl.trust-kl 0")
+    options.refuse(
+        RATIO, "nft has no likelihood, so no ratio, no KL and no entropy, and it samples without noise"
+    )
+    options.refuse(("whiten",), "nft brings advantages to a std of 1 over the rollout")
     return NftLearner(policy, options, seed, demos)

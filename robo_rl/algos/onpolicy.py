@@ -86,11 +86,7 @@ class OnPolicyLearner:
         settle: Callable[[float], None] = lambda progress: None,
     ):
         self.policy, self.options, self.rules, self.demos, self.settle = policy, options, rules, demos, settle
-        if options.normalise_obs and not hasattr(policy.obs_norm, "update"):
-            raise UserError(
-                f"--rl.normalise-obs keeps running statistics, which --policy.kind {policy.options.kind} has "
-                "none of"
-            )
+        check_statistics(policy, options)
         if options.freeze_trunk:
             policy.trunk.requires_grad_(False)
         self.step_rewards = StepRewards(policy, options) if options.advantage == "istar" else None
@@ -139,7 +135,7 @@ class OnPolicyLearner:
         )
         self.corrector.keep(policy, version)
         rules = self.rules(progress)
-        self.anneal(progress)
+        anneal(o, progress, self.actor_opt, self.credit.opt)
         with threads_for(policy, rollout):
             corrected = self.corrector.correct(rollout, policy, version, rules.joint)
             adv, returns, values, rows, metrics = self.credit.assign(rollout, policy, corrected.log_rho)
@@ -241,12 +237,6 @@ class OnPolicyLearner:
             told["recycle_loss"] = float(loss.detach())
         return told
 
-    def anneal(self, progress: float) -> None:
-        """Set the learning rates that follow a schedule."""
-        if self.options.anneal_lr:
-            self.actor_opt.param_groups[0]["lr"] = self.options.lr * (1 - progress)
-            self.credit.opt.param_groups[0]["lr"] = self.options.critic_lr * (1 - progress)
-
     def told(self, logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, float]:
         """Metrics of the actor's steps; a trust region's `kl` is the true one of the update, and theirs is
         `kl_sample`."""
@@ -261,7 +251,7 @@ class OnPolicyLearner:
         a group's advantage needs no other group. Periodic asynchrony, arXiv 2511.18871.
         """
         o, policy, rules, trust = self.options, self.policy, self.rules(progress), self.trust
-        self.anneal(progress)
+        anneal(o, progress, self.actor_opt, self.credit.opt)
         for p in self.actor_params:
             p.grad = None
         rows_in_all, logs, tails, told, sound = 0, [], [], [], True
@@ -350,9 +340,8 @@ class OnPolicyLearner:
 
     def after_collect(self, rollout: Rollout) -> None:
         """Move running observation statistics; only between rollouts."""
-        if self.options.normalise_obs:
-            with threads_for(self.policy, rollout):
-                self.policy.obs_norm.update(rollout.obs["state"].flatten(0, 1).to(device_of(self.policy)))
+        with threads_for(self.policy, rollout):
+            move_statistics(self.policy, self.options, rollout)
 
     def state_dict(self) -> dict:
         return (
@@ -439,6 +428,28 @@ def discounted(rollout: Rollout, options: OnPolicyOptions) -> Rollout:
         over = rollout.done if rollout.cut is None else rollout.done & ~rollout.cut
         discounts = discounts.where(~over, discounts * (fade if options.timeout == "anneal" else 0.0))
     return replace(rollout, discounts=discounts)
+
+
+def check_statistics(policy, options: OnPolicyOptions) -> None:
+    """UserError: running statistics are asked of a policy that has none."""
+    if options.normalise_obs and not hasattr(policy.obs_norm, "update"):
+        raise UserError(
+            f"--rl.normalise-obs keeps running statistics, which --policy.kind {policy.options.kind} has "
+            "none of"
+        )
+
+
+def move_statistics(policy, options: OnPolicyOptions, rollout: Rollout) -> None:
+    """With --rl.normalise-obs: the states of the decisions that were made join the running statistics."""
+    if options.normalise_obs and rollout.mask.any():
+        policy.obs_norm.update(rollout.obs["state"][rollout.mask].to(device_of(policy)))
+
+
+def anneal(options: OnPolicyOptions, progress: float, actor: Optimizer, critic: Optimizer) -> None:
+    """Set the learning rates that follow a schedule."""
+    if options.anneal_lr:
+        actor.param_groups[0]["lr"] = options.lr * (1 - progress)
+        critic.param_groups[0]["lr"] = options.critic_lr * (1 - progress)
 
 
 @contextmanager

@@ -90,4 +90,5 @@ def make(policy, options: PaRlOptions, seed: int, demos=None) -> PaRlLearner:
     check_guided("pa_rl", policy, options)
     if policy.edit is not None:
         raise UserError("pa_rl climbs the critic's slope: --policy.edit-scale must be 0 (expo edits)")
+    options.refuse(("bc_coef",), "pa_rl's flow learns by imitation alone")
     return PaRlLearner(policy, options, seed)

@@ -25,5 +25,9 @@ def make(policy, options: PiRlOptions, seed: int, demos: Demos | None = None) ->
         )
     if policy.options.noise != "learned" and policy.options.noise_level == 0:
         raise UserError("pi_rl learns from exploration: policy.noise_level must be above 0, got 0")
+    if policy.options.noise != "learned":
+        options.refuse(
+            ("entropy_coef",), f"policy.noise {policy.options.noise} is no network's, so its entropy is fixed"
+        )
     rules = Rules(True, options.clip_low, options.clip_high)
     return OnPolicyLearner(policy, options, lambda progress: rules, seed, demos)

@@ -45,6 +45,10 @@ class Corrector:
 
     def __init__(self, options: OnPolicyOptions):
         self.options = options
+        if options.correction == "none":
+            options.refuse(
+                ("ess_lr",), "--rl.correction none has no weights whose sample size could be taken"
+            )
         self.average = corrections.WeightAverage()
         self.snapshots: dict[int, dict[str, Tensor]] = {}
         self.anchor: ChainPolicy | GaussianPolicy | None = None  # what carries either

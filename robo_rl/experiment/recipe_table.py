@@ -119,9 +119,10 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             }
         },
     ),
+    ("manipulation nft", "no ratio says how far a step went: a constant rate", {"rl": {"anneal_lr": False}}),
     (
         "manipulation nft state",
-        "no ratio says how far a step went: fewer passes at a lower, constant rate; the same on ManiSkill",
+        "fewer passes at a lower rate; the same on ManiSkill",
         {
             "rl": {
                 "decisions": 16,
@@ -130,7 +131,6 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
                 "lr": 2e-4,
                 "critic_warmup": 2,
                 "gamma": 0.99,
-                "anneal_lr": False,
             }
         },
     ),

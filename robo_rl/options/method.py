@@ -1,6 +1,7 @@
 """What all online methods have in common."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Literal
 
@@ -39,6 +40,14 @@ def named_numbers(option: str, text: str, known: tuple[str, ...]) -> dict[str, f
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
     """Options of an online RL method."""
+
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """UserError where one of the options `names`, which the method does not read, is not at its
+        default."""
+        given = [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
+        if given:
+            what = ", ".join(f"--rl.{name.replace('_', '-')}" for name in given)
+            raise UserError(f"{why}: leave {what} out")
 
 
 @dataclass(frozen=True, kw_only=True)

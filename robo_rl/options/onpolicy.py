@@ -61,8 +61,9 @@ class OnPolicyOptions(RolloutOptions):
     anneal, that value times 4p(1-p), p being the success of the rollout above one half. (bootstrap in a world
     model, which also cuts what it does not know.)"""
     anneal_gamma: bool = False
-    """The discount of a rollout is gamma^(4p(1-p)), p being its success above one half: near success a few
-    control steps saved in every episode would else count more than the few episodes that fail."""
+    """From decision to decision the discount of a rollout is gamma^(4p(1-p)), p being its success above one
+    half: near success a few control steps saved in every episode would else count more than the few episodes
+    that fail. Rewards inside a chunk keep gamma."""
     critic_warmup: int = 2
     """First iterations that train the critic alone; with critic_ready the most of them."""
     critic_ready: float = 0.0

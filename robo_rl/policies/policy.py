@@ -361,12 +361,13 @@ class ChainPolicy(PolicyBase):
         return Chunk(self.commands(xs[steps]), x0, logp, {"x": x, "x_next": x_next, "k": index})
 
     def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Context of B rows, trace [B,F,..] -> logp [B,F] and the mean entropy per action entry of random
-        steps, a scalar."""
+        """Context of B rows, trace [B,F,..] -> logp [B,F] and the mean entropy per executed entry of
+        random steps, a scalar."""
         b, f, d = trace["x"].shape
         mean, std = self._steps(context, trace)
+        own = self._executed(std) if std.shape == mean.shape else std
         return self._logp(trace["x_next"].reshape(b * f, d), mean, std).view(b, f), _entropy(
-            std[std > 0] if self.still else std
+            own[own > 0] if self.still else own
         )
 
     def moments(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -482,8 +483,8 @@ class GaussianPolicy(PolicyBase):
 
     @property
     def noise_scale(self) -> float:
-        """Mean std of the chunk's entries (normalised action units)."""
-        return float(self.log_std.detach().exp().mean())
+        """Mean std of the executed entries (normalised action units)."""
+        return float(self.log_std.detach()[: self._entries()[0]].exp().mean())
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
@@ -495,9 +496,8 @@ class GaussianPolicy(PolicyBase):
         return Chunk(self.commands(x), x.view(shape), self._density(x, mean)[:, None], {"x_next": x[:, None]})
 
     def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self._density(trace["x_next"][:, 0], self.net(context.pooled))[:, None], (
-            self.log_std + 1.4189385
-        ).mean()
+        entropy = (self.log_std[: self._entries()[0]] + 0.5 * (LOG_2PI + 1)).mean()
+        return self._density(trace["x_next"][:, 0], self.net(context.pooled))[:, None], entropy
 
     def moments(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and std of the executed entries n, [B,1,n] both."""
