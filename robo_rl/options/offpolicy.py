@@ -30,7 +30,7 @@ class OffPolicyOptions(MethodOptions):
     critics: int = 4
     """E: critics of the ensemble."""
     subset: int = 2
-    """How many of them, drawn anew each time, the target takes the least of; iql and aloe take that of all."""
+    """How many of them, drawn anew each time, the target takes the least of; iql and aloe: of all."""
     critic_hidden: int = 256
     """Width of the critics."""
     critic_layers: int = 2
