@@ -208,6 +208,7 @@ def _child(cwd, argv, absent, env, first, guarded, out, err) -> None:
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     code = 1
     try:
+        assert "warm" in sys.modules, "tests/warm.py cannot be imported, which multiprocessing does not say"
         os.chdir(cwd)
         os.environ.update(env)
         if absent:

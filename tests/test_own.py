@@ -38,17 +38,18 @@ from sims.mujoco.tasks import PICK, REACH, start_of
 
 TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
 PAGES = ("own_simulator", "own_task", "own_policy", "own_method", "own_replay")
-RL = ("--rl.decisions", "4", "--rl.minibatch", "64", "--rl.critic-warmup", "0")
+RL = ("--rl.decisions", "4", "--rl.minibatch", "64", "--rl.critic-warmup", "0", "--rl.epochs", "2")
 BUDGET = {
     "own_simulator": ("--envs", "8", "--workers", "1", *RL),
     "own_task": ("--envs", "8", "--workers", "1", *RL),
-    "own_policy": ("--envs", "8", "--workers", "1", *RL),
-    "own_method": ("--envs", "8", "--workers", "0", "--rl.decisions", "4"),
+    "own_policy": ("--envs", "8", "--workers", "1", "--no-video", *RL),
+    "own_method": ("--envs", "8", "--workers", "0", "--no-video", "--rl.decisions", "4"),
     "own_replay": (
         "--envs",
         "4",
         "--workers",
         "0",
+        "--no-video",
         "--demos",
         "2",
         "--rl.warmup",
@@ -74,6 +75,10 @@ TINY = (
     "16",
     "--threads",
     "1",
+    "--torch-threads",
+    "1",
+    "--policy.hidden",
+    "32",
 )
 OPTIONS, SPEC = (
     PolicyOptions(kind="gaussian", horizon=3, execute=2, hidden=16, layers=1),
