@@ -1,6 +1,7 @@
 """The runtime: its counts, its equality with the plain loop, and what it survives."""
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import os
@@ -23,7 +24,7 @@ from robo_rl.rollout import Collector, layout, new_columns, rollout_of
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.feed import make_batch
 from robo_rl.runtime.in_process import InProcessFeed
-from robo_rl.runtime.process_pool import ProcessPool, WorkerProcess
+from robo_rl.runtime.process_pool import SERVER, ProcessPool, WorkerProcess
 from robo_rl.runtime.rollout_buffer import RolloutBuffer
 from robo_rl.runtime.worker import Job, Worker
 from robo_rl.runtime.worker_pool import BACK_OFF, ErrorCounts, WorkerFailure, WorkerPoolFeed
@@ -576,6 +577,28 @@ def test_a_worker_that_finds_the_disk_full_ends_the_run_at_once_and_in_one_line(
     try:
         with pytest.raises(WorkerFailure, match="^the disk is full, at slots.bin: free some space"):
             train(learner, feed, 1)
+    finally:
+        feed.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class FullPath(os.PathLike):
+    """A file on a disk that is full."""
+
+    def __fspath__(self):
+        return full(1)
+
+
+def test_a_policy_server_that_finds_the_disk_full_ends_the_run_at_once_and_in_one_line(tmp_path, capfd):
+    learner = make_learner()
+    feed = processes(tmp_path, learner, served=True)
+    try:
+        train(learner, feed, 1)
+        member = feed.pool.processes[SERVER]
+        member.job = dataclasses.replace(member.job, weights=FullPath())  # of the one that comes after it
+        os.kill(member.process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerFailure, match="^the disk is full, at slots.bin: free some space"):
+            train(learner, feed, 100)
     finally:
         feed.close()
     assert "Traceback" not in capfd.readouterr().err

@@ -15,7 +15,6 @@ import mmap
 import os
 import shutil
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import connection as mpc
@@ -26,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.files import full_disk
 from robo_rl.journal import Journal
 from robo_rl.lora import moving
 from robo_rl.noise import mix
@@ -101,20 +99,14 @@ def shared(path: Path) -> np.ndarray:
 
 
 def main(job: ActorJob, pipe) -> None:
-    """Act until told to stop or orphaned. A UserError is reported as such, any other error with its
-    traceback."""
+    """Act until told to stop or orphaned. What else ends the process is sent (`snapshot.last_words`)."""
     try:
         with snapshot.at_work(job.flight, "actor"):
             _act(job, pipe)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the learner is gone; what was made is in the journals
-    except UserError as e:
-        pipe.send(("mistake", str(e), ""))
     except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the learner)
-        if words := full_disk(e):
-            pipe.send(("mistake", words, ""))
-        else:
-            pipe.send(("error", f"{type(e).__name__}: {e}", traceback.format_exc(limit=-6)))
+        pipe.send(snapshot.last_words(e))
 
 
 def _act(job: ActorJob, pipe) -> None:
@@ -318,7 +310,7 @@ class SeparateProcessActor:
                     self.sums = {k: self.sums[k] + v for k, v in said[0].items()}
                 elif kind == "ended":
                     self.ended.append(said[0])
-                elif kind == "mistake":
+                elif kind in ("mistake", "full"):
                     raise UserError(said[0])
                 else:
                     self.last = "\n".join(said)

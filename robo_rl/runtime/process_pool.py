@@ -277,7 +277,7 @@ class ProcessPool:
         elif message[0] == "wants":
             m.wants += message[1]
             self.asking.add(m.work.index)
-        elif message[0] == "error":
+        elif message[0] in ("mistake", "error"):
             m.words = f"{message[1]}\n{message[2]}"
             if words := self.feed.errors.add(m.name, message[1]):
                 self.feed.give_up(words)

@@ -215,12 +215,14 @@ class ServerJob:
 
 
 def main(job: ServerJob, pipe) -> None:
-    """Serve until told to stop or orphaned."""
-    with (
-        snapshot.at_work(job.folder, "server", job.threads),
-        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
-    ):
-        _serve(job, pipe)
+    """Serve until told to stop or orphaned. What else ends the process is sent (`snapshot.last_words`)."""
+    try:
+        with snapshot.at_work(job.folder, "server", job.threads):
+            _serve(job, pipe)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the learner is gone
+    except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the supervisor)
+        pipe.send(snapshot.last_words(e))
 
 
 def _serve(job: ServerJob, pipe) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from safetensors import SafetensorError
 from safetensors import torch as st
 
 from robo_rl.checkpoint import pack, unpack
-from robo_rl.files import FILE, parse_json, private_file
+from robo_rl.errors import UserError
+from robo_rl.files import FILE, full_disk, parse_json, private_file
 
 MARK = 8  # bytes of the checksum
 
@@ -100,6 +102,17 @@ def at_work(folder: Path, name: str, threads: int = 1) -> Iterator[None]:
     with open(folder / f"{name}.stack", "w", opener=private_file) as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         yield
+
+
+def last_words(e: BaseException) -> tuple[str, str, str]:
+    """What a process that `e` ends tells who started it: full (disk), mistake (a UserError, which says all
+    that a person needs) or error, what happened, the stack of an error."""
+    if words := full_disk(e):
+        return "full", words, ""
+    if isinstance(e, UserError):
+        return "mistake", str(e), ""
+    stack = "".join(traceback.format_exception(e, limit=-6))
+    return "error", f"{type(e).__name__}: {e}", stack
 
 
 def kill(process, folder: Path, name: str, why: str) -> str:

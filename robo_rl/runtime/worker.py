@@ -7,7 +7,6 @@ acted.
 
 import os
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from robo_rl.errors import UserError
-from robo_rl.files import full_disk
 from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, Policy
@@ -158,20 +155,14 @@ class Job:
 
 
 def main(job: Job, connection) -> None:
-    """Collect until told to stop or orphaned. A mistake is sent as ("error", text), a full disk as ("full",
-    text), and ends the process."""
+    """Collect until told to stop or orphaned. What else ends the process is sent (`snapshot.last_words`)."""
     try:
         with snapshot.at_work(job.folder, f"worker{job.index}", job.threads):
             _loop(job, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the learner is gone; what was made is in the slot
     except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the supervisor)
-        if words := full_disk(e):
-            connection.send(("full", words))
-        elif isinstance(e, UserError):  # says all that a person needs
-            connection.send(("error", str(e), ""))
-        else:
-            connection.send(("error", f"{type(e).__name__}: {e}", traceback.format_exc(limit=-6)))
+        connection.send(snapshot.last_words(e))
 
 
 def _following(job: Job) -> tuple[Policy, Callable[[], int]]:
