@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -127,14 +128,12 @@ def command_of(args: Eval) -> str:
 
 def watched(path: str, options: EvalConfig) -> dict:
     """`evaluate_checkpoint` with a progress line."""
+    from robo_rl.experiment.step_watch import StepWatch
     from robo_rl.log import Progress
 
-    with Progress() as progress:
-        progress.start(
-            "eval",
-            episode_count(load_config(pick_checkpoint(Path(path), options.checkpoint)[0]), options),
-            "episodes",
-        )
+    config = load_config(pick_checkpoint(Path(path), options.checkpoint)[0])
+    with Progress() as progress, nullcontext() if options.on == "dds" else StepWatch(config.hang):
+        progress.start("eval", episode_count(config, options), "episodes")
         return evaluate_checkpoint(path, options, lambda done, total: progress.update(done))
 
 

@@ -2,6 +2,7 @@
 LeRobot v3."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -164,6 +165,7 @@ def collect(options: CollectOptions) -> Collected:
     )
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record
+    from robo_rl.experiment.step_watch import HANG, StepWatch
     from robo_rl.film import FilmedEnv, check_path, write_film
     from robo_rl.log import Progress
 
@@ -198,7 +200,8 @@ def collect(options: CollectOptions) -> Collected:
     if options.obs == "rgb":
         env.reset(seed=0)  # draws, or says why it cannot
     folder = Path(options.out or f"data/{options.sim}-{env.spec.task}".replace(":", "-"))
-    with Progress() as progress, Writer(folder, spec=env.spec) as writer:
+    watch = nullcontext() if options.by_person else StepWatch(HANG)
+    with Progress() as progress, watch, Writer(folder, spec=env.spec) as writer:
         before = len(writer)
         if before and not options.out:
             raise UserError(f"{folder} exists with {before} episodes; name it with --out to extend it")

@@ -157,7 +157,9 @@ class TrainConfig:
     ray_address: str = ""
     """Ray cluster to join, for example auto; empty: one of this machine alone."""
     hang: float = 60.0
-    """Seconds without a decision after which a worker is restarted."""
+    """Seconds without a decision after which a worker is restarted; of the learner's own simulator
+    (--workers 0, evaluations) seconds of one step after which you are told, and ten times as many end the
+    run."""
     torch_threads: int = 1
     """Threads of torch in the learner."""
     reward: str = ""

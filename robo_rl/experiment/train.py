@@ -12,7 +12,7 @@ from pathlib import Path
 from robo_rl.child import set_openmp
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment import allocation, parallel, starts
-from robo_rl.experiment.config import TrainConfig, load_config, rollout_options
+from robo_rl.experiment.config import TrainConfig, by_person, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_names, obs_spec, probe_env
 from robo_rl.experiment.latency import with_latency
 from robo_rl.experiment.model_units import keep_facts
@@ -144,7 +144,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     saved = checkpoint.checkpoints(folder)
     with reporter as report:
         run = Run(config, folder, env, report)
-        with run.stop:
+        with run.stop, step_watch(config, folder):
             report.say(f"run {folder}")
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
@@ -183,6 +183,15 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             finished = config.algo == "bc" or config.steps == 0
             run.save({}, finished)
             return run.end() if finished else rl_stage(run, None)
+
+
+def step_watch(config: TrainConfig, folder: Path) -> AbstractContextManager:
+    """A watch on steps that never return; none where a step may wait for a person or for hardware."""
+    if by_person(config) or config.sim.split(":")[0] == "dds":
+        return nullcontext()
+    from robo_rl.experiment.step_watch import StepWatch
+
+    return StepWatch(config.hang, f"; go on with: robo_rl train --resume {folder}")
 
 
 def keep_files(run) -> None:
