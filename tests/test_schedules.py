@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Dict
 from test_algos import METHODS, step
 from test_corrections import RATIO_METHODS, collect, collector_of, make, weights
 
 from robo_rl import checkpoint
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.sft import first_policy
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 
@@ -135,25 +138,38 @@ def test_nft_learns_against_the_very_weights_that_acted_while_they_move():
         assert not torch.equal(acted["head.out.weight"], learner.sampler.head.out.weight)
 
 
-def test_a_run_that_begins_with_an_old_policy_explores_within_its_own_bounds(tmp_path):
-    from robo_rl.experiment.config import TrainConfig
-    from robo_rl.experiment.sft import first_policy
+class PointSpace:
+    """What `first_policy` asks of an env."""
 
+    single_observation_space = Dict(state=Box(-1, 1, (4,)))
+    single_action_space = Box(-1, 1, (2,))
+
+    class spec:
+        views, action_names, task = (), ("x", "y"), "reach"
+
+
+def begun_with(old, folder, **options):
+    """The first policy of a run with --init `old`."""
+    checkpoint.save_checkpoint(folder / "c", old, {}, {"step": 1})
+    config = TrainConfig(init=str(folder / "c"), policy=replace(old.options, **options))
+    return first_policy(config, PointSpace)
+
+
+def test_a_run_that_begins_with_an_old_policy_explores_within_its_own_bounds(tmp_path):
     options = PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, hidden=16, layers=2)
     spec = ObsSpec(state=4, action=2, action_names=("x", "y"))
     old = make_policy(options, spec, 0)
     old.noise.high.fill_(0.21)  # the end of a run
-    checkpoint.save_checkpoint(tmp_path / "c", old, {}, {"step": 1})
-
-    class Env:
-        from gymnasium.spaces import Box, Dict
-
-        single_observation_space = Dict(state=Box(-1, 1, (4,)))
-        single_action_space = Box(-1, 1, (2,))
-
-        class spec:
-            views, action_names, task = (), ("x", "y"), "reach"
-
-    new = first_policy(TrainConfig(init=str(tmp_path / "c"), policy=replace(options, noise_max=0.16)), Env)
+    new = begun_with(old, tmp_path, noise_max=0.16)
     assert float(new.noise.high) == pytest.approx(0.16)
     assert torch.equal(new.head.out.weight, old.head.out.weight)
+
+
+def test_a_diffusion_whose_early_steps_are_frozen_from_now_on_begins_as_the_policy_that_it_is_given(tmp_path):
+    """The frozen base of the early steps is the old head: a fresh one would undo the policy."""
+    options = PolicyOptions(kind="diffusion", denoise_steps=4, finetune_steps=4, hidden=16, layers=2)
+    old = make_policy(options, ObsSpec(state=4, action=2, action_names=("x", "y")), 3)
+    new = begun_with(old, tmp_path, finetune_steps=1)
+    obs = {"state": torch.randn(3, 4)}
+    a, b = (p.act(obs, torch.Generator().manual_seed(0), explore=False).x0 for p in (old, new))
+    assert torch.equal(a, b)

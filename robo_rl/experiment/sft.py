@@ -71,6 +71,8 @@ def first_policy(config: TrainConfig, env):
             f"--init {config.init}: its weights do not fit these --policy options ({unknown[0]}); leave out "
             "what changes the networks"
         )
+    if "base" not in parts:
+        policy.freeze_base()  # all steps of the old chain were the head's
     for word in ("taught", "steered"):  # critics begin anew, so nothing is chosen by them yet
         if hasattr(policy, word):
             getattr(policy, word).fill_(False)
