@@ -68,9 +68,9 @@ def min_prefix(log_rho: Tensor, done: Tensor) -> Tensor:
     """MinPRO's weight of chunks `[T,N]`: log W_t = log rho_t + min over the episode's earlier chunks of log
     rho.
 
-    W = rho at an episode's first chunk, and at a rollout's, whose past is not there. It stands in for the
-    product of the prefix, whose variance explodes with t; an early chunk that the policy now shuns damps all
-    later ones.
+    W = rho at an episode's first chunk, and at a rollout's, whose past is not there. A chunk that does not
+    count has log rho inf. It stands in for the product of the prefix, whose variance explodes with t; an
+    early chunk that the policy now shuns damps all later ones.
     Source: arXiv 2601.22718; the use as a detached weight is ours.
     """
     out, nothing = torch.empty_like(log_rho), torch.full_like(log_rho[0], torch.inf)

@@ -294,7 +294,7 @@ def test_the_papers_numbers_have_their_own_preset_and_ours_another():
         0.35,
         0.7,
     )
-    assert (t.envs, t.rl.decisions, t.rl.minibatch, t.rl.gamma, t.rl.lam) == (40, 500, 50_000, 0.99, 0.95)
+    assert (t.envs, t.rl.decisions, t.rl.minibatch, t.rl.lam) == (40, 500, 50_000, 0.95)
     assert ours.rl != t.rl and ours.policy.logp_reduction == "sum"
     d = preset("mujoco", "pick_cube", "dppo", "state", "paper")
     assert (
@@ -306,6 +306,8 @@ def test_the_papers_numbers_have_their_own_preset_and_ours_another():
     ) == (20, 10, 4, 0.001, 0.01)
     ours = preset("mujoco", "pick_cube", "dppo", "state", "full")
     assert (d.policy.std_scale, d.policy.std_floor, ours.policy.std_scale) == (1.0, 0.1, 0.0)
+    # theirs are per decision, ours per control step
+    assert [x.rl.gamma**x.policy.execute for x in (t, d)] == pytest.approx([0.99, 0.999], abs=5e-5)
     for paper in (t, d):
         import importlib
 

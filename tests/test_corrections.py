@@ -5,6 +5,7 @@ import importlib
 import math
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,6 +129,16 @@ def at_version_two(name, **kw):
     learner.policy.load_state_dict(policy)
     learner.load_state_dict(copy.deepcopy(state))
     return learner, copy.deepcopy(old)
+
+
+def test_a_decision_that_is_left_out_is_not_the_least_ratio_of_those_before():
+    """MinPRO: a decision of a person, or one that is too old, has no ratio (0 stands in its place)."""
+    log_rho = torch.tensor([[0.3], [0.0], [0.2], [0.1]])
+    r = SimpleNamespace(mask=torch.tensor([[True], [False], [True], [True]]), done=torch.zeros(4, 1).bool())
+    flat = log_rho.flatten()[:, None]
+    options = OnPolicyOptions(correction="minpro")
+    log_w, _ = stale.Corrector(options).log_weights(r, log_rho, flat, 0 * flat, joint=True)
+    assert log_w[r.mask.flatten()].tolist() == pytest.approx([0.3, 0.2 + 0.3, 0.1 + 0.2])
 
 
 @pytest.mark.parametrize("name", RATIO_METHODS)

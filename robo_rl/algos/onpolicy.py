@@ -21,7 +21,16 @@ from torch import Tensor
 
 from robo_rl import losses
 from robo_rl.advantages import whiten
-from robo_rl.algos.credit import Credit, columns_seen, descend, flat, make_adam, pick, step_along
+from robo_rl.algos.credit import (
+    Credit,
+    columns_seen,
+    density_scale,
+    descend,
+    flat,
+    make_adam,
+    pick,
+    step_along,
+)
 from robo_rl.algos.rehearsal import Rehearsal
 from robo_rl.algos.rollout_replay import RolloutReplay
 from robo_rl.algos.stale import Corrector
@@ -218,7 +227,7 @@ class OnPolicyLearner:
             metrics |= value_metrics(value_losses) if value_losses else {}
             if logs:
                 metrics |= self.told(logs, tails) | {
-                    "ess": effective(tails, rules.joint, policy.options, policy.spec.action)
+                    "ess": effective(tails, rules.joint, density_scale(policy))
                 }
         if logs and "active" in logs[0]:
             self.corrector.updated(float(logs[0]["active"]))

@@ -156,7 +156,8 @@ class Corrector:
         finite)."""
         kind = self.options.correction
         if kind == "minpro":
-            log_w = corrections.min_prefix(log_rho, r.done)
+            # what was not the policy's, or is too old, has no ratio to be the least
+            log_w = corrections.min_prefix(log_rho.where(r.mask, torch.inf), r.done)
         elif kind == "sequence":
             log_w = corrections.per_episode(log_rho, r.done, r.mask, "mean")
         else:

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robo_rl.algos.credit import pick
-from robo_rl.losses import MAX_LOG_RATIO
+from robo_rl.algos.credit import density_scale, pick
+from robo_rl.corrections import k3
 from robo_rl.optim import Optimizer, kernels
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.sampling import gaussian_kl
@@ -136,11 +136,8 @@ class TrustRegion:
         if len(now) == 2:
             kl = gaussian_kl(before[0], before[1], now[0], now[1]).mean()
         else:  # Schulman's k3 of the density
-            o, entries = self.policy.options, self.policy.options.execute * self.policy.spec.action
-            log_ratio = ((now[0] - before[0]) * (entries if o.logp_reduction == "mean" else 1)).clamp(
-                -MAX_LOG_RATIO, MAX_LOG_RATIO
-            )
-            kl = (log_ratio.exp() - 1 - log_ratio).mean() / entries
+            entries = self.policy.options.execute * self.policy.spec.action
+            kl = k3(density_scale(self.policy) * (now[0] - before[0])).mean() / entries
         return max(1e-9, self.mean(kl) / self.goal)  # rounding leaves no zero
 
     def stepped(self) -> None:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from robo_rl.corrections import ess
-from robo_rl.options import PolicyOptions
 from robo_rl.rollout import Rollout
 
 MAXIMA = {"ratio_max", "log_ratio_absmax", "is_logratio_absmax"}
@@ -40,14 +39,9 @@ def average(logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, flo
     return out
 
 
-def effective(tails: list[Tensor], joint: bool, options: PolicyOptions, action: int) -> float:
+def effective(tails: list[Tensor], joint: bool, scale: float) -> float:
     """Effective sample size per sample of the ratios of densities in `tails` [B,F]: of the chain, or of each
-    factor.
-
-    A log-prob that is a mean over the executed entries is brought back to their sum first.
-    """
+    factor. scale: from a log-prob to that of a density (`credit.density_scale`)."""
     x = torch.cat(tails)
-    x = (x.sum(-1) if joint else x.flatten()) * (
-        options.execute * action if options.logp_reduction == "mean" else 1
-    )
+    x = scale * (x.sum(-1) if joint else x.flatten())
     return float(ess(x)) / len(x)
