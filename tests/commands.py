@@ -12,7 +12,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest.mock import patch
 
 TESTS = Path(__file__).parent
 TINY = (
@@ -86,16 +88,18 @@ TINY_REPLAY = (
 
 
 @functools.cache
-def _context():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warm"])
+def _server() -> forkserver.ForkServer:
+    """The process that commands are forked from. multiprocessing has one for all, with what its first user
+    preloads, and worker pools of a test may be the first."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(["warm"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, [before])])
     try:
-        multiprocessing.forkserver.ensure_running()
+        server.ensure_running()
     finally:
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
-    return context
+    return server
 
 
 @dataclass(frozen=True)
@@ -136,11 +140,12 @@ class Command:
         self.out, self.err = (cwd / f".{kind}{time.monotonic_ns()}" for kind in ("out", "err"))
         for path in (self.out, self.err):
             path.touch()  # a command may be killed before it opens them
-        self.process = _context().Process(
+        self.process = multiprocessing.get_context("forkserver").Process(
             target=_child,
             args=(cwd, [str(a) for a in argv], tuple(absent), env or {}, first, guarded, self.out, self.err),
         )
-        self.process.start()
+        with patch.object(forkserver, "connect_to_new_process", _server().connect_to_new_process):
+            self.process.start()
 
     def wait(self, timeout: float = 120) -> Result:
         self.process.join(timeout)

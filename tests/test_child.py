@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
+
+from commands import robo_rl
 
 from robo_rl.child import end, line_with, set_openmp
 
@@ -50,3 +53,9 @@ def test_threads_of_openmp_sleep_where_they_wait_unless_the_user_says_otherwise(
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     set_openmp(3)
     assert (os.environ["GOMP_SPINCOUNT"], os.environ["OMP_NUM_THREADS"]) == ("7", "2")
+
+
+def test_commands_of_tests_start_warm_although_a_worker_pool_was_there_before(tmp_path):
+    """commands._child asserts that it is warm; multiprocessing's own server preloads for its first user."""
+    forkserver.ensure_running()
+    assert robo_rl(tmp_path, "--version").code == 0
