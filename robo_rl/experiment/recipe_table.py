@@ -49,7 +49,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "pause",
         {
             "bc": {"updates": 4000, "batch": 32, "noises": 8},
-            "policy": {"horizon": 16, "execute": 8, "predict": "action"},
+            "policy": {"horizon": 16, "execute": 8, "predict": "action", "keypoints": "standard"},
             "image_size": 96,
         },
     ),
@@ -136,10 +136,13 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "manipulation on_policy rgb",
-        "an image costs as much as twenty control steps; RL moves the action head alone (pi_RL)",
+        "an image costs as much as twenty control steps; RL moves the action head alone (pi_RL); a network "
+        "that predicts the chunk need not learn to copy noise; key points that point at something from the "
+        "start",
         {
             "envs": 64,
             "eval_envs": 64,
+            "policy": {"predict": "action", "keypoints": "standard"},
             "bc": {"batch": 16, "noises": 16},
             "rl": {
                 "decisions": 16,
@@ -163,33 +166,36 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"demos": "100", "steps": 80_000, "eval_every": 40_000, "bc": {"updates": 2500}},
     ),
     (
+        "fast on_policy rgb",
+        "what tells one scene from another is in its first picture: few frames of many demonstrations, which "
+        "are played again and drawn where supervision begins",
+        {"data": {"every": 16, "cache_mb": 1024}},
+    ),
+    (
+        "fast on_policy rgb full",
+        "a third of the time is supervision's",
+        {"demos": "4000", "bc": {"updates": 6000}},
+    ),
+    ("fast on_policy rgb quick", "minutes", {"demos": "1000"}),
+    (
         "fast on_policy rgb fresh",
         "weights that know nothing and are few bear larger steps; draws of noise cost as much as the trunk "
         "here; they learn to see from scenes that differ, not from many pictures of one, and what "
         "instructions mean before anything else",
-        {
-            "data": {"every": 16, "cache_mb": 1024},
-            "bc": {"lr": 3e-3, "batch": 32, "noises": 4, "ground": 4000},
-        },
+        {"bc": {"lr": 3e-3, "batch": 32, "noises": 4, "ground": 4000}},
     ),
     (
         "fast on_policy rgb fresh full",
         "a third of the time is supervision's",
         {"demos": "8000", "bc": {"updates": 3000}},
     ),
-    ("fast on_policy rgb fresh quick", "minutes", {"demos": "1000", "bc": {"ground": 1000}}),
+    ("fast on_policy rgb fresh quick", "minutes", {"bc": {"ground": 1000}}),
     (
-        "fast pi_rl rgb vla",
+        "fast pi_rl rgb",
         "as from the state: as much noise as the policy bears, of which no later denoise step takes any "
-        "away; updates that follow their KL; the critic first; a prefix is encoded once, when it is acted on",
+        "away; updates that follow their KL; the critic first",
         {
-            "policy": {
-                "noise": "learned",
-                "noise_steps": "last",
-                "noise_min": 0.2,
-                "noise_max": 0.3,
-                "keep_prefix": True,
-            },
+            "policy": {"noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
             "rl": {
                 "explore": 0.3,
                 "average": 0.05,
@@ -200,6 +206,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
                 "lr": 1e-4,
             },
         },
+    ),
+    (
+        "fast pi_rl rgb vla",
+        "a prefix is encoded once, when it is acted on",
+        {"policy": {"keep_prefix": True}},
     ),
     # One learning rate fits one task: on push_cube 3e-4 left KL 3 and half of the success after an update, on
     # pick_cube it learnt. Eight steps without a look push the cube past its mark: 0.82 to 0.87 after a
@@ -495,7 +506,12 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "manipulation replay rgb",
         "the trunk is supervised alone",
-        {"demos": "50", "eval_envs": 64, "bc": {"batch": 16, "noises": 16}},
+        {
+            "demos": "50",
+            "eval_envs": 64,
+            "policy": {"keypoints": "standard"},
+            "bc": {"batch": 16, "noises": 16},
+        },
     ),
     ("manipulation replay rgb full", "the trunk is supervised alone", {"bc": {"updates": 4000}}),
     ("manipulation replay rgb quick", "the trunk is supervised alone", {"bc": {"updates": 1500}}),
@@ -672,7 +688,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"workers": 0, "demos_most": 0, "rl": {"decisions": 64}},
     ),
     (
-        "robot on_policy rgb fresh",
+        "robot on_policy rgb",
         "an arm's time is dear, and it does not play an episode again",
         {"demos": "300", "data": {"every": 1}, "bc": {"ground": 0}},
     ),

@@ -274,6 +274,7 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None, reads: boo
     look(update): what else to report, {} where nothing is due. Raises Stopped when a signal comes.
     """
     from robo_rl.algos import bc
+    from robo_rl.algos.augment import augmented
     from robo_rl.devices import device_of, sampled_on
 
     run.report.start("sft", updates, "updates")
@@ -286,9 +287,12 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None, reads: boo
         if row or update % 100 == 0 or update == updates:
             run.report.log(made + update, {"sft/loss": loss} | row, stage="sft")
 
-    sample = sampled_on(device_of(run.policy), sample)
+    options, sample = run.config.bc, sampled_on(device_of(run.policy), sample)
+    seen = sample
+    if run.policy.spec.views:
+        seen = augmented(sample, options.shift, options.colour, options.forget)
     run.policy.train()
-    bc.train(run.policy, sample, replace(run.config.bc, updates=updates), run.config.seed + 10, tick)
+    bc.train(run.policy, seen, replace(options, updates=updates), run.config.seed + 10, tick)
     run.policy.eval()
     if reads:
         ratio = bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12)

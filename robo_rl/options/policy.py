@@ -92,6 +92,9 @@ class PolicyOptions:
     """Token width of the vision-language trunk (obs rgb)."""
     depth: int = 2
     """Transformer blocks of the vision-language trunk."""
+    keypoints: Literal["plain", "standard"] = "plain"
+    """Key points of this trunk, by softmaxes of feature maps: 16 of maps as they are, or standard: 32 of maps
+    with mean 0 and std 1 over the picture, so that fresh weights point at something."""
     noise: Literal["sde", "cps", "learned"] = "sde"
     """Exploration of a flow chain: Flow-SDE, Flow-CPS, or a learned std (Flow-Noise, ReinFlow)."""
     noise_level: float = 0.5
@@ -223,6 +226,7 @@ class PolicyOptions:
             raise UserError("policy.advantage goes without a learned noise: --policy.noise sde or cps")
         in_range("policy.guidance", self.guidance, 0, 100)
         choose("policy.size", self.size, ("tiny", "small", "full"))
+        choose("policy.keypoints", self.keypoints, ("plain", "standard"))
         choose("policy.statistics", self.statistics, ("demos", "folder"))
         in_range("policy.prompt", self.prompt, 0, 4096)
         for name, low, high in (
@@ -321,6 +325,15 @@ class BcOptions:
     noises: int = 1
     """Draws of time and noise for each demonstrated chunk of a batch; the observation is encoded once for all
     of them."""
+    shift: float = 0.0
+    """Pictures are moved by at most this share of their side, drawn for every one of a batch; what comes in
+    repeats the border. 0: not. A few hundred scenes are learnt by heart otherwise."""
+    colour: float = 0.0
+    """Brightness, contrast and saturation of pictures are changed by at most this share, drawn alike; 0:
+    not."""
+    forget: float = 0.0
+    """Share of the demonstrated frames of a batch, with pictures, that are shown without their state (the
+    mean in its place), so that the pictures must tell. 0: none."""
     compile: bool = False
     """Transformer blocks go through torch.compile while they learn from demonstrations: half a minute at the
     start, then fewer passes over memory. RL runs them as they are, for ratios of exactly 1."""
@@ -338,6 +351,9 @@ class BcOptions:
         in_range("bc.ground", self.ground, 0, 10**8)
         in_range("bc.batch", self.batch, 1, 10**6)
         in_range("bc.noises", self.noises, 1, 1000)
+        in_range("bc.shift", self.shift, 0, 0.5)
+        in_range("bc.colour", self.colour, 0, 1)
+        in_range("bc.forget", self.forget, 0, 1)
         in_range("bc.lr", self.lr, 0, 1, open_low=True)
         in_range("bc.weight_decay", self.weight_decay, 0, 1)
         in_range("bc.ema", self.ema, 0, 1, open_high=True)

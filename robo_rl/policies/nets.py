@@ -287,16 +287,20 @@ class ImageEncoder(nn.Module):
     points.
 
     The instruction scales and shifts the first features (FiLM, Perez et al. 2018), so that "red" can mean a
-    place; key points are the expected pixel coordinates under `points` spatial softmaxes (Finn et al. 2016),
-    in -1..1: what grasping needs and what patch tokens tell only roughly. Activations stay channels-last, as
+    place; key points are the expected pixel coordinates under spatial softmaxes (Finn et al. 2016), in
+    -1..1: what grasping needs and what patch tokens tell only roughly. Activations stay channels-last, as
     images come.
+
+    standard: 32 of them instead of 16, each softmax of a map with mean 0 and std 1 over the picture. Then
+    fresh weights already point at what differs from the rest; as they are, maps are flat, and all points
+    stand in the middle.
     """
 
     grid: Tensor
 
-    def __init__(self, width: int, size: int, points: int = 16):
+    def __init__(self, width: int, size: int, standard: bool):
         super().__init__()
-        half = size // 2
+        half, points, self.standard = size // 2, 32 if standard else 16, standard
         self.stem = nn.Conv2d(3, 32, 4, 2, 1)
         self.film = nn.Linear(width, 64)
         self.mix = nn.Conv2d(32, 32, 1)
@@ -319,7 +323,11 @@ class ImageEncoder(nn.Module):
         x = self.stem(image.permute(0, 3, 1, 2).float().div_(127.5).sub_(1).to(self.place.dtype))
         scale, shift = self.film(instruction)[..., None, None].chunk(2, 1)
         x = torch.relu(self.mix(torch.relu(x * (1 + scale) + shift)))
-        where = torch.softmax(4 * self.maps(x).flatten(2).float(), -1) @ self.grid  # [B, points, 2]
+        maps = self.maps(x).flatten(2).float()
+        if self.standard:
+            std, mean = torch.std_mean(maps, -1, keepdim=True)
+            maps = (maps - mean) / (std + 1e-3)
+        where = torch.softmax(4 * maps, -1) @ self.grid  # [B, points, 2]
         return self.net(x).flatten(2).transpose(1, 2) + self.place, where.flatten(1)
 
 
@@ -331,10 +339,12 @@ class VisionLanguageTrunk(Trunk):
     are.
     """
 
-    def __init__(self, state: int, views: tuple[str, ...], size: int, width: int, depth: int):
+    def __init__(
+        self, state: int, views: tuple[str, ...], size: int, width: int, depth: int, standard: bool = False
+    ):
         super().__init__()
         self.views = views
-        encoders = [ImageEncoder(width, size) for _ in views]
+        encoders = [ImageEncoder(width, size, standard) for _ in views]
         self.images = nn.ModuleList(encoders)
         self.words = nn.Embedding(VOCAB, width, padding_idx=0)
         self.place = nn.Parameter(torch.randn(1, TOKENS, width) * 0.02)

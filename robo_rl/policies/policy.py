@@ -106,7 +106,9 @@ class PolicyBase(nn.Module):
         """The trunk, and C."""
         o, spec = self.options, self.spec
         trunk = (
-            VisionLanguageTrunk(spec.state, spec.views, spec.image_size, o.width, o.depth)
+            VisionLanguageTrunk(
+                spec.state, spec.views, spec.image_size, o.width, o.depth, o.keypoints == "standard"
+            )
             if spec.views
             else StateTrunk(spec.state, spec.language)
         )
