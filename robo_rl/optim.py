@@ -111,6 +111,13 @@ class AdamW:
             self.state[p]["master"] = x
         return self.state[p]
 
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Parameters in bf16 or fp16 were set by somebody else: what steps begins from them."""
+        for p, state in self.state.items():
+            if "master" in state:
+                state["master"].copy_(p)
+
     def state_dict(self) -> dict:
         """As `torch.optim.AdamW.state_dict`: parameters by number, tensors by reference."""
         group = self.param_groups[0]

@@ -10,9 +10,12 @@ from commands import TINY, robo_rl
 from torch import nn
 
 from robo_rl import checkpoint
+from robo_rl.algos import bc
 from robo_rl.algos.averaged_weights import AveragedWeights
 from robo_rl.algos.trust import near_success
 from robo_rl.experiment.onpolicy import newest_weight
+from robo_rl.optim import AdamW
+from robo_rl.options import BcOptions
 from robo_rl.policies.policy import Policy
 
 
@@ -62,6 +65,61 @@ def test_an_average_goes_on_from_a_checkpoint_that_holds_it_as_the_policy():
     resumed.swap()
     assert all(torch.equal(a, b) for a, b in zip(other.parameters(), net.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(resumed.mean, average.mean, strict=True))
+
+
+def test_the_average_of_weights_in_16_bits_moves_by_steps_that_they_cannot_hold():
+    """bf16 has 8 bits: 0.005 of a difference of a tenth is rounded away, at every update anew."""
+    net = nn.Linear(3, 2).to(torch.bfloat16)
+    average, wide = AveragedWeights(list(net.parameters())), net.weight.detach().float().clone()
+    for _ in range(500):
+        with torch.no_grad():
+            net.weight.add_(0.1 * torch.randn_like(net.weight))
+        average.add(0.005)
+        wide.lerp_(net.weight.detach().float(), 0.005)
+    learns = net.weight.detach().clone()
+    assert torch.equal(average.mean[0], wide)
+    with average.shown():
+        assert torch.equal(net.weight, wide.bfloat16())
+        policy, saved = {k: v.clone() for k, v in net.state_dict().items()}, average.state_dict()
+    assert torch.equal(net.weight, learns) and torch.equal(average.mean[0], wide)
+    tensors: dict[str, torch.Tensor] = {}  # as a checkpoint holds it
+    saved = checkpoint.unpack(checkpoint.pack(saved, tensors), tensors)
+    other = nn.Linear(3, 2).to(torch.bfloat16)
+    other.load_state_dict(policy)
+    resumed = AveragedWeights(list(other.parameters()))
+    resumed.load_state_dict(saved)
+    resumed.swap()
+    assert torch.equal(other.weight, learns) and torch.equal(resumed.mean[0], wide)
+
+
+def test_an_average_of_16_bits_is_read_from_a_checkpoint_that_has_what_learns_alone():
+    net = nn.Linear(3, 2).to(torch.bfloat16)
+    average, shown = AveragedWeights(list(net.parameters())), net.weight.detach().clone()
+    average.load_state_dict([p.detach() + 1 for p in net.parameters()])
+    average.swap()
+    assert torch.equal(net.weight, shown + 1) and torch.equal(average.mean[0], shown.float())
+
+
+def test_supervised_weights_in_16_bits_end_where_those_in_32_do():
+    ends = []
+    for dtype in (torch.float32, torch.bfloat16):
+        p = nn.Parameter(torch.ones(4, dtype=dtype))
+        bc.fit([p], lambda g, p=p: (p.float() - 1.5).square().sum(), BcOptions(updates=1500), 0)
+        ends.append(float(p.detach().float().mean()))
+    assert ends[1] == pytest.approx(ends[0], abs=5e-3)
+
+
+def test_what_steps_follows_weights_in_16_bits_that_somebody_else_set():
+    p = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    opt = AdamW([p], lr=1e-3)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    with torch.no_grad():
+        p.fill_(3.0)
+    opt.follow()
+    opt.param_groups[0]["lr"] = 0.0
+    opt.step()
+    assert (p == 3).all()
 
 
 def test_the_newest_update_weighs_less_the_fewer_episodes_fail_and_never_less_than_asked_for():

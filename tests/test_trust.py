@@ -11,8 +11,9 @@ from test_algos import METHODS, SMALL, setup, step
 
 from robo_rl.algos import nft
 from robo_rl.algos.onpolicy import minibatches, steps_of
-from robo_rl.algos.trust import BEFORE, PROBES, RECENT, Outcomes, near_success
+from robo_rl.algos.trust import BEFORE, PROBES, RECENT, Outcomes, TrustRegion, near_success
 from robo_rl.errors import UserError
+from robo_rl.optim import AdamW
 from robo_rl.options import NftOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector
@@ -220,3 +221,23 @@ def test_the_critic_is_ready_once_it_explained_enough_or_was_given_enough_update
     again = learner_of("pi_rl sde", 0.0)[1].credit
     again.load_state_dict(credit.state_dict())
     assert again.ready
+
+
+def test_what_is_taken_back_of_weights_in_16_bits_stays_back():
+    """What steps of them is a copy in float32: a cut of the parameters alone would be undone by the next
+    step."""
+    p = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    opt = AdamW([p], lr=0.5)
+    region = TrustRegion([p], opt, 0.5, 0.01)
+    for update in range(2):  # the copy is made in the first
+        region.start = [x.detach().clone() for _, x in region.stepping()]
+        first = p.detach().clone()
+        p.grad = torch.ones_like(p)
+        opt.step()
+        moved = p.detach() - first
+        region.shrink(0.25)
+        assert torch.allclose(p.detach() - first, 0.25 * moved, atol=2e-3), update
+        opt.param_groups[0]["lr"] = 0.0
+        opt.step()
+        assert torch.allclose(p.detach() - first, 0.25 * moved, atol=2e-3), update
+        opt.param_groups[0]["lr"] = 0.5

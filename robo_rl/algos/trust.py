@@ -110,7 +110,7 @@ class TrustRegion:
         displacement, 1 at the target."""
         some = rows[torch.linspace(0, len(rows) - 1, min(PROBES, len(rows))).long()]
         self.policy, self.obs, self.trace, self.mean = policy, pick(obs, some), pick(trace, some), mean
-        self.start = [local(p).detach().clone() for p in self.params]
+        self.start = [x.detach().clone() for _, x in self.stepping()]
         self.before = self.scored()
         self.made, self.steps, self.cuts, self.spent, self.lr_scale = 0, steps, 0, 0.0, lr_scale
         self.goal = self.target * size**2
@@ -162,7 +162,19 @@ class TrustRegion:
     @torch.no_grad()
     def shrink(self, factor: float) -> None:
         """The displacement of the update times `factor`."""
-        kernels._foreach_lerp_([local(p) for p in self.params], self.start, 1 - factor)
+        own = self.stepping()
+        # where a copy in float32 steps it is made in the first update
+        start = [a.to(x.dtype) for a, (_, x) in zip(self.start, own, strict=True)]
+        kernels._foreach_lerp_([x for _, x in own], start, 1 - factor)
+        for p, x in own:
+            if p is not x:
+                p.copy_(x)
+
+    def stepping(self) -> list[tuple[Tensor, Tensor]]:
+        """Of each parameter this process's part, and what steps: itself, or of one in 16 bits its copy in
+        float32 (`robo_rl.optim.AdamW`), which would else undo what is taken back."""
+        own = [(p, local(p)) for p in self.params]
+        return [(x, self.opt.state[p].get("master", x) if p in self.opt.state else x) for p, x in own]
 
     def scale_lr(self, factor: float) -> None:
         low, high = (r * self.chosen for r in RANGE)

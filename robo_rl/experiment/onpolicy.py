@@ -221,6 +221,7 @@ def go_back(run: Run, learner) -> bool:
     """After a look: where success fell below that of the supervised policy, put policy and learner back to
     the best checkpoint, with smaller steps -> whether it did."""
     from robo_rl import checkpoint
+    from robo_rl.optim import AdamW
 
     why = run.fallen()
     state = {} if why is None or len(run.returns) >= RETURNS else learner.state_dict()
@@ -236,6 +237,9 @@ def go_back(run: Run, learner) -> bool:
         ).state_dict()
     )
     learner.load_state_dict(at_best | {"step_scale": state["step_scale"] * SMALLER})
+    opt = getattr(learner, "actor_opt", None)
+    if run.average and isinstance(opt, AdamW):
+        opt.follow()  # the policy is the average, not what learnt when it was the best
     return True
 
 

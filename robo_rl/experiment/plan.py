@@ -208,6 +208,11 @@ def size_of(tensors) -> int:
     return sum(x.nbytes for x in tensors)
 
 
+def averaged(params: list) -> int:
+    """Bytes of the average of parameters, which has float32 of those in bf16."""
+    return sum(p.numel() * max(4, p.element_size()) for p in params)
+
+
 def moments(params: list) -> int:
     """Bytes that AdamW keeps of parameters: two in float32, and a master of those in bf16."""
     return sum(
@@ -223,7 +228,7 @@ def supervised_parts(
     loss = supervised_loss(config, policy, config.bc.noises)
     saved, seconds = extrapolated(policy, loss, config.bc.batch, speed)
     parts = [
-        PlanPart("average of the weights", size_of(policy.state_dict().values()), "supervised"),
+        PlanPart("average of the weights", averaged(learns), "supervised"),
         PlanPart("gradients", size_of(learns), "supervised"),
         PlanPart("moments of AdamW", moments(learns), "supervised"),
         PlanPart("activations", saved, "supervised"),
@@ -307,7 +312,7 @@ def rl_parts(
     ]
     if rl.advantage == "istar":
         parts.append(PlanPart("second policy, of istar", weights + size_of(learns) + moments(learns)))
-    average = (size_of(learns) - size_of(critic)) if rl.average else 0
+    average = averaged(learns[: -len(critic)]) if rl.average else 0
     if average:
         parts.append(PlanPart("average of the weights that RL moves", average))
     if replayed:
