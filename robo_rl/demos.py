@@ -228,11 +228,18 @@ def check_expert(env) -> None:
 
 def load_demos(folder: "str | Path", env, label: str = ""):
     """A data set (`robo_rl.data.reader.Dataset`) with the commands of `env` for actions: a world model's env
-    knows what recordings in the units of its data mean (`WorldEnv.in_commands`)."""
+    knows what recordings in the units of its data mean (`WorldEnv.in_commands`). UserError: axes of the same
+    names mean something else there (joint targets here, steps of joints there)."""
     from robo_rl.data.reader import load
+    from robo_rl.data.writer import Writer
 
     data = load(folder, label=label)
-    return env.in_commands(data) if hasattr(env, "in_commands") else data
+    if hasattr(env, "in_commands"):
+        return env.in_commands(data)
+    named = data.spec is not None and data.spec.action_names == env.spec.action_names
+    if named and (bad := Writer.spec_differences(env.spec, data.spec)):
+        raise UserError(f"data set {folder}: {bad[0]}. Take the --control that it was recorded with")
+    return data
 
 
 def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:

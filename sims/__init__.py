@@ -21,7 +21,7 @@ Wrong input raises `robo_rl.errors.UserError`.
 """
 
 from robo_rl.errors import UserError, choose
-from robo_rl.plugins import OWN, is_object
+from robo_rl.plugins import OWN, is_object, split_arguments
 
 SIMS = ("mujoco", "mujoco_warp", "maniskill", "isaacgym", "isaaclab")
 PREFIXES = ("gym:", "envpool:")
@@ -54,16 +54,16 @@ def check_names(
 
         find_locomotion(task)
     elif name == "maniskill":
-        from sims.maniskill.tasks import NEEDS_DOWNLOAD, TASKS
+        from sims.maniskill.tasks import TASKS, split_task
 
-        if task not in NEEDS_DOWNLOAD:  # its own remedy is told when it is made
-            choose("maniskill task", task or TASKS[0], TASKS)
+        split_task(task or TASKS[0])
 
 
 def check_several(name: str, task: str) -> None:
     """Raise UserError for several tasks of a simulator that plays one at a time; what a user's own makes of
-    commas is its own affair."""
-    if "," in task and name != "mujoco" and not is_object(name):
+    commas is its own affair, and arguments may follow a task of ManiSkill."""
+    tasks = split_arguments(task)[0] if name == "maniskill" else task
+    if "," in tasks and name != "mujoco" and not is_object(name):
         raise UserError(
             f"--task {task}: only --sim mujoco plays several tasks in one run, --sim {name} takes one"
         )
@@ -98,7 +98,8 @@ def make(
     cameras: str = "",
 ):
     """Build the vector env `name` (one of SIMS, `gym:<id>`, `envpool:<id>`, or `module:function` of the
-    user's own; arguments of what makes the last three may follow: `gym:<id>,radius=0.3`).
+    user's own; arguments of what makes the last three may follow: `gym:<id>,radius=0.3`; those of a task of
+    ManiSkill follow the task).
 
     obs "state" or "rgb" (state and images); reward "sparse" or "dense"; control is the sim's action mode;
     threads 0 = all cores; max_steps 0 = the task's own limit; randomise is a comma list such as

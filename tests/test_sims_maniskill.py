@@ -17,7 +17,7 @@ import sims
 from robo_rl.errors import MissingDependency, UserError
 from sims.check import check_env
 from sims.maniskill import EXPERT_TASKS, TASKS, bare_rates, expert, make_maniskill, vulkan_problem, wire
-from sims.maniskill.tasks import NEEDS_DOWNLOAD, NEEDS_RENDERER, instruction
+from sims.maniskill.tasks import NEEDS_DOWNLOAD, NEEDS_RENDERER, instruction, split_task
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = importlib.util.find_spec("mani_skill") is not None
@@ -56,8 +56,29 @@ def episode(env, starts, actions=None):
 
 
 def test_a_wrong_task_name_lists_the_nearest_first():
-    with pytest.raises(UserError, match=r"did you mean 'PickCube-v1'\? Allowed: PickCube-v1, "):
-        make_maniskill("PickCub-v1")
+    for wrong in ("PickCub-v1", "PickCube", "pickcube-v1"):
+        with pytest.raises(UserError, match=r"did you mean 'PickCube-v1'\? Nearest: PickCube-v1, "):
+            make_maniskill(wrong)
+    with pytest.raises(UserError, match="did you mean 'AnymalC-Reach-v1'.*MODULE:ID"):
+        sims.check_names("maniskill", "AnymalC-Reach")
+
+
+def test_arguments_follow_the_task_and_what_is_an_option_is_told_by_its_name():
+    task = (
+        'my.tasks:Pour-v2,robot_uids=("panda","fetch"),sim_config={"sim_freq":200,"control_freq":10},side=2'
+    )
+    sims.check_names("maniskill", task)
+    module, id, arguments = split_task(task)
+    assert (module, id) == ("my.tasks", "Pour-v2") and instruction(task) == "pour"
+    assert arguments == {
+        "robot_uids": ("panda", "fetch"),
+        "sim_config": {"sim_freq": 200, "control_freq": 10},
+        "side": 2,
+    }
+    with pytest.raises(UserError, match="control_mode is set by --control"):
+        sims.check_names("maniskill", "PickCube-v1,control_mode=pd_joint_pos")
+    with pytest.raises(UserError, match="only --sim mujoco plays several tasks"):
+        sims.check_names("maniskill", "PickCube-v1,PushCube-v1")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +88,6 @@ def test_a_wrong_task_name_lists_the_nearest_first():
         ({"threads": -1}, "threads must be >= 0"),
         ({"max_steps": -1}, "max_steps must be >= 0"),
         ({"device": "tpu"}, "Allowed: cpu, cuda"),
-        ({"control": "torque"}, "Allowed: .*joint_delta, ee_delta"),
     ],
 )
 def test_a_wrong_argument_says_what_is_allowed(wrong, message):
@@ -253,6 +273,8 @@ def test_workers_end_when_the_process_that_made_the_env_is_killed():
 def test_a_task_that_needs_a_download_says_so_and_asks_nothing():
     with pytest.raises(UserError, match=r"download_asset PickSingleYCB-v1`, or take a task that needs none"):
         make_maniskill("PickSingleYCB-v1")
+    with pytest.raises(UserError, match=r"download_asset xarm6_robotiq`"):  # of the robot, not the task
+        make_maniskill("PickCube-v1,robot_uids=xarm6_robotiq")
 
 
 @simulates
@@ -260,8 +282,15 @@ def test_a_task_that_needs_a_download_says_so_and_asks_nothing():
 @pytest.mark.parametrize(
     "task, wrong, message",
     [
-        ("PickCubeSO100-v1", {"control": "ee_delta"}, "has no 'ee_delta' control. Allowed: joint_delta"),
+        (
+            "PickCubeSO100-v1",
+            {"control": "ee_delta"},
+            "of PickCubeSO100-v1 'ee_delta'.*Allowed: joint_delta, pd_",
+        ),
         ("StackPyramid-v1", {"reward": "dense"}, "has no dense reward. Allowed: sparse"),
+        ("MS-CartpoleBalance-v1", {"reward": "sparse"}, "says nothing of success .* leave --reward out"),
+        ("PickCube-v1,robot_uids=nobody", {}, "robot_uids=nobody cannot be made: .*nobody not found"),
+        ("PickCube-v1,colour=red", {}, "unexpected keyword argument 'colour'$"),
     ],
 )
 def test_what_a_task_cannot_do_is_refused(task, wrong, message):
@@ -311,6 +340,66 @@ def test_the_contract_holds_with_images():
     assert "render" in parts
 
 
+OWN = """
+import torch
+from mani_skill.envs.tasks.tabletop.push_cube import PushCubeEnv
+from mani_skill.utils.registration import register_env
+
+
+@register_env("Push-v0", max_episode_steps=7)
+class Push(PushCubeEnv):
+    def __init__(self, *args, far=0.0, **kwargs):
+        self.far = far
+        super().__init__(*args, **kwargs)
+
+    def evaluate(self):
+        return {"success": self.obj.pose.p[:, 0] > self.far}
+
+    def compute_normalized_dense_reward(self, obs, action, info):
+        raise NotImplementedError
+
+    def compute_dense_reward(self, obs, action, info):
+        return self.obj.pose.p[:, 0] + 10
+
+
+@register_env("PushOn-v0", max_episode_steps=7)
+class PushOn(Push):
+    def evaluate(self):
+        if self.elapsed_steps > 1:
+            raise ValueError("no more of this")
+        return {"far": self.obj.pose.p[:, 0]}
+"""
+
+
+@simulates
+@pytest.mark.slow
+def test_a_task_of_ones_own_is_named_after_its_module_and_takes_arguments(tmp_path, monkeypatch):
+    (tmp_path / "shove.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    env = make_maniskill("shove:Push-v0,far=-9.0", num_envs=2, threads=1)
+    assert env.spec.task == "shove:Push-v0,far=-9.0" and env.spec.max_steps == 7
+    obs, _ = env.reset(seed=0)
+    _, reward, terminated, _, info = env.step(np.zeros((2, 8), np.float32))
+    assert info["success"].all() and terminated.all() and (reward == 1).all() and obs["task"][0] == "push"
+    assert not hasattr(env, "expert_action")
+    env.close()
+    env = make_maniskill("shove:Push-v0,far=9.0", reward="dense")
+    env.reset(seed=0)
+    assert 9 < env.step(np.zeros((1, 8), np.float32))[1][0] < 11  # its own, for it does not scale it
+    env.close()
+    env = make_maniskill("shove:PushOn-v0")  # knows no success: dense is the default
+    env.reset(seed=0)
+    assert not env.reports_success and 9 < env.step(np.zeros((1, 8), np.float32))[1][0] < 11
+    with pytest.raises(
+        UserError, match=r"shove:PushOn-v0: ValueError: no more of this \(.*shove.py, line 27\)"
+    ):
+        env.step(np.zeros((1, 8), np.float32))
+    with pytest.raises(UserError, match="shove registers no 'Pull-v0' .* It registers Push-v0, PushOn-v0"):
+        make_maniskill("shove:Pull-v0")
+    with pytest.raises(UserError, match="there is no module 'shov'"):
+        make_maniskill("shov:Push-v0")
+
+
 # The same actions through bare ManiSkill (first episode of a new env) and through ours (second episode): one
 # process each, since ours replaces primitives in its process. argv: raw|ours, output, tasks, controls.
 COMPARE = """
@@ -318,8 +407,8 @@ import os, sys
 import numpy as np, torch
 from sims.maniskill import _config, wire, worker
 from sims.maniskill.build import action_map, action_split, build, describe, split_action
-kind, path, tasks, controls = sys.argv[1], sys.argv[2], sys.argv[3].split(","), sys.argv[4].split(",")
-worker._import({"render_needed": False, "raw": kind == "raw"})
+kind, path, tasks, controls = sys.argv[1], sys.argv[2], sys.argv[3].split(" "), sys.argv[4].split(" ")
+worker._import(_config("PickCube-v1", 1, "state", "", "", 64, 40, False) | {"raw": kind == "raw"})
 out = {}
 for task in tasks:
     for control in controls:
@@ -363,7 +452,7 @@ def compare(tmp_path, tasks, controls) -> dict[str, float]:
     for kind in ("raw", "ours"):
         path = tmp_path / f"{kind}.npz"
         subprocess.run(
-            [sys.executable, "-c", COMPARE, kind, path, ",".join(tasks), ",".join(controls)],
+            [sys.executable, "-c", COMPARE, kind, path, " ".join(tasks), " ".join(controls)],
             cwd=ROOT,
             check=True,
             capture_output=True,
@@ -392,6 +481,17 @@ def test_our_cheaper_step_gives_the_numbers_of_maniskills_own_with_hand_control(
 
 @simulates
 @pytest.mark.slow
+def test_our_cheaper_step_gives_the_numbers_of_maniskills_own_in_any_control_mode(tmp_path):
+    tasks = ["PickCube-v1", "StackCube-v1,robot_uids=panda_wristcam", "PegInsertionSide-v1"]
+    modes = (
+        "joint_pos joint_vel joint_pos_vel joint_target_delta_pos ee_delta_pos ee_pose ee_target_delta_pose"
+    )
+    differ = compare(tmp_path, tasks, [f"pd_{mode}" for mode in modes.split()])
+    assert len(differ) == 21 and set(differ.values()) == {0.0}, differ
+
+
+@simulates
+@pytest.mark.slow
 def test_hand_control_moves_and_turns_the_hand_the_way_the_spec_says():
     env = make_maniskill(num_envs=6, threads=2, control="ee_delta")
     at = [env.spec.state_names.index(f"tcp_pose[{i}]") for i in range(7)]
@@ -414,7 +514,7 @@ def test_hand_control_moves_and_turns_the_hand_the_way_the_spec_says():
 
 @simulates
 @pytest.mark.slow
-@pytest.mark.parametrize("control", ["joint_delta", "ee_delta"])
+@pytest.mark.parametrize("control", ["joint_delta", "ee_delta", "pd_joint_pos"])
 @pytest.mark.parametrize("task", EXPERT_TASKS)
 def test_the_expert_succeeds_on_at_least_95_of_100_starts(task, control):
     env = make_maniskill(task, num_envs=20, threads=2, control=control)

@@ -2,12 +2,14 @@
 by itself."""
 
 import importlib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, choose, in_range
 from robo_rl.log import Progress
 from robo_rl.types import Each
 
@@ -99,6 +101,34 @@ class UpgradeDataOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportDataOptions:
+    """Make a data set of episodes that ManiSkill recorded (NAME.h5 beside NAME.json), played again in the env
+    of --sim maniskill, so that whatever the files observed does."""
+
+    files: tyro.conf.Positional[tuple[str, ...]]
+    """The .h5 files, of one task and one control mode."""
+    out: str
+    """Folder of the new data set."""
+    task: str = ""
+    """Task, as robo_rl train --task names it; empty: as the file says. One of your own is MODULE:ID."""
+    obs: str = "state"
+    """state, or rgb: the cameras' pictures too."""
+    reward: str = ""
+    """sparse, or dense where the task has it; empty: the task's own."""
+    image_size: int = 64
+    """Pixels of each side of a picture, 16 to 1024."""
+    episodes: str = ""
+    """Which of each file, as 0:100,205; empty: all."""
+    keep: Literal["success", "all"] = "success"
+    """Which are kept of those that were played; failures too teach a success classifier."""
+
+    def __post_init__(self) -> None:
+        in_range("--image-size", self.image_size, 16, 1024)
+        choose("obs", self.obs, ("state", "rgb"))
+        choose("reward", self.reward, ("", "sparse", "dense"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class StatsDataOptions:
     """Make the statistics of a data set (meta/stats.json) anew from all frames: quantiles are exact, as
     normalisers need them."""
@@ -131,6 +161,7 @@ SUBCOMMANDS = {
     "split": (SplitDataOptions, "put some episodes into a new data set"),
     "label": (LabelDataOptions, "say what nobody recorded: units, success"),
     "upgrade": (UpgradeDataOptions, "write a LeRobot data set of v2.0 or v2.1 anew as v3.0"),
+    "import": (ImportDataOptions, "make a data set of episodes that ManiSkill recorded"),
     "stats": (StatsDataOptions, "make the statistics anew from all frames"),
     "view": (ViewDataOptions, "a page with episodes, curves and videos"),
 }
@@ -146,6 +177,7 @@ def run(args) -> int:
         "split": split,
         "label": label,
         "upgrade": upgrade,
+        "import": import_episodes,
         "stats": stats,
         "view": view,
     }
@@ -249,6 +281,32 @@ def upgrade(args: UpgradeDataOptions, each: Each) -> list[str]:
     return [
         f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, v3.0; look at it: robo_rl "
         f"data check {args.out}"
+    ]
+
+
+def import_episodes(args: ImportDataOptions, each: Each) -> list[str]:
+    from robo_rl.experiment.import_maniskill import import_maniskill
+
+    got = import_maniskill(
+        [Path(f) for f in args.files],
+        Path(args.out),
+        task=args.task,
+        obs=args.obs,
+        reward=args.reward,
+        image_size=args.image_size,
+        episodes=args.episodes,
+        keep=args.keep,
+        each=each,
+    )
+    train = f"robo_rl train --sim maniskill --task {shlex.quote(got.task)} --control {got.control}"
+    longer = f" --max-steps {got.longest}" if got.longest > got.limit else ""
+    view, along = f" --obs {args.obs}" if args.obs != "state" else "", got.played - got.repeated
+    return [
+        f"{args.out}: {got.kept} of {got.played} episodes kept; of {got.recorded} that the files say succeed "
+        f"{got.again} did again, within {got.longest} control steps (the task's limit is {got.limit})",
+        f"{got.repeated} were repeated by their actions from their seeds, {along} played along the recorded "
+        "states",
+        f"learn from it: {train}{view}{longer} --demos {args.out}",
     ]
 
 

@@ -106,6 +106,11 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     """
     root = Path(root)
     path = root / layout.INFO
+    if root.suffix in (".h5", ".hdf5") and root.is_file():
+        raise UserError(
+            f"{root} is a file of another program; of one that ManiSkill recorded robo_rl data import {root} "
+            "--out DIR makes a data set"
+        )
     if root.is_file():
         raise UserError(
             f"{root} is a file; a data set is a folder: give the one that holds meta, data and videos"

@@ -104,7 +104,8 @@ class TrainConfig:
     episodes that are held out."""
     task: str = ""
     """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or
-    module:object of your own, or several with commas between: one policy that is told the instruction."""
+    module:object of your own, or several with commas between: one policy that is told the instruction;
+    maniskill: an id, or MODULE:ID of your own, arguments follow (PickCube-v1,robot_uids=panda_wristcam)."""
     algo: str = "pi_rl"
     """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, demo_sac, hil_serl, expo, pa_rl, iql, calql, wsrl,
     aloe; from data sets of whole episodes: recap; bc (supervised only); or module:function of your own."""
@@ -165,7 +166,8 @@ class TrainConfig:
     reward: str = ""
     """sparse, or dense where the task has it; empty: the task's own."""
     control: str = ""
-    """Meaning of an action, for example ee_delta or joint_delta; empty: the simulator's default."""
+    """Meaning of an action, for example ee_delta or joint_delta; of maniskill also any control mode of the
+    robot, such as pd_joint_pos; empty: the simulator's default."""
     max_steps: int = 0
     """Episode limit [control steps]; 0: the task's own."""
     randomise: str = ""

@@ -300,7 +300,7 @@ def episode_count(config: TrainConfig, options: EvalConfig) -> int:
             "--task NAME plays one of them on an arm"
         )
     if options.task:
-        choose("task of this run", options.task, config.task.split(","))
+        choose("task of this run", options.task, config.task.split(",") if count > 1 else [config.task])
     return options.episodes * (1 if options.task else count)
 
 

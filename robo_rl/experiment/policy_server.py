@@ -376,7 +376,7 @@ def quick_chunks(policy, blank, most: int) -> "Callable | None":
 def one_task(config: "TrainConfig", spec, task: str):
     """(config, ObsSpec and columns in the state of all tasks) of one `task` of a run. UserError: the run has
     no such task."""
-    names = config.task.split(",")
+    names = config.task.split(",") if config.sim == "mujoco" else [config.task]
     choose("task of this run", task, names)
     config = replace(config, task=task)
     if len(names) == 1:

@@ -1,11 +1,14 @@
 """ManiSkill 3 as a vector env: worker processes on the CPU, torch tensors on the device with the GPU backend.
 
-State needs no renderer. Images need Vulkan (see VULKAN_REMEDY). Actions: "joint_delta" (default: 0.1 rad per
-joint and step, and the gripper) or "ee_delta" (0.1 m and 0.1 rad of the hand; inverse kinematics halves the
-step rate). Reward "sparse" is 1 on success; "dense" is ManiSkill's, scaled to at most 1. Success (or failure,
-where a task has one) terminates; `max_steps` truncates, by default the task's own limit (LiftPegUpright 150,
-StackCube 100). With obs="rgb" the state holds what a robot knows of itself and the goal, not where the
-objects are.
+A task is "[MODULE:]ID[,argument=value…]": arguments of `gymnasium.make`, such as robot_uids, and the module
+that registers a task of a user's own. State needs no renderer. Images need Vulkan (see VULKAN_REMEDY).
+Actions: any control mode of the robot, by ManiSkill's name; "joint_delta" is its pd_joint_delta_pos (of a
+Panda 0.1 rad per joint and step, and the gripper) and the default where the robot has it, "ee_delta" its
+pd_ee_delta_pose (0.1 m and 0.1 rad of the hand; inverse kinematics halves the step rate). Reward "sparse" is
+1 on success; "dense" is ManiSkill's normalized_dense, and the default of tasks that know no success. Success
+(or failure, where a task has one) terminates; `max_steps` truncates, by default the task's own limit
+(LiftPegUpright 150, StackCube 100). With obs="rgb" the state holds what a robot knows of itself and the goal,
+not where the objects are.
 """
 
 import importlib.util
@@ -19,7 +22,7 @@ from robo_rl.errors import MissingDependency, UserError, choose
 from robo_rl.files import parse_json
 from sims.devices import check_device
 from sims.maniskill.build import VULKAN_REMEDY
-from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_DOWNLOAD, NEEDS_RENDERER, TASKS
+from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_RENDERER, TASKS, split_task
 
 __all__ = ["EXPERT_TASKS", "TASKS", "VULKAN_REMEDY", "bare_rates", "make_maniskill", "vulkan_problem"]
 
@@ -44,9 +47,7 @@ def make_maniskill(
     GPU backend. Raises UserError or MissingDependency before anything is started where it can tell.
     """
     task = task or TASKS[0]
-    if task not in NEEDS_DOWNLOAD:
-        choose("maniskill task", task, TASKS)
-    choose("maniskill control", control, ("", "joint_delta", "ee_delta"))
+    split_task(task)
     if randomise:
         raise UserError(
             f"the maniskill sim has no randomise options, got {randomise!r}. Use the mujoco sim for those"
@@ -88,26 +89,21 @@ def _config(
     raw: bool = False,
 ) -> dict:
     """What the workers are told (JSON)."""
-    need = ""
-    if task in NEEDS_DOWNLOAD:
-        need = (
-            f"ManiSkill task {task!r} needs files that are not installed. Download them once with "
-            f"`python -m mani_skill.utils.download_asset {task}`, or take a task that needs none: "
-            f"{', '.join(TASKS[:8])} ..."
-        )
-    reward = reward or ("dense" if task.startswith("MS-") else "sparse")  # the MS- tasks know no success
+    module, id, arguments = split_task(task)
     return {
         "task": task,
+        "module": module,
+        "id": id,
+        "arguments": arguments,
         "num_envs": num_envs,
         "obs": obs,
         "reward": reward,
-        "control": control or "joint_delta",
+        "control": control,
         "image_size": image_size,
         "max_steps": max_steps,
         "render": render,
         "raw": raw,
-        "needs_download": need,
-        "render_needed": obs == "rgb" or render or task in NEEDS_RENDERER,
+        "render_needed": obs == "rgb" or render or id in NEEDS_RENDERER,
     }
 
 

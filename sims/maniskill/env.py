@@ -194,6 +194,7 @@ class ManiSkillEnv(ControlEnv):
         self.stream = StartStream(n)
         self.terminated, self.truncated, self.success = np.zeros((3, n), bool)
         self.ready = np.zeros(n, bool)  # was reset
+        self.reports_success = info["reports_success"]
         if info["expert"]:
             self.expert_action = self._expert_action
 

@@ -66,8 +66,10 @@ class ManiSkillArm:
     """The Panda of one unwrapped CPU env: where its TCP is, its Jacobian, and actions that move it to a
     goal."""
 
-    def __init__(self, env, control: str):
-        self.control = control
+    def __init__(self, env, middle: np.ndarray, half: np.ndarray):
+        self.hand = env.control_mode == "pd_ee_delta_pose"
+        self.absolute = env.control_mode == "pd_joint_pos"
+        self.middle, self.half = middle[:7], half[:7]  # `build.action_map` of the joints
         self.robot = env.agent.robot._objs[0]
         self.tcp = env.agent.tcp._objs[0]
         self.joints = [j._objs[0] for j in env.agent.robot.active_joints[:7]]
@@ -89,12 +91,13 @@ class ManiSkillArm:
         return np.vstack((np.cross(axes, self.p - np.array([p.p for p in poses])).T, axes.T))
 
     def action(self, goal: Goal) -> np.ndarray:
-        """float32[A] in [-1, 1]: joint deltas (8) or TCP deltas in the base frame (7), and the gripper."""
+        """float32[A] in [-1, 1]: joint deltas or targets (8) or TCP deltas in the base frame (7), and the
+        gripper."""
         # inverse kinematics gives up on poses out of reach
-        gain = 1.0 if self.control == "ee_delta" else GAIN
+        gain = 1.0 if self.hand else GAIN
         dp = gain * (goal.position - self.p)
         dr = gain * rotvec(goal.rotation @ self.r.T)
-        if self.control == "ee_delta":  # base and world frames are parallel
+        if self.hand:  # base and world frames are parallel
             dp *= min(1.0, REACH / max(1e-9, np.abs(dp).max()))
             dr *= min(1.0, REACH / max(1e-9, np.linalg.norm(dr)))
             move = np.concatenate((dp, dr))
@@ -103,6 +106,8 @@ class ManiSkillArm:
             twist[:3] *= min(1.0, 0.15 / max(1e-9, np.linalg.norm(dp)))
             twist[3:] *= min(1.0, 0.4 / max(1e-9, np.linalg.norm(dr)))
             move = self.solve(twist)
+        if self.absolute:
+            move = REACH * (self.q[:7] + move - self.middle) / self.half
         return np.append(np.clip(move / REACH, -1, 1), 1.0 if goal.open else -1.0).astype(np.float32)
 
     def solve(self, twist: np.ndarray) -> np.ndarray:

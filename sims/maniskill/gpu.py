@@ -12,7 +12,7 @@ What differs from the CPU env:
 * The simulators of envs that are over go on unseen; what the env returns stays frozen.
 """
 
-import importlib
+import warnings
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ from robo_rl.errors import UserError
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.maniskill.build import (
+    DENSE,
     action_map,
     action_split,
     build,
     describe,
+    prepare,
     render_backend,
     split_action,
     without_renderer,
@@ -72,6 +74,7 @@ class ManiSkillGpuEnv(ControlEnv):
         self.stream = StartStream(n)
         self.steps = torch.zeros(n, dtype=torch.int32, device=self.device)
         self.terminated, self.truncated, self.success = (self._false() for _ in range(3))
+        self.reports_success, self.limit = info["reports_success"], info["limit"]
         self.held: dict[str, torch.Tensor] | None = None  # the observation last returned
 
     def _false(self) -> torch.Tensor:
@@ -83,7 +86,7 @@ class ManiSkillGpuEnv(ControlEnv):
 
         images = {}
         if self.config["obs"] == "rgb":
-            images = {f"image/{view}": data["rgb"] for view, data in obs["sensor_data"].items()}
+            images = {f"image/{view}": obs["sensor_data"][view]["rgb"] for view in self.spec.views}
             obs = {k: obs[k] for k in ("agent", "extra")}
         state = torch.as_tensor(common.flatten_state_dict(obs, use_torch=True, device=self.device))
         return {"state": state.float(), **images}
@@ -122,7 +125,12 @@ class ManiSkillGpuEnv(ControlEnv):
             x & ~fresh
             for x in (self.terminated, self.truncated, self.success)
         )
-        return self._hold(self.env.get_obs(self.env.get_info(), unflattened=True), fresh), {}
+        return self.seen(fresh), {}
+
+    def seen(self, fresh: "torch.Tensor | None" = None) -> dict:
+        """What is observed now: of the envs `fresh` [N], by default all."""
+        fresh = ~self._false() if fresh is None else fresh
+        return self._hold(self.env.get_obs(self.env.get_info(), unflattened=True), fresh)
 
     def _place(self, rows: np.ndarray, starts: np.ndarray) -> None:
         """Reset the envs `rows` in one ManiSkill reset; with one row its start alone decides the
@@ -146,7 +154,7 @@ class ManiSkillGpuEnv(ControlEnv):
         info = env.get_info()
         raw = env.get_obs(info, unflattened=True)
         success = self._flag(info, "success")
-        if self.config["reward"] == "dense":
+        if env.reward_mode in DENSE:
             reward = env.get_reward(obs=raw, action=act, info=info).float()
         else:
             reward = success.float()
@@ -188,12 +196,10 @@ class ManiSkillGpuEnv(ControlEnv):
 def _import(config: dict) -> None:
     """Import ManiSkill into this process; without a working Vulkan, and if nothing is drawn, with a null
     renderer."""
+    warnings.filterwarnings("ignore", "Failed to find system libvulkan")  # SAPIEN has its own
     if not config["render_needed"]:
         try:
             render_backend()
         except UserError:
             without_renderer()
-    importlib.import_module("mani_skill.envs")
-    from mani_skill.utils.logging_utils import logger
-
-    logger.setLevel("ERROR")
+    prepare(config)

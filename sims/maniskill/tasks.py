@@ -1,5 +1,11 @@
-"""ManiSkill 3.0.1's task ids: which run as installed, which need a download first, and what the robot is
-told."""
+"""ManiSkill 3.0.1's task ids: which run as installed, which need a download first, what the robot is told;
+and how a task is named, with arguments or as one of a user's own."""
+
+import difflib
+from typing import Any
+
+from robo_rl.errors import UserError
+from robo_rl.plugins import split_arguments
 
 EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1")
 
@@ -107,11 +113,47 @@ _INSTRUCTIONS = {
 }
 
 
+# arguments of gymnasium.make that have an option of their own here
+OURS = {
+    "num_envs": "--envs",
+    "obs_mode": "--obs",
+    "reward_mode": "--reward",
+    "control_mode": "--control",
+    "max_episode_steps": "--max-steps",
+    "render_mode": "--video",
+    "sim_backend": "--device",
+    "render_backend": "--device",
+    "shader_dir": "sensor_configs={'shader_pack':…}",
+}
+
+
+def split_task(task: str) -> tuple[str, str, dict[str, Any]]:
+    """(module that registers it or "", id, arguments of gymnasium.make) of "[MODULE:]ID[,argument=value…]".
+
+    UserError: an id without a module that ManiSkill 3.0.1 has not, or an argument that is an option here.
+    """
+    name, arguments = split_arguments(task)
+    module, _, id = name.rpartition(":")
+    known = (*TASKS, *NEEDS_DOWNLOAD)  # the remedy of those is told when they are made
+    if not module and id not in known:
+        near = difflib.get_close_matches(id, known, n=8, cutoff=0.3)
+        raise UserError(
+            f"unknown maniskill task {id!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
+            f"Nearest: {', '.join(near) or 'none'}; a task of your own is named MODULE:ID, after the module "
+            "that registers it"
+        )
+    for key in OURS.keys() & arguments:
+        raise UserError(f"--task {task}: {key} is set by {OURS[key]}")
+    return module, id, arguments
+
+
 def instruction(task: str) -> str:
     """The instruction of a task; for the rest its id in words ("rotate valve level 0")."""
+    task = split_arguments(task)[0].rpartition(":")[2]
     if task in _INSTRUCTIONS:
         return _INSTRUCTIONS[task]
-    name = task.removesuffix("-v1").removeprefix("MS-")
+    name = task.rpartition("-v")[0] or task
+    name = name.removeprefix("MS-")
     words = "".join(
         f" {c}" if c.isupper() or (c.isdigit() and not name[i - 1].isdigit()) else c
         for i, c in enumerate(name)

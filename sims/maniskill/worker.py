@@ -7,7 +7,6 @@ started threads by then. A worker ends when its socket does, that is, with the p
 
 import builtins
 import gc
-import importlib
 import json
 import os
 import select
@@ -15,12 +14,23 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import nullcontext
 
 import numpy as np
 
 from robo_rl.errors import UserError
+from robo_rl.plugins import said
 from sims.maniskill import wire
-from sims.maniskill.build import action_map, action_split, build, describe, split_action, without_renderer
+from sims.maniskill.build import (
+    DENSE,
+    action_map,
+    action_split,
+    build,
+    describe,
+    prepare,
+    split_action,
+    without_renderer,
+)
 from sims.maniskill.tasks import REBUILD
 
 
@@ -29,9 +39,11 @@ def main(config: dict, memory: int, sockets: list[int]) -> None:
     builtins.input = _no_prompt
     try:
         _import(config)
-    except BaseException:  # noqa: BLE001  (process edge: whatever it was, the env's process must hear of it)
+    except BaseException as e:  # noqa: BLE001  (process edge: whatever it was, the env's process must hear of it)
+        user = isinstance(e, UserError)
+        why = str(e) if user else traceback.format_exc()
         for fd in sockets:
-            wire.answer(socket.socket(fileno=fd), wire.FAULT, traceback.format_exc().encode())
+            wire.answer(socket.socket(fileno=fd), wire.USER if user else wire.FAULT, why.encode())
         return
     gc.collect()
     gc.freeze()  # the imported modules are never garbage: every later collection is 10 times cheaper
@@ -42,7 +54,8 @@ def main(config: dict, memory: int, sockets: list[int]) -> None:
     sock = socket.socket(fileno=sockets[me])
     bounds = np.linspace(0, config["num_envs"], len(sockets) + 1).round().astype(int)
     try:
-        _serve(sock, memory, config, range(bounds[me], bounds[me + 1]))
+        with said(f"--task {config['task']}", (OSError, EOFError)) if config["module"] else nullcontext():
+            _serve(sock, memory, config, range(bounds[me], bounds[me + 1]))
     except (EOFError, ConnectionError):
         pass  # the env is gone
     except UserError as e:
@@ -66,10 +79,7 @@ def _import(config: dict) -> None:
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    importlib.import_module("mani_skill.envs")
-    from mani_skill.utils.logging_utils import logger
-
-    logger.setLevel("ERROR")
+    prepare(config)
     if not config["raw"]:
         from sims.maniskill import lean
 
@@ -91,7 +101,7 @@ class _Sim:
     def reset(self, out: dict) -> None:
         from sims.maniskill import lean
 
-        rebuild = self.env.reconfiguration_freq != 0 or self.config["task"] in REBUILD
+        rebuild = self.env.reconfiguration_freq != 0 or self.config["id"] in REBUILD
         if not rebuild:
             lean.renew_scene(self.env)
         obs, info = self.env.reset(seed=int(out["starts"][self.row]), options={"reconfigure": rebuild})
@@ -110,7 +120,7 @@ class _Sim:
         obs, reward, info = lean.step(self.env, act, self.drive)
         self._put(out, obs, info)
         out["reward"][self.row] = (
-            float(reward[0]) if self.config["reward"] == "dense" else out["success"][self.row]
+            float(reward[0]) if self.env.reward_mode in DENSE else out["success"][self.row]
         )
 
     def _put(self, out: dict, obs, info: dict) -> None:
@@ -120,7 +130,8 @@ class _Sim:
         i = self.row
         if self.config["obs"] == "rgb":
             for view, data in obs["sensor_data"].items():
-                out[f"image/{view}"][i] = data["rgb"][0].numpy()
+                if "rgb" in data:
+                    out[f"image/{view}"][i] = data["rgb"][0].numpy()
             obs = {k: obs[k] for k in ("agent", "extra")}
         lean.flatten(obs if isinstance(obs, dict) else {"": obs}, out["state"][i])
         out["success"][i] = bool(info["success"]) if "success" in info else 0
@@ -130,7 +141,7 @@ class _Sim:
         from sims.maniskill.expert import EXPERTS, ManiSkillArm
 
         if self.expert is None:
-            self.expert = ManiSkillArm(self.env, self.config["control"])
+            self.expert = ManiSkillArm(self.env, self.middle, self.half)
         self.expert.read()
         out["expert"][self.row] = self.expert.action(EXPERTS[self.env.spec.id](self.env, self.expert))
 
