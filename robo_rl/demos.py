@@ -174,7 +174,7 @@ def expert_episodes(
         begin = rng.integers(0, lead.longest + 1, n)
     while not over.all():
         clean = np.asarray(env.expert_action(), np.float32)
-        if hasattr(env, "announce") and hasattr(env, "decided") and (coming := env.decided()) is not None:
+        if hasattr(env, "decided") and (coming := env.decided()) is not None:
             steps = np.moveaxis(coming, 1, 0)
             told = [*map(noisy, steps, drawn.ahead(steps.shape))] if noise else list(steps)
             announce(env, np.stack(told, 1))

@@ -19,16 +19,18 @@ class LostDaemon(UserError):
 
 
 def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
-    """Return `name` if it is one of `allowed`; else raise UserError listing them, nearest match first."""
+    """Return `name` if it is one of `allowed`; else raise UserError listing them, those that are
+    close first, the others in their own order."""
     names = list(allowed)
     if name in names:
         return name
     if not names:
         raise UserError(f"unknown {kind} {name!r}: there is none to choose from")
-    near = difflib.get_close_matches(name, names, n=len(names), cutoff=0.0)
-    near += [n for n in names if n not in near]
+    small = {n: n.lower() for n in names}
+    close = difflib.get_close_matches(name.lower(), small.values(), n=len(names))
+    near = sorted(names, key=lambda n: close.index(small[n]) if small[n] in close else len(close))
     near.sort(key=lambda n: -len(n) if name.startswith(n) else 0)  # degrees: deg before deg/s
-    hint = f"; did you mean {near[0]!r}?" if difflib.get_close_matches(name, names, n=1) else ""
+    hint = f"; did you mean {near[0]!r}?" if close else ""
     raise UserError(
         f"unknown {kind} {name!r}{hint} Allowed: {', '.join(near)}"
         if hint

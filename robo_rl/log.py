@@ -338,19 +338,28 @@ class Progress:
         self._began = self._seen = self._clock()
         self._drawn = -math.inf
         self._moved = self._took = self._hits = self._weight = 0.0
-        self._note = ""
+        self._note, self._return = "", math.nan
         if self._live:
             self._task = self._live.add_task(stage, total=self._total, completed=done, text="")
 
-    def update(self, done: int, success: "float | None" = None, note: "str | None" = None) -> None:
-        """`done` units are done by now; `success` is the rate in the newest batch of episodes; `note` is
-        short, and stays until another one takes its place ("": none)."""
+    def update(
+        self,
+        done: int,
+        success: "float | None" = None,
+        note: "str | None" = None,
+        gain: "float | None" = None,
+    ) -> None:
+        """`done` units are done by now; `success` and `gain` are success rate and mean return of the newest
+        batch of episodes (nan, None: there were none); `note` is short. Return and note stay until others
+        take their place ("": none)."""
         now = self._clock()
         keep = 0.5 ** ((now - self._seen) / self._half_life)
         self._moved = keep * self._moved + done - self._done
         self._took = keep * self._took + now - self._seen
         self._done, self._seen = done, now
         self._note = self._note if note is None else note
+        if gain is not None and math.isfinite(gain):
+            self._return = gain
         if success is not None and math.isfinite(success):
             self._hits, self._weight = 0.9 * self._hits + success, 0.9 * self._weight + 1.0
         if now - self._began >= self._patience and now - self._drawn >= self._every:
@@ -380,7 +389,8 @@ class Progress:
 
     def _tail(self) -> list[str]:
         success = [f"success {100 * self.success:.1f} %"] if self._weight else []
-        return success + ([self._note] if self._note else [])
+        gain = [f"return {self._return:.4g}"] if math.isfinite(self._return) else []
+        return success + gain + ([self._note] if self._note else [])
 
     def each(self, stage: str, items: Sequence, unit: str) -> Iterator:
         """`items` one after the other, as a stage of so many units."""

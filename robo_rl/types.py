@@ -7,7 +7,10 @@ a *step* one control period, an *update* one call of a method's rule on a batch.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Each = Callable[[str, Sequence, str], Iterable]  # (stage, items, unit) -> the items: `log.Progress.each`
 
@@ -43,6 +46,12 @@ class ControlSpec:
     @property
     def id(self) -> str:  # Gymnasium's repr of a vector env asks for it
         return f"{self.sim}:{self.task}"
+
+
+def to_commands(actions: "np.ndarray", low: "np.ndarray", high: "np.ndarray") -> "np.ndarray":
+    """Actions [..., A] in units of their own -> commands float32: 2 (action - low) / (high - low) - 1, where
+    low, high [A] are what -1 and 1 mean."""
+    return (2 * (actions - low) / (high - low) - 1).astype("float32")
 
 
 def task_names(env) -> tuple[str, ...]:

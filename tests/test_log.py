@@ -419,6 +419,17 @@ def test_a_note_stays_until_another_or_none_takes_its_place():
     assert "critic" not in p.text()
 
 
+def test_the_last_return_stays_until_another_episode_ends():
+    p = Progress(io.StringIO())
+    p.start("rl", 4)
+    p.update(1, note="12 updates", gain=3.0)
+    p.update(2, gain=float("nan"))
+    p.update(3)
+    assert p.text().endswith("return 3 · 12 updates")
+    p.start("rl", 4)
+    assert "return" not in p.text()
+
+
 def test_on_a_terminal_the_line_is_live_and_stdout_stays_clean():
     main, side = os.openpty()
     child = python(

@@ -16,7 +16,7 @@ import numpy as np
 
 from robo_rl.data.labels import need_units, units_of
 from robo_rl.errors import UserError
-from robo_rl.types import ActionAxis
+from robo_rl.types import ActionAxis, to_commands
 from world_models.model import WorldSpec
 from world_models.options import PICTURED
 from world_models.own_pictures import unpadded
@@ -38,7 +38,7 @@ def as_commands(datasets: Sequence, axes: tuple[ActionAxis, ...] = ()) -> list:
         return list(datasets)
     same = bool(axes) and tuple(a.name for a in axes) == own[0].features.action
     if same:
-        low, high = (np.array([getattr(a, k) for a in axes], np.float64) for k in ("low", "high"))
+        low, high = ends_of(axes)
     else:
         low, high = (np.asarray(f([f(d.action, 0) for d in own], 0), np.float64) for f in (np.min, np.max))
         flat = high - low < 2 * STILL
@@ -74,15 +74,13 @@ def _told(d, low: np.ndarray, high: np.ndarray):
         replace(a, unit=u, kind=k, low=float(x), high=float(y))
         for a, u, k, x, y in zip(control.axes, units.unit, units.kind, low, high, strict=True)
     )
-    return replace(
-        d, action=to_commands(d.action, axes), meta=replace(d.meta, spec=replace(control, axes=axes))
-    )
+    commands = to_commands(d.action, *ends_of(axes))
+    return replace(d, action=commands, meta=replace(d.meta, spec=replace(control, axes=axes)))
 
 
-def to_commands(actions: np.ndarray, axes: Sequence[ActionAxis]) -> np.ndarray:
-    """[..., A] in the axes' units -> commands float32 [..., A]."""
-    low, high = (np.array([getattr(a, k) for a in axes], np.float64) for k in ("low", "high"))
-    return (2 * (actions - low) / (high - low) - 1).astype(np.float32)
+def ends_of(axes: Sequence[ActionAxis]) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high) float64 [A]: what commands of -1 and 1 are."""
+    return np.array([a.low for a in axes], np.float64), np.array([a.high for a in axes], np.float64)
 
 
 # ---- policies that learnt in these units -------------------------------------------------------------------
@@ -114,7 +112,7 @@ def translate(policy, spec: WorldSpec) -> tuple[Observe, Command]:
         }
 
     return observe if shapes else _same, (
-        lambda actions: to_commands(actions, spec.control.axes)
+        lambda actions: to_commands(actions, *ends_of(spec.control.axes))
     ) if own.units else _same
 
 

@@ -190,11 +190,22 @@ def parse_options(cls, command: str, argv: list[str], **default):
         raise UserError(f"{told} (robo_rl {command} --help lists the options)") from None
 
 
+PLAIN = (  # what Python and tyro say of a value, and what people understand
+    (r"^Error parsing (--\S+): invalid literal for int\(\) with base 10: ", r"\1 is a whole number, got "),
+    (r"^Error parsing (--\S+): could not convert string to float: ", r"\1 is a number, got "),
+    (r"^Error parsing (--\S+): no type matching (.*) could be .* from \[(.*)\]\..*", r"\1 is \2, got \3"),
+    (r"\{None\}\|INT", "a whole number or None"),
+    (r"\{None\}\|FLOAT", "a number or None"),
+)
+
+
 def _sentence(box: str) -> str:
     """tyro draws a box: a title, what is wrong, a line, and maybe the nearest options."""
     rows = [row.strip().strip("│╭╮╰╯ ") for row in box.strip().splitlines()[1:]]
     parts = " ".join(row if row.strip("─-") else "\0" for row in rows).strip("\0 ").split("\0")
     text = re.sub(r"^Error parsing [a-zA-Z]\w*: ", "", " ".join(parts[0].split()))
+    for words, plain in PLAIN:
+        text = re.sub(words, plain, text)
     near = re.search(r"--[\w.-]+", parts[1]) if len(parts) > 1 and "meant" in parts[1] else None
     return text + (f"; did you mean {near[0]}?" if near else "")
 

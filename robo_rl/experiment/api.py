@@ -159,7 +159,7 @@ class TrainedPolicy:
         from robo_rl.evaluation import decide
 
         actions = decide(self.module, as_observation(obs, self.spec), self._generator, explore)
-        return actions if self.spec.units else actions.clip(-1, 1)  # as envs of the contract cut them
+        return self.spec.cut(actions)
 
 
 def as_observation(obs: dict, spec) -> dict:

@@ -16,7 +16,7 @@ from robo_rl.experiment.foreign import foreign_policy
 from robo_rl.experiment.policy_device import check_policy_device
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.experiment.robot_names import twin
-from robo_rl.options.foreign import FOREIGN, check_foreign
+from robo_rl.options.foreign import check_foreign_alone
 from robo_rl.starts import CHOOSE, REPORT
 from robo_rl.types import task_names
 
@@ -129,11 +129,7 @@ class EvalConfig(planning.PlanningOptions):
         in_range("--max-steps", self.max_steps, 0, 10**6)
         in_range("--threads", self.threads, 0, 4096)
         in_range("--execute", self.execute, 0, 1024)
-        if self.policy and not self.policy.startswith(FOREIGN):
-            raise UserError(
-                f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {self.policy!r}"
-            )
-        check_foreign(self)
+        check_foreign_alone(self)
         if self.policy and (self.on != "sim" or self.chunking):
             raise UserError("--policy acts in the run's simulator: it goes without --on and --chunking")
         planning.check(self)
@@ -258,8 +254,10 @@ class Evaluator:
 
         try:
             env = make_env(replace(self.config, sim=twin(self.config.sim)), FILMED, render=True)
-            self.report.start("video", filmed_steps(env.spec))
+            most = filmed_steps(env.spec)
+            self.report.start("video", most)
             film(env, policy, self.folder / "videos" / f"{label}.mp4", REPORT, self.report.advance)
+            self.report.advance(most)  # episodes may end before
         except UserError as e:
             self.report.say(f"no video: {e}")
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from robo_rl import files
 from robo_rl.experiment.data_facts import NAME, DataFacts, facts_of, read_facts
+from robo_rl.types import to_commands
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +31,7 @@ class CommandUnits:
 
     def commands(self, actions: np.ndarray) -> np.ndarray:
         """Back, float32."""
-        return (2 * (actions - self.low) / (self.high - self.low) - 1).astype(np.float32)
+        return to_commands(actions, self.low, self.high)
 
     def batches(self, act: "Callable[[Any], list[np.ndarray]]") -> "Callable[[Any], list[np.ndarray]]":
         """`act`, observations -> rows of each, in the robot's units."""

@@ -13,7 +13,7 @@ from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, group_size, workers
-from robo_rl.experiment.recipes import return_words
+from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
@@ -291,7 +291,7 @@ def improve(
         if go_back(run, learner):
             feed.publish()
 
-    cadence, returned = Cadence(run, save, SAVE_EVERY, looked), ""
+    cadence = Cadence(run, save, SAVE_EVERY, looked)
     while run.goes_on():
         begin, clock = time.perf_counter(), time.monotonic_ns()
         stats, metrics, waited, ended = learn(run, learner, feed, outcomes, sharing)
@@ -334,9 +334,8 @@ def improve(
         run.report.log(run.step, row)
         for text in watch.look(run.step, metrics | stats | {"returns": float(len(run.returns))}):
             run.report.say(text, "warning")
-        returned = return_words(config, stats) or returned  # of the last update in which an episode ended
-        words = (returned, feed.note(), "the critic learns first" * critic_alone(metrics))
-        run.report.advance(run.step, stats.get("success"), " · ".join(filter(None, words)))
+        words = " · ".join(filter(None, (feed.note(), "the critic learns first" * critic_alone(metrics))))
+        run.report.advance(run.step, stats.get("success"), words, shown_return(config, stats))
         cadence.after_update(feed.crowded())
     if run.stop.asked:
         save()

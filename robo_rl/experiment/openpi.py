@@ -150,7 +150,7 @@ def policy_actor(policy, seed: int, most: int = 0) -> Callable[[Sequence[dict]],
             actions = policy.act(obs, generator, explore=False).actions
         else:
             actions = chunks(obs, generator)[:, : policy.options.execute]
-        return list((actions if policy.spec.units else actions.clamp(-1, 1)).cpu().numpy())
+        return list(policy.spec.cut(actions).cpu().numpy())
 
     blank = blank_obs(policy.spec) | {"task": "go"}
     chunks = quick_chunks(policy, tensors([blank]), most)

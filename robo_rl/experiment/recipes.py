@@ -23,7 +23,6 @@ vla           the policy is a vision-language-action model that is a flow; fresh
 paper         the preset with a method's published numbers, whatever the simulator
 """
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -264,11 +263,11 @@ def scratch(sim: str, task: str) -> bool:
     return task in LOCOMOTION or sim.startswith(("mujoco_warp", "gym:", "envpool:")) or is_object(sim)
 
 
-def return_words(config: TrainConfig, stats: Mapping[str, float]) -> str:
-    """For the progress line: the mean return of the newest episodes, where the reward is not success
-    alone."""
+def shown_return(config: TrainConfig, stats: Mapping[str, float]) -> float | None:
+    """For the progress line: the mean return of the newest episodes, where there are some and the reward is
+    not success alone."""
     told = config.reward != "sparse" and (config.reward == "dense" or scratch(config.sim, config.task))
-    return f"return {stats['return']:.4g}" if told and math.isfinite(stats.get("return", math.nan)) else ""
+    return stats.get("return") if told else None
 
 
 def demo_limit(sim: str, task: str, demos: str) -> int | None:

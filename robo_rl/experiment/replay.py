@@ -25,7 +25,7 @@ from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.marks import marked_states, seen_frames, seen_last
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import workers
-from robo_rl.experiment.recipes import return_words
+from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.stage import check_operator, stage
@@ -359,7 +359,6 @@ class ReplayStage:
             config.policy.execute,
         )
         self.report.start("rl", config.steps, "steps", done=self.run.step)
-        words: list[str | None] = ["", ""]  # on the progress line, until others take their place
         while self.run.goes_on():
             begin, before = time.perf_counter(), self.run.step
             if not self.due:
@@ -408,9 +407,9 @@ class ReplayStage:
             if helped:
                 row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60
             self.report.log(self.run.step, row)
-            news = (return_words(self.config, episodes), self.note(metrics))
-            words = [new or old for new, old in zip(news, words, strict=True)]
-            self.report.advance(self.run.step, episodes.get("success"), " · ".join(filter(None, words)))
+            self.report.advance(
+                self.run.step, episodes.get("success"), self.note(metrics), shown_return(config, episodes)
+            )
             cadence.after_update()
         if not self.run.stop.asked and not self.learner.updates:
             self.report.say(

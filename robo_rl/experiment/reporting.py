@@ -71,18 +71,20 @@ class Reporter:
             self._progress.start(stage, total, unit, done)
         self._callback(Event("stage", stage, done, total, text=unit))
 
-    def advance(self, done: int, success: float | None = None, note: str | None = None) -> None:
-        """`done` units of the stage are done; `success`: rate of the newest episodes; `note`: a few words,
-        which stay on the line until others take their place."""
+    def advance(
+        self, done: int, success: float | None = None, note: str | None = None, gain: float | None = None
+    ) -> None:
+        """`done` units of the stage are done; `success`, `gain`: rate and mean return of the newest episodes;
+        `note`: a few words. Return and note stay on the line until others take their place."""
         if self._progress:
-            self._progress.update(done, success, note)
+            self._progress.update(done, success, note, gain)
         self._callback(
             Event(
                 "progress",
                 self._stage,
                 done,
                 self._total,
-                {} if success is None else {"success": success},
+                {k: v for k, v in (("success", success), ("return", gain)) if v is not None},
                 note or "",
             )
         )

@@ -17,6 +17,15 @@ class ActOptions:
     execute: int
 
 
+def check_foreign_alone(options: Any) -> None:
+    """`check_foreign`, and UserError where --policy names no foreign policy."""
+    if options.policy and not options.policy.startswith(FOREIGN):
+        raise UserError(
+            f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {options.policy!r}"
+        )
+    check_foreign(options)
+
+
 def check_foreign(options: Any) -> None:
     """UserError: an option of a foreign policy stands without one. options: has --policy, --lerobot-python,
     --lerobot-cameras and --execute."""

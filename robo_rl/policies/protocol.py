@@ -35,6 +35,11 @@ class ObsSpec:
     """Unit of every action axis of a policy that learnt from data in their own units; empty: commands of -1
     to 1."""
 
+    def cut(self, actions):
+        """Actions (array or tensor) as envs of the contract cut them, to -1 .. 1; those in units of their own
+        stay."""
+        return actions if self.units else actions.clip(-1, 1)
+
 
 @dataclass(slots=True)
 class Chunk:

@@ -293,10 +293,10 @@ class WorkerPoolFeed:
             return self.busy.take()
 
     def note(self) -> str:
-        """A few words for the progress line: how many versions behind the data are, restarts."""
+        """A few words for the progress line: how old the data are, restarts."""
         n = self.pool.restarts
         words = (
-            f"{self.stale:.1f} behind" * bool(self.ledger.staleness),
+            f"data {self.stale:.1f} updates old" * bool(self.ledger.staleness),
             f"{self.workers} workers" * (self.workers != len(self.envs)),
             f"{n} restart{'s' * (n > 1)}" * bool(n),
         )

@@ -7,7 +7,7 @@ from typing import ClassVar
 import tyro
 
 from robo_rl.errors import UserError, in_range
-from robo_rl.options.foreign import FOREIGN, check_foreign
+from robo_rl.options.foreign import check_foreign_alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +96,7 @@ class ConsoleOptions:
         ):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--speed", self.speed, 0, 10, open_low=True)
-        if self.policy and not self.policy.startswith(FOREIGN):
-            raise UserError(
-                f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {self.policy!r}"
-            )
-        check_foreign(self)
+        check_foreign_alone(self)
         names = self.operators.split(",")
         if len(set(names)) < len(names) or not all(n.isidentifier() for n in names):
             raise UserError(
