@@ -424,7 +424,7 @@ def test_a_vla_learns_from_labelled_pictures(tmp_path):
         (["--rl.data", "nowhere"], "--rl.data: nowhere is no data set"),
         (["--rl.data", "data/mixed", "--task", "pick_cube"], "record it with the same sim, task and control"),
         (["--workers", "2"], "--algo recap records and learns in one process"),
-        (["--rl.force", "robot"], "unknown rl.force 'robot'. Allowed: expert, "),
+        (["--rl.force", "robot"], "unknown rl.force 'robot'. Allowed: policy, expert, "),
         (["--rl.positive", "0"], "rl.positive must be in (0, 1], got 0"),
         (["--policy.no-advantage"], "recap needs a policy that is told the advantage: --policy.advantage"),
         (["--policy.kind", "gaussian"], "policy.advantage goes with flow, diffusion"),
