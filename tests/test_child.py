@@ -43,7 +43,8 @@ def test_a_child_that_ignores_sigterm_is_killed():
 
 def test_threads_of_openmp_sleep_where_they_wait_unless_the_user_says_otherwise(monkeypatch):
     for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is taken back also where it was not set
+        monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     set_openmp()
     assert "GOMP_SPINCOUNT" not in os.environ and "OMP_NUM_THREADS" not in os.environ

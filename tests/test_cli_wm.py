@@ -66,6 +66,38 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def inside(place):
+    """What was said by the training of a policy in the model."""
+    return ok(place, "train", "--sim", "wm:wm", "--demos", "demos", "--out", "inside", *SMALL).err
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    """A policy that learnt from the demonstrations alone."""
+    ok(
+        place,
+        "train",
+        "--task",
+        "reach",
+        "--algo",
+        "bc",
+        "--demos",
+        "demos",
+        "--bc.updates",
+        "60",
+        "--out",
+        "alone",
+        "--no-video",
+        "--eval-episodes",
+        "8",
+        "--workers",
+        "0",
+        "--threads",
+        "1",
+    )
+
+
 def test_a_model_is_learnt_calibrated_and_goes_on_after_a_stop(place):
     assert (place / "wm").stat().st_mode & 0o777 == 0o700
     report = json.loads((place / "wm" / "calibration.json").read_text())
@@ -75,9 +107,8 @@ def test_a_model_is_learnt_calibrated_and_goes_on_after_a_stop(place):
     assert "wm already holds a run" in robo_rl(place, "wm", "train", "plays", "--out", "wm").mistake
 
 
-def test_a_policy_is_trained_in_the_model_and_checked_in_the_simulator(place):
-    run = ok(place, "train", "--sim", "wm:wm", "--demos", "demos", "--out", "inside", *SMALL)
-    assert "done in" in run.err
+def test_a_policy_is_trained_in_the_model_and_checked_in_the_simulator(place, inside):
+    assert "done in" in inside
     saved = json.loads((place / "inside" / "run.json").read_text())["config"]
     assert saved["sim"] == "wm:wm" and saved["task"] == "reach"
     ok(place, "eval", "inside", "--episodes", "8")
@@ -103,28 +134,7 @@ def test_a_policy_is_trained_in_the_model_and_checked_in_the_simulator(place):
     ok(place, "report", "inside", "--json")
 
 
-def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place):
-    ok(
-        place,
-        "train",
-        "--task",
-        "reach",
-        "--algo",
-        "bc",
-        "--demos",
-        "demos",
-        "--bc.updates",
-        "60",
-        "--out",
-        "alone",
-        "--no-video",
-        "--eval-episodes",
-        "8",
-        "--workers",
-        "0",
-        "--threads",
-        "1",
-    )
+def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place, alone):
     said = ok(
         place,
         "eval",
@@ -157,7 +167,7 @@ def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place):
     )
 
 
-def test_a_deployment_plans_with_one_observation(place):
+def test_a_deployment_plans_with_one_observation(place, alone):
     policy = load_policy(place / "alone")
     act = planned_actor(
         policy.module, PlanningOptions(plan_in=str(place / "wm"), plan_candidates=3), instruction="", seed=0
@@ -294,5 +304,5 @@ def test_a_classifier_is_trained_and_judges(place):
         (["collect", "--task", "reach", "--policy", "nobody", "--out", "x"], "neither expert nor random"),
     ],
 )
-def test_a_mistake_is_one_line(place, argv, words):
+def test_a_mistake_is_one_line(place, inside, argv, words):
     assert words in robo_rl(place, *argv).mistake
