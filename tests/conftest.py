@@ -1,5 +1,9 @@
 import pytest
-import torch
+
+from robo_rl.child import set_openmp
+
+set_openmp()  # before torch: two threads of a test do not spin for a core that the other worker has
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
 

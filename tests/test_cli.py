@@ -404,6 +404,10 @@ def test_a_gym_env_that_cannot_draw_trains_without_a_video_and_its_best_is_by_re
         4,
         "--steps",
         600,
+        "--workers",
+        0,
+        "--torch-threads",
+        1,
         "--out",
         "run",
         "--rl.decisions",
@@ -734,7 +738,7 @@ def test_a_run_begins_with_another_runs_policy_whatever_teaches_it_on(runs, demo
 
     parent, few = (
         runs / "runs" / "a",
-        ("--task", "reach", "--envs", 8, "--threads", 1, "--eval-episodes", 24, "--no-video"),
+        ("--task", "reach", "--envs", 8, "--threads", 1, "--workers", 0, "--eval-episodes", 24, "--no-video"),
     )
     assert robo_rl(tmp_path, "train", *few, "--init", parent, "--steps", 0, "--out", "same").code == 0
     best = checkpoint.best(parent)
@@ -828,6 +832,9 @@ def test_a_run_without_a_name_is_named_after_what_it_does(tmp_path):
         2,
         "--threads",
         1,
+        "--workers",
+        0,
+        "--no-video",
         "--seed",
         7,
     )

@@ -142,8 +142,10 @@ def budget(argv: list[str]) -> list[str]:
         return [*argv, "--seconds", "2", "--port", "0"]
     if argv[0] == "correct":
         argv = [a for a in argv if a not in ("--rounds", "3")]
+        twin = ["--twin-starts", "16", "--twin-trials", "2"] if "twin_rl" in argv else []
         return [
             *argv,
+            *twin,
             "--rounds",
             "1",
             "--episodes",
