@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 TESTS = Path(__file__).parent
+HANGS = 280.0  # s: a bound on hanging, not on slowness, below the 300 of a test
 TINY = (
     "--task",
     "reach",
@@ -147,7 +148,7 @@ class Command:
         with patch.object(forkserver, "connect_to_new_process", _server().connect_to_new_process):
             self.process.start()
 
-    def wait(self, timeout: float = 120) -> Result:
+    def wait(self, timeout: float = HANGS) -> Result:
         self.process.join(timeout)
         if self.process.is_alive():
             self.process.kill()
@@ -186,7 +187,7 @@ def robo_rl(
     absent: Sequence[str] = (),
     env: "dict[str, str] | None" = None,
     first: "Callable[[], None] | None" = None,
-    timeout: float = 120,
+    timeout: float = HANGS,
 ) -> Result:
     """Run `robo_rl *argv` in the folder `cwd`, as if the packages `absent` were not installed; `first()` runs
     before."""
