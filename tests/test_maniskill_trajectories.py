@@ -80,7 +80,7 @@ def test_episodes_of_maniskill_become_a_data_set_of_what_our_env_observes(tmp_pa
     assert (got.kept, got.played, got.again, got.recorded, got.repeated) == (2, 2, 2, 2, 2)
     assert got.task == "PickCube-v1,robot_uids=panda_wristcam" and got.control == "pd_joint_pos"
     data, grasped = load(tmp_path / "here"), 18  # which the recorded env knows from the episode before
-    assert data.success.all() and data.tasks == ("pick up the cube and hold it at the goal",)
+    assert data.success.all() and list(data.tasks) == ["pick up the cube and hold it at the goal"]
     assert data.spec.axes[0].kind == "absolute" and data.spec.max_steps == 50
     with h5py.File(path) as opened:
         file: Any = opened
