@@ -236,8 +236,9 @@ def load_demos(folder: "str | Path", env, label: str = ""):
     data = load(folder, label=label)
     if hasattr(env, "in_commands"):
         return env.in_commands(data)
-    named = data.spec is not None and data.spec.action_names == env.spec.action_names
-    if named and (bad := Writer.spec_differences(env.spec, data.spec)):
+    if data.spec is None or data.spec.action_names != env.spec.action_names:
+        return data
+    if bad := Writer.spec_differences(env.spec, data.spec):
         raise UserError(f"data set {folder}: {bad[0]}. Take the --control that it was recorded with")
     return data
 

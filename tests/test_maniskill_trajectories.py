@@ -81,13 +81,14 @@ def test_episodes_of_maniskill_become_a_data_set_of_what_our_env_observes(tmp_pa
     assert got.task == "PickCube-v1,robot_uids=panda_wristcam" and got.control == "pd_joint_pos"
     data, grasped = load(tmp_path / "here"), 18  # which the recorded env knows from the episode before
     assert data.success.all() and list(data.tasks) == ["pick up the cube and hold it at the goal"]
-    assert data.spec.axes[0].kind == "absolute" and data.spec.max_steps == 50
+    assert data.spec is not None and data.spec.axes[0].kind == "absolute" and data.spec.max_steps == 50
     with h5py.File(path) as opened:
         file: Any = opened
         first, theirs = data.episode(0), np.asarray(file["traj_0/obs"])
         assert (
             first.terminated and first.start == 0 and first.reward[-1] == 1 and first.reward[:-1].sum() == 0
         )
+        assert first.state is not None and first.action is not None
         assert np.array_equal(np.delete(first.state, grasped, 1), np.delete(theirs[:-1], grasped, 1))
         low, high = (np.array([getattr(a, k) for a in data.spec.axes[:7]]) for k in ("low", "high"))
         mine = low + 0.5 * (first.action[:, :7] + 1) * (high - low)
