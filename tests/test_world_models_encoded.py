@@ -181,7 +181,7 @@ def test_from_recordings_to_an_env_on_the_command_line(tmp_path):
     done = robo_rl(tmp_path, "wm", "eval", "m", "data", "--windows", 8, "--horizon", 8, "--inverse", 5)
     assert done.code == 0, done
     done = robo_rl(tmp_path, "wm", "train", "data", "--kind", "encodes")
-    assert "encoded, video, latent" in done.mistake
+    assert "did you mean 'encoded'? Allowed: encoded, latent" in done.mistake
 
 
 def test_cameras_are_known_by_name_in_whatever_order_they_were_recorded():

@@ -2,14 +2,14 @@
 resumes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from robo_rl.cli import parse_options
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import newest_run
-from robo_rl.options.policy import POLICIES, VLAS
+from robo_rl.options.policy import POLICIES
 from robo_rl.plugins import is_object
 
 
@@ -72,8 +72,7 @@ def parse(argv: list[str]) -> TrainConfig:
         )
         made.append(("file", base))
     base = recipes.exact(base, {arg.partition("=")[0].removeprefix("--") for arg in argv})
-    if peek("policy.kind", "") in VLAS:  # whatever the recipe has of small policies
-        base = replace(base, policy=replace(base.policy, predict="velocity"))
+    base = recipes.of_kind(base, peek("policy.kind", ""))
     names = [f.name for f in fields(TrainConfig)]
     args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
     config = TrainConfig(**{k: getattr(args, k) for k in names})

@@ -68,7 +68,8 @@ def recipe(
         str(changes.get("demos", "")),
         recipes.model_words(policy.get("kind", ""), policy.get("folder", "")),
     )
-    return config_file.merged(recipes.exact(base, config_file.flat(changes)), changes, "recipe")
+    base = recipes.of_kind(recipes.exact(base, config_file.flat(changes)), policy.get("kind", ""))
+    return config_file.merged(base, changes, "recipe")
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast on_policy rgb full",
         "a third of the time is supervision's",
-        {"demos": "4000", "bc": {"updates": 6000}},
+        {"demos": "3000", "bc": {"updates": 6000}},
     ),
     ("fast on_policy rgb quick", "minutes", {"demos": "1000", "steps": 200_000, "eval_every": 50_000}),
     ("fast on_policy rgb vla quick", "a step costs more", {"steps": 80_000, "eval_every": 40_000}),

@@ -33,7 +33,7 @@ from robo_rl.experiment.config import EXPLORATION, RL_OPTIONS, TrainConfig, meth
 from robo_rl.experiment.config_file import flat, merged
 from robo_rl.experiment.recipe_table import TABLE
 from robo_rl.experiment.robot_names import ROBOTS
-from robo_rl.options import FLOWS, OffPolicyOptions, OnPolicyOptions, PolicyOptions, RolloutOptions
+from robo_rl.options import FLOWS, VLAS, OffPolicyOptions, OnPolicyOptions, PolicyOptions, RolloutOptions
 from robo_rl.plugins import is_object
 
 PRESETS = ("quick", "full", "paper")
@@ -247,6 +247,12 @@ def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
         base = replace(base, rl=replace(base.rl, explore=0.0))
     base = replace(base, bc=replace(base.bc, most=0)) if "bc.updates" in named else base
     return replace(base, demos_most=0, data=replace(base.data, every=1)) if "demos" in named else base
+
+
+def of_kind(base: TrainConfig, kind: str) -> TrainConfig:
+    """`base` for a policy of this kind: a vision-language-action model predicts what it does, whatever the
+    recipe has of small policies."""
+    return replace(base, policy=replace(base.policy, predict="velocity")) if kind in VLAS else base
 
 
 def nested(settings: Mapping[str, object]) -> dict:
