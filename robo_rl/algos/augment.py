@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from robo_rl.algos.onpolicy import Demos
-from robo_rl.policies.policy import Obs
 
 
 def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
@@ -57,20 +56,16 @@ def augmented(sample: Demos, shift: float, colour: float, forget: float) -> Demo
     if not (shift or colour or forget):
         return sample
 
-    def changed(obs: Obs, generator: torch.Generator) -> Obs:
-        out = dict(obs)
-        for name in (n for n in obs if n.startswith("image/")):
-            if shift:
-                most = max(1, round(shift * out[name].shape[1]))
-                out[name] = shifted(out[name], most, generator)
-            if colour:
-                out[name] = recoloured(out[name], colour, generator)
-        if forget:
-            out["state"] = forgotten(out["state"], forget, generator)
-        return out
-
     def draw(size: int, generator: torch.Generator):
         obs, chunk, mask = sample(size, generator)
-        return changed(obs, generator), chunk, mask
+        obs = dict(obs)
+        for name in [n for n in obs if n.startswith("image/")]:
+            if shift:
+                obs[name] = shifted(obs[name], max(1, round(shift * obs[name].shape[1])), generator)
+            if colour:
+                obs[name] = recoloured(obs[name], colour, generator)
+        if forget:
+            obs["state"] = forgotten(obs["state"], forget, generator)
+        return obs, chunk, mask
 
     return draw

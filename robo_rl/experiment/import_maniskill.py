@@ -1,6 +1,7 @@
 """Episodes in ManiSkill's own format as a LeRobot v3 data set: `sims.maniskill.trajectories` plays them."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -56,20 +57,20 @@ def import_maniskill(
     if len(kinds) > 1:
         raise UserError(f"the files are of several tasks or control modes: {'; '.join(kinds)}")
     jobs, most = [], 1
-    for recording in recordings:
-        with open_file(recording.path) as file:
+    kept = again = recorded = repeated = longest = 0
+    with ExitStack() as opened:
+        for recording in recordings:
+            file = opened.enter_context(open_file(recording.path))
             count = len(recording.listed)
             chosen = parse_episodes(episodes, count) if episodes else np.arange(count)
             most = max(most, *lengths(recording, file, chosen))
-            jobs += [(recording, int(k)) for k in chosen]
-    env = open_env(recordings[0], obs, reward, image_size, most)
-    kept = again = recorded = repeated = longest = 0
-    opened = {recording.path: open_file(recording.path) for recording in recordings}
-    try:
+            jobs += [(recording, file, int(k)) for k in chosen]
+        env = open_env(recordings[0], obs, reward, image_size, most)
+        opened.callback(env.close)
         spec = replace(env.spec, max_steps=env.limit)
         with appearing(out, each) as folder, Writer(folder, spec=spec) as writer:
-            for recording, k in each("import", jobs, "episodes"):
-                got = play(env, recording, opened[recording.path], k)
+            for recording, file, k in each("import", jobs, "episodes"):
+                got = play(env, recording, file, k)
                 again += got.success and bool(got.recorded)
                 recorded += bool(got.recorded)
                 repeated += got.start >= 0
@@ -96,9 +97,5 @@ def import_maniskill(
                     f"none of {len(jobs)} episodes succeeds when it is played again in {recordings[0].task}; "
                     "--keep all keeps those that fail"
                 )
-    finally:
-        env.close()
-        for file in opened.values():
-            file.close()
     first = recordings[0]
     return Imported(kept, len(jobs), again, recorded, repeated, first.task, first.control, longest, env.limit)

@@ -192,9 +192,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     ("fast on_policy rgb fresh quick", "minutes", {"bc": {"ground": 1000}}),
     (
-        "fast pi_rl rgb",
-        "as from the state: as much noise as the policy bears, of which no later denoise step takes any "
-        "away; updates that follow their KL; the critic first",
+        "fast pi_rl",
+        "as much noise as the policy bears, of which no later denoise step takes any away; the update "
+        "follows the KL that it makes, not a learning rate that fits one task; the critic first",
         {
             "policy": {"noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
             "rl": {
@@ -220,30 +220,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast pi_rl state",
         "a network that predicts the chunk need not first learn to copy noise, and denoises away what is "
-        "added before its last step; as much noise as the policy bears; the update follows the KL that it "
-        "makes, not a learning rate that fits one task; the critic first; half of a chunk is executed, then "
-        "the policy looks again; small rollouts, for what an update may move is bounded",
-        {
-            "envs": 128,
-            "policy": {
-                "execute": 4,
-                "predict": "action",
-                "noise": "learned",
-                "noise_steps": "last",
-                "noise_min": 0.2,
-                "noise_max": 0.3,
-            },
-            "rl": {
-                "explore": 0.3,
-                "average": 0.05,
-                "replay": 0.5,
-                **LIMIT,
-                "trust_kl": 0.004,
-                "critic_ready": 0.3,
-                "critic_warmup": 6,
-                "lr": 1e-4,
-            },
-        },
+        "added before its last step; half of a chunk is executed, then the policy looks again; small "
+        "rollouts, for what an update may move is bounded",
+        {"envs": 128, "policy": {"execute": 4, "predict": "action"}, "rl": {"replay": 0.5}},
     ),
     (
         "maniskill pi_rl state",

@@ -288,9 +288,8 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None, reads: boo
             run.report.log(made + update, {"sft/loss": loss} | row, stage="sft")
 
     options, sample = run.config.bc, sampled_on(device_of(run.policy), sample)
-    seen = sample
-    if run.policy.spec.views:
-        seen = augmented(sample, options.shift, options.colour, options.forget)
+    changes = (options.shift, options.colour, options.forget)
+    seen = augmented(sample, *changes) if run.policy.spec.views else sample
     run.policy.train()
     bc.train(run.policy, seen, replace(options, updates=updates), run.config.seed + 10, tick)
     run.policy.eval()

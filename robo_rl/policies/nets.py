@@ -339,9 +339,7 @@ class VisionLanguageTrunk(Trunk):
     are.
     """
 
-    def __init__(
-        self, state: int, views: tuple[str, ...], size: int, width: int, depth: int, standard: bool = False
-    ):
+    def __init__(self, state: int, views: tuple[str, ...], size: int, width: int, depth: int, standard: bool):
         super().__init__()
         self.views = views
         encoders = [ImageEncoder(width, size, standard) for _ in views]
