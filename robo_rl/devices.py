@@ -38,6 +38,15 @@ def check_device(name: str) -> torch.device:
     return device
 
 
+def usable(name: str) -> bool:
+    """Whether torch can use the device of that name here."""
+    try:
+        check_device(name)
+    except UserError:
+        return False
+    return True
+
+
 def device_of(policy) -> torch.device:
     """Where a policy's weights are."""
     return policy.action_norm.device

@@ -16,6 +16,7 @@ from robo_rl.devices import check_device, moved
 from robo_rl.errors import UserError
 from robo_rl.evaluation import evaluate
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.evaluation import EvalConfig, changed, moved_here
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.recycle import Recycler
 from robo_rl.film import FilmedEnv
@@ -381,6 +382,15 @@ def test_cuda_without_cuda_is_one_line_and_leaves_no_folder(tmp_path, capsys):
         main(["train", "--device", "cuda", "--out", str(tmp_path / "r"), "--workers", "0"])
     assert e.value.code == 2 and not (tmp_path / "r").exists()
     assert "--device cuda needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize(("sim", "said"), [("mujoco_warp", "it steps on cpu, slower"), ("mujoco", "")])
+def test_a_run_from_a_machine_with_a_gpu_is_evaluated_on_one_without(sim, said):
+    config, options = TrainConfig(sim=sim, task="ant", device="cuda:1"), EvalConfig()
+    assert changed(config, options).device == "cpu"
+    assert moved_here(config, options).endswith(said) and bool(moved_here(config, options)) == bool(said)
+    assert not moved_here(config, replace(options, sim="mujoco"))  # another simulator was asked for
 
 
 def test_an_update_of_which_one_minibatch_is_refused_ends_on_a_device_too():

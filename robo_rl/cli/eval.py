@@ -24,6 +24,7 @@ from robo_rl.experiment.evaluation import (
     evaluate_checkpoint,
     film_checkpoint,
     interval_words,
+    moved_here,
 )
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.planning import NOT_PLANNED
@@ -68,6 +69,8 @@ def run(args: Eval) -> int:
         from robo_rl.film import check_path
 
         check_path(args.video)
+    if said := moved_here(own, args):
+        print(said, file=sys.stderr)
     result = watched(args.run, args)
     out = result_file(args, result)
     files.write_json(out, result)

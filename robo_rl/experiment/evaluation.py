@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
 from robo_rl.experiment.config import TrainConfig, load_config
-from robo_rl.experiment.envs import make, make_env, obs_spec, task_count
+from robo_rl.experiment.envs import ON_DEVICE, make, make_env, obs_spec, task_count
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.foreign import foreign_policy
 from robo_rl.experiment.policy_device import check_policy_device
@@ -474,7 +474,20 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
         config = replace(config, sim=options.sim, judge="")
     if options.max_steps:
         config = replace(config, max_steps=options.max_steps)
+    if config.device != "cpu":
+        from robo_rl.devices import usable
+
+        if not usable(config.device):  # a run that was brought from a machine with a GPU
+            config = replace(config, device=options.device)
     return config
+
+
+def moved_here(config: TrainConfig, options: EvalConfig) -> str:
+    """What to say where the run's simulator steps on another device than in the run; "" where it does not."""
+    here = changed(config, options)
+    if here.sim not in ON_DEVICE or here.sim != config.sim or here.device == config.device:
+        return ""
+    return f"{config.sim} ran on {config.device}, which is not here: it steps on {here.device}, slower"
 
 
 def as_trained(options: AnyEvalConfig, config: TrainConfig) -> AnyEvalConfig:
