@@ -1,8 +1,10 @@
 """Changed observations of supervision, and key points that point at something from the start."""
 
+import pytest
 import torch
 
 from robo_rl.algos.augment import augmented, forgotten, recoloured, shifted
+from robo_rl.cli import main
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.nets import ImageEncoder
 
@@ -87,3 +89,23 @@ def test_standard_key_points_of_fresh_weights_follow_a_mark():
 def test_a_policy_of_before_key_points_had_kinds_keeps_its_sixteen():
     assert PolicyOptions().keypoints == "plain"
     assert key_points("plain", 10).shape == (32,) and key_points("standard", 10).shape == (64,)
+
+
+@pytest.mark.parametrize("option", ["shift", "colour", "forget"])
+def test_a_change_of_pictures_is_refused_where_there_are_none(tmp_path, option, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(
+            [
+                "train",
+                "--task",
+                "reach",
+                f"--bc.{option}",
+                "0.1",
+                "--workers",
+                "0",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
+    assert e.value.code == 2 and not (tmp_path / "r").exists()
+    assert f"--bc.{option} changes what supervision sees" in capsys.readouterr().err

@@ -54,7 +54,10 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             "--bc.pear weighs demonstrations for the RL that follows them; with --sim none none does"
         )
+    from robo_rl.experiment.sft import check_changes
+
     data = open_data(config)
+    check_changes(config, spec_of(config, data).views)
     if config.policy.kind in VLAS:  # a folder that does not fit is refused before there is one of the run
         from robo_rl.experiment.methods import check_model
         from robo_rl.policies import make_policy

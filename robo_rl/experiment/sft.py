@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -244,6 +245,16 @@ def fresh_policy(config: TrainConfig, spec, dataset, rows: np.ndarray | None = N
         _, taught, _ = chunks(dataset, config.policy.horizon)
         learn(taught if rows is None else taught[rows])
     return policy.to(config.device)
+
+
+def check_changes(config: TrainConfig, views: Sequence[str]) -> None:
+    """Raise UserError where supervision is to change what it sees and there are no pictures (`views`)."""
+    for name in ("shift", "colour", "forget"):
+        if getattr(config.bc, name) and not views:
+            raise UserError(
+                f"--bc.{name} changes what supervision sees beside pictures, and this run has none: "
+                "give it pictures (--obs rgb), or leave it out"
+            )
 
 
 def check_relative(policy, dataset) -> None:

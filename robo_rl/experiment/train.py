@@ -258,10 +258,11 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
             "--bc.own teaches a policy its own successes before RL on fresh rollouts: it goes with pi_rl, "
             f"ppo, dppo, reinflow and nft, got --algo {config.algo}; leave it out"
         )
-    from robo_rl.experiment.sft import instructions
+    from robo_rl.experiment.sft import check_changes, instructions
 
     texts = instructions(env) if config.obs == "rgb" else ()  # draws
     check_demos(config, env)
+    check_changes(config, env.spec.views)
     if config.bc.pear:
         from robo_rl.experiment.collect import best_policy
 
