@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from vla_goldens import FAMILIES
 
 from robo_rl.lora import adapted
@@ -10,6 +11,7 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import observations
 from robo_rl.policies.guided import plain_chunks
 from robo_rl.policies.vla import quick
+from robo_rl.policies.vla.blocks import attend
 from robo_rl.policies.vla.quick import FEW, QuickChunks, fits
 
 SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
@@ -82,3 +84,25 @@ def test_compiled_blocks_give_the_same_chunk_and_leave_the_policy_as_it_was():
 def test_what_needs_more_than_one_launch_acts_plainly():
     assert not fits(made("pi05"))  # on a CPU
     assert not fits(make_policy(PolicyOptions(kind="flow"), ObsSpec(state=4, action=2), 0))
+
+
+class Copies(TorchDispatchMode):
+    """Counts operations that write a tensor anew without computing."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kept", [1, 2, 8])
+def test_attention_of_few_rows_is_attention_and_copies_nothing_of_one_key_head(kept):
+    g = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 5, 8, 16, generator=g)
+    k, v = (torch.randn(2, 24, kept, 16, generator=g) for _ in range(2))
+    mask = torch.rand(2, 1, 24, generator=g) > 0.3
+    with Copies() as copies:
+        got = quick.attend_few(q, k, v, mask)
+    torch.testing.assert_close(got, attend(q, k, v, mask), atol=1e-5, rtol=1e-5)
+    assert (copies.count == 0) == (kept == 1)

@@ -291,8 +291,9 @@ def attend_few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """`blocks.attend` as two products and a softmax: many small parts where one kernel has few large ones."""
     n, length, heads, d = q.shape
     kept = k.shape[2]
-    rows = q.view(n, length, kept, heads // kept, d).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    # steps before heads: with one key head, as in pi0.5, no query is copied, nor what comes back
+    rows = q.view(n, length, kept, heads // kept, d).transpose(1, 2).flatten(2, 3)
     scores = (rows @ k.permute(0, 2, 3, 1)).float() * d**-0.5
     shares = scores.masked_fill(~mask[:, None], float("-inf")).softmax(-1).to(v.dtype)
     y = shares @ v.transpose(1, 2)
-    return y.view(n, kept, heads // kept, length, d).permute(0, 3, 1, 2, 4).flatten(2)
+    return y.view(n, kept, length, heads // kept, d).transpose(1, 2).flatten(2)
