@@ -57,14 +57,15 @@ def check(config: TrainConfig) -> None:
     from robo_rl.experiment.sft import check_changes
 
     data = open_data(config)
-    check_changes(config, spec_of(config, data).views)
+    spec = spec_of(config, data)
+    check_changes(config, spec.views)
     if config.policy.kind in VLAS:  # a folder that does not fit is refused before there is one of the run
         from robo_rl.experiment.methods import check_model
         from robo_rl.policies import make_policy
         from robo_rl.shapes import only_shapes
 
         with only_shapes():
-            made = make_policy(config.policy, spec_of(config, data), config.seed)
+            made = make_policy(config.policy, spec, config.seed)
         check_model(config, made, data.tasks)
 
 
