@@ -9,6 +9,7 @@ from robo_rl.lora import adapted
 from robo_rl.options import LoraOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import observations
+from robo_rl.policies.context import Context
 from robo_rl.policies.guided import plain_chunks
 from robo_rl.policies.vla import quick
 from robo_rl.policies.vla.blocks import attend
@@ -106,3 +107,44 @@ def test_attention_of_few_rows_is_attention_and_copies_nothing_of_one_key_head(k
         got = quick.attend_few(q, k, v, mask)
     torch.testing.assert_close(got, attend(q, k, v, mask), atol=1e-5, rtol=1e-5)
     assert (copies.count == 0) == (kept == 1)
+
+
+class PrefixCopies(TorchDispatchMode):
+    """Counts the keys and values [n,P + L or more,M,d] that are put together."""
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.rows, self.count = rows, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        joins = func in (torch.ops.aten.cat.default, torch.ops.aten.constant_pad_nd.default)
+        self.count += joins and out.dim() == 4 and out.shape[1] >= self.rows
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_of_the_prefix_are_copied_once_a_chunk_and_not_once_a_step(dtype):
+    policy = made("pi05")
+    expert, g = policy.head.expert.to(dtype), torch.Generator().manual_seed(0)
+    prefix, width = 21, expert.action_in.in_features
+    shape = (2, prefix, 1, expert.head_dim)
+    kv = tuple(
+        (torch.randn(shape, generator=g).to(dtype), torch.randn(shape, generator=g).to(dtype))
+        for _ in expert.layers
+    )
+    mask = torch.ones(2, prefix, dtype=torch.bool)
+    context = Context(torch.zeros(2, 1), kv, mask, mask.sum(1), torch.zeros(2, 1))
+    before = [x.clone() for pair in kv for x in pair]
+    noise = torch.randn(2, 6 * width, generator=g)
+    for steps in (2, 5):
+        with torch.no_grad(), PrefixCopies(prefix + 6) as copies:
+            times, plain = torch.linspace(1, 0.2, steps), [(1.0, -1 / steps)] * steps
+            got = quick.pi_chain(expert, quick.pi_layer, context, noise, plain, times)
+            assert copies.count == 2 * len(expert.layers)
+            want = noise.view(2, 6, width)
+            for (keep, step), time in zip(plain, times, strict=True):
+                want = keep * want + step * expert(context, want, time.expand(2))
+        far = (got - want.flatten(1)).norm() / want.norm()
+        assert far < (0.02 if dtype == torch.bfloat16 else 1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(before, (x for pair in kv for x in pair), strict=True))

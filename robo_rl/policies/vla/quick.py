@@ -227,12 +227,13 @@ def pi_chain(
     own = torch.ones(len(x), x.shape[1], dtype=torch.bool, device=x.device)
     mask = F.pad(torch.cat([context.mask, own], 1), (0, more))[:, None]
     weights, eps = [layer_weights(block) for block in layers], expert.norm.eps
+    start = context.mask.shape[1]
+    room = (0, 0, 0, 0, 0, mask.shape[2] - start)
+    kept = [(F.pad(keys, room), F.pad(values, room)) for keys, values in context.kv]
     for k, (keep, step) in enumerate(plain):
         h = expert.action_in(x.to(dtype))
-        for j, past in enumerate(context.kv):
-            h = layer(
-                h, told[2 * j, k], told[2 * j + 1, k], weights[j], past, turn, mask, expert.head_dim, eps
-            )
+        for j, seen in enumerate(kept):
+            h = layer(h, told[2 * j, k], told[2 * j + 1, k], weights[j], seen, start, turn, mask, eps)
         h = modulated(h, told[-1, k], eps)[0]
         x = keep * x + step * expert.action_out(h).float()
     return x.flatten(1)
@@ -263,24 +264,27 @@ def pi_layer(
     first: Tensor,
     second: Tensor,
     weights: tuple[Tensor, Tensor, Tensor, Tensor],
-    past: tuple[Tensor, Tensor],
+    kept: tuple[Tensor, Tensor],
+    start: int,
     turn: Tensor,
     mask: Tensor,
-    d: int,
     eps: float,
 ) -> Tensor:
     """`DecoderBlock` of an adaptive expert: h [n,L,W], modulations of its two norms, keys and values of the
-    prefix, mask bool [n,1,P + L, padded] -> [n,L,W]."""
+    prefix with room [n,P + L, padded,M,d], mask bool [n,1,P + L, padded] -> [n,L,W].
+
+    Rows of the keys and values from `start` = P on are overwritten with those of h.
+    """
     into, out, wide, down = weights
+    keys, values = kept
     y, gate = modulated(h, first, eps)
-    kept = past[0].shape[2] * d
-    q, k, v = (
-        x.unflatten(-1, (-1, d)) for x in F.linear(y, into).split([len(into) - 2 * kept, kept, kept], -1)
-    )
-    more = (0, 0, 0, 0, 0, mask.shape[2] - past[0].shape[1] - h.shape[1])
-    k = F.pad(torch.cat([past[0], rotate(k, turn)], 1), more)
-    v = F.pad(torch.cat([past[1], v], 1), more)
-    seen = (attend_few if len(h) <= FEW else attend)(rotate(q, turn), k, v, mask)
+    heads, d = keys.shape[2:]
+    own = F.linear(y, into).unflatten(-1, (-1, d))
+    q, k, v = own.split([own.shape[2] - 2 * heads, heads, heads], 2)
+    # in place, as only the own rows differ from step to step: the prefix is not copied K times
+    keys[:, start : start + h.shape[1]] = rotate(k, turn)
+    values[:, start : start + h.shape[1]] = v
+    seen = (attend_few if len(h) <= FEW else attend)(rotate(q, turn), keys, values, mask)
     h = h + F.linear(seen, out) * gate
     y, gate = modulated(h, second, eps)
     a, b = F.linear(y, wide).chunk(2, -1)
