@@ -1,12 +1,13 @@
 """Changed observations of supervision, and key points that point at something from the start."""
 
+import numpy as np
 import pytest
 import torch
 
 from robo_rl.algos.augment import augmented, forgotten, recoloured, shifted
 from robo_rl.cli import main
 from robo_rl.options import PolicyOptions
-from robo_rl.policies.nets import ImageEncoder
+from robo_rl.policies.nets import COLOURS, ImageEncoder, StandardPoints, colour_points
 
 
 def gen(seed=0):
@@ -72,7 +73,7 @@ def test_the_sampler_changes_pictures_and_states_and_nothing_that_is_told_of_act
 def key_points(kind, column):
     """[2 x points] of a picture with a green mark in this column, from fresh weights."""
     torch.manual_seed(0)
-    encoder = ImageEncoder(96, 64, kind == "standard")
+    encoder = ImageEncoder(96, 64, kind)
     image = torch.full((1, 64, 64, 3), 128, dtype=torch.uint8)
     image[:, 30:34, column : column + 4] = torch.tensor([20, 220, 60], dtype=torch.uint8)
     with torch.no_grad():
@@ -109,3 +110,56 @@ def test_a_change_of_pictures_is_refused_where_there_are_none(tmp_path, option, 
         )
     assert e.value.code == 2 and not (tmp_path / "r").exists()
     assert f"--bc.{option} changes what supervision sees" in capsys.readouterr().err
+
+
+def coloured(at, background=(120, 110, 100), colour=(30, 60, 220)):
+    """A picture [1,3,64,64] of -1..1: a square of 5 x 5 pixels whose corner is at (row, column)."""
+    picture = np.full((64, 64, 3), background, np.float32)
+    picture += np.random.default_rng(0).normal(size=picture.shape) * 2
+    picture[at[0] : at[0] + 5, at[1] : at[1] + 5] = colour
+    return torch.from_numpy(picture).permute(2, 0, 1)[None] / 127.5 - 1
+
+
+def test_a_point_follows_the_thing_of_its_colour_though_nothing_was_learnt():
+    places = [(10, 12), (10, 40), (45, 12), (30, 33)]
+    points = torch.cat([colour_points(coloured(at)) for at in places]).unflatten(1, (COLOURS, 2))
+    truth = torch.tensor([[(c + 2) / 31.5 - 1, (r + 2) / 31.5 - 1] for r, c in places])
+    off = (points - truth[:, None]).abs().amax((0, 2))
+    assert off.min() < 0.02, off  # of a half width: less than a pixel
+
+
+def test_points_of_colours_do_not_move_with_brightness_and_contrast():
+    picture = coloured((20, 30))
+    gain, offset = (
+        torch.tensor([0.5, 0.8, 1.1])[:, None, None],
+        torch.tensor([0.1, -0.2, 0.05])[:, None, None],
+    )
+    assert (colour_points(picture) - colour_points(picture * gain + offset)).abs().max() < 0.02
+
+
+def test_a_picture_of_one_colour_has_its_points_in_the_middle():
+    assert colour_points(torch.full((2, 3, 32, 32), 0.3)).abs().max() < 1e-3
+
+
+def test_the_encoder_passes_points_of_colours_on_beside_its_own():
+    torch.manual_seed(0)
+    encoder, images = ImageEncoder(96, 64, "colour"), torch.randint(0, 255, (3, 64, 64, 3), dtype=torch.uint8)
+    points = encoder(images, torch.zeros(3, 96))[1]
+    assert points.shape == (3, 2 * encoder.points) and encoder.points == 32 + COLOURS
+    pixels = images.permute(0, 3, 1, 2) / 127.5 - 1
+    assert torch.equal(points[:, 64:], colour_points(pixels))
+
+
+def test_the_gradient_of_standard_points_is_that_of_their_formula():
+    torch.manual_seed(0)
+    maps, grid, g = torch.randn(3, 5, 64).double(), torch.rand(64, 2).double(), torch.randn(3, 5, 2).double()
+    maps.requires_grad_()
+    std, mean = torch.std_mean(maps, -1, keepdim=True)
+    plain = torch.softmax(4 * (maps - mean) / (std + 1e-3), -1) @ grid
+    closed = StandardPoints.apply(maps, grid)
+    assert torch.allclose(plain, closed, atol=1e-14)
+    a, b = (torch.autograd.grad((p * g).sum(), maps)[0] for p in (plain, closed))
+    assert (a - b).abs().max() < 1e-13
+    flat = torch.zeros(1, 1, 64, requires_grad=True)
+    StandardPoints.apply(flat, grid.float()).sum().backward()
+    assert flat.grad is not None and flat.grad.isfinite().all()

@@ -1,7 +1,7 @@
 """The model of encoded pictures: its codec, its carry, what it learns of a world of one moving square, and
 its env."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from test_world_models_video import SPEC, observations, squares
 from robo_rl.errors import UserError
 from sims.check import check_env
 from world_models import model as worlds
-from world_models.encoded import Encoded
+from world_models.encoded import Encoded, build
 from world_models.encoded_fit import EncodedFitter
 from world_models.env import WorldEnv
 from world_models.options import EncodedFitOptions, EncodedOptions, FitOptions, LatentOptions
@@ -49,7 +49,8 @@ def square(picture: np.ndarray) -> np.ndarray:
 def test_codes_have_unit_variance_and_pictures_come_back(learnt):
     data, _, model = learnt
     codes = model.codes(data.images)
-    assert codes.mean(0).abs().max() < 0.15 and (codes.std(0) - 1).abs().max() < 0.15
+    assert codes.mean(0).abs().max() < 0.15 and codes.std(0).max() < 1.15
+    assert codes.std(0)[model.codec.points :].min() > 0.85  # a point that hardly moves stays small
     carry = model.start({"state": data.state, "image/top": data.images["top"]}, np.arange(len(data.state)))
     error = (model.look(carry)["image/top"].numpy().astype(float) - data.images["top"]) ** 2
     assert (
@@ -111,6 +112,25 @@ def test_it_keeps_the_contract_and_draws_only_where_somebody_looks(learnt):
         assert drawn == [4] and not np.array_equal(obs["image/top"], before)
     finally:
         del model.look
+
+
+def test_a_linear_function_of_the_codes_tells_where_the_square_is(learnt):
+    data, _, model = learnt
+    told = []
+    for codes in (model.codes(data.images), model.codes(data.images)[:, model.codec.points :]):
+        x = np.concatenate([codes.numpy(), np.ones((len(codes), 1))], 1)
+        place = square(data.images["top"])
+        told.append(np.abs(x @ np.linalg.lstsq(x, place, rcond=None)[0] - place).mean())
+    assert told[0] < 0.02 < told[1]  # of a half width; what was learnt alone is further off
+
+
+def test_a_model_of_before_there_were_points_has_none(learnt):
+    spec = learnt[2].spec
+    old = {k: v for k, v in asdict(OPTIONS).items() if k != "points"}
+    assert build(spec, old).codec.points == 0 and build(spec, asdict(OPTIONS)).codec.points == 32
+    plain = Encoded(spec, replace(OPTIONS, points=False))
+    assert plain.codec.size == OPTIONS.codes
+    plain.load_state_dict(build(spec, old).state_dict())
 
 
 def test_a_folder_gives_the_model_back(learnt, tmp_path):

@@ -1,10 +1,13 @@
 """`latent` dynamics of encoded pictures: an autoencoder of all cameras at once, and the ensemble on the arm's
 state beside its codes, so that pictures are drawn only where somebody looks.
 
-    c = (enc(frames) - centre) / spread,   frames^ = mean + dec(c)
+    c = ((points(frames), enc(frames)) - centre) / spread,   frames^ = mean + dec(c)
     loss = |frames^ - frames|^2 / var,     dec sees c + noise eps
     (s, c)' = (s, c) + the ensemble's change;   reward, success and end from (s, c) and (s, c)' (`latent`)
 
+points: where in each picture each of some colours is (`robo_rl.policies.nets.colour_points`). They are not
+learnt. The error of pictures is mostly the arm's: codes that are learnt from it alone do not tell where small
+things are, which success depends on.
 The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay
 small in the picture. In old recordings no picture was kept after an episode's last action: its code is the
 one before it there.
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robo_rl.errors import UserError
+from robo_rl.policies.nets import COLOURS, colour_points
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
 from world_models.options import EncodedOptions
@@ -29,6 +33,7 @@ from world_models.video import PATCH, patches_of, to_frames
 
 # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
 STILL = 0.07
+STEADY = 0.02  # of a picture's half width: least std of a point
 
 
 class FrameCodec(nn.Module):
@@ -41,28 +46,39 @@ class FrameCodec(nn.Module):
 
     def __init__(self, views: int, grid: int, options: EncodedOptions):
         super().__init__()
-        w, self.grid = options.width, grid // 4
+        w, self.views, self.grid = options.width, views, grid // 4
+        self.points = 2 * COLOURS * views if options.points else 0
+        self.size = self.points + options.codes
         self.enter, self.shrink, self.shrink_again = (
             nn.Conv2d(48 * views, w, 1),
             nn.Conv2d(w, 2 * w, 3, 2, 1),
             nn.Conv2d(2 * w, 2 * w, 3, 2, 1),
         )
         self.code = nn.Linear(2 * w * self.grid**2, options.codes)
-        self.decode_code = nn.Linear(options.codes, 2 * w * self.grid**2)
+        self.decode_code = nn.Linear(self.size, 2 * w * self.grid**2)
         self.grow, self.grow_again, self.leave = (
             nn.Conv2d(2 * w, 2 * w, 3, 1, 1),
             nn.Conv2d(2 * w, w, 3, 1, 1),
             nn.Conv2d(w, 48 * views, 1),
         )
-        self.register_buffer("centre", torch.zeros(options.codes))
-        self.register_buffer("spread", torch.ones(options.codes))
+        self.register_buffer("centre", torch.zeros(self.size))
+        self.register_buffer("spread", torch.ones(self.size))
         self.register_buffer("mean", torch.zeros(48 * views, grid, grid))
         self.register_buffer("var", torch.ones(()))
 
     def raw(self, patches: Tensor) -> Tensor:
         """Codes before they are normalised."""
         h = F.silu(self.enter((patches - self.mean) / self.var.sqrt()))
-        return self.code(F.silu(self.shrink_again(F.silu(self.shrink(h)))).flatten(1))
+        learnt = self.code(F.silu(self.shrink_again(F.silu(self.shrink(h)))).flatten(1))
+        if not self.points:
+            return learnt
+        pixels = F.pixel_shuffle(patches.unflatten(1, (self.views, -1)).flatten(0, 1), PATCH)
+        return torch.cat([colour_points(pixels).view(len(patches), -1), learnt], 1)
+
+    def measured(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and spread [Z] of codes [B,Z]; a point that hardly moves is not blown up."""
+        std = raw.std(0)
+        return raw.mean(0), torch.cat([std[: self.points].clamp(min=STEADY), std[self.points :] + 1e-5])
 
     def encode(self, patches: Tensor) -> Tensor:
         return (self.raw(patches) - self.centre) / self.spread
@@ -93,7 +109,7 @@ class Encoded(nn.Module):
             torch.manual_seed(seed)
             self.codec = FrameCodec(len(spec.control.views), spec.image_size // PATCH, options)
         self.dynamics = Latent(
-            replace(spec, kind="latent", state=spec.state + options.codes), options.dynamics, seed
+            replace(spec, kind="latent", state=spec.state + self.codec.size), options.dynamics, seed
         )
 
     @torch.no_grad()
@@ -104,7 +120,7 @@ class Encoded(nn.Module):
             self.codec.encode(patches_of({v: images[v][i : i + 256] for v in views}, views))
             for i in range(0, n, 256)
         ]
-        return torch.cat(parts) if parts else torch.zeros(0, self.options.codes)
+        return torch.cat(parts) if parts else torch.zeros(0, self.codec.size)
 
     # ---- the protocol
 
@@ -126,7 +142,7 @@ class Encoded(nn.Module):
             "before": torch.cat([carry["before"], carry["code_before"]], 1),
         }
         whole, p = self.dynamics.step(whole, actions)
-        state, code = p.obs["state"].split([self.spec.state, self.options.codes], 2)
+        state, code = p.obs["state"].split([self.spec.state, self.codec.size], 2)
         obs = {"state": state.contiguous()} | (self._pictures(code, carry) if draw else {})
         return self._split(whole) | stays, replace(p, obs=obs)
 
@@ -139,7 +155,7 @@ class Encoded(nn.Module):
         out = dict(whole)
         for name, code in (("state", "code"), ("before", "code_before")):
             out[name], out[code] = (
-                x.contiguous() for x in whole[name].split([self.spec.state, self.options.codes], 1)
+                x.contiguous() for x in whole[name].split([self.spec.state, self.codec.size], 1)
             )
         return out
 
@@ -160,6 +176,5 @@ class Encoded(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Encoded:
     """The untrained model of a folder's JSON."""
-    return Encoded(
-        spec, EncodedOptions(**dict[str, Any](options, dynamics=latent_options(options["dynamics"])))
-    )
+    saved = {"points": False} | dict[str, Any](options, dynamics=latent_options(options["dynamics"]))
+    return Encoded(spec, EncodedOptions(**saved))

@@ -51,7 +51,8 @@ class EncodedFitter:
         within the batch."""
         codec, x = self.model.codec, self.patches(rows)
         raw = codec.raw(x)
-        code = (raw - raw.mean(0)) / (raw.std(0) + 1e-5)
+        centre, spread = codec.measured(raw)
+        code = (raw - centre) / spread
         code = code + self.model.options.noise * torch.randn(code.shape, generator=self.generator)
         return (codec.decode(code) - x).square().mean() / codec.var
 
@@ -87,8 +88,9 @@ class EncodedFitter:
         codec = self.model.codec
         with torch.no_grad():
             raw = torch.cat([codec.raw(self.patches(rows)) for rows in np.array_split(self.spaced(), 8)])
-            codec.centre.copy_(raw.mean(0))
-            codec.spread.copy_(raw.std(0) + 1e-5)
+            centre, spread = codec.measured(raw)
+            codec.centre.copy_(centre)
+            codec.spread.copy_(spread)
         codec.requires_grad_(False)
         self.coded = self.with_codes()
         self.dynamics = Fitter(self.model.dynamics, self.coded, self.options.dynamics, self.seed)

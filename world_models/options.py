@@ -106,6 +106,8 @@ class EncodedOptions:
     """Channels of the autoencoder at a quarter of the resolution; twice that below."""
     noise: float = 0.1
     """Std of the noise on the codes (which have unit variance) while decoding is learnt."""
+    points: bool = True
+    """Beside the codes stands where in each picture each of 16 colours is, which is not learnt."""
     dynamics: LatentOptions = field(default_factory=LatentOptions)
 
     def __post_init__(self) -> None:

@@ -107,7 +107,7 @@ class PolicyBase(nn.Module):
         o, spec = self.options, self.spec
         trunk = (
             VisionLanguageTrunk(
-                spec.state, spec.views, spec.image_size, o.width, o.depth, o.keypoints == "standard"
+                spec.state, spec.views, spec.image_size, o.width, o.depth, o.keypoints
             )
             if spec.views
             else StateTrunk(spec.state, spec.language)
