@@ -7,7 +7,7 @@ import torch
 from robo_rl.algos.augment import augmented, forgotten, recoloured, shifted
 from robo_rl.cli import main
 from robo_rl.options import PolicyOptions
-from robo_rl.policies.nets import COLOURS, ImageEncoder, StandardPoints, colour_points
+from robo_rl.policies.nets import COLOURS, ImageEncoder, StandardPoints, colour_points, uncorrelated
 
 
 def gen(seed=0):
@@ -141,13 +141,22 @@ def test_a_picture_of_one_colour_has_its_points_in_the_middle():
     assert colour_points(torch.full((2, 3, 32, 32), 0.3)).abs().max() < 1e-3
 
 
-def test_the_encoder_passes_points_of_colours_on_beside_its_own():
-    torch.manual_seed(0)
-    encoder, images = ImageEncoder(96, 64, "colour"), torch.randint(0, 255, (3, 64, 64, 3), dtype=torch.uint8)
-    points = encoder(images, torch.zeros(3, 96))[1]
-    assert points.shape == (3, 2 * encoder.points) and encoder.points == 32 + COLOURS
-    pixels = images.permute(0, 3, 1, 2) / 127.5 - 1
-    assert torch.equal(points[:, 64:], colour_points(pixels))
+def test_white_pictures_have_uncorrelated_pixels_and_fresh_weights_point_at_small_things():
+    q = uncorrelated(coloured((20, 30)).flatten(2).transpose(1, 2))
+    assert q.mean(1).abs().max() < 1e-4 and (q.transpose(1, 2) @ q / 4096 - torch.eye(3)).abs().max() < 0.03
+    rng, told = np.random.default_rng(0), {}
+    places = rng.integers(2, 56, (60, 2))
+    images = torch.cat(
+        [((coloured(tuple(at)) + 1) * 127.5).round().byte().permute(0, 2, 3, 1) for at in places]
+    )
+    for kind in ("standard", "white"):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            points = ImageEncoder(96, 64, kind)(images, torch.zeros(60, 96))[1].numpy()
+        x = np.concatenate([points, np.ones((60, 1))], 1)
+        w = np.linalg.solve(x[:40].T @ x[:40] + 0.1 * np.eye(65), x[:40].T @ places[:40])
+        told[kind] = np.abs(x[40:] @ w - places[40:]).mean()
+    assert told["white"] < 1.5 < told["standard"], told  # pixels
 
 
 def test_the_gradient_of_standard_points_is_that_of_their_formula():

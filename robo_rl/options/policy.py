@@ -92,10 +92,10 @@ class PolicyOptions:
     """Token width of the vision-language trunk (obs rgb)."""
     depth: int = 2
     """Transformer blocks of the vision-language trunk."""
-    keypoints: Literal["plain", "standard", "colour"] = "plain"
+    keypoints: Literal["plain", "standard", "white"] = "plain"
     """Key points of this trunk, by softmaxes of feature maps: 16 of maps as they are, or standard: 32 of maps
-    with mean 0 and std 1 over the picture, so that fresh weights point at something; colour: beside these the
-    places of 16 colours, which are not learnt."""
+    with mean 0 and std 1 over the picture, so that fresh weights point at something; white: these, of
+    pictures whose pixels are uncorrelated, so that they point at small things too."""
     noise: Literal["sde", "cps", "learned"] = "sde"
     """Exploration of a flow chain: Flow-SDE, Flow-CPS, or a learned std (Flow-Noise, ReinFlow)."""
     noise_level: float = 0.5
@@ -227,7 +227,7 @@ class PolicyOptions:
             raise UserError("policy.advantage goes without a learned noise: --policy.noise sde or cps")
         in_range("policy.guidance", self.guidance, 0, 100)
         choose("policy.size", self.size, ("tiny", "small", "full"))
-        choose("policy.keypoints", self.keypoints, ("plain", "standard", "colour"))
+        choose("policy.keypoints", self.keypoints, ("plain", "standard", "white"))
         choose("policy.statistics", self.statistics, ("demos", "folder"))
         in_range("policy.prompt", self.prompt, 0, 4096)
         for name, low, high in (

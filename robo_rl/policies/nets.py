@@ -314,13 +314,27 @@ class StandardPoints(torch.autograd.Function):
 
 
 @torch.no_grad()
-def colour_points(pixels: Tensor) -> Tensor:
-    """Where each of `COLOURS` colours is: pixels [B,3,h,w] -> x and y of every colour in -1..1, [B,2 COLOURS].
+def uncorrelated(pixels: Tensor) -> Tensor:
+    """Pixels [B,n,3] of pictures -> L^-1 (p - m), m the mean of a picture's pixels p, and L L^T their covariance
+    and a little, for a picture of one colour has none.
 
-    A picture's pixels p have mean m and covariance L L^T (a picture of one colour has none, so a little is
-    added); q = L^-1 (p - m) has neither direction nor scale of its own. A colour is a direction d of q, and its point the mean place under softmax(4 d q), the softmax
-    over the picture: that of what differs most from the rest in that colour. Nothing is learnt, so that a
-    linear function of the points tells where things of their own colour are, from the first update on.
+    What is left has neither direction nor scale of its own. A small thing of a colour of its own is far from
+    the rest, and brightness and contrast make no difference.
+    """
+    q = pixels - pixels.mean(1, keepdim=True)
+    cov = q.transpose(1, 2) @ q / q.shape[1]
+    little = 1e-3 * cov.diagonal(dim1=1, dim2=2).mean(1) + 1e-6
+    lower = torch.linalg.cholesky(cov + little[:, None, None] * torch.eye(3, device=q.device))
+    whole = torch.eye(3, device=q.device).expand_as(lower)
+    return q @ torch.linalg.solve_triangular(lower, whole, upper=False).transpose(1, 2)
+
+
+@torch.no_grad()
+def colour_points(pixels: Tensor) -> Tensor:
+    """Where each of `COLOURS` colours is: pixels [B,3,h,w] -> x and y of each in -1..1, [B,2 COLOURS].
+
+    A colour is a direction d of `uncorrelated` pixels q, its point their mean place under softmax(4 d q):
+    that of what differs most from the rest of the picture in that colour. Nothing is learnt.
     """
     h, w, device = *pixels.shape[2:], pixels.device
     k = torch.arange(COLOURS, device=device) + 0.5  # evenly over the sphere (Fibonacci's spiral)
@@ -329,15 +343,9 @@ def colour_points(pixels: Tensor) -> Tensor:
     directions = 4 * torch.stack([flat * turn.cos(), flat * turn.sin(), up], 1)
     rows, columns = (torch.linspace(-1, 1, n, device=device) for n in (h, w))
     grid = torch.stack([columns.repeat(h), rows.repeat_interleave(w)], 1)
-    out = []
-    for some in pixels.flatten(2).split(8):  # what is made of more does not stay in a core's memory
-        q = some - some.mean(2, keepdim=True)
-        cov = q @ q.transpose(1, 2) / (h * w)
-        little = 1e-3 * cov.diagonal(dim1=1, dim2=2).mean(1) + 1e-6
-        lower = torch.linalg.cholesky(cov + little[:, None, None] * torch.eye(3, device=device))
-        d = torch.linalg.solve_triangular(lower, directions.expand(len(q), -1, -1), upper=False, left=False)
-        out.append((torch.softmax(d @ q, 2) @ grid).flatten(1))
-    return torch.cat(out)
+    # what is made of more than a few pictures does not stay in a core's memory
+    parts = [uncorrelated(x.transpose(1, 2)).transpose(1, 2) for x in pixels.flatten(2).split(8)]
+    return torch.cat([torch.softmax(directions @ q, 2) @ grid for q in parts]).flatten(1)
 
 
 class ImageEncoder(nn.Module):
@@ -351,14 +359,15 @@ class ImageEncoder(nn.Module):
 
     keypoints "standard": 32 of them instead of 16, each softmax of a map with mean 0 and std 1 over the
     picture. Then fresh weights already point at what differs from the rest; with "plain" maps are flat, and
-    all points stand in the middle. "colour": beside these the points of `colour_points`, which nothing learns.
+    all points stand in the middle. "white": these, of a picture whose pixels are `uncorrelated`. Fresh weights
+    then point at small things too.
     """
 
     grid: Tensor
 
     def __init__(self, width: int, size: int, keypoints: str):
         super().__init__()
-        self.standard, self.colours = keypoints != "plain", keypoints == "colour"
+        self.standard, self.white = keypoints != "plain", keypoints == "white"
         half, points = size // 2, 32 if self.standard else 16
         self.stem = nn.Conv2d(3, 32, 4, 2, 1)
         self.film = nn.Linear(width, 64)
@@ -376,23 +385,21 @@ class ImageEncoder(nn.Module):
         line = torch.linspace(-1, 1, half)
         rows, cols = torch.meshgrid(line, line, indexing="ij")
         self.register_buffer("grid", torch.stack([cols.flatten(), rows.flatten()], 1), persistent=False)
-        self.points = points + (COLOURS if self.colours else 0)
+        self.points = points
 
     def forward(self, image: Tensor, instruction: Tensor) -> tuple[Tensor, Tensor]:
-        pixels = image.permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-        x = self.stem(pixels.to(self.place.dtype))
+        pixels = image.float().div_(127.5).sub_(1)
+        if self.white:
+            pixels = uncorrelated(pixels.flatten(1, 2)).view_as(pixels)
+        x = self.stem(pixels.permute(0, 3, 1, 2).to(self.place.dtype))
         scale, shift = self.film(instruction)[..., None, None].chunk(2, 1)
         x = torch.relu(self.mix(torch.relu(x * (1 + scale) + shift)))
         maps = self.maps(x).flatten(2).float()
-        points: Tensor = (
-            StandardPoints.apply(maps, self.grid)  # pyright: ignore[reportAssignmentType]
-            if self.standard
-            else torch.softmax(4 * maps, -1) @ self.grid
-        )
-        where = points.flatten(1)
-        if self.colours:
-            where = torch.cat([where, colour_points(pixels)], 1)
-        return self.net(x).flatten(2).transpose(1, 2) + self.place, where
+        if self.standard:
+            where = StandardPoints.apply(maps, self.grid)
+        else:
+            where = torch.softmax(4 * maps, -1) @ self.grid  # [B, points, 2]
+        return self.net(x).flatten(2).transpose(1, 2) + self.place, where.flatten(1)
 
 
 class VisionLanguageTrunk(Trunk):
