@@ -315,8 +315,8 @@ class StandardPoints(torch.autograd.Function):
 
 @torch.no_grad()
 def uncorrelated(pixels: Tensor) -> Tensor:
-    """Pixels [B,n,3] of pictures -> L^-1 (p - m), m the mean of a picture's pixels p, and L L^T their covariance
-    and a little, for a picture of one colour has none.
+    """Pixels [B,n,3] of pictures -> L^-1 (p - m), m the mean of a picture's pixels p, and L L^T their
+    covariance and a little, for a picture of one colour has none.
 
     What is left has neither direction nor scale of its own. A small thing of a colour of its own is far from
     the rest, and brightness and contrast make no difference.
@@ -358,8 +358,8 @@ class ImageEncoder(nn.Module):
     images come.
 
     keypoints "standard": 32 of them instead of 16, each softmax of a map with mean 0 and std 1 over the
-    picture. Then fresh weights already point at what differs from the rest; with "plain" maps are flat, and
-    all points stand in the middle. "white": these, of a picture whose pixels are `uncorrelated`. Fresh weights
+    picture. Fresh weights then point at what differs from the rest; with "plain" maps are flat, and all
+    points stand in the middle. "white": these, of a picture whose pixels are `uncorrelated`; fresh weights
     then point at small things too.
     """
 
