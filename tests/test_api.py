@@ -461,7 +461,7 @@ def test_a_vision_language_action_model_has_rows_of_its_own_and_fresh_weights_mo
     assert (fresh.bc.lr, small.bc.lr) == (3e-3, 1e-3) and fresh.rl == small.rl and fresh.rl.trust_kl > 0
     assert fresh.policy.keep_prefix and not small.policy.keep_prefix
     assert (small.policy.predict, fresh.policy.predict) == ("action", "velocity")
-    assert small.policy.keypoints == "standard" and small.data.every == fresh.data.every == 16
+    assert small.policy.keypoints == "white" and small.data.every == fresh.data.every == 16
     assert robo_rl.recipe(task="pick_cube", obs="rgb", policy={"kind": "smolvla"}) == fresh
     public = recipes.preset(
         "mujoco", "pick_cube", "pi_rl", "rgb", "full", model=recipes.model_words("smolvla", str(tmp_path))

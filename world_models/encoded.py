@@ -176,5 +176,6 @@ class Encoded(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Encoded:
     """The untrained model of a folder's JSON."""
-    saved: dict[str, Any] = {"points": False, **options}  # models of before have none
-    return Encoded(spec, EncodedOptions(**saved | {"dynamics": latent_options(options["dynamics"])}))
+    # models of before have no points
+    saved = dict[str, Any]({"points": False, **options, "dynamics": latent_options(options["dynamics"])})
+    return Encoded(spec, EncodedOptions(**saved))

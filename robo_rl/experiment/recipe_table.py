@@ -49,7 +49,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "pause",
         {
             "bc": {"updates": 4000, "batch": 32, "noises": 8},
-            "policy": {"horizon": 16, "execute": 8, "predict": "action", "keypoints": "standard"},
+            "policy": {"horizon": 16, "execute": 8, "predict": "action", "keypoints": "white"},
             "image_size": 96,
         },
     ),
@@ -142,7 +142,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {
             "envs": 64,
             "eval_envs": 64,
-            "policy": {"predict": "action", "keypoints": "standard"},
+            "policy": {"predict": "action", "keypoints": "white"},
             "bc": {"batch": 16, "noises": 16},
             "rl": {
                 "decisions": 16,
@@ -489,7 +489,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {
             "demos": "50",
             "eval_envs": 64,
-            "policy": {"keypoints": "standard"},
+            "policy": {"keypoints": "white"},
             "bc": {"batch": 16, "noises": 16},
         },
     ),
