@@ -26,6 +26,7 @@ from robo_rl.errors import UserError
 
 LEASE = 5.0  # s of the arm's lease, renewed at every action
 NEAR = 0.02  # rad; the joints are there
+FIRST_PICTURE = 30.0  # s that a camera may take to show a scene: it starts, or shares a busy machine
 PICTURED = 0.1  # s after the joints are there, from which on pictures show it
 
 _numbers = itertools.count(1)
@@ -75,6 +76,7 @@ class LiveArm:
         self.until(
             lambda: not buffer.missing() and self.there(placed, goal, objects),
             f"nothing came on {', '.join(buffer.missing()) or 'joint_states'}",
+            max(self.wait, FIRST_PICTURE) if buffer.cameras else self.wait,
         )
         self.order("arm")
         self.bridge.governor = Governor(self.limits, self.robot)
@@ -180,12 +182,14 @@ class LiveArm:
             self.sleep(0.002)
         return true
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        end = self.clock() + self.wait
+    def until(self, condition: Callable[[], bool], what: str, seconds: float | None = None) -> None:
+        """UserError: the condition is not true within `seconds` (None: `wait`)."""
+        seconds = self.wait if seconds is None else seconds
+        end = self.clock() + seconds
         while not condition():
             if self.clock() > end:
                 raise UserError(
-                    f"{what} within {self.wait:g} s: is robo_rl sim-arm there, in this domain? "
+                    f"{what} within {seconds:g} s: is robo_rl sim-arm there, in this domain? "
                     + " ".join(self.transport.complaints())
                 )
             self.sleep(0.002)
