@@ -486,12 +486,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "manipulation replay rgb",
         "the trunk is supervised alone",
-        {
-            "demos": "50",
-            "eval_envs": 64,
-            "policy": {"keypoints": "white"},
-            "bc": {"batch": 16, "noises": 16},
-        },
+        {"demos": "50", "eval_envs": 64, "policy": {"keypoints": "white"}, "bc": {"batch": 16, "noises": 16}},
     ),
     ("manipulation replay rgb full", "the trunk is supervised alone", {"bc": {"updates": 4000}}),
     ("manipulation replay rgb quick", "the trunk is supervised alone", {"bc": {"updates": 1500}}),

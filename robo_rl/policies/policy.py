@@ -106,9 +106,7 @@ class PolicyBase(nn.Module):
         """The trunk, and C."""
         o, spec = self.options, self.spec
         trunk = (
-            VisionLanguageTrunk(
-                spec.state, spec.views, spec.image_size, o.width, o.depth, o.keypoints
-            )
+            VisionLanguageTrunk(spec.state, spec.views, spec.image_size, o.width, o.depth, o.keypoints)
             if spec.views
             else StateTrunk(spec.state, spec.language)
         )
