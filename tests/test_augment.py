@@ -6,8 +6,9 @@ import torch
 
 from robo_rl.algos.augment import augmented, forgotten, recoloured, shifted
 from robo_rl.cli import main
+from robo_rl.colours import COLOURS, colour_points, uncorrelated
 from robo_rl.options import PolicyOptions
-from robo_rl.policies.nets import COLOURS, ImageEncoder, StandardPoints, colour_points, uncorrelated
+from robo_rl.policies.nets import ImageEncoder, StandardPoints
 
 
 def gen(seed=0):

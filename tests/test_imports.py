@@ -19,7 +19,7 @@ LAYERS = (
     "plugins",
     "old_names",
     "files compiled options contract starts stats advantages corrections losses optim sampling noise "
-    "normalise tree_credit",
+    "normalise tree_credit colours",
     "lora shapes",
     "policies data rewards log journal selection health provenance signals child stored",
     "checkpoint rollout replay results",

@@ -5,7 +5,7 @@ state beside its codes, so that pictures are drawn only where somebody looks.
     loss = |frames^ - frames|^2 / var,     dec sees c + noise eps
     (s, c)' = (s, c) + the ensemble's change;   reward, success and end from (s, c) and (s, c)' (`latent`)
 
-points: where in each picture each of some colours is (`robo_rl.policies.nets.colour_points`). They are not
+points: where in each picture each of some colours is (`robo_rl.colours.colour_points`). They are not
 learnt. The error of pictures is mostly the arm's: codes that are learnt from it alone do not tell where small
 things are, which success depends on.
 The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from robo_rl.colours import COLOURS, colour_points
 from robo_rl.errors import UserError
-from robo_rl.policies.nets import COLOURS, colour_points
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
 from world_models.options import EncodedOptions
