@@ -1,6 +1,7 @@
 """The model of encoded pictures: its codec, its carry, what it learns of a world of one moving square, and
 its env."""
 
+import json
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -15,7 +16,8 @@ from world_models import model as worlds
 from world_models.encoded import Encoded, build
 from world_models.encoded_fit import EncodedFitter
 from world_models.env import WorldEnv
-from world_models.options import EncodedFitOptions, EncodedOptions, FitOptions, LatentOptions
+from world_models.learning import saved_config
+from world_models.options import EncodedConfig, EncodedFitOptions, EncodedOptions, FitOptions, LatentOptions
 from world_models.recorded import check_fits
 
 MINE = replace(SPEC, kind="encoded")
@@ -131,6 +133,14 @@ def test_a_model_of_before_there_were_points_has_none(learnt):
     plain = Encoded(spec, replace(OPTIONS, points=False))
     assert plain.codec.size == OPTIONS.codes
     plain.load_state_dict(build(spec, old).state_dict())
+
+
+def test_an_unfinished_fit_of_before_there_were_points_goes_on_without(tmp_path):
+    net = {k: v for k, v in asdict(OPTIONS).items() if k != "points"}
+    for have, points in ((net, False), (net | {"points": True}, True)):
+        config = asdict(EncodedConfig(data=("d",))) | {"kind": "encoded", "net": have}
+        (tmp_path / "run.json").write_text(json.dumps({"config": config}, default=str))
+        assert saved_config(tmp_path, EncodedConfig).net.points is points
 
 
 def test_a_folder_gives_the_model_back(learnt, tmp_path):

@@ -219,6 +219,8 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
     known = {f.name: f for f in fields(cls)}
     try:
         saved = {k: v for k, v in saved["config"].items() if k in known}
+        if cls.kind == "encoded":
+            saved["net"].setdefault("points", False)  # fits of before have none
         return rebuilt(cls, saved | {"data": tuple(saved["data"])})
     except (TypeError, KeyError, AttributeError, UserError) as e:
         what = "robo_rl wm train" + (f" --kind {cls.kind}" if cls is not WorldModelConfig else "")
