@@ -160,13 +160,19 @@ def test_on_a_phone_nothing_is_cut_off_and_the_keys_of_the_table_move_the_robot(
         for selector in ("figure:nth-child(1) img", "figure:nth-child(2) img"):
             x, y, right, bottom = place(b, selector)
             assert x >= 0 and right <= 390 and bottom < 500 and right - x > 150, selector
+        x, y, right, bottom = place(b, "kbd[data-key=w]")
         b.click("#take")
         b.until("__console.held()[0] === 0 && __console.held()[1] > 0")
-        x, y, right, bottom = place(b, "kbd[data-key=w]")
+        places = [place(b, "kbd[data-key=w]")]
         assert right - x >= 40 and bottom - y >= 30 and bottom <= 844
         at = [{"x": (x + right) / 2, "y": (y + bottom) / 2}]
         b.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=at)
         b.until("__console.state().robots[0].phase === 'correction'")
+        time.sleep(1.5)  # longer than a long press, which must not end the touch
+        assert b.js("document.querySelector('kbd[data-key=w]').className") == "down"
+        places.append(place(b, "kbd[data-key=w]"))
+        for now in places:  # a key does not move under a finger, whatever is said above it
+            assert now == pytest.approx([x, y, right, bottom], abs=1)
         b.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
         b.until("__console.state().robots[0].phase === 'pause'")  # and it stands still where nobody moves it
     finally:
