@@ -27,6 +27,7 @@ from robo_rl.errors import UserError
 LEASE = 5.0  # s of the arm's lease, renewed at every action
 NEAR = 0.02  # rad; the joints are there
 FIRST_PICTURE = 30.0  # s that a camera may take to show a scene: it starts, or shares a busy machine
+NOT_SHOWN = "the joints, objects or pictures of the placed scene did not come"
 PICTURED = 0.1  # s after the joints are there, from which on pictures show it
 
 _numbers = itertools.count(1)
@@ -75,12 +76,12 @@ class LiveArm:
         buffer, goal = self.bridge.observation_buffer, np.asarray(joints, float)
         self.until(
             lambda: not buffer.missing() and self.there(placed, goal, objects),
-            f"nothing came on {', '.join(buffer.missing()) or 'joint_states'}",
+            lambda: f"nothing came on {', '.join(buffer.missing())}" if buffer.missing() else NOT_SHOWN,
             max(self.wait, FIRST_PICTURE) if buffer.cameras else self.wait,
         )
         self.order("arm")
         self.bridge.governor = Governor(self.limits, self.robot)
-        self.until(lambda: self.bridge.measure(self.clock()), "no joint states")
+        self.until(lambda: self.bridge.measure(self.clock()), lambda: "no joint states")
         self.bridge.begin(self.clock(), leased=True)
         self.safety.take()  # what was said until now is not about this episode
         self.due = self.clock()
@@ -182,14 +183,18 @@ class LiveArm:
             self.sleep(0.002)
         return true
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float | None = None) -> None:
-        """UserError: the condition is not true within `seconds` (None: `wait`)."""
+    def until(
+        self, condition: Callable[[], bool], what: Callable[[], str], seconds: float | None = None
+    ) -> None:
+        """Wait, with the arm's lease kept. UserError: the condition is not true within `seconds` (None:
+        `wait`); what() says what is missing then."""
         seconds = self.wait if seconds is None else seconds
         end = self.clock() + seconds
         while not condition():
             if self.clock() > end:
                 raise UserError(
-                    f"{what} within {seconds:g} s: is robo_rl sim-arm there, in this domain? "
+                    f"{what()} within {seconds:g} s: is robo_rl sim-arm there, in this domain? "
                     + " ".join(self.transport.complaints())
                 )
+            self.lease.renew(self.clock())
             self.sleep(0.002)

@@ -9,6 +9,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from commands import HANGS
+
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -46,16 +48,16 @@ class Browser:
     def __enter__(self):
         from websockets.sync.client import connect
 
-        end, port = time.monotonic() + 60, self.folder / "DevToolsActivePort"
+        end, port = time.monotonic() + HANGS, self.folder / "DevToolsActivePort"
         while not (port.exists() and port.read_text().count("\n")):
             assert self.process.poll() is None and time.monotonic() < end, "chromium did not start"
             time.sleep(0.05)
         base = f"http://127.0.0.1:{port.read_text().splitlines()[0]}"
-        pages = json.load(urllib.request.urlopen(f"{base}/json", timeout=30))
+        pages = json.load(urllib.request.urlopen(f"{base}/json", timeout=HANGS))
         self.ws = connect(
             next(p for p in pages if p["type"] == "page")["webSocketDebuggerUrl"],
             max_size=None,
-            open_timeout=60,
+            open_timeout=HANGS,
         )
         return self
 
@@ -69,7 +71,7 @@ class Browser:
         self.number += 1
         self.ws.send(json.dumps({"id": self.number, "method": method, "params": params}))
         while True:
-            m = json.loads(self.ws.recv(timeout=60))
+            m = json.loads(self.ws.recv(timeout=HANGS))
             if m.get("id") == self.number:
                 assert "error" not in m, m
                 return m["result"]
@@ -83,7 +85,7 @@ class Browser:
         assert "exceptionDetails" not in out, out
         return out["result"].get("value")
 
-    def until(self, expression: str, timeout: float = 30):
+    def until(self, expression: str, timeout: float = HANGS):
         """Wait until the JavaScript expression is true -> its value."""
         end = time.monotonic() + timeout
         while True:

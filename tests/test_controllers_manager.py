@@ -1,6 +1,8 @@
 """The services of the simulated arm: controllers, parameters, safety, and the arm as an env in real time over
 them."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,12 +11,14 @@ from controllers.live import LiveArm
 from controllers.manager import Manager, placement
 from controllers.manager import placed as row_of
 from controllers.model import arm_model
+from controllers.observation import topic_of
 from controllers.pace import limits_at
 from controllers.robot import load_robot
 from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
 from controllers.transport import (
     Bus,
     Clock,
+    CompressedImage,
     Diagnostics,
     LoopbackTransport,
     PoseStamped,
@@ -24,10 +28,11 @@ from controllers.transport import (
 )
 from controllers.wrench import Observer
 from robo_rl.errors import UserError
-from robo_rl.experiment.arm import ACTION_SCALE, policy_interface, start_placement
+from robo_rl.experiment.arm import ACTION_SCALE, policy_interface, start_placement, task_interface
 from robo_rl.experiment.safety_client import reset_scene
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.geometry import hamilton, rotate1
+from robo_rl.human.console.cameras import jpeg
 from robo_rl.policies import ObsSpec
 from sims.arm import ArmEnv
 from sims.mujoco.tasks import TASKS
@@ -482,6 +487,29 @@ def test_the_live_arm_does_what_the_lockstep_arm_does():
             a, b = (e.step(action)[0]["state"][0] for e in (env, other))
         assert np.abs(a[23:26] - b[23:26]).max() < 1e-3
     assert body.late == 0 and body.steps == 50 and not body.stops
+
+
+def test_a_camera_may_take_its_time_for_the_first_picture_and_one_that_shows_nothing_is_named():
+    there = There(speed=1.5)
+    robot, late = load_robot("sim"), there.client.now() + 8.0  # more than what services and joints have
+    task = task_interface("pick_cube", views=("front",), image_size=16)
+    camera = there.client.publisher(topic_of(robot, "front"), CompressedImage)
+
+    def sleep(seconds):
+        there.run(seconds)
+        if there.client.now() > late:
+            picture = jpeg(np.zeros((16, 16, 3), np.uint8))
+            camera.publish(CompressedImage(there.client.now(), "front", "jpeg", picture))
+
+    limits = limits_at(1.5, ACTION_SCALE, **robot.cell.limits())
+    model = arm_model(robot)
+    body = LiveArm(robot, task, there.client, model, limits, clock=there.client.now, sleep=sleep)
+    body.begin(*start_placement(robot, "pick_cube", 5))
+    assert there.client.now() > late and body.pictures()["image/front"].shape == (16, 16, 3)
+    late = math.inf
+    body = LiveArm(robot, task, there.client, model, limits, clock=there.client.now, sleep=sleep)
+    with pytest.raises(UserError, match=f"^nothing came on {topic_of(robot, 'front')} within 30 s"):
+        body.begin(*start_placement(robot, "pick_cube", 5))
 
 
 def test_a_policy_that_thinks_too_long_is_counted_and_the_arm_holds():

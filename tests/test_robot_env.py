@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import TINY, TINY_REPLAY, Command, robo_rl
+from commands import HANGS, TINY, TINY_REPLAY, Command, robo_rl
 
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
@@ -115,26 +115,14 @@ def test_an_arm_behind_dds_is_seen_through_its_cameras(tmp_path):
     domain = 103 + (os.getpid() + 61) % 100
     arm = Command(
         tmp_path,
-        [
-            "sim-arm",
-            "--domain",
-            domain,
-            "--speed",
-            "1.5",
-            "--seconds",
-            "200",
-            "--cameras",
-            "front",
-            "wrist",
-            "--image-size",
-            32,
-        ],
+        ["sim-arm", "--domain", domain, "--speed", "1.5", "--cameras", "front", "wrist", "--image-size", 32],
     )
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
     env, direct = (
         envs.make(f"dds:domain={domain}", obs="rgb", image_size=32),
         envs.make("mujoco", "pick_cube", 1, obs="rgb", image_size=32),
     )
+    env.bodies[0].wait = HANGS  # pictures are drawn as fast as this machine draws
     for start in (3, 7):  # the second one's pictures are not the first one's
         options = {"starts": np.array([start])}
         a, b = (e.reset(options=options)[0] for e in (env, direct))
