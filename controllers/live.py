@@ -189,12 +189,15 @@ class LiveArm:
         """Wait, with the arm's lease kept. UserError: the condition is not true within `seconds` (None:
         `wait`); what() says what is missing then."""
         seconds = self.wait if seconds is None else seconds
-        end = self.clock() + seconds
-        while not condition():
-            if self.clock() > end:
-                raise UserError(
-                    f"{what()} within {seconds:g} s: is robo_rl sim-arm there, in this domain? "
-                    + " ".join(self.transport.complaints())
-                )
+
+        def kept() -> bool:
+            if condition():
+                return True
             self.lease.renew(self.clock())
-            self.sleep(0.002)
+            return False
+
+        if not self.wait_for(kept, seconds):
+            raise UserError(
+                f"{what()} within {seconds:g} s: is robo_rl sim-arm there, in this domain? "
+                + " ".join(self.transport.complaints())
+            )

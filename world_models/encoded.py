@@ -17,7 +17,6 @@ both: no recurrence, for the arm's state carries velocities; codes are not sampl
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from robo_rl.colours import COLOURS, colour_points
 from robo_rl.errors import UserError
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
-from world_models.options import EncodedOptions
+from world_models.options import EncodedOptions, encoded_net
 from world_models.video import PATCH, patches_of, to_frames
 
 # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
@@ -176,6 +175,5 @@ class Encoded(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Encoded:
     """The untrained model of a folder's JSON."""
-    # models of before have no points
-    saved = dict[str, Any]({"points": False, **options, "dynamics": latent_options(options["dynamics"])})
+    saved = encoded_net(options | {"dynamics": latent_options(options["dynamics"])})
     return Encoded(spec, EncodedOptions(**saved))

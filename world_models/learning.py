@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robo_rl.errors import UserError
-from world_models.options import LONGEST, PICTURED, EncodedConfig, VideoConfig, WorldModelConfig, kind_of_run
+from world_models.options import (
+    LONGEST,
+    PICTURED,
+    EncodedConfig,
+    VideoConfig,
+    WorldModelConfig,
+    encoded_net,
+    kind_of_run,
+)
 from world_models.saved_fit import load_fit, save_fit
 
 if TYPE_CHECKING:
@@ -220,7 +228,7 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
     try:
         saved = {k: v for k, v in saved["config"].items() if k in known}
         if cls.kind == "encoded":
-            saved["net"].setdefault("points", False)  # fits of before have none
+            saved["net"] = encoded_net(saved["net"])
         return rebuilt(cls, saved | {"data": tuple(saved["data"])})
     except (TypeError, KeyError, AttributeError, UserError) as e:
         what = "robo_rl wm train" + (f" --kind {cls.kind}" if cls is not WorldModelConfig else "")

@@ -1,9 +1,10 @@
 """Options of world models: what their networks are, how they are learnt, tuned, judged and measured; frozen
 dataclasses without torch (so `--help` is instant)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import tyro
 
@@ -113,6 +114,11 @@ class EncodedOptions:
     def __post_init__(self) -> None:
         for name, low, high in (("codes", 1, 4096), ("width", 8, 2048), ("noise", 0, 10)):
             in_range(f"net.{name}", getattr(self, name), low, high)
+
+
+def encoded_net(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved `EncodedOptions` as they are read today: models and unfinished fits of before have no points."""
+    return {"points": False, **saved}
 
 
 @dataclass(frozen=True, kw_only=True)
