@@ -34,7 +34,7 @@ from torch import Tensor
 from robo_rl import files
 from robo_rl.errors import UserError, choose
 from robo_rl.types import ActionAxis, ControlSpec
-from world_models.options import KINDS, LONGEST, kind_of_run
+from world_models.options import KINDS, LONGEST, find
 
 FORMAT = 1
 Carry = dict[str, Tensor]
@@ -236,23 +236,6 @@ def load(folder: "str | Path") -> WorldModel:
         ) from e
     model.frames = Frames({k: v.numpy() for k, v in frames.items()}, **f)
     return model
-
-
-def find(folder: "str | Path") -> Path:
-    """The folder with world.json: itself, or `model` in a run of `robo_rl wm train`."""
-    for at in (Path(folder), Path(folder) / "model"):
-        if (at / "world.json").is_file():
-            return at
-    for run in (Path(folder), Path(folder).parent):
-        if kind_of_run(run):
-            raise UserError(
-                f"{run} holds a world model that is not learnt to its end; go on with: robo_rl wm train "
-                f"--resume {run}"
-            )
-    raise UserError(
-        f"{folder} holds no world model (no world.json, nor model/world.json); make one: "
-        "robo_rl wm train DATASET"
-    )
 
 
 def _control(saved: dict) -> ControlSpec:

@@ -32,6 +32,23 @@ def kind_of_run(folder: "str | Path") -> str:
     return kind if kind in KINDS else ""
 
 
+def find(folder: "str | Path") -> Path:
+    """The folder with world.json: itself, or `model` in a run of `robo_rl wm train`."""
+    for at in (Path(folder), Path(folder) / "model"):
+        if (at / "world.json").is_file():
+            return at
+    for run in (Path(folder), Path(folder).parent):
+        if kind_of_run(run):
+            raise UserError(
+                f"{run} holds a world model that is not learnt to its end; go on with: robo_rl wm train "
+                f"--resume {run}"
+            )
+    raise UserError(
+        f"{folder} holds no world model (no world.json, nor model/world.json); make one: "
+        "robo_rl wm train DATASET"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatentOptions:
     """What a `latent` network is; a model's folder carries it."""

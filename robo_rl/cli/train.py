@@ -8,7 +8,7 @@ from pathlib import Path
 from robo_rl.cli import parse_options
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.folder import newest_run
+from robo_rl.experiment.folder import check_folders, newest_run
 from robo_rl.options.policy import POLICIES
 from robo_rl.plugins import is_object
 
@@ -84,6 +84,7 @@ def parse(argv: list[str]) -> TrainConfig:
         )
         raise SystemExit(0)
     if args.plan:
+        check_folders(config)
         from robo_rl.experiment.plan import make_plan
         from robo_rl.experiment.plan_data import plan_of_data
 

@@ -3,6 +3,23 @@
 from pathlib import Path
 
 from robo_rl.errors import UserError
+from robo_rl.experiment.config import TrainConfig
+
+
+def check_folders(config: TrainConfig) -> None:
+    """Raise UserError for a data set, a run or a world model that does not exist; before torch is loaded,
+    which takes seconds."""
+    from robo_rl.log import open_run
+    from world_models.options import find
+
+    if not config.demos.isdigit() and not Path(config.demos).exists():
+        raise UserError(f"--demos must be a number or the folder of a data set, got {config.demos!r}")
+    for run in filter(None, (config.init, config.bc.pear)):
+        if not (Path(run) / "meta.json").exists():  # a checkpoint
+            open_run(run)
+    for model in (config.sim[3:] if config.sim.startswith("wm:") else "", config.dream_model):
+        if model:
+            find(model)
 
 
 def newest_run(root: Path) -> Path:

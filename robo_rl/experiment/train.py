@@ -14,6 +14,7 @@ from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, by_person, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_names, obs_spec, probe_env
+from robo_rl.experiment.folder import check_folders
 from robo_rl.experiment.latency import with_latency
 from robo_rl.experiment.model_units import keep_facts
 from robo_rl.experiment.reporting import Event, Reporter
@@ -43,6 +44,7 @@ def train(
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if config.out and (Path(config.out) / "run.json").exists():
         raise UserError(taken.format(config.out))
+    check_folders(config)
     check_names(
         config.sim,
         config.task,
@@ -280,8 +282,6 @@ def check_demos(config: TrainConfig, env) -> None:
     from robo_rl.demos import check_expert, check_fits, load_demos
 
     if not config.demos.isdigit():
-        if not Path(config.demos).exists():
-            raise UserError(f"--demos must be a number or the folder of a data set, got {config.demos!r}")
         data = load_demos(config.demos, env, config.data.label)
         check_fits(data.meta, obs_spec(env, language=False), config.data)
         check_units(config, data)
