@@ -26,9 +26,8 @@ def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
         return name
     if not names:
         raise UserError(f"unknown {kind} {name!r}: there is none to choose from")
-    small = {n: n.lower() for n in names}
-    close = difflib.get_close_matches(name.lower(), small.values(), n=len(names))
-    near = sorted(names, key=lambda n: close.index(small[n]) if small[n] in close else len(close))
+    close = nearest(name, names)
+    near = sorted(names, key=lambda n: close.index(n) if n in close else len(close))
     near.sort(key=lambda n: -len(n) if name.startswith(n) else 0)  # degrees: deg before deg/s
     hint = f"; did you mean {near[0]!r}?" if close else ""
     raise UserError(
@@ -36,6 +35,20 @@ def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
         if hint
         else f"unknown {kind} {name!r}. Allowed: {', '.join(near)}"
     )
+
+
+def nearest(name: str, allowed: Iterable[str]) -> list[str]:
+    """Those of `allowed` that are close to `name`, the closest first: two letters swapped, then by letters in
+    common; capitals do not count."""
+    name, small = name.lower(), {n: n.lower() for n in allowed}
+    close = difflib.get_close_matches(name, small.values(), n=max(1, len(small)))
+    near = [n for n in small if small[n] in close]
+    return sorted(near, key=lambda n: (not is_swapped(name, small[n]), close.index(small[n])))
+
+
+def is_swapped(a: str, b: str) -> bool:
+    """Whether b is a but for two neighbours that are swapped, or equal to it."""
+    return any(a[:i] + a[i : i + 2][::-1] + a[i + 2 :] == b for i in range(len(a)))
 
 
 def utf8(name: str, text: str) -> str:

@@ -15,11 +15,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
-from robo_rl.errors import MissingDependency, UserError
+from robo_rl.errors import MissingDependency, UserError, nearest
 
 OWN = "module:object"  # as lists of allowed names show it
 PREFIXES = ("gym", "envpool", "wm", "dds", "arm")  # what stands before a colon and is no module
@@ -60,7 +59,7 @@ def load_object(name: str, what: str) -> Any:
     for part in path.split("."):
         if not hasattr(found, part):
             names = [n for n in vars(found) if not n.startswith("_")]
-            near = get_close_matches(part, names, 3) or sorted(names)[:8]
+            near = nearest(part, names)[:3] or sorted(names)[:8]
             raise UserError(
                 f"{what} {name}: {getattr(found, '__name__', module)} has no {part!r}. Nearest: "
                 f"{', '.join(near) or 'none'}"

@@ -111,6 +111,9 @@ def mistake(capsys, *argv: str) -> str:
             "train --algo ppo --rl.beta 2",
             "Unrecognized options: --rl.beta, 2; did you mean --rl.istar-beta? (robo_rl train --help lists",
         ),
+        ("train --taks reach", "Unrecognized options: --taks, reach; did you mean --task? ("),  # not --tasks
+        ("train --evns=2", "Unrecognized options: --evns=2; did you mean --envs? ("),
+        ("train --preset qucik", "unknown preset 'qucik'; did you mean 'quick'? Allowed: quick, full"),
         (
             "train --num_envs 8",
             "there is no option --num_envs; here it is --envs (robo_rl train --help lists",

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 
 from robo_rl.child import set_openmp
-from robo_rl.errors import UserError, choose, utf8
+from robo_rl.errors import UserError, choose, is_swapped, utf8
 
 COMMANDS = {
     "train": ("Train", "demonstrations, SFT, online RL, evaluation, checkpoints, videos"),
@@ -185,6 +185,9 @@ def parse_options(cls, command: str, argv: list[str], **default):
         told = _sentence(said.getvalue())
         if told.startswith("Unrecognized options"):
             options = option_names(cls, default.get("default"))
+            typed = next((a for a in argv if a.startswith("--") and a.partition("=")[0] not in options), "")
+            if near := [o for o in options if is_swapped(typed.partition("=")[0], o)]:
+                told = f"{told.partition('; did you mean')[0]}; did you mean {near[0]}?"
             more = "" if "did you mean" in told or command != "train" else of_other_methods(argv, options)
             told = ours(command, argv, options) or more or told
         raise UserError(f"{told} (robo_rl {command} --help lists the options)") from None

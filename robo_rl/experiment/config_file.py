@@ -5,12 +5,11 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from robo_rl import old_names
-from robo_rl.errors import UserError, choose
+from robo_rl.errors import UserError, choose, nearest
 from robo_rl.experiment.config import TrainConfig
 
 COMMAND_ONLY = ("resume", "out")  # of one run, not of its configuration
@@ -49,7 +48,7 @@ def _merged(base, document: Mapping, where: str, above: str):
     for key, value in document.items():
         name = f"{above}{key}"
         if key not in known:
-            near = get_close_matches(key, known, 1)
+            near = nearest(key, known)
             raise UserError(
                 f"{where}: there is no option {name}"
                 + (
