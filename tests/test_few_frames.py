@@ -18,7 +18,7 @@ from robo_rl.demos import demo_sampler, record
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import obs_spec
-from robo_rl.experiment.sft import load_frames
+from robo_rl.experiment.supervised_frames import load_frames
 from robo_rl.options import BcOptions, DataOptions, PolicyOptions
 from robo_rl.policies import make_policy, obs_tensors
 from sims import make

@@ -20,7 +20,7 @@ from robo_rl.algos.rehearsal import Rehearsal, kept_rows
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.rehearsal import FILE, check, play
-from robo_rl.experiment.sft import Stopped
+from robo_rl.experiment.run import Stopped
 from robo_rl.losses import rehearsal
 from robo_rl.options import NftOptions, PpoOptions
 from robo_rl.rollout import Collector

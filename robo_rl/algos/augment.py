@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.algos.onpolicy import Demos
+from robo_rl.policies.policy import Obs
 
 
 def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
@@ -46,26 +47,31 @@ def forgotten(state: Tensor, share: float, generator: torch.Generator) -> Tensor
     return torch.where(gone.to(state.device), state.mean(0), state)
 
 
-def augmented(sample: Demos, shift: float, colour: float, forget: float) -> Demos:
-    """A sampler of demonstrations whose observations are changed so, drawn anew for every batch; `sample`
-    itself where nothing is asked for.
+def changed(obs: Obs, shift: float, colour: float, forget: float, generator: torch.Generator) -> Obs:
+    """Observations of B frames, each changed as drawn.
 
     shift: most of a move, as a share of the picture's side; colour: most change of each factor; forget: share
     of the rows without their state.
     """
+    obs = dict(obs)
+    for name in [n for n in obs if n.startswith("image/")]:
+        if shift:
+            obs[name] = shifted(obs[name], max(1, round(shift * obs[name].shape[1])), generator)
+        if colour:
+            obs[name] = recoloured(obs[name], colour, generator)
+    if forget:
+        obs["state"] = forgotten(obs["state"], forget, generator)
+    return obs
+
+
+def augmented(sample: Demos, shift: float, colour: float, forget: float) -> Demos:
+    """A sampler of demonstrations whose observations are `changed`, drawn anew for every batch; `sample`
+    itself where nothing is asked for."""
     if not (shift or colour or forget):
         return sample
 
     def draw(size: int, generator: torch.Generator):
         obs, chunk, mask = sample(size, generator)
-        obs = dict(obs)
-        for name in [n for n in obs if n.startswith("image/")]:
-            if shift:
-                obs[name] = shifted(obs[name], max(1, round(shift * obs[name].shape[1])), generator)
-            if colour:
-                obs[name] = recoloured(obs[name], colour, generator)
-        if forget:
-            obs["state"] = forgotten(obs["state"], forget, generator)
-        return obs, chunk, mask
+        return changed(obs, shift, colour, forget, generator), chunk, mask
 
     return draw

@@ -5,7 +5,7 @@ a policy of pictures has to tell apart lies in how the scenes differ, and neighb
 hardly do: many episodes with few pictures each teach more than few with all. So the data set has states and
 actions alone, and its frames that are learnt from are drawn when they are needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -27,13 +27,22 @@ def chosen_frames(data: Dataset, every: int, seed: int) -> np.ndarray:
 def draw_frames(
     env, data: Dataset, rows: np.ndarray, tick: Callable[[int], None] = lambda episodes: None
 ) -> dict[str, np.ndarray]:
-    """{view: uint8[K, h, w, 3]} of the rising `rows` int64[K]: what the cameras of `env` see there, as they
-    would while the episode is played with all its pictures; `tick` is told how many episodes are done.
-    UserError: an episode names no start, or does not play again as it was recorded."""
+    """{view: uint8[K, h, w, 3]} of the rising `rows` int64[K], as `draw_groups` draws them; `tick` is told
+    how many episodes are done."""
+    shapes = {v: env.single_observation_space[f"image/{v}"].shape for v in env.spec.views}
+    out = {v: np.empty((len(rows), *shape), np.uint8) for v, shape in shapes.items()}
+    for group, (here, pictures) in enumerate(draw_groups(env, data, rows), 1):
+        for v, x in pictures.items():
+            out[v][here] = x
+        tick(min(len(data), group * env.num_envs))
+    return out
+
+
+def draw_groups(env, data: Dataset, rows: np.ndarray) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """(places int64[k] among the rising `rows` int64[K], {view: uint8[k, h, w, 3]}) of as many episodes at a
+    time as `env` has envs: what its cameras see there, as they would while the episode is played with all its
+    pictures. UserError: an episode names no start, or does not play again as it was recorded."""
     views, n = env.spec.views, env.num_envs
-    out = {
-        v: np.empty((len(rows), *env.single_observation_space[f"image/{v}"].shape), np.uint8) for v in views
-    }
     episode, lengths = data.episode_index[rows], data.to - data.from_
     time = rows - data.from_[episode]
     for first in range(0, len(data), n):
@@ -44,20 +53,23 @@ def draw_frames(
                 "pictures cannot be drawn"
             )
         here = np.flatnonzero((episode >= first) & (episode < first + n))
+        out = {
+            v: np.empty((len(here), *env.single_observation_space[f"image/{v}"].shape), np.uint8)
+            for v in views
+        }
         wanted = set(time[here].tolist())
         env.images = 0 in wanted
         obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": data.start[ids]})
         for t in range(int(time[here].max(initial=-1)) + 1):
-            now = here[time[here] == t]
-            env_ids = episode[now] - first
-            if not np.array_equal(obs["state"][env_ids], data.state[rows[now]]):
+            due = time[here] == t
+            env_ids = episode[here[due]] - first
+            if not np.array_equal(obs["state"][env_ids], data.state[rows[here[due]]]):
                 raise UserError(
                     f"data set {data.meta.root}: played again, its episodes differ at frame {t}: pictures "
                     f"can be drawn of what {env.spec.id} recorded, with the same options and without noise"
                 )
             for v in views:
-                out[v][now] = obs[f"image/{v}"][env_ids]
+                out[v][due] = obs[f"image/{v}"][env_ids]
             env.images = t + 1 in wanted
             obs = env.step(data.action[data.from_[ids] + np.minimum(t, lengths[ids] - 1)])[0]
-        tick(int(ids[-1]) + 1)
-    return out
+        yield here, out

@@ -125,7 +125,9 @@ def learn(run: "Run") -> None:
     """
     from robo_rl.demos import demo_sampler
     from robo_rl.experiment.data_facts import write_facts
+    from robo_rl.experiment.head_stage import teach_head
     from robo_rl.experiment.sft import fresh_policy, imitate, report_cameras
+    from robo_rl.experiment.supervised_frames import SupervisedFrames
 
     config, data = run.config, open_data(run.config)
     spec = spec_of(config, data)
@@ -150,6 +152,9 @@ def learn(run: "Run") -> None:
         look=look,
         reads=len(data.tasks) > 1,
     )
+    learnt = np.zeros(len(data.action), bool)
+    learnt[rows] = True
+    run.updates = config.bc.updates + teach_head(run, SupervisedFrames(data), learnt, config.bc.updates)
     if judge is not None:
         judge.report(run)
 
@@ -228,7 +233,7 @@ class HeldOut:
         moves = still > STILL * np.maximum(np.abs(self.data.action.mean(0)), 1e-3)
         relative = error[moves] / still[moves] if moves.any() else np.zeros(1)
         ratio = float(relative.mean())
-        run.report.log(run.config.bc.updates, {"heldout/loss": loss, "heldout/error": ratio}, stage="sft")
+        run.report.log(run.updates, {"heldout/loss": loss, "heldout/error": ratio}, stage="sft")
         worst = int(np.flatnonzero(moves)[relative.argmax()]) if moves.any() else 0
         unit = "" if units[worst] == "1" else f" {units[worst]}"
         run.report.say(

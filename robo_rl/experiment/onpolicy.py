@@ -16,10 +16,11 @@ from robo_rl.experiment.parallel import cores, group_size, workers
 from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
-from robo_rl.experiment.run import Cadence, Run
-from robo_rl.experiment.sft import Stopped, demo_folder, load_frames
+from robo_rl.experiment.run import Cadence, Run, Stopped
+from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, early_rounds, make_control, supervision
+from robo_rl.experiment.supervised_frames import load_frames
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.options import OnPolicyOptions
 from robo_rl.rollout_control import StartControl

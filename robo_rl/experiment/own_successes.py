@@ -22,8 +22,9 @@ from robo_rl.algos.onpolicy import Demos
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.robot_names import ROBOTS
-from robo_rl.experiment.run import Run
-from robo_rl.experiment.sft import Stopped, demo_folder, fresh_policy, imitate, load_frames
+from robo_rl.experiment.run import Run, Stopped
+from robo_rl.experiment.sft import demo_folder, fresh_policy, imitate
+from robo_rl.experiment.supervised_frames import load_frames
 from robo_rl.lora import attach
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
 
@@ -61,7 +62,7 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
     `state`: {"own": [rounds made, whether they are over]} of the checkpoint that the run goes on from, {} at
     its beginning.
 
-    The last policy is the best of the starts that choose. Raises `sft.Stopped` when a signal comes; the run
+    The last policy is the best of the starts that choose. Raises `run.Stopped` when a signal comes; the run
     then goes on from the round before.
     """
     config = run.config
@@ -95,7 +96,7 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
 
 def play_round(run: Run, k: int) -> tuple[int, int]:
     """Play --bc.own episodes of round k with exploration noise; the successes lie in RUN/own/round_k as a
-    data set -> (successes, control steps). Raises `sft.Stopped` when a signal comes."""
+    data set -> (successes, control steps). Raises `run.Stopped` when a signal comes."""
     from robo_rl.data.writer import Writer
     from robo_rl.recording import Recorder, play, policy_actor
 

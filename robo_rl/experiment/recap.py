@@ -23,8 +23,8 @@ from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
-from robo_rl.experiment.run import Run
-from robo_rl.experiment.sft import Stopped, demo_folder
+from robo_rl.experiment.run import Run, Stopped
+from robo_rl.experiment.sft import demo_folder
 from robo_rl.options import RecapOptions
 from robo_rl.policies.context import ADVANTAGE
 

@@ -12,8 +12,7 @@ from robo_rl import files
 from robo_rl.algos.rehearsal import Rehearsal, kept_rows
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, on_policy_options
-from robo_rl.experiment.run import Run
-from robo_rl.experiment.sft import Stopped
+from robo_rl.experiment.run import Run, Stopped
 from robo_rl.noise import mix
 from robo_rl.options import OnPolicyOptions
 from robo_rl.plugins import is_object
@@ -62,7 +61,7 @@ def make_rehearsal(run: Run, saved: "dict[str, Any] | None") -> "Rehearsal | Non
 @torch.no_grad()
 def play(run: Run, o: OnPolicyOptions) -> dict[str, torch.Tensor]:
     """Episodes of the present policy -> the rows of its successes; its control steps count as the run's.
-    Raises `sft.Stopped` when a signal comes."""
+    Raises `run.Stopped` when a signal comes."""
     collector = Collector(run.env, run.policy, o.gamma, run.config.seed + 3)
     n, parts, won, steps, left = collector.n, list[dict[str, torch.Tensor]](), 0, 0, o.rehearse_episodes
     while left > 0:

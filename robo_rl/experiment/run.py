@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 TIMELINE = 4_000_000  # bytes of timeline.jsonl
 
 
+class Stopped(Exception):
+    """The user asked to stop before RL began; nothing but the demonstrations needs keeping."""
+
+
 def looks_of(meta: dict, episodes: int) -> list[Look]:
     """The looks of a checkpoint; of one that was made before they were kept, its best."""
     if "looks" in meta:
@@ -61,7 +65,7 @@ class Run:
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         # supervised updates: of the policy, and of all that were made before it too
         self.taught, self.updates = 0, 0
-        self.frames: Any = None  # the `sft.SupervisedFrames` whose pictures were drawn last
+        self.frames: Any = None  # the `supervised_frames.SupervisedFrames` whose pictures were drawn last
         self.started, self.told_too_few = time.monotonic(), False
 
     # ---- evaluation

@@ -3,8 +3,7 @@
 import math
 import shutil
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,15 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
-from robo_rl.experiment.run import Run
-from robo_rl.options import FLOWS, LoraOptions
+from robo_rl.experiment.run import Run, Stopped
+from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
+from robo_rl.options import FLOWS, VLAS, LoraOptions
 from robo_rl.selection import Look
 from robo_rl.stats import wilson
 from robo_rl.types import task_names
 
 if TYPE_CHECKING:
-    from robo_rl.data.reader import Dataset
+    pass
 
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
 GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
@@ -30,10 +30,6 @@ HOLD = 10  # of so many episodes of a data set one is held out
 LESS = 0.98  # of the loss on those before it: it falls
 READS = 1.05  # a loss with another row's instruction so many times that with the own one: the policy reads
 TRIES = 100  # starts kept for each demonstration: those that the expert or the policy fails from are left out
-
-
-class Stopped(Exception):
-    """The user asked to stop before RL began; nothing but the demonstrations needs keeping."""
 
 
 def first_policy(config: TrainConfig, env):
@@ -134,68 +130,6 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
     env.close()
 
 
-@dataclass(frozen=True, eq=False)
-class SupervisedFrames:
-    """What supervision learns from: the frames `rows` int64[K] of a data set (None: all), and their pictures
-    {view: uint8[K,h,w,3]} where it has none."""
-
-    data: "Dataset"
-    rows: np.ndarray | None = None
-    drawn: dict[str, np.ndarray] | None = None
-
-    def sampler(self, config: TrainConfig, spec, among: np.ndarray | None = None, **more):
-        """`demos.demo_sampler` over those that are in `among` bool[F], with its other arguments `more`."""
-        from robo_rl.demos import demo_sampler
-
-        rows, drawn = self.rows, self.drawn
-        if among is not None and not among.all():
-            kept = among if rows is None else among[rows]
-            rows = np.flatnonzero(kept) if rows is None else rows[kept]
-            drawn = None if drawn is None else {view: x[kept] for view, x in drawn.items()}
-        return demo_sampler(
-            self.data, spec, config.policy.horizon, config.data, rows=rows, drawn=drawn, **more
-        )
-
-
-def load_frames(run: Run, folder: Path) -> SupervisedFrames:
-    """The frames of the data set in `folder` that --data.every says; their pictures are drawn where it has
-    none: of fewer, where they would not fit --data.cache-mb. The run keeps what was drawn: stages of one run
-    ask for the same. UserError: they cannot be drawn."""
-    from robo_rl.data import drawn
-    from robo_rl.demos import load_demos
-
-    config, data = run.config, load_demos(folder, run.env, run.config.data.label)
-    every, views = config.data.every, run.env.spec.views
-    if every == 1:
-        return SupervisedFrames(data)
-    rows = drawn.chosen_frames(data, every, config.seed)
-    if not views or data.views:
-        return SupervisedFrames(data, rows)
-    size = sum(math.prod(run.env.single_observation_space[f"image/{v}"].shape) for v in views)
-    most = (config.data.cache_mb << 20) // size
-    if len(data) > most:
-        raise UserError(
-            f"the first pictures of {len(data):,} demonstrations take {len(data) * size >> 20:,} MiB, "
-            f"--data.cache-mb allows {config.data.cache_mb:,}: record fewer (--demos), or allow more"
-        )
-    while len(rows) > most:
-        every *= 2
-        rows = drawn.chosen_frames(data, every, config.seed)
-    if every > config.data.every:
-        run.report.say(
-            f"--data.every {every}: pictures of more frames would not fit --data.cache-mb "
-            f"{config.data.cache_mb}"
-        )
-    kept = run.frames
-    if kept is not None and kept.data.meta.root == data.meta.root and np.array_equal(kept.rows, rows):
-        return kept
-    run.report.start("draw", len(data), "episodes")
-    with closing(make_env(config, min(len(data), drawn.GROUP))) as env:
-        pictures = drawn.draw_frames(env, data, rows, run.report.advance)
-    run.frames = SupervisedFrames(data, rows, pictures)
-    return run.frames
-
-
 def torch_generator(seed: int):
     import torch
 
@@ -248,13 +182,24 @@ def fresh_policy(config: TrainConfig, spec, dataset, rows: np.ndarray | None = N
 
 
 def check_changes(config: TrainConfig, views: Sequence[str]) -> None:
-    """Raise UserError where supervision is to change what it sees and there are no pictures (`views`)."""
+    """Raise UserError where supervision is to change what it sees, or its head is to learn on, and there are
+    no pictures (`views`), or no policy that pools them."""
     for name in ("shift", "colour", "forget"):
         if getattr(config.bc, name) and not views:
             raise UserError(
                 f"--bc.{name} changes what supervision sees beside pictures, and this run has none: "
                 "give it pictures (--obs rgb), or leave it out"
             )
+    if config.bc.head and not views:
+        raise UserError(
+            "--bc.head teaches the action head on what the trunk makes of pictures, and this run has none: "
+            "give it pictures (--obs rgb), or more of --bc.updates"
+        )
+    if config.bc.head and config.policy.kind in VLAS:
+        raise UserError(
+            f"--bc.head keeps one vector of each frame, and the trunk of {config.policy.kind} gives keys and "
+            "values of every layer: leave it out (--bc.head 0)"
+        )
 
 
 def check_relative(policy, dataset) -> None:
@@ -393,6 +338,7 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
     out, every tenth; nan without any."""
     from robo_rl.algos import bc
     from robo_rl.devices import device_of, sampled_on
+    from robo_rl.experiment.head_stage import teach_head
     from robo_rl.experiment.pear import PearWeights
     from robo_rl.lora import attach
 
@@ -417,6 +363,7 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
         reads=len(dataset.tasks) > 1,
     )
     run.taught, run.updates = updates, made + updates
+    run.updates += teach_head(run, frames, ~out, run.updates, weights)
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()
     if not out.any():
@@ -441,7 +388,7 @@ def ask_until_enough(run: Run, folder: Path) -> None:
     of = " of each task, in the worst," if len(task_names(run.env)) > 1 else ""
     while True:
         teach(run, folder, updates, made)
-        made, success = made + updates, first_look(run)
+        made, success = run.updates, first_look(run)
         if is_enough(run.looks[-1]) or demos >= config.demos_most:
             break
         count = min(GROWTH * demos, config.demos_most)
@@ -481,7 +428,7 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
     best, best_policy, least = -1.0, None, float("inf")
     while True:
         held_out = teach(run, folder, updates, made, hold_out=True)
-        made, success = made + updates, first_look(run)
+        made, success = run.updates, first_look(run)
         helped = success > best or held_out < LESS * least
         best, best_policy, least = (
             (success, run.policy, held_out) if success >= best else (best, best_policy, min(held_out, least))

@@ -137,8 +137,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl import checkpoint
     from robo_rl.devices import check_device, slow_bf16
     from robo_rl.experiment.exploration import choose_noise
-    from robo_rl.experiment.run import Run, looks_of, taught_of
-    from robo_rl.experiment.sft import Stopped, sft_stage
+    from robo_rl.experiment.run import Run, Stopped, looks_of, taught_of
+    from robo_rl.experiment.sft import sft_stage
 
     check_device(config.device)  # of a run that goes on elsewhere
     torch.set_num_threads(config.torch_threads)

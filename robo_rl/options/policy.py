@@ -319,6 +319,12 @@ class BcOptions:
     the mean of its actions, until episodes that are held out no longer gain. 0: none."""
     batch: int = 256
     """Demonstrated chunks of a step."""
+    head: int = 0
+    """Optimizer steps after those, from pictures: the action head alone learns on, on what the trunk, which
+    stays as it is, makes of each frame once. They cost what steps without pictures cost. 0: none."""
+    head_every: int = 0
+    """These learn from the first frame of an episode and from one in so many of the others. 0: as
+    --data.every."""
     pear: str = ""
     """A run folder whose best policy models who showed the demonstrations (--algo bc on the same data):
     chunks are weighed by how much better than it the policy that learns would go on after them (PEAR), anew
@@ -350,6 +356,8 @@ class BcOptions:
         in_range("bc.most", self.most, 0, 10**8)
         in_range("bc.own", self.own, 0, 100_000)
         in_range("bc.ground", self.ground, 0, 10**8)
+        in_range("bc.head", self.head, 0, 10**8)
+        in_range("bc.head_every", self.head_every, 0, 10_000)
         in_range("bc.batch", self.batch, 1, 10**6)
         in_range("bc.noises", self.noises, 1, 1000)
         in_range("bc.shift", self.shift, 0, 0.5)

@@ -1,0 +1,131 @@
+"""The second half of supervision from pictures: the action head alone, on what a trunk that stays as it is
+makes of the demonstrations.
+
+To look at a picture costs as much as a hundred steps of the head. The trunk learns to see from some of them;
+how precisely to act the head learns from many more frames and steps. What the trunk pools of each frame is
+computed once for all of these (`--bc.head`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robo_rl.algos import bc
+from robo_rl.algos.augment import changed
+from robo_rl.data import drawn
+from robo_rl.data.reader import Dataset, chunks
+from robo_rl.demos import frame_store
+from robo_rl.devices import device_of
+from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.run import Run, Stopped
+from robo_rl.experiment.supervised_frames import SupervisedFrames
+from robo_rl.policies import obs_tensors
+from robo_rl.policies.context import PREFIX
+from robo_rl.policies.guidance import supervised
+
+PIECE = 64  # observations that are encoded together
+ROWS = 256  # different frames of a step, at least: without pictures they cost what draws of noise do
+
+
+def teach_head(
+    run: Run,
+    frames: SupervisedFrames,
+    among: np.ndarray,
+    made: int,
+    weight: "Callable[[Tensor], Tensor] | None" = None,
+) -> int:
+    """Teach all of `run.policy` but its trunk in --bc.head updates, on those frames that are in `among`
+    bool[F], reported as those after the first `made` ones -> how many these were.
+
+    weight: as `demos.demo_sampler` has it. Raises Stopped when a signal comes.
+    """
+    config, policy, data = run.config, run.policy, frames.data
+    options = config.bc
+    if not options.head:
+        return 0
+    every = options.head_every or config.data.every
+    rows = np.arange(len(data.action)) if every == 1 else drawn.chosen_frames(data, every, config.seed)
+    rows = rows[among[rows]]
+    policy.eval()
+    pooled = encoded(run, data, rows)
+    where, device = torch.from_numpy(rows), pooled.device
+    _, chunk, pad = (
+        torch.from_numpy(np.ascontiguousarray(x[rows])) for x in chunks(data, policy.options.horizon)
+    )
+    sample = bc.demos_sampler(
+        {"state": torch.from_numpy(data.state[rows]).to(device), PREFIX: pooled},
+        chunk.to(device),
+        (~pad).float().to(device),
+        weight and (lambda chosen: weight(where[chosen])),
+    )
+    run.report.start("head", options.head, "updates")
+
+    def tick(update: int, loss: float) -> None:
+        if run.stop.asked:
+            raise Stopped
+        run.report.advance(update, note=f"loss {loss:.3f}")
+        if update % 100 == 0 or update == options.head:
+            run.report.log(made + update, {"sft/loss": loss}, stage="sft")
+
+    size = max(options.batch, ROWS)
+    noises = max(1, options.batch * options.noises // size)
+    learns = [p for name, p in policy.named_parameters() if p.requires_grad and not name.startswith("trunk.")]
+    policy.train()
+    bc.fit(
+        learns,
+        lambda g: policy.bc_loss(*sample(size, g), g, noises),
+        replace(options, updates=options.head),
+        config.seed + 14,
+        tick,
+    )
+    policy.freeze_base()
+    policy.eval()
+    return options.head
+
+
+@torch.no_grad()
+def encoded(run: Run, data: Dataset, rows: np.ndarray) -> Tensor:
+    """What the trunk of `run.policy` pools of the frames `rows` int64[K]: [K,C], on its device. They are
+    changed as --bc.shift and its like say, drawn once for each."""
+    config, policy, options = run.config, run.policy, run.config.bc
+    device, generator = device_of(policy), torch.Generator().manual_seed(config.seed + 15)
+    out = torch.empty(len(rows), policy.context_size, device=device)
+    tasks, done = np.array(data.tasks, object), 0
+    run.report.start("look", len(rows), "frames")
+    for places, pictures in seen(run, data, rows):
+        at = rows[places]
+        raw = {"state": data.state[at], "task": tasks[data.task_index[at]].tolist()}
+        obs = obs_tensors(raw | {f"image/{view}": x for view, x in pictures.items()}, policy.spec)
+        obs = changed(obs, options.shift, options.colour, options.forget, generator)
+        there = {k: v.to(device) for k, v in obs.items()}
+        out[torch.from_numpy(places).to(device)] = policy.encode(supervised(there, policy)).pooled
+        done += len(places)
+        run.report.advance(done)
+        if run.stop.asked:
+            raise Stopped
+    return out
+
+
+def seen(run: Run, data: Dataset, rows: np.ndarray) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """(places among the rising `rows`, what each camera saw there), a few at a time and all of them: from the
+    data set, or where it has no pictures drawn as its episodes are played again."""
+    config = run.config
+    if data.views:
+        # each is wanted once
+        store = frame_store(data, run.policy.spec, replace(config.data, cache_mb=1))
+        pieces = pieces_of(np.arange(len(rows)))
+        for places, (_, pictures) in zip(pieces, store.ahead(rows[p] for p in pieces), strict=True):
+            yield places, pictures
+        return
+    with closing(make_env(config, min(len(data), drawn.GROUP))) as env:
+        for here, pictures in drawn.draw_groups(env, data, rows):
+            for part in pieces_of(np.arange(len(here))):
+                yield here[part], {view: x[part] for view, x in pictures.items()}
+
+
+def pieces_of(places: np.ndarray) -> list[np.ndarray]:
+    return np.split(places, range(PIECE, len(places), PIECE))

@@ -1,0 +1,157 @@
+"""The action head that learns on, on what a trunk that stays as it is makes of pictures."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from commands import robo_rl
+from test_few_frames import recorded, small
+
+from robo_rl.algos import bc
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.envs import obs_spec
+from robo_rl.experiment.head_stage import encoded, teach_head
+from robo_rl.experiment.run import Stopped
+from robo_rl.experiment.sft import fresh_policy
+from robo_rl.experiment.supervised_frames import SupervisedFrames
+from robo_rl.options import BcOptions, DataOptions, PolicyOptions
+from robo_rl.policies import obs_tensors
+
+
+class Report:
+    """What a run reports, kept."""
+
+    def __init__(self):
+        self.stages, self.rows = [], []
+
+    def start(self, stage, total, unit):
+        self.stages.append((stage, total, unit))
+
+    def advance(self, done, note=None):
+        self.done = done
+
+    def log(self, step, metrics, stage):
+        self.rows.append((step, metrics["sft/loss"]))
+
+
+def run_of(data, **bc_options):
+    config = TrainConfig(
+        task="reach",
+        obs="rgb",
+        image_size=32,
+        envs=4,
+        policy=PolicyOptions(predict="action", keypoints="white", width=32, hidden=64),
+        bc=BcOptions(**{"updates": 4, "batch": 8, "head": 120, "head_every": 2, "noises": 64} | bc_options),
+        data=DataOptions(every=4),
+    )
+    policy = fresh_policy(config, obs_spec(small(1), False), data)
+    return SimpleNamespace(
+        config=config, policy=policy, report=Report(), stop=SimpleNamespace(asked=False), updates=0
+    )
+
+
+def everything(data):
+    return np.ones(len(data.action), bool)
+
+
+def test_the_trunk_stays_the_head_learns_and_a_seed_gives_the_same(tmp_path):
+    whole, _ = recorded(tmp_path / "whole")
+    bare, _ = recorded(tmp_path / "bare", pictures=False)
+    begun, ended = run_of(whole).policy.state_dict(), []
+    for data in (whole, bare, bare):
+        run = run_of(data)
+        assert teach_head(run, SupervisedFrames(data), everything(data), 4) == 120
+        stages = [stage for stage, *_ in run.report.stages]
+        assert stages == ["look", "head"] and [step for step, _ in run.report.rows] == [104, 124]
+        ended.append(run.policy.state_dict())
+    for name, value in ended[1].items():
+        assert torch.equal(value, ended[2][name]), name
+        for learnt in ended:  # of videos, and of pictures as they were
+            assert torch.equal(learnt[name], begun[name]) == (not name.startswith("head.")), name
+
+
+def test_what_the_head_learns_on_is_what_the_policy_sees_and_its_loss_falls(tmp_path):
+    data, _ = recorded(tmp_path / "data", pictures=False)
+    run = run_of(data)
+    rows = np.arange(0, len(data.action), 3)
+    front, wrist = (
+        np.concatenate([e.images[v] for e in recorded(tmp_path / "w")[1]]) for v in ("front", "wrist")
+    )
+    obs = {"state": data.state[rows], "task": [data.tasks[0]] * len(rows)}
+    obs |= {"image/front": front[rows], "image/wrist": wrist[rows]}
+    with torch.no_grad():
+        expected = run.policy.encode(obs_tensors(obs, run.policy.spec)).pooled
+    assert torch.allclose(encoded(run, data, rows), expected, atol=1e-5)
+
+    def loss():
+        seen = obs_tensors(obs, run.policy.spec)
+        chunk = torch.from_numpy(data.action[rows])[:, None].repeat(1, run.policy.options.horizon, 1)
+        sample = bc.demos_sampler(seen, chunk, torch.ones(chunk.shape[:2]))
+        return bc.mean_loss(run.policy, sample, run.config.bc, 0, 4)
+
+    before = loss()
+    teach_head(run, SupervisedFrames(data), everything(data), 0)
+    assert loss() < 0.7 * before
+
+
+def test_frames_that_are_left_out_teach_nothing_and_weights_count(tmp_path):
+    data, _ = recorded(tmp_path / "data", pictures=False)
+    first = data.episode_index == 0
+    alone, spoiled, weighed = run_of(data), run_of(data), run_of(data)
+    teach_head(alone, SupervisedFrames(data), first, 0)
+    data.action[~first & np.roll(~first, 8)] = 1.0  # not in the chunks of those that are learnt from
+    teach_head(spoiled, SupervisedFrames(data), first, 0)
+    teach_head(weighed, SupervisedFrames(data), first, 0, lambda rows: (rows % 2).float())
+    for (name, a), b, c in zip(
+        alone.policy.state_dict().items(),
+        spoiled.policy.state_dict().values(),
+        weighed.policy.state_dict().values(),
+        strict=True,
+    ):
+        assert torch.equal(a, b), name
+        assert torch.equal(a, c) == (not name.startswith("head.")) or "base" in name, name
+
+
+def test_a_stop_is_heeded_while_pictures_are_looked_at_and_while_the_head_learns(tmp_path):
+    data, _ = recorded(tmp_path / "data", pictures=False)
+    run = run_of(data)
+    run.stop.asked = True
+    with pytest.raises(Stopped):
+        encoded(run, data, np.arange(4))
+    run.stop.asked = False
+    run.report.log = lambda *a, **k: setattr(run.stop, "asked", True)
+    with pytest.raises(Stopped):
+        teach_head(run, SupervisedFrames(data), everything(data), 0)
+    assert run.report.done == 100  # the update after it
+
+
+RUN = ("train", "--algo", "bc", "--bc.updates", "2", "--bc.batch", "4", "--bc.head", "3", "--no-video")
+REACH = ("--task", "reach", "--demos", "4", "--envs", "2", "--eval-envs", "2", "--eval-episodes", "2")
+RGB = ("--obs", "rgb", "--image-size", "32")
+
+
+def losses(folder) -> list[dict]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "sft/loss" in row or "heldout/error" in row]
+
+
+def test_a_run_says_what_it_does_and_without_pictures_it_is_refused(tmp_path):
+    done = robo_rl(tmp_path, *RUN, *REACH, *RGB, "--data.every", "8", "--bc.head-every", "2", "--out", "run")
+    assert done.code == 0, done.err
+    assert "[look]" in done.err and "[head]" in done.err
+    assert [row["step"] for row in losses(tmp_path / "run")] == [2, 5]
+    refused = robo_rl(tmp_path, *RUN, *REACH)
+    assert refused.code == 2 and "--bc.head teaches the action head on what the trunk makes of" in refused.err
+    refused = robo_rl(tmp_path, *RUN, *REACH, *RGB, "--policy", "pi05")
+    assert refused.code == 2 and "the trunk of pi05 gives keys and values of every layer" in refused.err
+
+
+def test_a_data_set_of_any_robot_teaches_the_head_too(tmp_path):
+    recorded(tmp_path / "data", 4)
+    done = robo_rl(tmp_path, *RUN, *RGB[2:], "--sim", "none", "--demos", "data", "--out", "run")
+    assert done.code == 0, done.err
+    rows = losses(tmp_path / "run")
+    assert rows[-1]["step"] == 5 == max(row["step"] for row in rows if "sft/loss" in row)
+    assert "heldout/error" in rows[-1]
