@@ -31,10 +31,12 @@ DEMO_START = 1_500_000_000
 @dataclass(frozen=True, slots=True)
 class Lead:
     """Who acts before the expert does: `act` of an observation of N envs -> actions [N, E, A]; in each
-    episode for a number of control steps drawn from 0 .. `longest`."""
+    episode for a number of control steps drawn from 0 .. `longest`. `kept`: what it did is recorded too, as
+    the policy's, so that the episode can be played again from its start."""
 
     act: Callable[[dict], np.ndarray]
     longest: int
+    kept: bool = False
 
 
 class NoiseAhead:
@@ -107,7 +109,8 @@ def record(
     noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey
     2017).
     lead: episodes begin where it has led to, and name no start: the expert shows how to go on from states
-    that a policy comes to (after DAgger, Ross et al. 2011; what is recorded is the expert's alone).
+    that a policy comes to (after DAgger, Ross et al. 2011; what is recorded is the expert's alone, unless
+    the lead is `kept`).
     pictures: False leaves those of the env's cameras out, and draws none.
     Starts are DEMO_START + (seed mod 6000) * 100000 + i, i from `first`, below those of evaluation; of M
     tasks each has every M-th. Raises UserError if the env has no expert or it fails too often.
@@ -155,7 +158,9 @@ def expert_episodes(
 ) -> Iterator[Episode | None]:
     """Of each of the starts [N] what the expert did from where it took over and the cameras `views` saw, None
     where that was no success or `lead` came to the end."""
-    n = env.num_envs
+    n, kept = env.num_envs, lead is not None and lead.kept
+    if lead is not None:
+        env.images = True
     obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": starts})
     tasks = [str(t) for t in obs["task"]]
     rows: list[tuple] = []
@@ -179,19 +184,25 @@ def expert_episodes(
             told = [*map(noisy, steps, drawn.ahead(steps.shape))] if noise else list(steps)
             announce(env, np.stack(told, 1))
         act = noisy(clean, drawn.next(clean.shape)) if noise else clean
-        if lead is not None and (led := begin > len(rows)).any():
+        led = begin > len(rows)
+        if lead is not None and led.any():
             at = len(rows) % chunk.shape[1]
             if at == 0:
                 chunk = lead.act(obs)
             act = np.where(led[:, None], np.clip(chunk[:, at], -1, 1), act)
         seen = {v: np.array(obs[f"image/{v}"]) for v in views}
         state = np.array(obs["state"])
+        if lead is not None:  # pictures are for its next decision, and what is recorded
+            due = (len(rows) + 1) % chunk.shape[1] == 0 and (begin > len(rows) + 1).any()
+            env.images = bool(views) or bool(due)
         obs, reward, terminated, truncated, info = env.step(act)
-        rows.append((state, clean, np.array(reward), seen))
+        rows.append((state, np.where(led[:, None], act, clean) if kept else clean, np.array(reward), seen))
         length += ~over
         over, won = np.asarray(terminated | truncated), np.asarray(info["success"]).copy()
+    shown = expert_source(env)
     for i in range(n):
-        mine = rows[begin[i] : length[i]]
+        mine = rows[0 if kept else begin[i] : length[i]]
+        ahead = int(begin[i]) if kept else 0
         yield (
             Episode(
                 state=np.stack([r[0][i] for r in mine]),
@@ -201,12 +212,12 @@ def expert_episodes(
                 success=True,
                 terminated=True,
                 images={v: np.stack([r[3][v][i] for r in mine]) for v in views},
-                source=expert_source(env),
-                start=int(starts[i]) if begin[i] == 0 else -1,
+                source=["policy"] * ahead + [shown] * (len(mine) - ahead) if ahead else shown,
+                start=int(starts[i]) if begin[i] == ahead else -1,
                 final=np.array(obs["state"][i]),
                 final_images={v: np.array(obs[f"image/{v}"][i]) for v in views},
             )
-            if won[i] and mine
+            if won[i] and len(mine) > ahead
             else None
         )
 

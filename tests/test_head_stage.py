@@ -10,12 +10,14 @@ from commands import robo_rl
 from test_few_frames import recorded, small
 
 from robo_rl.algos import bc
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.data.drawn import draw_frames
+from robo_rl.data.reader import load
+from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.head_stage import encoded, teach_head
 from robo_rl.experiment.run import Stopped
 from robo_rl.experiment.sft import fresh_policy
-from robo_rl.experiment.supervised_frames import SupervisedFrames
+from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
 from robo_rl.options import BcOptions, DataOptions, PolicyOptions
 from robo_rl.policies import obs_tensors
 
@@ -48,7 +50,12 @@ def run_of(data, **bc_options):
     )
     policy = fresh_policy(config, obs_spec(small(1), False), data)
     return SimpleNamespace(
-        config=config, policy=policy, report=Report(), stop=SimpleNamespace(asked=False), updates=0
+        config=config,
+        policy=policy,
+        report=Report(),
+        stop=SimpleNamespace(asked=False),
+        updates=0,
+        pooled=None,
     )
 
 
@@ -155,3 +162,23 @@ def test_a_data_set_of_any_robot_teaches_the_head_too(tmp_path):
     rows = losses(tmp_path / "run")
     assert rows[-1]["step"] == 5 == max(row["step"] for row in rows if "sft/loss" in row)
     assert "heldout/error" in rows[-1]
+
+
+def test_more_demonstrations_that_are_asked_for_are_played_again_and_the_head_learns_from_the_experts_part(
+    tmp_path,
+):
+    more = ("--data.every", "8", "--bc.head-every", "2", "--demos-most", "7", "--out", "run")
+    done = robo_rl(tmp_path, *RUN, *REACH, *RGB, *more)
+    assert done.code == 0, done.err
+    assert "2 more asked of the expert, from states that the policy comes to, and 3 updates of" in done.err
+    assert [row["step"] for row in losses(tmp_path / "run")] == [2, 5, 8, 11]  # 4, 6 and 7 demonstrations
+    data = load(tmp_path / "run" / "demos")
+    led = data.source == data.sources.index("policy")
+    assert len(data) == 7 and (data.start >= 0).all() and not led[: data.to[3]].any() and led.any()
+    for e in range(4, 7):
+        mine = led[data.from_[e] : data.to[e]]
+        assert (np.diff(mine.astype(int)) <= 0).all() and not mine[-1]  # the policy, then the expert
+    rows = chosen(load_config(tmp_path / "run"), data, 2)
+    assert not led[rows].any() and (data.episode_index[rows] >= 4).any()
+    pictures = draw_frames(small(3), data, rows)  # as they were: an episode that differs is refused
+    assert len(pictures["front"]) == len(rows)

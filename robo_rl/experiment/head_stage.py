@@ -22,7 +22,7 @@ from robo_rl.demos import frame_store
 from robo_rl.devices import device_of
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.run import Run, Stopped
-from robo_rl.experiment.supervised_frames import SupervisedFrames
+from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
 from robo_rl.policies import obs_tensors
 from robo_rl.policies.context import PREFIX
 from robo_rl.policies.guidance import supervised
@@ -41,17 +41,20 @@ def teach_head(
     """Teach all of `run.policy` but its trunk in --bc.head updates, on those frames that are in `among`
     bool[F], reported as those after the first `made` ones -> how many these were.
 
-    weight: as `demos.demo_sampler` has it. Raises Stopped when a signal comes.
+    weight: as `demos.demo_sampler` has it. `run.pooled` has the frames that the trunk, as it is, has looked
+    at before, and then those of now too. Raises Stopped when a signal comes.
     """
     config, policy, data = run.config, run.policy, frames.data
     options = config.bc
     if not options.head:
         return 0
-    every = options.head_every or config.data.every
-    rows = np.arange(len(data.action)) if every == 1 else drawn.chosen_frames(data, every, config.seed)
+    rows = chosen(config, data, options.head_every or config.data.every)
     rows = rows[among[rows]]
     policy.eval()
-    pooled = encoded(run, data, rows)
+    known, pooled = run.pooled or (rows[:0], torch.empty(0, policy.context_size, device=device_of(policy)))
+    assert np.array_equal(known, rows[: len(known)])  # what was recorded since then comes after it
+    pooled = torch.cat([pooled, encoded(run, data, rows[len(known) :])])
+    run.pooled = rows, pooled
     where, device = torch.from_numpy(rows), pooled.device
     _, chunk, pad = (
         torch.from_numpy(np.ascontiguousarray(x[rows])) for x in chunks(data, policy.options.horizon)

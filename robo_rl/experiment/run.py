@@ -22,6 +22,9 @@ from robo_rl.stats import Interval, paired_difference
 from robo_rl.types import has_success
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
     from robo_rl.algos.averaged_weights import AveragedWeights
 
 TIMELINE = 4_000_000  # bytes of timeline.jsonl
@@ -66,6 +69,8 @@ class Run:
         # supervised updates: of the policy, and of all that were made before it too
         self.taught, self.updates = 0, 0
         self.frames: Any = None  # the `supervised_frames.SupervisedFrames` whose pictures were drawn last
+        # rows of a data set that the trunk, as it is, has looked at, and what it pools of each
+        self.pooled: tuple[np.ndarray, torch.Tensor] | None = None
         self.started, self.told_too_few = time.monotonic(), False
 
     # ---- evaluation

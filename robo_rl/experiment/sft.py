@@ -27,6 +27,7 @@ ENOUGH = 0.9  # success of the supervised policy from which no more demonstratio
 GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
 GROUNDED = ("pi0", "pi05", "smolvla")  # whose trunks give keys and values
 HOLD = 10  # of so many episodes of a data set one is held out
+MORE = 1.5  # that factor where the head alone learns on: looking at pictures costs most
 LESS = 0.98  # of the loss on those before it: it falls
 READS = 1.05  # a loss with another row's instruction so many times that with the own one: the policy reads
 TRIES = 100  # starts kept for each demonstration: those that the expert or the policy fails from are left out
@@ -111,8 +112,9 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
     config, lead = run.config, None
     if known:
         data, policy, generator = load(folder), run.policy, torch_generator(config.seed + known)
-        whole = data.start >= 0
-        lead = Lead(lambda obs: decide(policy, obs, generator), int((data.to - data.from_)[whole].mean()))
+        whole = (data.start >= 0) & (data.source[data.from_] != data.sources.index("policy"))
+        longest = int((data.to - data.from_)[whole].mean())
+        lead = Lead(lambda obs: decide(policy, obs, generator), longest, kept=config.data.every > 1)
     env = make_env(config, min(count, config.envs, 32))
     tasks = len(task_names(run.env))
     run.report.start("demo", count * tasks, "episodes")
@@ -342,7 +344,7 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
     from robo_rl.experiment.pear import PearWeights
     from robo_rl.lora import attach
 
-    config, frames = run.config, load_frames(run, folder)
+    config, frames, run.pooled = run.config, load_frames(run, folder), None
     dataset = frames.data
     if not config.init:
         run.policy = fresh_policy(
@@ -378,7 +380,8 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
 
 def ask_until_enough(run: Run, folder: Path) -> None:
     """`teach` and evaluate, and until success `is_enough` ask the expert for more demonstrations, up to
-    --demos-most: each time `GROWTH` times as many in all, and as many more updates."""
+    --demos-most: each time `GROWTH` times as many in all, and as many more updates. With --bc.head `MORE`
+    times as many, and the head alone learns on."""
     config = run.config
     demos, updates, made = int(config.demos), config.bc.updates, 0
     if demos >= config.demos_most:
@@ -387,15 +390,22 @@ def ask_until_enough(run: Run, folder: Path) -> None:
         return
     of = " of each task, in the worst," if len(task_names(run.env)) > 1 else ""
     while True:
-        teach(run, folder, updates, made)
+        if made and config.bc.head:
+            teach_on(run, folder)
+        else:
+            teach(run, folder, updates, made)
         made, success = run.updates, first_look(run)
         if is_enough(run.looks[-1]) or demos >= config.demos_most:
             break
-        count = min(GROWTH * demos, config.demos_most)
+        count = min(round((MORE if config.bc.head else GROWTH) * demos), config.demos_most)
+        more = (
+            f"{config.bc.head:,} updates of the head"
+            if config.bc.head
+            else f"{updates * count // demos:,} updates"
+        )
         run.report.say(
             f"supervised {success:.3f} with {demos} demonstrations{of}: {count - demos} more asked of the "
-            f"expert, from states that the policy comes to, and {updates * count // demos:,} updates on all "
-            f"{count}"
+            f"expert, from states that the policy comes to, and {more} on all {count}"
         )
         try:
             record_demos(run, folder, count - demos, demos)
@@ -408,7 +418,17 @@ def ask_until_enough(run: Run, folder: Path) -> None:
             f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} "
             "(--demos-most)"
         )
+    run.pooled = None
     evaluate_supervised(run, looked=True)
+
+
+def teach_on(run: Run, folder: Path) -> None:
+    """Teach the head of `run.policy` on, on all demonstrations in `folder`."""
+    from robo_rl.demos import load_demos
+    from robo_rl.experiment.head_stage import teach_head
+
+    data = load_demos(folder, run.env, run.config.data.label)
+    run.updates += teach_head(run, SupervisedFrames(data), np.ones(len(data.action), bool), run.updates)
 
 
 def is_enough(look: Look) -> bool:

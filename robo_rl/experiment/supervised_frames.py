@@ -40,6 +40,17 @@ class SupervisedFrames:
         )
 
 
+def chosen(config: TrainConfig, data: "Dataset", every: int) -> np.ndarray:
+    """Rows int64[K] of the frames to learn from, one in `every`: where the run recorded its demonstrations
+    itself, of what the expert did and not of the policy that led it there."""
+    from robo_rl.data import drawn
+
+    rows = drawn.chosen_frames(data, every, config.seed)
+    if config.demos.isdigit() and "policy" in data.sources:
+        rows = rows[data.source[rows] != data.sources.index("policy")]
+    return rows
+
+
 def load_frames(run: Run, folder: Path) -> SupervisedFrames:
     """The frames of the data set in `folder` that --data.every says; their pictures are drawn where it has
     none: of fewer, where they would not fit --data.cache-mb. The run keeps what was drawn: stages of one run
@@ -51,7 +62,7 @@ def load_frames(run: Run, folder: Path) -> SupervisedFrames:
     every, views = config.data.every, run.env.spec.views
     if every == 1:
         return SupervisedFrames(data)
-    rows = drawn.chosen_frames(data, every, config.seed)
+    rows = chosen(config, data, every)
     if not views or data.views:
         return SupervisedFrames(data, rows)
     size = sum(math.prod(run.env.single_observation_space[f"image/{v}"].shape) for v in views)
@@ -63,7 +74,7 @@ def load_frames(run: Run, folder: Path) -> SupervisedFrames:
         )
     while len(rows) > most:
         every *= 2
-        rows = drawn.chosen_frames(data, every, config.seed)
+        rows = chosen(config, data, every)
     if every > config.data.every:
         run.report.say(
             f"--data.every {every}: pictures of more frames would not fit --data.cache-mb "

@@ -303,11 +303,6 @@ def check_few_frames(config: TrainConfig, env) -> None:
             f"--algo {config.algo} learns from whole demonstrations, with all their pictures: leave "
             "--data.every out"
         )
-    if config.demos_most > int(config.demos):
-        raise UserError(
-            "--data.every draws pictures where demonstrations are played again from their starts; those that "
-            "--demos-most asks for begin elsewhere: leave one of the two out"
-        )
 
 
 def check_units(config: TrainConfig, data) -> None:
