@@ -287,7 +287,7 @@ class TrainConfig:
             ("start_uniform", 0, 0.99),
             ("share_foreign", 0, 10**6),
             ("share_keep", 8, 4096),
-            ("demos_most", 0, 900),
+            ("demos_most", 0, 9000),
         ):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)

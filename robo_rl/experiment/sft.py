@@ -30,7 +30,8 @@ HOLD = 10  # of so many episodes of a data set one is held out
 MORE = 1.5  # that factor where the head alone learns on: looking at pictures costs most
 LESS = 0.98  # of the loss on those before it: it falls
 READS = 1.05  # a loss with another row's instruction so many times that with the own one: the policy reads
-TRIES = 100  # starts kept for each demonstration: those that the expert or the policy fails from are left out
+TRIES = 100  # most starts kept for each demonstration: those that expert or policy fail from are left out
+STARTS = 90_000  # of all that a seed has
 
 
 def first_policy(config: TrainConfig, env):
@@ -125,7 +126,7 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
             config.seed,
             w.add,
             tick=lambda kept, tried: run.report.advance(kept, kept / tried),
-            first=TRIES * known * tasks,
+            first=min(TRIES, STARTS // config.demos_most) * known * tasks if known else 0,
             lead=lead,
             pictures=config.data.every == 1,
         )
