@@ -54,6 +54,8 @@ def test_pictures_that_are_drawn_later_are_those_of_the_whole_recording_bit_for_
     for view in ("front", "wrist"):
         seen = np.concatenate([episode.images[view] for episode in given])
         assert np.array_equal(drawn[view], seen[rows]) and seen.std() > 0
+    last = data.episode_index[rows] == len(data) - 1  # none of the episodes that are played before
+    assert np.array_equal(draw_frames(small(2), data, rows[last])["front"], drawn["front"][last])
 
 
 def test_the_first_frame_of_every_episode_is_chosen_and_of_the_others_one_in_so_many(tmp_path):

@@ -31,10 +31,10 @@ def draw_frames(
     how many episodes are done."""
     shapes = {v: env.single_observation_space[f"image/{v}"].shape for v in env.spec.views}
     out = {v: np.empty((len(rows), *shape), np.uint8) for v, shape in shapes.items()}
-    for group, (here, pictures) in enumerate(draw_groups(env, data, rows), 1):
+    for here, pictures in draw_groups(env, data, rows):
         for v, x in pictures.items():
             out[v][here] = x
-        tick(min(len(data), group * env.num_envs))
+        tick(int(data.episode_index[rows[here[-1]]]) + 1)
     return out
 
 
@@ -53,6 +53,8 @@ def draw_groups(env, data: Dataset, rows: np.ndarray) -> Iterator[tuple[np.ndarr
                 "pictures cannot be drawn"
             )
         here = np.flatnonzero((episode >= first) & (episode < first + n))
+        if not len(here):
+            continue
         out = {
             v: np.empty((len(here), *env.single_observation_space[f"image/{v}"].shape), np.uint8)
             for v in views
@@ -60,7 +62,7 @@ def draw_groups(env, data: Dataset, rows: np.ndarray) -> Iterator[tuple[np.ndarr
         wanted = set(time[here].tolist())
         env.images = 0 in wanted
         obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": data.start[ids]})
-        for t in range(int(time[here].max(initial=-1)) + 1):
+        for t in range(int(time[here].max()) + 1):
             due = time[here] == t
             env_ids = episode[here[due]] - first
             if not np.array_equal(obs["state"][env_ids], data.state[rows[here[due]]]):

@@ -98,6 +98,8 @@ def encoded(run: Run, data: Dataset, rows: np.ndarray) -> Tensor:
     device, generator = device_of(policy), torch.Generator().manual_seed(config.seed + 15)
     out = torch.empty(len(rows), policy.context_size, device=device)
     tasks, done = np.array(data.tasks, object), 0
+    if not len(rows):
+        return out
     run.report.start("look", len(rows), "frames")
     for places, pictures in seen(run, data, rows):
         at = rows[places]
