@@ -215,7 +215,10 @@ def test_no_more_than_the_demonstrations_that_a_user_names_are_recorded():
         parse([]).bc.most > 600
         and parse(["--bc.updates", "700"]).bc.most == 0 == package.recipe(bc={"updates": 700}).bc.most
     )
-    assert package.recipe(sim="arm").demos_most == 0 and package.recipe(obs="rgb").demos_most == 0
+    assert package.recipe(sim="arm").demos_most == 0 and package.recipe(obs="rgb").demos_most > 3000
+    named = package.recipe(obs="rgb", demos="20")
+    assert named.demos_most == named.bc.head == package.recipe(sim="arm", obs="rgb").bc.head == 0
+    assert package.recipe(obs="rgb", demos="20", bc={"head": 9}).bc.head == 9
 
 
 def test_a_file_that_names_the_demonstrations_names_the_most_too(tmp_path):

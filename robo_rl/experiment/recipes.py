@@ -232,9 +232,9 @@ def steps(
 
 def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
     """`base` for a user who names these options, dotted: all of --steps are made, no more than --demos are
-    recorded (and learnt from in all their frames) and --bc.updates taken, exploration noise is what it is
-    said to be, nothing is played again where rollouts are made in another way, unless what else would end,
-    extend or choose them is named too (it is laid over this)."""
+    recorded (and learnt from in all their frames, by all weights at once) and --bc.updates taken, exploration
+    noise is what it is said to be, nothing is played again where rollouts are made in another way, unless
+    what else would end, extend or choose them is named too (it is laid over this)."""
     named = {name.replace("-", "_") for name in named}
     base = replace(base, target=0.0) if "steps" in named else base
     if isinstance(base.rl, OnPolicyOptions) and named & WITHOUT_REPLAY:
@@ -246,7 +246,10 @@ def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
     }:
         base = replace(base, rl=replace(base.rl, explore=0.0))
     base = replace(base, bc=replace(base.bc, most=0)) if "bc.updates" in named else base
-    return replace(base, demos_most=0, data=replace(base.data, every=1)) if "demos" in named else base
+    if "demos" in named:
+        data, bc = replace(base.data, every=1), replace(base.bc, head=0, head_every=0)
+        base = replace(base, demos_most=0, data=data, bc=bc)
+    return base
 
 
 def of_kind(base: TrainConfig, kind: str) -> TrainConfig:
