@@ -152,7 +152,7 @@ def test_a_run_says_what_it_does_and_without_pictures_it_is_refused(tmp_path):
     refused = robo_rl(tmp_path, *RUN, *REACH)
     assert refused.code == 2 and "--bc.head teaches the action head on what the trunk makes of" in refused.err
     refused = robo_rl(tmp_path, *RUN, *REACH, *RGB, "--policy", "pi05")
-    assert refused.code == 2 and "the trunk of pi05 gives keys and values of every layer" in refused.err
+    assert refused.code == 2 and "that of pi05 gives keys and values of every layer" in refused.err
 
 
 def test_a_data_set_of_any_robot_teaches_the_head_too(tmp_path):

@@ -19,7 +19,7 @@ from robo_rl.algos.augment import changed
 from robo_rl.data import drawn
 from robo_rl.data.reader import Dataset, chunks
 from robo_rl.demos import frame_store
-from robo_rl.devices import device_of
+from robo_rl.devices import device_of, sampled_on
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.run import Run, Stopped
 from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
@@ -51,20 +51,21 @@ def teach_head(
     rows = chosen(config, data, options.head_every or config.data.every)
     rows = rows[among[rows]]
     policy.eval()
-    known, pooled = run.pooled or (rows[:0], torch.empty(0, policy.context_size, device=device_of(policy)))
+    known, pooled = run.pooled or (rows[:0], torch.empty(0, policy.context_size))
     assert np.array_equal(known, rows[: len(known)])  # what was recorded since then comes after it
     pooled = torch.cat([pooled, encoded(run, data, rows[len(known) :])])
     run.pooled = rows, pooled
-    where, device = torch.from_numpy(rows), pooled.device
+    where = torch.from_numpy(rows)
     _, chunk, pad = (
         torch.from_numpy(np.ascontiguousarray(x[rows])) for x in chunks(data, policy.options.horizon)
     )
     sample = bc.demos_sampler(
-        {"state": torch.from_numpy(data.state[rows]).to(device), PREFIX: pooled},
-        chunk.to(device),
-        (~pad).float().to(device),
-        weight and (lambda chosen: weight(where[chosen])),
+        {"state": torch.from_numpy(data.state[rows]), PREFIX: pooled},
+        chunk,
+        (~pad).float(),
+        weight and (lambda at: weight(where[at])),
     )
+    sample = sampled_on(device_of(policy), sample)
     run.report.start("head", options.head, "updates")
 
     def tick(update: int, loss: float) -> None:
@@ -92,11 +93,11 @@ def teach_head(
 
 @torch.no_grad()
 def encoded(run: Run, data: Dataset, rows: np.ndarray) -> Tensor:
-    """What the trunk of `run.policy` pools of the frames `rows` int64[K]: [K,C], on its device. They are
+    """What the trunk of `run.policy` pools of the frames `rows` int64[K]: [K,C], on the CPU. They are
     changed as --bc.shift and its like say, drawn once for each."""
     config, policy, options = run.config, run.policy, run.config.bc
     device, generator = device_of(policy), torch.Generator().manual_seed(config.seed + 15)
-    out = torch.empty(len(rows), policy.context_size, device=device)
+    out = torch.empty(len(rows), policy.context_size)
     tasks, done = np.array(data.tasks, object), 0
     if not len(rows):
         return out
@@ -107,7 +108,7 @@ def encoded(run: Run, data: Dataset, rows: np.ndarray) -> Tensor:
         obs = obs_tensors(raw | {f"image/{view}": x for view, x in pictures.items()}, policy.spec)
         obs = changed(obs, options.shift, options.colour, options.forget, generator)
         there = {k: v.to(device) for k, v in obs.items()}
-        out[torch.from_numpy(places).to(device)] = policy.encode(supervised(there, policy)).pooled
+        out[torch.from_numpy(places)] = policy.encode(supervised(there, policy)).pooled.cpu()
         done += len(places)
         run.report.advance(done)
         if run.stop.asked:

@@ -188,6 +188,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "its trunk gives keys and values of every layer: too many to keep of every frame",
         {"demos_most": 0, "bc": {"head": 0, "head_every": 0}},
     ),
+    (
+        "fast on_policy rgb undivided",
+        "its head learns from observations alone",
+        {"demos_most": 0, "bc": {"head": 0, "head_every": 0}},
+    ),
     ("fast on_policy rgb vla quick", "a step costs more", {"steps": 80_000, "eval_every": 40_000}),
     (
         "fast on_policy rgb fresh",

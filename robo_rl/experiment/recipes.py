@@ -19,7 +19,9 @@ on_policy     methods that learn from fresh rollouts, and bc; replay: from repla
               whole episodes
 sac, teacher, guided: what methods share (SHARED)
 ours          a method of ours; own_method: of the user's (own options; the rest as pi_rl or iql has it)
-vla           the policy is a vision-language-action model that is a flow; fresh: of weights that know nothing
+vla           the policy is a vision-language-action model that is a flow; fresh: of weights that know
+              nothing; undivided: any other whose head does not learn without its trunk, of tokens or the
+              user's own
 paper         the preset with a method's published numbers, whatever the simulator
 """
 
@@ -174,7 +176,9 @@ def kin(options: type) -> tuple[str, set[str]]:
 def model_words(kind: str, folder: str = "") -> str:
     """The words of a policy of this kind, with the weights of a public layout in `folder` or with fresh
     ones."""
-    return "" if kind not in FLOWS else "vla" if folder else "vla fresh"
+    if kind not in FLOWS:
+        return "undivided" if kind in VLAS or is_object(kind) else ""
+    return "vla" if folder else "vla fresh"
 
 
 def preset(
@@ -214,8 +218,8 @@ def steps(
 ) -> list[tuple[str | dict[str, str], TrainConfig]]:
     """The configurations that lead to `recipe`, each with its origin, or {option: origin}: chosen, "recipe
     ROW", --init (else default)."""
-    if init and not model and model_words(policy_of(Path(init))["kind"]):
-        model = "vla"
+    if init and not model:
+        model = model_words(policy_of(Path(init))["kind"], "its own")
     base = TrainConfig(algo=algo, rl=method_options(algo)())
     settings: dict[str, object] = {"sim": sim, "task": task, "obs": obs, "preset": name}
     origin = dict.fromkeys(settings, "chosen")

@@ -16,6 +16,7 @@ from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run, Stopped
 from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
 from robo_rl.options import FLOWS, VLAS, LoraOptions
+from robo_rl.plugins import is_object
 from robo_rl.selection import Look
 from robo_rl.stats import wilson
 from robo_rl.types import task_names
@@ -198,10 +199,12 @@ def check_changes(config: TrainConfig, views: Sequence[str]) -> None:
             "--bc.head teaches the action head on what the trunk makes of pictures, and this run has none: "
             "give it pictures (--obs rgb), or more of --bc.updates"
         )
-    if config.bc.head and config.policy.kind in VLAS:
+    kind = config.policy.kind
+    if config.bc.head and (kind in VLAS or is_object(kind)):
+        why = "gives keys and values of every layer" if kind in VLAS else "may give something else"
         raise UserError(
-            f"--bc.head keeps one vector of each frame, and the trunk of {config.policy.kind} gives keys and "
-            "values of every layer: leave it out (--bc.head 0)"
+            f"--bc.head keeps the vector that a trunk pools of each frame, and that of {kind} {why}: leave "
+            "it out (--bc.head 0)"
         )
 
 
@@ -419,7 +422,6 @@ def ask_until_enough(run: Run, folder: Path) -> None:
             f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} "
             "(--demos-most)"
         )
-    run.pooled = None
     evaluate_supervised(run, looked=True)
 
 
@@ -480,6 +482,7 @@ def first_look(run: Run) -> float:
 def evaluate_supervised(run: Run, looked: bool = False) -> None:
     """Report the policy that RL begins with; where RL follows it is one of those to choose among. `looked`:
     it was looked at already."""
+    run.pooled = None  # what the stage kept
     run.evaluate("sft")
     if run.config.algo == "bc" or not run.config.steps:
         run.looks = []
