@@ -119,8 +119,8 @@ class TrainConfig:
     starts from scratch."""
     demos_most: int = 0
     """Most demonstrations that the expert is asked for until success after supervised learning is 0.9 with
-    its 95 % interval: three times as many each time, and as many more updates. 0, and with --demos: no more
-    than --demos."""
+    its 95 % interval: three times as many each time, and as many more updates; with --bc.head half as many
+    more, from which the head alone learns on. 0, and with --demos: no more than --demos."""
     init: str = ""
     """Run or checkpoint folder whose policy this run begins with (its best), in place of a fresh one and of
     supervised learning; --algo bc, or --bc.updates N with --demos, teaches it on."""
