@@ -353,7 +353,8 @@ def every_recipe():
     for (sim, task), algo, obs, preset, reward in itertools.product(
         SIMS, ALGOS, ("state", "rgb"), recipes.PRESETS, ("", "dense")
     ):
-        for model in ("", recipes.model_words("pi05")) if obs == "rgb" else ("",):
+        models = ("", *map(recipes.model_words, ("pi05", "pi0_fast"))) if obs == "rgb" else ("",)
+        for model in models:
             if preset != "paper" or algo in recipes.PAPERS:
                 chosen = (sim, task, algo, obs, preset, reward)
                 yield (*chosen, "", model), recipes.steps(*chosen, model=model)

@@ -579,9 +579,8 @@ def test_a_run_that_cannot_share_is_told_why(options, words):
 
 def test_a_run_that_cannot_share_says_so_in_one_line_and_leaves_nothing_behind(tmp_path):
     assert "group advantage" in robo_rl(tmp_path, "train", "--task", "reach", "--share", "x").mistake
-    assert (
-        "group advantage"
-        in robo_rl(tmp_path, "train", "--sim", "none", "--algo", "bc", "--demos", "x", "--share", "x").mistake
-    )
+    (tmp_path / "data").mkdir()
+    data = ("--sim", "none", "--algo", "bc", "--demos", "data")
+    assert "group advantage" in robo_rl(tmp_path, "train", *data, "--share", "x").mistake
     assert "--share FOLDER" in robo_rl(tmp_path, "train", "--task", "reach", "--share-foreign", "1").mistake
     assert not (tmp_path / "runs").exists() and not (tmp_path / "x").exists()

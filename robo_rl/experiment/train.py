@@ -44,7 +44,6 @@ def train(
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if config.out and (Path(config.out) / "run.json").exists():
         raise UserError(taken.format(config.out))
-    check_folders(config)
     check_names(
         config.sim,
         config.task,
@@ -53,6 +52,7 @@ def train(
         control=config.control,
         randomise=config.randomise,
     )
+    check_folders(config)
     with importing():
         from robo_rl.devices import check_device
 
