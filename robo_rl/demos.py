@@ -201,8 +201,8 @@ def expert_episodes(
         over, won = np.asarray(terminated | truncated), np.asarray(info["success"]).copy()
     shown = expert_source(env)
     for i in range(n):
-        mine = rows[0 if kept else begin[i] : length[i]]
-        ahead = int(begin[i]) if kept else 0
+        first = 0 if kept else int(begin[i])
+        mine, ahead = rows[first : length[i]], int(begin[i]) - first
         yield (
             Episode(
                 state=np.stack([r[0][i] for r in mine]),
@@ -213,7 +213,7 @@ def expert_episodes(
                 terminated=True,
                 images={v: np.stack([r[3][v][i] for r in mine]) for v in views},
                 source=["policy"] * ahead + [shown] * (len(mine) - ahead) if ahead else shown,
-                start=int(starts[i]) if begin[i] == ahead else -1,
+                start=int(starts[i]) if first == 0 else -1,
                 final=np.array(obs["state"][i]),
                 final_images={v: np.array(obs[f"image/{v}"][i]) for v in views},
             )

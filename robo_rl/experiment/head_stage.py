@@ -21,7 +21,7 @@ from robo_rl.data.reader import Dataset, chunks
 from robo_rl.demos import frame_store
 from robo_rl.devices import device_of, sampled_on
 from robo_rl.experiment.envs import make_env
-from robo_rl.experiment.run import Run, Stopped
+from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
 from robo_rl.policies import obs_tensors
 from robo_rl.policies.context import PREFIX
@@ -66,15 +66,6 @@ def teach_head(
         weight and (lambda at: weight(where[at])),
     )
     sample = sampled_on(device_of(policy), sample)
-    run.report.start("head", options.head, "updates")
-
-    def tick(update: int, loss: float) -> None:
-        if run.stop.asked:
-            raise Stopped
-        run.report.advance(update, note=f"loss {loss:.3f}")
-        if update % 100 == 0 or update == options.head:
-            run.report.log(made + update, {"sft/loss": loss}, stage="sft")
-
     size = max(options.batch, ROWS)
     noises = max(1, options.batch * options.noises // size)
     learns = [p for name, p in policy.named_parameters() if p.requires_grad and not name.startswith("trunk.")]
@@ -84,7 +75,7 @@ def teach_head(
         lambda g: policy.bc_loss(*sample(size, g), g, noises),
         replace(options, updates=options.head),
         config.seed + 14,
-        tick,
+        supervised_tick(run, "head", options.head, made),
     )
     policy.freeze_base()
     policy.eval()

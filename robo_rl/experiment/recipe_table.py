@@ -184,13 +184,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"demos": "1000", "demos_most": 2250, "steps": 200_000, "eval_every": 50_000},
     ),
     (
-        "fast on_policy rgb vla",
-        "its trunk gives keys and values of every layer: too many to keep of every frame",
-        {"demos_most": 0, "bc": {"head": 0, "head_every": 0}},
-    ),
-    (
         "fast on_policy rgb undivided",
-        "its head learns from observations alone",
+        "its head learns from observations alone, or its trunk gives too much to keep of every frame",
         {"demos_most": 0, "bc": {"head": 0, "head_every": 0}},
     ),
     ("fast on_policy rgb vla quick", "a step costs more", {"steps": 80_000, "eval_every": 40_000}),

@@ -20,8 +20,8 @@ on_policy     methods that learn from fresh rollouts, and bc; replay: from repla
 sac, teacher, guided: what methods share (SHARED)
 ours          a method of ours; own_method: of the user's (own options; the rest as pi_rl or iql has it)
 vla           the policy is a vision-language-action model that is a flow; fresh: of weights that know
-              nothing; undivided: any other whose head does not learn without its trunk, of tokens or the
-              user's own
+              nothing
+undivided     its head does not learn without its trunk: these, models of tokens, the user's own policies
 paper         the preset with a method's published numbers, whatever the simulator
 """
 
@@ -178,7 +178,7 @@ def model_words(kind: str, folder: str = "") -> str:
     ones."""
     if kind not in FLOWS:
         return "undivided" if kind in VLAS or is_object(kind) else ""
-    return "vla" if folder else "vla fresh"
+    return "undivided vla" if folder else "undivided vla fresh"
 
 
 def preset(

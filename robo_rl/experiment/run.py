@@ -53,6 +53,24 @@ def taught_of(meta: dict) -> tuple[int, int]:
     return tuple(taught) if isinstance(taught, list) else (taught, taught)
 
 
+def supervised_tick(
+    run: "Run", stage: str, updates: int, made: int, look: "Callable[[int], dict[str, float]] | None" = None
+) -> Callable[[int, float], None]:
+    """Begin a stage of so many supervised updates, after the `made` ones -> what is called with the number
+    and loss of each: it reports them with what `look` adds, and raises Stopped when a signal comes."""
+    run.report.start(stage, updates, "updates")
+
+    def tick(update: int, loss: float) -> None:
+        if run.stop.asked:
+            raise Stopped
+        run.report.advance(update, note=f"loss {loss:.3f}")
+        row = look(update) if look else {}
+        if row or update % 100 == 0 or update == updates:
+            run.report.log(made + update, {"sft/loss": loss} | row, stage="sft")
+
+    return tick
+
+
 class Run:
     """One run folder being written. `policy`, `step` [control steps of RL] and `looks` are those of the
     newest state; where there is an `average` of its weights, that is what is evaluated and kept, and `policy`

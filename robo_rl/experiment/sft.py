@@ -13,8 +13,8 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
-from robo_rl.experiment.run import Run, Stopped
-from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
+from robo_rl.experiment.run import Run, Stopped, supervised_tick
+from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, load_frames
 from robo_rl.options import FLOWS, VLAS, LoraOptions
 from robo_rl.plugins import is_object
 from robo_rl.selection import Look
@@ -114,7 +114,7 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
     config, lead = run.config, None
     if known:
         data, policy, generator = load(folder), run.policy, torch_generator(config.seed + known)
-        whole = (data.start >= 0) & (data.source[data.from_] != data.sources.index("policy"))
+        whole = (data.start >= 0) & ~by_policy(data)[data.from_]
         longest = int((data.to - data.from_)[whole].mean())
         lead = Lead(lambda obs: decide(policy, obs, generator), longest, kept=config.data.every > 1)
     env = make_env(config, min(count, config.envs, 32))
@@ -239,16 +239,7 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None, reads: boo
     from robo_rl.algos.augment import augmented
     from robo_rl.devices import device_of, sampled_on
 
-    run.report.start("sft", updates, "updates")
-
-    def tick(update: int, loss: float) -> None:
-        if run.stop.asked:
-            raise Stopped
-        run.report.advance(update, note=f"loss {loss:.3f}")
-        row = look(update) if look else {}
-        if row or update % 100 == 0 or update == updates:
-            run.report.log(made + update, {"sft/loss": loss} | row, stage="sft")
-
+    tick = supervised_tick(run, "sft", updates, made, look)
     options, sample = run.config.bc, sampled_on(device_of(run.policy), sample)
     changes = (options.shift, options.colour, options.forget)
     seen = augmented(sample, *changes) if run.policy.spec.views else sample
@@ -338,9 +329,9 @@ def report_reading(run: Run, ratio: float, update: int) -> None:
         )
 
 
-def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = False) -> float:
+def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float:
     """Make `run.policy` from the demonstrations in `folder` (with --init teach it on) in so many updates,
-    after the `made` ones of policies that were given up -> its loss on the episodes that `hold_out` leaves
+    after the `run.updates` of policies that were given up -> its loss on the episodes that `hold_out` leaves
     out, every tenth; nan without any."""
     from robo_rl.algos import bc
     from robo_rl.devices import device_of, sampled_on
@@ -354,7 +345,7 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
         run.policy = fresh_policy(
             config, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), dataset
         )
-        if not made:
+        if not run.updates:
             report_cameras(run)
     out = (dataset.episode_index % HOLD == HOLD - 1) & hold_out
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
@@ -364,11 +355,12 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
         run,
         frames.sampler(config, run.policy.spec, ~out, weight=weights),
         updates,
-        made,
+        run.updates,
         weights and weights.look,
         reads=len(dataset.tasks) > 1,
     )
-    run.taught, run.updates = updates, made + updates
+    run.taught = updates
+    run.updates += updates
     run.updates += teach_head(run, frames, ~out, run.updates, weights)
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()
@@ -387,18 +379,18 @@ def ask_until_enough(run: Run, folder: Path) -> None:
     --demos-most: each time `GROWTH` times as many in all, and as many more updates. With --bc.head `MORE`
     times as many, and the head alone learns on."""
     config = run.config
-    demos, updates, made = int(config.demos), config.bc.updates, 0
+    demos, updates = int(config.demos), config.bc.updates
     if demos >= config.demos_most:
         teach(run, folder, updates)
         evaluate_supervised(run)
         return
     of = " of each task, in the worst," if len(task_names(run.env)) > 1 else ""
     while True:
-        if made and config.bc.head:
+        if run.updates and config.bc.head:
             teach_on(run, folder)
         else:
-            teach(run, folder, updates, made)
-        made, success = run.updates, first_look(run)
+            teach(run, folder, updates)
+        success = first_look(run)
         if is_enough(run.looks[-1]) or demos >= config.demos_most:
             break
         count = min(round((MORE if config.bc.head else GROWTH) * demos), config.demos_most)
@@ -443,15 +435,14 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
     """`teach` from a data set and evaluate, and while success is below `ENOUGH` teach anew with `GROWTH`
     times as many updates, up to --bc.most, as long as the loss on held-out episodes falls or success
     rises."""
-    updates, most, made = run.config.bc.updates, run.config.bc.most, 0
+    updates, most = run.config.bc.updates, run.config.bc.most
     if GROWTH * updates > most:
         teach(run, folder, updates)
         evaluate_supervised(run)
         return
     best, best_policy, least = -1.0, None, float("inf")
     while True:
-        held_out = teach(run, folder, updates, made, hold_out=True)
-        made, success = run.updates, first_look(run)
+        held_out, success = teach(run, folder, updates, hold_out=True), first_look(run)
         helped = success > best or held_out < LESS * least
         best, best_policy, least = (
             (success, run.policy, held_out) if success >= best else (best, best_policy, min(held_out, least))

@@ -40,15 +40,18 @@ class SupervisedFrames:
         )
 
 
+def by_policy(data: "Dataset") -> np.ndarray:
+    """bool[F]: the frames whose action a policy chose."""
+    return data.source == (data.sources.index("policy") if "policy" in data.sources else -1)
+
+
 def chosen(config: TrainConfig, data: "Dataset", every: int) -> np.ndarray:
     """Rows int64[K] of the frames to learn from, one in `every`: where the run recorded its demonstrations
     itself, of what the expert did and not of the policy that led it there."""
     from robo_rl.data import drawn
 
     rows = drawn.chosen_frames(data, every, config.seed)
-    if config.demos.isdigit() and "policy" in data.sources:
-        rows = rows[data.source[rows] != data.sources.index("policy")]
-    return rows
+    return rows[~by_policy(data)[rows]] if config.demos.isdigit() else rows
 
 
 def load_frames(run: Run, folder: Path) -> SupervisedFrames:
