@@ -1,6 +1,7 @@
 """A task that knows no success, as locomotion: whatever would tell success tells the return in its place."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ from commands import robo_rl
 from robo_rl.evaluation import evaluate
 from robo_rl.experiment.api import EvalResult, TrainResult, resume
 from robo_rl.experiment.api import evaluate as evaluate_policy
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.reporting import Reporter
+from robo_rl.experiment.run import Run
 from robo_rl.film import LONGEST, FilmedEnv, filmed_steps
 from robo_rl.log import read_metrics
 from robo_rl.results import run_rows
@@ -72,6 +76,45 @@ def test_from_python_and_in_the_results_it_is_the_return(run):
     got = evaluate_policy(still, env, 4)
     assert isinstance(got, EvalResult) and np.isnan(got.success_rate) and str(got).startswith("mean return")
     assert got.minus(got) == (0.0, 0.0, 0.0)
+
+
+LAP = """
+import gymnasium as gym
+import numpy as np
+
+
+class Lap(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), -abs(action[0]), False, self.t == 10, {}
+"""
+
+
+def test_beside_workers_no_success_is_told_of_an_env_of_ones_own_before_its_first_evaluation(tmp_path):
+    (tmp_path / "mine.py").write_text(LAP)
+    words = ("train", "--sim", "gym:mine:Lap", "--algo", "ppo", "--steps", 480, *SIZES, "--out", "run")
+    said = robo_rl(tmp_path, *words, "--workers", 1, "--eval-every", 480, "--no-video")
+    assert said.code == 0, said
+    progress = [line for line in said.err.splitlines() if line.startswith("[rl]")]
+    assert progress and all("return" in line and "success" not in line for line in progress), said.err
+    assert not [name for name in read_metrics(tmp_path / "run") if "success" in name]
+
+
+def test_success_of_workers_envs_is_told_from_the_first_one_on(tmp_path):
+    env = SimpleNamespace(reports_success=None)  # no one has stepped it
+    run = Run(TrainConfig(), tmp_path, env, Reporter(quiet=True))
+    told = []
+    for rate in (0.0, 0.5, 0.0):
+        run.drop_unknown_success(stats := {"success": rate})
+        told.append(stats)
+    assert told == [{}, {"success": 0.5}, {"success": 0.0}]
 
 
 class Grey(LocomotionEnv):

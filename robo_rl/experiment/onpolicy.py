@@ -199,8 +199,7 @@ def learn(
                 return
             rollouts.append(piece)
             run.step += int(piece.stats["env_steps"])
-            if not run.has_success:
-                piece.stats.pop("success", None)
+            run.drop_unknown_success(piece.stats)
             piece.stats["undecided"] = outcomes.observe(piece.stats)
             yield piece
 

@@ -385,8 +385,8 @@ class ReplayStage:
             end = time.perf_counter()
             judged, helped = o.judge != "env", o.operator != "none"
             episodes = episode_means(self.actor.take(), judged, helped)
-            if not (judged or helped or self.run.has_success):
-                episodes.pop("success", None)
+            if not (judged or helped):
+                self.run.drop_unknown_success(episodes)
             row = {f"train/{k}" if "/" not in k else k: v for k, v in (metrics | episodes).items()}
             row |= {
                 "train/updates": self.learner.updates,

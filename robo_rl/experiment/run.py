@@ -89,7 +89,7 @@ class Run:
         self.frames: Any = None  # the `supervised_frames.SupervisedFrames` whose pictures were drawn last
         # rows of a data set that the trunk, as it is, has looked at, and what it pools of each
         self.pooled: tuple[np.ndarray, torch.Tensor] | None = None
-        self.started, self.told_too_few = time.monotonic(), False
+        self.started, self.told_too_few, self.succeeded = time.monotonic(), False, False
 
     # ---- evaluation
 
@@ -107,10 +107,14 @@ class Run:
         self.policy.train()
         return result
 
-    @property
-    def has_success(self) -> bool:
-        """Whether its task knows success, as far as its envs tell."""
-        return all(has_success(env) for env in (self.env, self.evaluator.env) if env is not None)
+    def drop_unknown_success(self, stats: dict[str, float]) -> None:
+        """Take success out of the statistics of newest episodes where the task knows none. Envs here that no
+        one has stepped yet, as beside workers, cannot say: success is told from the first one on."""
+        envs = [env for env in (self.env, self.evaluator.env) if env is not None]
+        self.succeeded |= stats.get("success", 0.0) > 0
+        unsaid = all(getattr(env, "reports_success", True) is None for env in envs) and not self.succeeded
+        if unsaid or not all(map(has_success, envs)):
+            stats.pop("success", None)
 
     def averaged(self):
         """Within it `policy` has its averaged weights, if it has any."""
