@@ -14,8 +14,8 @@ class MissingDependency(UserError):
 
 
 class LostDaemon(UserError):
-    """A process that this one stands on, such as Ray's raylet, is dead: a new process can go on from the last
-    checkpoint."""
+    """A process that this one stands on (Ray's raylet, a worker of ManiSkill) is dead: a new process can go
+    on from the last checkpoint."""
 
 
 def choose(kind: str, name: str, allowed: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ import pytest
 from commands import TINY, TINY_REPLAY, robo_rl
 
 from robo_rl import checkpoint
+from robo_rl.errors import LostDaemon, UserError
 from robo_rl.journal import ADD, Journal
 from robo_rl.replay import HUMAN, PAUSE
 from robo_rl.runtime import snapshot
@@ -476,3 +477,31 @@ raise SystemExit(guarded(first, again))
     assert done.stderr.endswith(
         f"robo_rl: cannot join\nrobo_rl: then go on with: robo_rl train --resume {tmp_path.resolve()}\n"
     )
+
+
+def test_a_learner_whose_simulator_is_killed_says_so_in_one_line_and_goes_on_from_its_checkpoint(tmp_path):
+    script = """
+import pathlib, sys
+from robo_rl.errors import LostDaemon
+from robo_rl.experiment.supervise import guarded
+here = pathlib.Path(sys.argv[1])
+
+def first(tell):
+    tell(here)
+    raise LostDaemon("worker 1 of 2 was killed.\\nIt last printed: x")
+
+raise SystemExit(guarded(first, lambda folder: 0 if folder == here.resolve() else 3))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if line] == [
+        "robo_rl: worker 1 of 2 was killed. It last printed: x",
+        "the learner was ended by the loss of that process; going on from the last checkpoint (restart 1)",
+    ]
+
+
+def test_a_worker_that_lost_its_simulator_has_an_error_and_one_with_a_mistake_that_alone():
+    assert snapshot.last_words(LostDaemon("gone")) == ("error", "gone", "")  # its pool starts another
+    assert snapshot.last_words(UserError("wrong")) == ("mistake", "wrong", "")  # which ends the run

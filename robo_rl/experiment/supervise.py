@@ -21,7 +21,7 @@ RESTARTS = 20  # in a row without a new checkpoint
 DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 PR_SET_PDEATHSIG = 1
 STOPS = (signal.SIGINT, signal.SIGTERM)
-BY_ITSELF = b"\0"  # the learner's last word to its parent
+BY_ITSELF, LOST = b"\0", b"\0\0"  # the learner's last word to its parent: it ended, it lost a daemon
 
 
 def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Path], int]) -> int:
@@ -42,17 +42,17 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(reader)
             _follow_parent()
-            own, by_itself = os.getpid(), True
+            own, last = os.getpid(), BY_ITSELF
             try:
                 return first(functools.partial(_tell, writer)) if folder is None else again(folder)
             except LostDaemon as e:  # as where the library that lost it ends the process
-                by_itself = False
-                print(f"robo_rl: {e}", file=sys.stderr)
+                last = LOST
+                print(f"robo_rl: {' '.join(str(e).split())}", file=sys.stderr)
                 return 1
             finally:
-                if os.getpid() == own and by_itself:  # not what it forked
+                if os.getpid() == own:  # not what it forked
                     with contextlib.suppress(OSError):
-                        os.write(writer, BY_ITSELF)
+                        os.write(writer, last)
         os.close(writer)
         before = {s: signal.signal(s, functools.partial(_pass_on, child)) for s in STOPS}
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -65,8 +65,9 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
             os.close(reader)
             for s, handler in before.items():
                 signal.signal(s, handler)
-        by_itself = told.endswith(BY_ITSELF)
-        told = told.removesuffix(BY_ITSELF)
+        lost = told.endswith(LOST)
+        by_itself = told.endswith(BY_ITSELF) and not lost
+        told = told.rstrip(BY_ITSELF)
         folder = Path(os.fsdecode(told)) if told else folder
         code = os.waitstatus_to_exitcode(status)
         if code == 0 or by_itself and code > 0 or code < 0 and -code not in DEADLY:
@@ -76,6 +77,8 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         name = (
             signal.Signals(-code).name
             if code < 0
+            else "the loss of that process"
+            if lost
             else f"a library with exit status {code} (with --backend ray: a daemon "
             "of the cluster on this machine, raylet or GCS, died)"
         )

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors import torch as st
 
 from robo_rl.checkpoint import pack, unpack
-from robo_rl.errors import UserError
+from robo_rl.errors import LostDaemon, UserError
 from robo_rl.files import FILE, full_disk, parse_json, private_file
 
 MARK = 8  # bytes of the checksum
@@ -106,9 +106,12 @@ def at_work(folder: Path, name: str, threads: int = 1) -> Iterator[None]:
 
 def last_words(e: BaseException) -> tuple[str, str, str]:
     """What a process that `e` ends tells who started it: full (disk), mistake (a UserError, which says all
-    that a person needs) or error, what happened, the stack of an error."""
+    that a person needs) or error, what happened, the stack of an error. A daemon that it lost is no
+    mistake: a new process starts another."""
     if words := full_disk(e):
         return "full", words, ""
+    if isinstance(e, LostDaemon):
+        return "error", str(e), ""
     if isinstance(e, UserError):
         return "mistake", str(e), ""
     stack = "".join(traceback.format_exception(e, limit=-6))

@@ -18,13 +18,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
-from robo_rl.errors import UserError
+from robo_rl.errors import LostDaemon, UserError
 from robo_rl.files import parse_json
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
@@ -75,7 +75,8 @@ class Workers:
         self.index = {s.fileno(): i for i, s in enumerate(self.sockets)}
 
     def ask(self, command: bytes, deadline: float = STEP_DEADLINE) -> list[bytes]:
-        """Send one command to all, wait for all: their payloads. UserError or RuntimeError if one fails."""
+        """Send one command to all, wait for all: their payloads. UserError if one says a mistake, LostDaemon
+        if one is gone or silent, RuntimeError with its traceback if one raises."""
         if self.broken:
             raise RuntimeError(self.broken)
         try:
@@ -108,28 +109,30 @@ class Workers:
                 except EOFError:
                     self._fail(i, "")
                 if status != wire.OK:
-                    self._fail(i, out[i].decode(errors="replace"), user=status == wire.USER)
+                    kind = UserError if status == wire.USER else RuntimeError
+                    self._fail(i, out[i].decode(errors="replace"), kind)
                 left -= 1
         return out
 
-    def _fail(self, i: int, why: str, user: bool = False) -> None:
+    def _fail(self, i: int, why: str, kind: type[Exception] = LostDaemon) -> NoReturn:
         """End all workers and raise: the user's mistake, or which worker went and how."""
-        if not why:
-            try:
-                code = self.process.wait(1) if i == 0 else None
-            except subprocess.TimeoutExpired:
-                code = None
-            how = (
-                f"signal {signal.Signals(-code).name}"
-                if code and code < 0
-                else "killed or crashed in native code"
-            )
-            why = f"died without a traceback ({how}). It last printed:\n{self._tail() or '(nothing)'}"
+        why = why or self._death(i)
         self.close(patience=0)
-        if user:
+        if kind is UserError:
             raise UserError(why)
         self.broken = f"ManiSkill worker {i + 1} of {self.count}: {why}"
-        raise RuntimeError(self.broken)
+        raise kind(self.broken)
+
+    def _death(self, i: int) -> str:
+        """How worker `i` ended: as the system says of the first, which is our child."""
+        try:
+            code = self.process.wait(1) if i == 0 else None
+        except subprocess.TimeoutExpired:
+            code = None
+        if code == -signal.SIGKILL:
+            return "was killed (SIGKILL); where memory is short, fewer --threads need less"
+        how = f"signal {signal.Signals(-code).name}" if code and code < 0 else "killed, or in native code"
+        return f"died ({how}). It last printed:\n{self._tail() or '(nothing)'}"
 
     def _tail(self, size: int = 2000) -> str:
         end = os.lseek(self.log.fileno(), 0, os.SEEK_END)
