@@ -265,6 +265,11 @@ def load_policy(path: Path, device: "torch.device | str" = "cpu"):
     return policy.eval(), meta
 
 
+def load_weights(path: Path, policy) -> None:
+    """Put the weights of a checkpoint into a policy of the same options."""
+    policy.load_state_dict(_mapped(path, "policy.safetensors", read_meta(path)))
+
+
 def load_train(path: Path, stored: tuple[str, ...] = ()) -> tuple[dict, dict]:
     """Training state of a checkpoint -> (tree as it was saved, meta). Of the entries named in `stored` the
     tensors stay in their files (`StoredTensor`); the files of shards are put together, whoever wrote them."""

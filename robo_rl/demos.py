@@ -364,13 +364,28 @@ class _Stream:
 
     def __init__(self, store, rows: np.ndarray, batch: Callable):
         self.store, self.rows, self.batch = store, rows, batch
-        self.streams: dict[int, Iterator] = {}  # by size of a batch
+        # by size of a batch: the batches, and [the seed, how many were taken]
+        self.streams: dict[int, Iterator] = {}
+        self.taken: dict[int, list[int]] = {}
 
     def __call__(self, size: int, generator: torch.Generator):
         if size not in self.streams:
-            own = torch.Generator().manual_seed(int(torch.randint(0, 2**62, (), generator=generator)))
-            self.streams[size] = self.store.ahead(self._draws(size, own))
+            self._begin(size, int(torch.randint(0, 2**62, (), generator=generator)))
+        self.taken[size][1] += 1
         return self.batch(*next(self.streams[size]))
+
+    def _begin(self, size: int, seed: int, taken: int = 0) -> None:
+        draws = self._draws(size, torch.Generator().manual_seed(seed))
+        for _ in range(taken):
+            next(draws)
+        self.streams[size], self.taken[size] = self.store.ahead(draws), [seed, taken]
+
+    def state_dict(self) -> dict[int, list[int]]:
+        return {size: list(where) for size, where in self.taken.items()}
+
+    def load_state_dict(self, state: dict[int, list[int]]) -> None:
+        for size, (seed, taken) in state.items():
+            self._begin(size, seed, taken)
 
     def _draws(self, size: int, own: torch.Generator) -> Iterator[np.ndarray]:
         while True:

@@ -7,6 +7,7 @@ weights.
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from robo_rl.algos.averaged_weights import AveragedWeights
 from robo_rl.algos.credit import descend, make_adam
 from robo_rl.algos.onpolicy import Demos
+from robo_rl.optim import Optimizer
 from robo_rl.options import BcOptions
 from robo_rl.policies.blocks import compiled_blocks
 from robo_rl.policies.policy import Obs
@@ -33,14 +35,42 @@ def demos_sampler(
     return sample
 
 
+@dataclass
+class Fit:
+    """What descends a loss, beside the parameters: after `update` updates, whose loss was `recent` (a running
+    mean)."""
+
+    opt: Optimizer
+    average: AveragedWeights
+    generator: torch.Generator
+    update: int = 0
+    recent: float = 0.0
+
+    def state_dict(self) -> dict:
+        """All but the average, which a checkpoint has as its policy."""
+        return {
+            "opt": self.opt.state_dict(),
+            "generator": self.generator.get_state(),
+            "update": self.update,
+            "recent": self.recent,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.opt.load_state_dict(state["opt"])
+        self.generator.set_state(state["generator"])
+        self.update, self.recent = state["update"], state["recent"]
+
+
 def train(
     policy,
     sample: Demos,
     options: BcOptions,
     seed: int,
     tick: Callable[[int, float], None] = lambda update, loss: None,
+    begin: Callable[[Fit], None] = lambda fit: None,
 ) -> dict[str, float]:
-    """Fit `policy` in place to the demonstrations; it ends with its averaged weights."""
+    """Fit `policy` in place to the demonstrations; it ends with its averaged weights. begin: as `fit` has
+    it."""
     params = [p for p in policy.parameters() if p.requires_grad]
     with compiled_blocks(policy) if options.compile else nullcontext():
         loss = fit(
@@ -49,6 +79,7 @@ def train(
             options,
             seed,
             tick,
+            begin=begin,
         )
     policy.freeze_base()
     return {"loss": loss}
@@ -61,31 +92,32 @@ def fit(
     seed: int,
     tick: Callable[[int, float], None] = lambda update, loss: None,
     enough: Callable[[int, float, AveragedWeights], bool] = lambda update, loss, average: False,
+    begin: Callable[[Fit], None] = lambda fit: None,
 ) -> float:
     """Descend `loss_of` a batch drawn by a generator for `options.updates`, or until after one of them it is
     `enough`, by its number, a running mean of the loss and the averages of `params` -> that mean; `params`
-    end as their averages."""
-    generator = torch.Generator().manual_seed(seed)
+    end as their averages. begin(fit): before the first update, to go on from another one's state."""
     opt = make_adam(params, options.lr, options.weight_decay)
-    average = AveragedWeights(params)
-    recent = 0.0
-    for update in range(options.updates):
+    f = Fit(opt, AveragedWeights(params), torch.Generator().manual_seed(seed))
+    begin(f)
+    for update in range(f.update, options.updates):
         warm = min(1.0, (update + 1) / 100)
         opt.param_groups[0]["lr"] = (
             options.lr * warm * 0.5 * (1 + math.cos(math.pi * update / options.updates))
         )
-        loss = loss_of(generator)
+        loss = loss_of(f.generator)
         descend(loss, params, opt, 1.0)
         decay = min(options.ema, (1 + update) / (10 + update))
-        average.add(1 - decay)
+        f.average.add(1 - decay)
         value = float(loss.detach())
-        recent = value if update == 0 else 0.98 * recent + 0.02 * value
-        tick(update + 1, recent)
-        if enough(update + 1, recent, average):
+        f.recent = value if update == 0 else 0.98 * f.recent + 0.02 * value
+        f.update = update + 1
+        tick(f.update, f.recent)
+        if enough(f.update, f.recent, f.average):
             break
     if options.updates:
-        average.swap()
-    return recent
+        f.average.swap()
+    return f.recent
 
 
 @torch.no_grad()

@@ -143,7 +143,8 @@ def learn(run: "Run") -> None:
     def look(update: int) -> dict[str, float]:
         if judge is None or update % every or update == config.bc.updates:
             return {}
-        return {"heldout/loss": judge.loss(run.policy)}
+        with run.averaged():  # as it is judged in the end
+            return {"heldout/loss": judge.loss(run.policy)}
 
     imitate(
         run,
@@ -151,6 +152,7 @@ def learn(run: "Run") -> None:
         config.bc.updates,
         look=look,
         reads=len(data.tasks) > 1,
+        keep={},
     )
     learnt = np.zeros(len(data.action), bool)
     learnt[rows] = True

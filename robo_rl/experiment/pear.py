@@ -58,6 +58,12 @@ class PearWeights:
         """Weights of the frames `rows` [B]."""
         return self.weights[rows]
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.weights = state["weights"]
+
     def look(self, update: int) -> dict[str, float]:
         """After every tenth of the updates the weights follow the policy -> what to log."""
         if update % self.every:

@@ -31,7 +31,7 @@ TIMELINE = 4_000_000  # bytes of timeline.jsonl
 
 
 class Stopped(Exception):
-    """The user asked to stop before RL began; nothing but the demonstrations needs keeping."""
+    """The user asked to stop before RL began; what needs keeping is kept."""
 
 
 def looks_of(meta: dict, episodes: int) -> list[Look]:
@@ -61,12 +61,12 @@ def supervised_tick(
     run.report.start(stage, updates, "updates")
 
     def tick(update: int, loss: float) -> None:
-        if run.stop.asked:
-            raise Stopped
         run.report.advance(update, note=f"loss {loss:.3f}")
         row = look(update) if look else {}
         if row or update % 100 == 0 or update == updates:
             run.report.log(made + update, {"sft/loss": loss} | row, stage="sft")
+        if run.stop.asked:
+            raise Stopped
 
     return tick
 
@@ -86,6 +86,7 @@ class Run:
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         # supervised updates: of the policy, and of all that were made before it too
         self.taught, self.updates = 0, 0
+        self.begun: Path | None = None  # the checkpoint that supervision goes on from
         self.frames: Any = None  # the `supervised_frames.SupervisedFrames` whose pictures were drawn last
         # rows of a data set that the trunk, as it is, has looked at, and what it pools of each
         self.pooled: tuple[np.ndarray, torch.Tensor] | None = None
@@ -210,8 +211,9 @@ class Run:
 
     # ---- what is kept
 
-    def save(self, train: dict, finished: bool) -> None:
-        """Checkpoint at the present step; the last two, the supervised one and the best stay."""
+    def save(self, train: dict, finished: bool, **more: int) -> None:
+        """Checkpoint at the present step; the last two, the supervised one and the best stay. more: what else
+        its meta.json says."""
         from robo_rl import checkpoint
 
         root = self.folder / "checkpoints"
@@ -232,7 +234,8 @@ class Run:
                     "finished": finished,
                     "taught": [self.taught, self.updates],
                     "lines": self.report.lines,
-                },
+                }
+                | more,
             )
         for old in checkpoint.checkpoints(self.folder)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):

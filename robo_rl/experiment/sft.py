@@ -2,10 +2,10 @@
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, load_frames
+from robo_rl.experiment.teaching import Teaching
 from robo_rl.options import FLOWS, VLAS, LoraOptions
 from robo_rl.plugins import is_object
 from robo_rl.selection import Look
@@ -229,22 +230,46 @@ def check_relative(policy, dataset) -> None:
         )
 
 
-def imitate(run: Run, sample, updates: int, made: int = 0, look=None, reads: bool = False) -> None:
+def imitate(
+    run: Run,
+    sample,
+    updates: int,
+    made: int = 0,
+    look=None,
+    reads: bool = False,
+    keep: "Mapping[str, Any] | None" = None,
+) -> None:
     """Teach `run.policy` by `sample`d minibatches in so many updates, reported as those after the first
     `made` ones; `reads`: their instructions differ, say so if then it does not read them.
 
-    look(update): what else to report, {} where nothing is due. Raises Stopped when a signal comes.
+    look(update): what else to report, {} where nothing is due. keep: what is learnt is kept, and gone on from
+    after a stop; these have a state beside the sampler. Raises Stopped when a signal comes.
     """
     from robo_rl.algos import bc
     from robo_rl.algos.augment import augmented
     from robo_rl.devices import device_of, sampled_on
 
-    tick = supervised_tick(run, "sft", updates, made, look)
+    told = supervised_tick(run, "sft", updates, made, look)
+    teaching = None if keep is None else Teaching(run, updates, {"sample": sample, **keep})
     options, sample = run.config.bc, sampled_on(device_of(run.policy), sample)
     changes = (options.shift, options.colour, options.forget)
     seen = augmented(sample, *changes) if run.policy.spec.views else sample
     run.policy.train()
-    bc.train(run.policy, seen, replace(options, updates=updates), run.config.seed + 10, tick)
+
+    def tick(update: int, loss: float) -> None:
+        told(update, loss)
+        if teaching:
+            teaching.after_update()
+
+    begin = teaching.begin if teaching else lambda fit: None
+    try:
+        bc.train(run.policy, seen, replace(options, updates=updates), run.config.seed + 10, tick, begin)
+    except Stopped:
+        if teaching:
+            teaching.keep()
+        raise
+    if teaching:
+        teaching.end()
     run.policy.eval()
     if reads:
         ratio = bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12)
@@ -349,7 +374,7 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
             report_cameras(run)
     out = (dataset.episode_index % HOLD == HOLD - 1) & hold_out
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
-    if grounds(config, dataset):
+    if grounds(config, dataset) and run.begun is None:
         ground_trunk(run, frames, ~out)
     imitate(
         run,
@@ -358,6 +383,8 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
         run.updates,
         weights and weights.look,
         reads=len(dataset.tasks) > 1,
+        # what was kept of a later policy would need the one before it
+        keep=None if run.updates else {"weights": weights},
     )
     run.taught = updates
     run.updates += updates

@@ -139,6 +139,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.experiment.exploration import choose_noise
     from robo_rl.experiment.run import Run, Stopped, looks_of, taught_of
     from robo_rl.experiment.sft import sft_stage
+    from robo_rl.experiment.teaching import begun_in
 
     check_device(config.device)  # of a run that goes on elsewhere
     torch.set_num_threads(config.torch_threads)
@@ -150,7 +151,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             report.say(f"run {folder}")
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
-            if saved:
+            run.begun = begun_in(saved)
+            if saved and run.begun is None:
                 run.policy, meta = checkpoint.load_policy(saved[-1], config.device)
                 if env is not None:
                     checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
@@ -167,7 +169,14 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 )
                 return rl_stage(run, saved[-1])
             run.forget_after(-1)
-            report.open_log(folder, wandb_project=config.wandb, resume_step=-1, resume_stage="sft")
+            meta = checkpoint.read_meta(run.begun) if run.begun else {}
+            report.open_log(
+                folder,
+                wandb_project=config.wandb,
+                resume_step=taught_of(meta)[1] if meta else -1,
+                resume_stage="sft",
+                resume_lines=meta.get("lines"),
+            )
             try:
                 if env is None:
                     from robo_rl.experiment.offline import learn
@@ -176,15 +185,25 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 else:
                     sft_stage(run)
             except Stopped:
-                return run.end(
-                    f"stopped in the supervised stage; start it again with: robo_rl train --resume {folder}",
-                    run.stop.code,
-                )
+                return run.end(stopped_words(folder), run.stop.code)
             choose_noise(run)
             keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
             run.save({}, finished)
             return run.end() if finished else rl_stage(run, None)
+
+
+def stopped_words(folder: Path) -> str:
+    """What a run says that a signal stopped before RL."""
+    from robo_rl import checkpoint
+    from robo_rl.experiment.run import taught_of
+    from robo_rl.experiment.teaching import begun_in
+
+    kept = begun_in(checkpoint.checkpoints(folder))
+    if kept is None:
+        return f"stopped in the supervised stage; start it again with: robo_rl train --resume {folder}"
+    updates = taught_of(checkpoint.read_meta(kept))[1]
+    return f"saved after {updates:,} supervised updates; go on with: robo_rl train --resume {folder}"
 
 
 def step_watch(config: TrainConfig, folder: Path) -> AbstractContextManager:

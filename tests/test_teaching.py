@@ -1,0 +1,136 @@
+"""Supervision that is stopped or killed goes on where it was: every number of it, but the clock's."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import datasets
+import pytest
+import torch
+
+from robo_rl import checkpoint
+from robo_rl.data import labels
+from robo_rl.experiment import teaching
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.train import resume, train
+from robo_rl.options import BcOptions, DataOptions, PolicyOptions
+
+UPDATES = 12
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = datasets.write(tmp_path_factory.mktemp("set"), "so100", 6, 12, (48, 64))
+    labels.state_units(folder, "deg*5,%")
+    return folder
+
+
+def make_config(data, out, kind="flow", cache_mb=64) -> TrainConfig:
+    policy = PolicyOptions(kind=kind, horizon=8, hidden=16, width=16, depth=1)
+    return TrainConfig(
+        sim="none",
+        algo="bc",
+        demos=str(data),
+        out=str(out),
+        image_size=64,
+        policy=policy,
+        bc=BcOptions(updates=UPDATES, batch=4, shift=0.1),
+        data=DataOptions(cache_mb=cache_mb),
+    )
+
+
+def result_of(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    policy, meta = checkpoint.load_policy(checkpoint.checkpoints(folder)[-1])
+    return policy.state_dict(), [{k: v for k, v in r.items() if "time" not in k} for r in rows], meta
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(a[0][k], b[0][k]) for k in a[0]) and a[1] == b[1]
+
+
+# pictures that are kept, or decoded ahead of the learner; a policy that keeps another one frozen
+@pytest.mark.parametrize(("kind", "cache_mb"), [("flow", 64), ("flow", 1), ("diffusion", 64), ("smolvla", 1)])
+def test_a_run_from_a_data_set_that_a_signal_stopped_ends_as_one_that_was_not(data, tmp_path, kind, cache_mb):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert 78 * 2 * 64 * 64 * 3 > 1 << 20  # frames of two cameras: they do not fit the smaller cache
+    train(make_config(data, whole, kind, cache_mb), quiet=True)
+
+    def stop(event):
+        if (event.kind, event.stage, event.step) == ("progress", "sft", 5):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    _, code = train(make_config(data, parts, kind, cache_mb), stop, quiet=True)
+    assert code == 128 + signal.SIGTERM
+    policy, meta = checkpoint.load_policy(checkpoint.checkpoints(parts)[-1])
+    assert meta["taught"] == [5, 5] and not meta["finished"]
+    begun = []
+    assert resume(parts, lambda e: begun.append((e.stage, e.step)), quiet=True)[1] == 0
+    assert ("sft", 5) in begun and ("sft", 4) not in begun
+    assert same(result_of(whole), result_of(parts))
+    assert result_of(parts)[2]["taught"][1] == UPDATES
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_run_from_a_data_set_that_was_killed_goes_on_from_what_it_kept_on_the_way(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(teaching, "LEAST", 0.0)
+    monkeypatch.setattr(teaching, "RARE", 0)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(make_config(data, whole), quiet=True)
+
+    def kill(event):
+        if (event.kind, event.stage, event.step) == ("progress", "sft", 8):
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(make_config(data, parts), kill, quiet=True)
+    assert checkpoint.read_meta(checkpoint.checkpoints(parts)[-1])["taught"] == [7, 7]
+    resume(parts, quiet=True)
+    assert same(result_of(whole), result_of(parts))
+
+
+def test_what_is_kept_while_supervision_goes_on_is_the_policy_that_it_would_end_with(data, tmp_path):
+    """So it can be evaluated and deployed meanwhile."""
+    short = make_config(data, tmp_path / "short", cache_mb=64)
+    train(replace(short, bc=replace(short.bc, updates=1)), quiet=True)
+    parts = tmp_path / "parts"
+
+    def stop(event):
+        if (event.kind, event.stage, event.step) == ("progress", "sft", 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    train(make_config(data, parts), stop, quiet=True)
+    a, b = result_of(tmp_path / "short")[0], result_of(parts)[0]
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_supervision_in_a_simulator_goes_on_too(tmp_path):
+    config = TrainConfig(
+        task="reach",
+        algo="bc",
+        demos="2",
+        demos_most=0,
+        envs=2,
+        eval_episodes=2,
+        video=False,
+        policy=PolicyOptions(hidden=16, layers=1),
+        bc=BcOptions(updates=UPDATES, batch=8),
+    )
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(replace(config, out=str(whole)), quiet=True)
+
+    def stop(event):
+        if (event.kind, event.stage, event.step) == ("progress", "sft", 5):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    train(replace(config, out=str(parts)), stop, quiet=True)
+    begun = []
+    resume(parts, lambda e: begun.append((e.stage, e.step)), quiet=True)
+    assert ("sft", 5) in begun and ("sft", 4) not in begun
+    assert same(result_of(whole), result_of(parts))
