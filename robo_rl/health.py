@@ -1,8 +1,9 @@
 """Healthy ranges of an on-policy run's numbers, and who watches them while it runs.
 
 A `Watch` looks at the metrics of every update. A number outside its range for `PATIENCE` updates in a row, or
-once beyond its alarm, is a *finding*: it is told at once, once, and ends after as many updates inside.
-Findings lie in RUN/health.json with the ranges they were judged by; `robo_rl report` shows them.
+once beyond its alarm, is a *finding*: it is told at once, once, and ends after as many updates inside. Of the
+findings of one metric the first is told, then the 2nd, 4th, 8th and so on, with their count. All lie in
+RUN/health.json with the ranges they were judged by; `robo_rl report` shows the newest of each metric.
 
 The ranges: PPO's surrogate is a bound for small steps only; its authors steer KL to 0.003 to 0.03 (Schulman
 et al. 2017, section 4). That of a whole chain adds up its steps: runs here learn at 0.02 to 0.9 with an
@@ -260,7 +261,9 @@ class Watch:
             elif bad and (r.alarming(value) or self.outside[r.metric] >= PATIENCE):
                 f = Finding(r.metric, r.title, r.text, r.meaning, step, _number(value), step)
                 self.findings.append(f)
-                told.append(f.text)
+                count = sum(other.metric == r.metric for other in self.findings)
+                if count & (count - 1) == 0:  # a power of two
+                    told.append(f.text + (f"; so far {count} times" if count > 1 else ""))
                 changed = True
         if changed:
             self.write()
@@ -316,6 +319,13 @@ def read(folder: Path) -> "tuple[list[dict], list[Finding]]":
         return [], []
     had = read_json(folder / FILE)
     return had["ranges"], [Finding(**f) for f in had["findings"]]
+
+
+def newest_findings(findings: list[Finding]) -> list[str]:
+    """A sentence for each metric: its newest finding, and how many came before."""
+    newest = {f.metric: f for f in findings}
+    counts = {m: sum(f.metric == m for f in findings) for m in newest}
+    return [f.text + (f"; {counts[m]} times in all" if counts[m] > 1 else "") for m, f in newest.items()]
 
 
 def _number(x: float) -> "float | None":

@@ -16,7 +16,7 @@ from test_algos import METHODS, setup, step
 from test_corrections import at_version_two
 
 from robo_rl import health
-from robo_rl.health import PATIENCE, Range, Watch, ranges
+from robo_rl.health import PATIENCE, Range, Watch, newest_findings, ranges
 from robo_rl.options import NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 
 KL = Range("kl", "KL", high=0.2, alarm=2.0, meaning="too far")
@@ -104,6 +104,17 @@ def test_the_range_of_a_bounded_kl_ends_at_twice_its_target():
         if r.metric == "kl"
     )
     assert kl.high == 0.004
+
+
+def test_what_is_found_again_and_again_is_told_ever_more_seldom_with_its_count():
+    watch = Watch((Range("refused", "refused minibatches", high=0.0, alarm=0.0),))
+    told = looks(watch, "refused", [0.1, 0.0, 0.0, 0.0] * 9)
+    assert [i for i, t in enumerate(told) if t] == [0, 4, 12, 28] and len(watch.findings) == 9
+    assert [t.rpartition("; ")[2] for t in told[28]] == ["so far 8 times"]
+    watch.ranges += (Range("kl", "KL", high=1.0, alarm=5.0),)
+    watch.look(99, {"kl": 9.0})
+    one, other = newest_findings(watch.findings)  # of the report: a sentence for each metric
+    assert "step 33" in one and one.endswith("; 9 times in all") and other == watch.findings[-1].text
 
 
 def test_a_resumed_run_keeps_the_findings_of_before_its_checkpoint_and_makes_the_later_ones_again(tmp_path):
@@ -206,7 +217,8 @@ def test_a_run_says_it_on_the_terminal_records_it_and_shows_it_in_the_report(tmp
     lines = [x for x in wild.err.splitlines() if x.startswith("warning: ")]
     assert wild.code == 0 and any("healthy range" in x and "--rl.lr" in x for x in lines), wild.err
     findings = json.loads((tmp_path / "wild" / "health.json").read_text())["findings"]
-    assert len(findings) == len(lines)
+    metrics = [f["metric"] for f in findings]
+    assert len(lines) == sum(metrics.count(m).bit_length() for m in {*metrics})
     for a, b in zip(findings, findings[1:], strict=False):  # said again only after it was back inside
         assert a["metric"] != b["metric"] or 0 <= a["end"] < b["begin"]
     report = robo_rl(tmp_path, "report", "wild", "--json")

@@ -15,6 +15,7 @@ import numpy as np
 
 from robo_rl.experiment.correct import read_rounds
 from robo_rl.files import write_bytes
+from robo_rl.health import newest_findings
 from robo_rl.log import si
 from robo_rl.report.charts import whisker
 from robo_rl.report.data import NAMES, Evaluation, RunRecord, difference, totals
@@ -330,7 +331,11 @@ def not_finite(run: RunRecord) -> list[str]:
 
 def page(run: RunRecord) -> str:
     """The whole page."""
-    notes = [*(f.text[0].upper() + f.text[1:] + "." for f in run.findings), *run.notes, *not_finite(run)]
+    notes = [
+        *(text[0].upper() + text[1:] + "." for text in newest_findings(run.findings)),
+        *run.notes,
+        *not_finite(run),
+    ]
     if run.start and run.end and not difference(run.start, run.end).paired:
         notes.append(
             f"The evaluations of {run.start.name} and {run.end.name} used different starts, so the "

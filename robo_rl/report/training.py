@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from robo_rl.files import parse_json
-from robo_rl.health import COUNTED
+from robo_rl.health import COUNTED, newest_findings
 from robo_rl.report.charts import Series, chart, lanes, stacked
 from robo_rl.report.data import Evaluation, RunRecord, totals
 from robo_rl.report.text import duration, esc
@@ -221,7 +221,7 @@ def watched(run: RunRecord) -> str:
     rows = ""
     for r in ranges:
         mine = [f for f in run.findings if f.metric == r["metric"]]
-        cells = "<br>".join(esc(f.text) for f in mine) or "inside"
+        cells = esc("".join(newest_findings(mine))) or "inside"
         rows += (
             f"<tr{' class=bad' if mine else ''}><td>{esc(r['title'])}</td><td>{esc(r['healthy'])}</td>"
             f"<td>{cells}</td></tr>"
