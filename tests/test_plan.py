@@ -14,6 +14,7 @@ from robo_rl.devices import slow_bf16
 from robo_rl.experiment import plan as plans
 from robo_rl.experiment.plan import Plan, PlanPart, extrapolated, identity, kept, moments, resident
 from robo_rl.experiment.plan_data import plan_of_data
+from robo_rl.experiment.sft import rounds
 from robo_rl.experiment.twin import twin
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -131,6 +132,44 @@ def test_the_peak_is_that_of_the_largest_phase_and_says_what_is_too_large():
     assert plan.peak == 190 and plan.missing == 5
     assert plan.text().splitlines()[-1].startswith("does not fit") and "the largest part is c" in plan.text()
     assert Plan(parts, (), 90, "cpu").text().splitlines()[-1].startswith("fits")
+
+
+def test_a_plan_tells_the_time_of_supervision_its_head_and_the_rounds_that_may_follow():
+    words = ["--task", "reach", "--obs", "rgb", "--image-size", "16", "--max-steps", "9", "--bc.updates", "4"]
+    words += [
+        "--demos",
+        "4",
+        "--demos-most",
+        "9",
+        "--bc.head",
+        "5",
+        "--bc.head-every",
+        "4",
+        "--bc.batch",
+        "2",
+    ]
+    plan = plans.make_plan(parse([*ARGV, *words]))
+    counts = [(s.what, s.count, s.most) for s in plan.supervision]
+    # 4, 6 and 9 demonstrations, of whose 9 frames the first and two more are looked at once
+    looked = "frames looked at, at most", 4 * 3, 9 * 3
+    assert counts == [("updates", 4, 4), looked, ("updates of the head", 5, 15)]
+    assert all(s.seconds > 0 for s in plan.supervision)
+    text = replace(plan, supervision=(plans.SupervisedTime("updates of the head", 5, 15, 2.0),)).text()
+    assert "2.0000 s x 5" in text and "30 s with 2 rounds more (--demos-most 9): 15 updates of the" in text
+    alone = plans.make_plan(parse(ARGV))
+    assert [s.most for s in alone.supervision] == [2] and "at most" not in alone.text()
+
+
+def test_rounds_of_supervision_are_those_of_demonstrations_or_of_updates():
+    def made(*words: str) -> list[tuple]:
+        return [tuple(r) for r in rounds(parse(["--bc.updates", "600", *words]))]
+
+    asked = ("--demos", "20", "--demos-most", "100")
+    assert made(*asked, "--bc.head", "0") == [(20, 600, 0), (60, 1800, 0), (100, 3000, 0)]
+    assert made(*asked, "--obs", "rgb", "--bc.head", "7")[-2:] == [(68, 0, 7), (100, 0, 7)]
+    assert made("--demos", "folder", "--bc.most", "2000") == [(0, 600, 0), (0, 1800, 0)]
+    assert made("--demos", "0") == []
+    assert rounds(replace(parse([*asked, "--bc.updates", "600"]), init="run")) == [(20, 600, 0)]
 
 
 def test_a_plan_counts_what_adapters_leave_frozen_only_as_weights(capsys):

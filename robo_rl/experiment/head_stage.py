@@ -23,6 +23,7 @@ from robo_rl.devices import device_of, sampled_on
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
+from robo_rl.options import BcOptions
 from robo_rl.policies import obs_tensors
 from robo_rl.policies.context import PREFIX
 from robo_rl.policies.guidance import supervised
@@ -66,8 +67,7 @@ def teach_head(
         weight and (lambda at: weight(where[at])),
     )
     sample = sampled_on(device_of(policy), sample)
-    size = max(options.batch, ROWS)
-    noises = max(1, options.batch * options.noises // size)
+    size, noises = head_batch(options)
     learns = [p for name, p in policy.named_parameters() if p.requires_grad and not name.startswith("trunk.")]
     policy.train()
     bc.fit(
@@ -80,6 +80,12 @@ def teach_head(
     policy.freeze_base()
     policy.eval()
     return options.head
+
+
+def head_batch(options: BcOptions) -> tuple[int, int]:
+    """(frames of an update of the head, draws of noise for each)."""
+    size = max(options.batch, ROWS)
+    return size, max(1, options.batch * options.noises // size)
 
 
 @torch.no_grad()

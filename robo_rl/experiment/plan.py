@@ -45,6 +45,17 @@ class PlanPart:
 
 
 @dataclass(frozen=True, slots=True)
+class SupervisedTime:
+    """A part of supervision: how often it is done in the first round and, at most, in all; `seconds` of each
+    time."""
+
+    what: str
+    count: int
+    most: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Memory [bytes] and time [s per update] of a run."""
 
@@ -53,6 +64,8 @@ class Plan:
     free: int  # bytes that may still be taken
     device: str
     speed: float = 0.0  # operations a second, from which the times are estimated; 0: they are measured
+    supervision: tuple[SupervisedTime, ...] = ()
+    more: str = ""  # how many rounds of supervision may follow its first, and by which option
 
     @property
     def peak(self) -> int:
@@ -72,6 +85,7 @@ class Plan:
         rows += [f"  {'peak':<34}{self.peak / 1e6:>12,.1f} MB", "", "time per update"]
         rows += [f"  {what:<34}{s:>12.3f} s" for what, s in self.seconds]
         rows += [f"  {'all':<34}{sum(s for _, s in self.seconds):>12.3f} s", ""]
+        rows += self.supervision_rows()
         if self.speed:
             rows += [
                 "no weights were made: activations are counted from shapes, the times of policy and learner "
@@ -86,6 +100,19 @@ class Plan:
             else f"does not fit: {self.missing / 1e9:.1f} GB too many; the largest part is {largest.what}"
         )
         return "\n".join([f"memory on {self.device}", *rows, verdict])
+
+    def supervision_rows(self) -> list[str]:
+        """The table of supervision, [] where there is none."""
+        if not self.supervision:
+            return []
+        rows = ["time of supervision, beside recording and evaluations"]
+        rows += [f"  {s.what:<34}{s.seconds:>12.4f} s x {s.count:,}" for s in self.supervision]
+        rows.append(f"  {'all':<34}{sum(s.count * s.seconds for s in self.supervision):>12.0f} s")
+        if self.more:
+            most = sum(s.most * s.seconds for s in self.supervision)
+            grown = (f"{s.most:,} {s.what.split(',')[0]}" for s in self.supervision if s.most > s.count)
+            rows.append(f"  {'all, at most':<34}{most:>12.0f} s with {self.more}: {', '.join(grown)}")
+        return [*rows, ""]
 
 
 def resident() -> int:
@@ -126,12 +153,13 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])
     parts = [PlanPart("process: interpreter, torch, sim", resident())]
     free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
-    more, seconds = parts_of(config, env, policy)
+    more, seconds, update = parts_of(config, env, policy)
+    teaching = supervision_of(config, env, policy, update)
     env.close()
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
         parts[0] = PlanPart("process: counted on the host", 0)
-    return Plan((*parts, *more), tuple(seconds), free, config.device)
+    return Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching)
 
 
 def is_whole(config: TrainConfig) -> bool:
@@ -161,21 +189,23 @@ def counted_plan(config: TrainConfig, env, policy) -> Plan:
     process, free = resident(), free_memory()
     if config.device != "cpu":
         process, free = 0, torch.cuda.mem_get_info(torch.device(config.device))[0]
-    more, seconds = parts_of(replace(config, device="cpu"), env, policy, speed)
+    more, seconds, update = parts_of(replace(config, device="cpu"), env, policy, speed)
+    teaching = supervision_of(config, env, policy, update)
     env.close()
     if config.device != "cpu":
         more = [p for p in more if p.what != FREED]
     where = "process: interpreter, torch, sim" if config.device == "cpu" else "process: counted on the host"
-    return Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed)
+    return Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed, *teaching)
 
 
 def parts_of(
     config: TrainConfig, env, policy, speed: float = 0.0
-) -> tuple[list[PlanPart], list[tuple[str, float]]]:
-    """(what the run has beside its process, seconds of each part of an update). speed: operations a second,
-    of a policy of shapes."""
+) -> tuple[list[PlanPart], list[tuple[str, float]], float]:
+    """(what the run has beside its process, seconds of each part of an update, seconds of a supervised one).
+    speed: operations a second, of a policy of shapes."""
     from robo_rl.algos.check import with_demos
     from robo_rl.experiment.methods import find_method
+    from robo_rl.experiment.sft import rounds
 
     counting = only_shapes if speed else contextlib.nullcontext
     parts: list[PlanPart] = []
@@ -185,7 +215,8 @@ def parts_of(
     )
     parts.append(PlanPart("weights", weights))
     seconds: list[tuple[str, float]] = []
-    if config.demos != "0" and config.bc.updates or config.algo == "bc":
+    supervised = 0.0
+    if rounds(config) or config.algo == "bc":
         with counting():
             more, supervised = supervised_parts(config, policy, learns, speed)
         parts += more
@@ -200,7 +231,54 @@ def parts_of(
         if config.device == "cpu":
             freed = sum(p.size for p in parts if (p.what, p.phase) == ("activations", "supervised"))
             parts.append(PlanPart(FREED, freed, "update"))
-    return parts, seconds
+    return parts, seconds, supervised
+
+
+def supervision_of(config: TrainConfig, env, policy, update: float) -> tuple[tuple[SupervisedTime, ...], str]:
+    """(times of supervision, which rounds may follow its first), `update` [s] of one of its updates. How many
+    frames demonstrations will have is not known before: as many as an episode may have."""
+    from robo_rl.data.meta import load_meta
+    from robo_rl.experiment.sft import rounds
+    from robo_rl.types import task_names
+
+    if not (planned := rounds(config)):
+        return (), ""
+    every = max(1, config.bc.head_every or config.data.every)
+    recorded = planned[0].demos > 0
+    if recorded:
+        each = len(task_names(env)) * (1 + (env.spec.max_steps - 1) // every)
+        first, most = planned[0].demos * each, planned[-1].demos * each
+        actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
+        drawing = timed(lambda: env.step(actions)) / env.num_envs if config.bc.head else 0.0
+    else:
+        first = int(load_meta(config.demos).info["total_frames"]) // every
+        most, drawing = first * len(planned), 0.0
+    option = f"--demos-most {config.demos_most}" if recorded else f"--bc.most {config.bc.most}"
+    more = f"{len(planned) - 1} rounds more ({option})" if len(planned) > 1 else ""
+    return supervised_times(config, policy, planned, update, (first, most), drawing), more
+
+
+def supervised_times(
+    config: TrainConfig, policy, planned: list, update: float, frames: tuple[int, int], drawing: float = 0.0
+) -> tuple[SupervisedTime, ...]:
+    """Times of the `sft.SupervisedRound`s `planned`. update, drawing [s]: of a supervised update, of the
+    picture of a frame; frames: that the trunk looks at for the head, in the first round and in all."""
+    from robo_rl.experiment.head_stage import PIECE, head_batch
+    from robo_rl.policies.check import observations
+
+    times = [SupervisedTime("updates", planned[0].updates, sum(r.updates for r in planned), update)]
+    if config.bc.head:
+        obs = {k: v.to(config.device) for k, v in observations(policy.spec, PIECE).items()}
+        with torch.no_grad():
+            looking = drawing + timed(lambda: policy.encode(obs)) / PIECE
+        rows, noises = head_batch(config.bc)
+        loss = supervised_loss(config, policy, noises, pooled=True)
+        learning = timed(lambda: loss(rows).backward())
+        times += [
+            SupervisedTime("frames looked at, at most", *frames, looking),
+            SupervisedTime("updates of the head", planned[0].head, sum(r.head for r in planned), learning),
+        ]
+    return tuple(times)
 
 
 def size_of(tensors) -> int:
@@ -236,13 +314,19 @@ def supervised_parts(
     return parts, seconds
 
 
-def supervised_loss(config: TrainConfig, policy, noises: int = 1) -> Callable[[int], Tensor]:
-    """The supervised loss of so many demonstrated chunks."""
+def supervised_loss(
+    config: TrainConfig, policy, noises: int = 1, pooled: bool = False
+) -> Callable[[int], Tensor]:
+    """The supervised loss of so many demonstrated chunks; pooled: the trunk has looked at them before."""
     from robo_rl.policies.check import observations
+    from robo_rl.policies.context import PREFIX
 
     def loss(rows: int) -> Tensor:
         mask = torch.ones(rows, config.policy.horizon, device=config.device)
         obs = {k: v.to(config.device) for k, v in observations(policy.spec, rows).items()}
+        if pooled:
+            seen = torch.zeros(rows, policy.context_size, device=config.device)
+            obs = {"state": obs["state"], PREFIX: seen}
         return policy.bc_loss(
             obs,
             mask[..., None].expand(-1, -1, policy.spec.action),

@@ -2,7 +2,6 @@
 beside what the policy takes, the pictures that are kept, those of the batches that are decoded ahead, and
 those of the held-out frames."""
 
-import contextlib
 import time
 from dataclasses import replace
 
@@ -16,15 +15,16 @@ from robo_rl.experiment.plan import (
     FREED,
     Plan,
     PlanPart,
-    extrapolated,
     large_policy,
     parts_of,
     resident,
     settle,
-    supervised_loss,
+    supervised_times,
 )
+from robo_rl.experiment.sft import SupervisedRound
+from robo_rl.experiment.supervised_frames import chosen
 from robo_rl.policies.vla.processor import PIECE
-from robo_rl.shapes import only_shapes, operations_per_second
+from robo_rl.shapes import operations_per_second
 
 TRIED = 4  # frames that are decoded to see what an open video takes
 # bytes of a number of the pictures of one camera while they are made smaller: as they are, and divided by 255
@@ -50,17 +50,19 @@ def plan_of_data(config: TrainConfig) -> Plan:
         speed = operations_per_second(config.device)
     else:
         policy = make_policy(config.policy, spec, config.seed).to(config.device)
-    more, _ = parts_of(replace(config, device="cpu") if speed else config, None, policy, speed)
-    with only_shapes() if speed else contextlib.nullcontext():
-        loss = supervised_loss(replace(config, device="cpu") if speed else config, policy, config.bc.noises)
-        _, learning = extrapolated(policy, loss, config.bc.batch, speed)
+    more, _, learning = parts_of(replace(config, device="cpu") if speed else config, None, policy, speed)
+    looked = (
+        len(chosen(config, data, config.bc.head_every or config.data.every)) * len(rows) // len(data.action)
+    )
+    once = [SupervisedRound(0, config.bc.updates, config.bc.head)]
+    teaching = supervised_times(config, policy, once, max(learning, decoding), (looked, looked))
     host = [PlanPart(what, size) for what, size in pictures(config, store, rows, held, spec)]
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
         process, host, more = 0, [], [p for p in more if p.what != FREED]
     where = "process: interpreter, torch, data" if config.device == "cpu" else "process: counted on the host"
     seconds = (("learner", learning), (f"decoding, {config.data.threads} ahead", decoding))
-    return Plan((PlanPart(where, process), *host, *more), seconds, free, config.device, speed)
+    return Plan((PlanPart(where, process), *host, *more), seconds, free, config.device, speed, teaching)
 
 
 def opened(config: TrainConfig, data, spec, rows: np.ndarray):

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from robo_rl.plugins import is_object
 from robo_rl.selection import Look
 from robo_rl.stats import wilson
 from robo_rl.types import task_names
-
-if TYPE_CHECKING:
-    pass
 
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
 GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
@@ -401,41 +398,64 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
     )
 
 
+class SupervisedRound(NamedTuple):
+    """Demonstrations of each task (0: a data set); updates of a policy that is made anew (0: the one there is
+    learns on), and then of its head alone."""
+
+    demos: int
+    updates: int
+    head: int
+
+
+def rounds(config: TrainConfig) -> list[SupervisedRound]:
+    """The rounds that supervision makes, all but the first only while success is not enough: with `GROWTH`
+    times as many demonstrations and updates up to --demos-most (with --bc.head `MORE` times as many, from
+    which the head learns on), or of a data set with `GROWTH` times as many updates up to --bc.most."""
+    recorded, bc = config.demos.isdigit(), config.bc
+    demos = int(config.demos) if recorded else 0
+    if recorded and not demos or config.init and not bc.updates:
+        return []
+    out = [SupervisedRound(demos, bc.updates, bc.head)]
+    if config.init or not bc.updates:
+        return out
+    while True:
+        demos, updates, _ = out[-1]
+        if recorded and demos < config.demos_most:
+            count = min(round((MORE if bc.head else GROWTH) * demos), config.demos_most)
+            out.append(SupervisedRound(count, 0 if bc.head else updates * count // demos, bc.head))
+        elif not recorded and GROWTH * updates <= bc.most:
+            out.append(SupervisedRound(0, GROWTH * updates, bc.head))
+        else:
+            return out
+
+
 def ask_until_enough(run: Run, folder: Path) -> None:
-    """`teach` and evaluate, and until success `is_enough` ask the expert for more demonstrations, up to
-    --demos-most: each time `GROWTH` times as many in all, and as many more updates. With --bc.head `MORE`
-    times as many, and the head alone learns on."""
-    config = run.config
-    demos, updates = int(config.demos), config.bc.updates
-    if demos >= config.demos_most:
-        teach(run, folder, updates)
+    """`teach` and evaluate, and until success `is_enough` ask the expert for the demonstrations of another of
+    the `rounds`."""
+    config, planned = run.config, rounds(run.config)
+    if len(planned) == 1:
+        teach(run, folder, planned[0].updates)
         evaluate_supervised(run)
         return
     of = " of each task, in the worst," if len(task_names(run.env)) > 1 else ""
-    while True:
-        if run.updates and config.bc.head:
-            teach_on(run, folder)
-        else:
+    for (demos, updates, _), after in zip(planned, [*planned[1:], None], strict=True):
+        if updates:
             teach(run, folder, updates)
+        else:
+            teach_on(run, folder)
         success = first_look(run)
-        if is_enough(run.looks[-1]) or demos >= config.demos_most:
+        if after is None or is_enough(run.looks[-1]):
             break
-        count = min(round((MORE if config.bc.head else GROWTH) * demos), config.demos_most)
-        more = (
-            f"{config.bc.head:,} updates of the head"
-            if config.bc.head
-            else f"{updates * count // demos:,} updates"
-        )
+        more = f"{after.updates:,} updates" if after.updates else f"{after.head:,} updates of the head"
         run.report.say(
-            f"supervised {success:.3f} with {demos} demonstrations{of}: {count - demos} more asked of the "
-            f"expert, from states that the policy comes to, and {more} on all {count}"
+            f"supervised {success:.3f} with {demos} demonstrations{of}: {after.demos - demos} more asked of "
+            f"the expert, from states that the policy comes to, and {more} on all {after.demos}"
         )
         try:
-            record_demos(run, folder, count - demos, demos)
+            record_demos(run, folder, after.demos - demos, demos)
         except UserError as e:  # such as an expert that can only go on from what it did itself
             run.report.say(f"no more demonstrations: {e}", "warning")
             break
-        demos, updates = count, updates * count // demos
     if not is_enough(run.looks[-1]):
         run.report.say(
             f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} "
@@ -459,26 +479,24 @@ def is_enough(look: Look) -> bool:
 
 
 def repeat_until_enough(run: Run, folder: Path) -> None:
-    """`teach` from a data set and evaluate, and while success is below `ENOUGH` teach anew with `GROWTH`
-    times as many updates, up to --bc.most, as long as the loss on held-out episodes falls or success
-    rises."""
-    updates, most = run.config.bc.updates, run.config.bc.most
-    if GROWTH * updates > most:
-        teach(run, folder, updates)
+    """`teach` from a data set and evaluate, and while success is below `ENOUGH` teach anew by another of the
+    `rounds`, as long as the loss on held-out episodes falls or success rises."""
+    planned, most = rounds(run.config), run.config.bc.most
+    if len(planned) == 1:
+        teach(run, folder, planned[0].updates)
         evaluate_supervised(run)
         return
     best, best_policy, least = -1.0, None, float("inf")
-    while True:
+    for (_, updates, _), after in zip(planned, [*planned[1:], None], strict=True):
         held_out, success = teach(run, folder, updates, hold_out=True), first_look(run)
         helped = success > best or held_out < LESS * least
         best, best_policy, least = (
             (success, run.policy, held_out) if success >= best else (best, best_policy, min(held_out, least))
         )
         said = f"supervised {success:.3f} with {updates:,} updates, loss on held-out episodes {held_out:.3f}"
-        if success >= ENOUGH or not helped or GROWTH * updates > most:
+        if success >= ENOUGH or not helped or after is None:
             break
-        updates *= GROWTH
-        run.report.say(f"{said}: {updates:,} updates (--bc.most {most})")
+        run.report.say(f"{said}: {after.updates:,} updates (--bc.most {most})")
     if run.policy is not best_policy:
         run.report.say(f"{said}: the policy of before is kept")
         run.policy, success = best_policy, best
