@@ -1,5 +1,4 @@
-"""Where a policy computes, and in what precision: a name is checked before anything starts, tensors are moved
-in one place.
+"""Where a policy computes, and in what precision: tensors are moved in one place.
 
 Noise is drawn on the CPU wherever a policy computes (`robo_rl.noise`): a run draws the same numbers on every
 device, and sending them waits for nothing.
@@ -12,39 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robo_rl.errors import UserError
 from robo_rl.rollout import Rollout
-
-
-def check_device(name: str) -> torch.device:
-    """The device of that name. UserError: torch cannot use it here."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device must be cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not count:
-            raise UserError(
-                f"--device {name} needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} "
-                "sees none here (robo_rl doctor says why); use --device cpu"
-            )
-        if (device.index or 0) >= count:
-            raise UserError(
-                f"--device {name} does not exist. Allowed: {', '.join(f'cuda:{i}' for i in range(count))}"
-            )
-    return device
-
-
-def usable(name: str) -> bool:
-    """Whether torch can use the device of that name here."""
-    try:
-        check_device(name)
-    except UserError:
-        return False
-    return True
 
 
 def device_of(policy) -> torch.device:

@@ -30,10 +30,10 @@ from mujoco.batch import Batch
 from torch import Tensor
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_reset
+from robo_rl.device_names import check_device
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.starts import StartStream
 from robo_rl.types import ControlSpec
-from sims.devices import check_device
 from sims.mujoco.locomotion import (
     MAX_STEPS,
     RENDER_SIZE,
@@ -70,7 +70,7 @@ def make_mujoco_warp(
     `sims.make`."""
     task = find_locomotion(task)
     check_options(task, obs, reward, control, randomise, max_steps, threads)
-    check_device(device)
+    check_device(device, "device")
     if missing := [name for name in ("mujoco_warp", "warp") if importlib.util.find_spec(name) is None]:
         raise MissingDependency(
             f"the mujoco_warp sim needs MuJoCo Warp ({missing[0]} is missing): pip install 'robo_rl[warp]'"

@@ -12,7 +12,8 @@ from toys import PointReach
 
 from robo_rl.algos.rehearsal import Rehearsal, kept_rows
 from robo_rl.cli import main
-from robo_rl.devices import check_device, moved
+from robo_rl.device_names import check_device
+from robo_rl.devices import moved
 from robo_rl.errors import UserError
 from robo_rl.evaluation import evaluate
 from robo_rl.experiment.config import TrainConfig

@@ -18,8 +18,8 @@ LAYERS = (
     "types errors geometry",
     "plugins",
     "old_names",
-    "files compiled options contract starts stats advantages corrections losses optim sampling noise "
-    "normalise tree_credit colours",
+    "files compiled device_names options contract starts stats advantages corrections losses optim "
+    "sampling noise normalise tree_credit colours",
     "lora shapes",
     "policies data rewards log journal selection health provenance signals child stored",
     "checkpoint rollout replay results",
@@ -37,7 +37,17 @@ LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split
 # no file, no clock, no process
 PURE = {*LAYERS[0].split(), *LAYERS[2].split(), *LAYERS[3].split()} - {"files", "compiled"}
 SIDE_BY_SIDE = {
-    "sims": {"types", "errors", "plugins", "files", "compiled", "geometry", "contract", "starts"},
+    "sims": {
+        "types",
+        "errors",
+        "plugins",
+        "files",
+        "compiled",
+        "device_names",
+        "geometry",
+        "contract",
+        "starts",
+    },
     "controllers": {"geometry", "errors", "files", "compiled"},
     "world_models": {"types", "files", "lora", "data", "log", "checkpoint", "provenance", "signals", *PURE},
 }  # what of robo_rl the packages beside it may import
@@ -281,6 +291,9 @@ def test_a_wrong_name_is_told_before_torch_or_a_simulator_is_loaded():
         "train --control ee_delt",
         "train --reward dens",
         "train --randomise mas",
+        "eval run --device gpu",
+        "serve run --device gpu",
+        "deploy run --device gpu",
         "train --resume nowhere",
         "train --init nowhere",
         "train --demos nowhere",

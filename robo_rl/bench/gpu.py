@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.bench.rows import BARE, PHYSICAL, Bar, Report, at_least, at_most, in_turns, lacking, make_row
-from robo_rl.devices import check_device
+from robo_rl.device_names import check_device
 from robo_rl.errors import UserError
 from robo_rl.policies.blocks import compiled_blocks
 

@@ -123,7 +123,7 @@ def convert(args: ConvertOptions) -> int:
 
 def compare(args: CompareOptions) -> int:
     """Compare, record, or both; 1 where a difference is above the tolerance."""
-    from robo_rl.devices import check_device
+    from robo_rl.device_names import check_device
     from robo_rl.policies.vla.compare import compare as differences_of
     from robo_rl.policies.vla.compare import record
     from robo_rl.policies.vla.weights import TORCH

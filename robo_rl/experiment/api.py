@@ -205,10 +205,10 @@ def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu
 
     UserError: no such run or checkpoint, damage, or a device that is not there.
     """
+    from robo_rl.device_names import check_device
     from robo_rl.experiment.folder import pick_checkpoint
-    from robo_rl.experiment.policy_device import check_policy_device
 
-    check_policy_device(device)
+    check_device(device)
     run, folder = pick_checkpoint(Path(path), checkpoint)
     from robo_rl import checkpoint as checkpoints
 

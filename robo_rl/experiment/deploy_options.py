@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from robo_rl.device_names import check_device
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
-from robo_rl.experiment.policy_device import check_policy_device
 from robo_rl.experiment.ros_options import RosOptions
 from robo_rl.options.foreign import FOREIGN, check_foreign
 
@@ -143,7 +143,7 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
         in_range("--lease", self.lease, 0.5, 3600)
         in_range("--execute", self.execute, 0, 1024)
         planning.check(self)
-        check_policy_device(self.device)
+        check_device(self.device)
         if self.device != "cpu" and self.policy not in ("", "process"):
             raise UserError(
                 f"--device is of a policy that computes here, and --policy {self.policy} does so elsewhere: "

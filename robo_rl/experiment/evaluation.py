@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from robo_rl.device_names import check_device
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import ON_DEVICE, make, make_env, obs_spec, task_count
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.foreign import foreign_policy
-from robo_rl.experiment.policy_device import check_policy_device
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.experiment.robot_names import twin
 from robo_rl.options.foreign import check_foreign_alone
@@ -133,7 +133,7 @@ class EvalConfig(planning.PlanningOptions):
         if self.policy and (self.on != "sim" or self.chunking):
             raise UserError("--policy acts in the run's simulator: it goes without --on and --chunking")
         planning.check(self)
-        check_policy_device(self.device)
+        check_device(self.device)
         if self.device != "cpu" and self.policy:
             raise UserError(f"--device is of the run's policy, and --policy {self.policy} acts elsewhere")
         if self.plan_in and (self.policy or self.chunking):
@@ -475,9 +475,9 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
     if options.max_steps:
         config = replace(config, max_steps=options.max_steps)
     if config.device != "cpu":
-        from robo_rl.devices import usable
+        from robo_rl.device_names import is_usable
 
-        if not usable(config.device):  # a run that was brought from a machine with a GPU
+        if not is_usable(config.device):  # a run that was brought from a machine with a GPU
             config = replace(config, device=options.device)
     return config
 

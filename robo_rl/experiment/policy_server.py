@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
+from robo_rl.device_names import check_device
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.model_units import CommandUnits, units_of_run
-from robo_rl.experiment.policy_device import check_policy_device
 
 if TYPE_CHECKING:
     from robo_rl.experiment.config import TrainConfig
@@ -111,7 +111,7 @@ class ServeOptions:
                 "--follow serves newer checkpoints to clients whose episodes are learnt from: it goes with "
                 "--share FOLDER"
             )
-        check_policy_device(self.device)
+        check_device(self.device)
         if self.share and self.task:
             raise UserError("--share keeps the observations of all of a run's tasks: it goes without --task")
         if self.share and Path(self.share).exists() and not Path(self.share).is_dir():

@@ -54,7 +54,7 @@ def train(
     )
     check_folders(config)
     with importing():
-        from robo_rl.devices import check_device
+        from robo_rl.device_names import check_device
 
         check_device(config.device)
         env = None if config.sim == NONE else probe_env(config)
@@ -135,7 +135,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     import torch
 
     from robo_rl import checkpoint
-    from robo_rl.devices import check_device, slow_bf16
+    from robo_rl.device_names import check_device
+    from robo_rl.devices import slow_bf16
     from robo_rl.experiment.exploration import choose_noise
     from robo_rl.experiment.run import Run, Stopped, looks_of, taught_of
     from robo_rl.experiment.sft import sft_stage

@@ -18,9 +18,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from robo_rl.device_names import check_device
 from robo_rl.errors import MissingDependency, UserError, choose
 from robo_rl.files import parse_json
-from sims.devices import check_device
 from sims.maniskill.build import VULKAN_REMEDY
 from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_RENDERER, TASKS, split_task
 
@@ -56,7 +56,7 @@ def make_maniskill(
         raise UserError(f"threads must be >= 0 (0: all cores), got {threads}")
     if max_steps < 0:
         raise UserError(f"max_steps must be >= 0 (0: the task's own), got {max_steps}")
-    check_device(device)
+    check_device(device, "device")
     _require()
     config = _config(task, num_envs, obs, reward, control, image_size, max_steps, render)
     if device != "cpu":
