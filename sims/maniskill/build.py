@@ -50,9 +50,12 @@ def without_renderer() -> None:
     urdf_loader.RenderMaterial = NullMaterial
 
 
-def prepare(config: dict) -> None:
+def prepare(config: dict, device: str = "cpu") -> None:
     """Import ManiSkill, and the module that registers the task where it is a user's own; nothing asks for
-    downloads from here on."""
+    downloads from here on. Where nothing is drawn the renderer is a stand-in, beside a GPU only where Vulkan
+    does not work."""
+    if not config["render_needed"] and (device == "cpu" or not has_renderer()):
+        without_renderer()
     importlib.import_module("mani_skill.envs")
     from mani_skill.utils import download_asset
     from mani_skill.utils.logging_utils import logger
@@ -66,6 +69,15 @@ def prepare(config: dict) -> None:
     download_asset.prompt_yes_no = refuse
     if config["module"]:
         load_module(config["module"], config["task"], "--task")
+
+
+def has_renderer() -> bool:
+    """Whether Vulkan works here."""
+    try:
+        render_backend()
+    except UserError:
+        return False
+    return True
 
 
 def build(config: dict, device: str = "cpu") -> Any:

@@ -22,17 +22,7 @@ from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read
 from robo_rl.errors import UserError
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.maniskill.build import (
-    DENSE,
-    action_map,
-    action_split,
-    build,
-    describe,
-    prepare,
-    render_backend,
-    split_action,
-    without_renderer,
-)
+from sims.maniskill.build import DENSE, action_map, action_split, build, describe, prepare, split_action
 from sims.maniskill.tasks import instruction
 
 
@@ -49,7 +39,8 @@ class ManiSkillGpuEnv(ControlEnv):
         if device == "cpu" and n != 1:
             raise UserError(f"ManiSkill's CPU backend steps one env per process, got num_envs={n}")
         self.config = config
-        _import(config)
+        warnings.filterwarnings("ignore", "Failed to find system libvulkan")  # SAPIEN has its own
+        prepare(config, device)
         self.env = build(config, device)
         self.device = self.env.device
         info = describe(self.env, config)
@@ -191,15 +182,3 @@ class ManiSkillGpuEnv(ControlEnv):
 
     def close_extras(self, **kwargs) -> None:
         self.env.close()
-
-
-def _import(config: dict) -> None:
-    """Import ManiSkill into this process; without a working Vulkan, and if nothing is drawn, with a null
-    renderer."""
-    warnings.filterwarnings("ignore", "Failed to find system libvulkan")  # SAPIEN has its own
-    if not config["render_needed"]:
-        try:
-            render_backend()
-        except UserError:
-            without_renderer()
-    prepare(config)

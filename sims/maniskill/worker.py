@@ -21,16 +21,7 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.plugins import said
 from sims.maniskill import wire
-from sims.maniskill.build import (
-    DENSE,
-    action_map,
-    action_split,
-    build,
-    describe,
-    prepare,
-    split_action,
-    without_renderer,
-)
+from sims.maniskill.build import DENSE, action_map, action_split, build, describe, prepare, split_action
 from sims.maniskill.tasks import REBUILD
 
 
@@ -71,10 +62,7 @@ def _no_prompt(prompt: str = "") -> str:
 
 
 def _import(config: dict) -> None:
-    """Import ManiSkill, before that without a renderer if none is needed, after that with the cheap
-    primitives."""
-    if not config["render_needed"]:
-        without_renderer()
+    """Import ManiSkill and make its primitives cheap."""
     import torch
 
     torch.set_num_threads(1)
