@@ -544,3 +544,26 @@ def test_two_cameras_of_480_by_640_are_checked_and_learnt_from_in_two_gigabytes(
         ).stdout
         assert int(out.split()[-1]) < 2 << 30, argv
     assert (tmp_path / "run" / "heldout.json").exists()
+
+
+def test_the_page_of_a_run_without_a_simulator_is_judged_by_held_out_episodes(sets, tmp_path, capsys):
+    """No evaluation is asked for, which would be refused; the axes have their errors beside those that say
+    nothing was learnt."""
+    out = tmp_path / "run"
+    assert run_command("train", "--algo", "bc", "--demos", str(sets["aloha"]), "--out", str(out), *TINY) == 0
+    said = capsys.readouterr().err
+    axes = json.loads((out / "heldout.json").read_text())["axes"]
+    shares = [a["error_of_state"] / a["error_of_mean"] for a in axes]
+    assert f"(of staying where it is {np.mean(shares):.2f})" in said
+    data = load(sets["aloha"])
+    _, held = offline.split(data, 0.1, 0)
+    moved = np.abs(data.action[held, 0] - data.state[held, 0]).max()
+    assert 0 < axes[0]["error_of_state"] < 4 * moved  # of the four rows of a chunk that are executed
+    assert run_command("report", str(out), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["held_out"]["axes"] == axes
+    page = (out / "report.html").read_text()
+    assert "not evaluated yet" not in page and "robo_rl eval" not in page and "final evaluation" not in page
+    assert "left_waist" in page and f"{axes[0]['error']:.3g}" in page and f"robo_rl deploy {out}" in page
+    (out / "heldout.json").unlink()  # stopped before it was judged
+    assert run_command("report", str(out)) == 0
+    assert f"robo_rl train --resume {out}" in (out / "report.html").read_text()

@@ -161,6 +161,18 @@ def learn(run: "Run") -> None:
         judge.report(run)
 
 
+def measured(data: "Dataset") -> dict[int, int]:
+    """{axis of the action: number of the state that it commands}, of absolute positions that share a name."""
+    from robo_rl.data.labels import need_units
+
+    state = data.features.state
+    return {
+        i: state.index(name)
+        for i, (name, kind) in enumerate(zip(data.features.action, need_units(data.meta).kind, strict=True))
+        if kind == "absolute" and name in state
+    }
+
+
 class HeldOut:
     """Frames of held-out episodes, the same at every look, that a policy predicts the actions of."""
 
@@ -190,9 +202,10 @@ class HeldOut:
         policy.train()
         return loss
 
-    def errors(self, policy) -> tuple[np.ndarray, np.ndarray]:
-        """[A] both, in the units of the data: mean absolute error of the executed actions, and that of always
-        giving the mean action."""
+    def errors(self, policy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """[A] each, in the units of the data: mean absolute error of the executed actions, that of always
+        giving the mean action, and that of staying where it is: giving the state that was measured. This is
+        nan where the action is not an absolute position that the state has too."""
         import torch
 
         with torch.no_grad():
@@ -203,7 +216,10 @@ class HeldOut:
         def far(x: torch.Tensor) -> np.ndarray:
             return (((x - true).abs() * mask).sum((0, 1)) / mask.sum()).cpu().numpy()
 
-        return far(made), far(torch.from_numpy(self.data.action.mean(0)).to(true.device))
+        stays = torch.full_like(true[:, :1], torch.nan)
+        for action, state in measured(self.data).items():
+            stays[:, :, action] = self.obs["state"][:, None, state]
+        return far(made), far(torch.from_numpy(self.data.action.mean(0)).to(true.device)), far(stays)
 
     def report(self, run: "Run") -> None:
         """Write RUN/heldout.json and say it."""
@@ -211,12 +227,14 @@ class HeldOut:
         from robo_rl.data.labels import need_units
         from robo_rl.demos import STILL
 
-        loss, (error, still), names = (
+        loss, (error, still, stays), names = (
             self.loss(run.policy),
             self.errors(run.policy),
             self.data.features.action,
         )
         run.policy.eval()
+        # the others have no error to compare with
+        moves = still > STILL * np.maximum(np.abs(self.data.action.mean(0)), 1e-3)
         units = need_units(self.data.meta).unit
         episodes = sorted({int(e) for e in self.data.episode_index[self.rows]})
         files.write_json(
@@ -226,20 +244,21 @@ class HeldOut:
                 "frames": len(self.chunk),
                 "loss": loss,
                 "axes": [
-                    {"name": n, "unit": u, "error": float(a), "error_of_mean": float(b)}
-                    for n, u, a, b in zip(names, units, error, still, strict=True)
+                    {"name": n, "unit": u, "error": float(a), "error_of_mean": float(b) if m else 0.0}
+                    | {"error_of_state": float(c) if np.isfinite(c) else None}
+                    for n, u, a, b, c, m in zip(names, units, error, still, stays, moves, strict=True)
                 ],
             },
         )
-        # the others have no error to compare with
-        moves = still > STILL * np.maximum(np.abs(self.data.action.mean(0)), 1e-3)
         relative = error[moves] / still[moves] if moves.any() else np.zeros(1)
         ratio = float(relative.mean())
         run.report.log(run.updates, {"heldout/loss": loss, "heldout/error": ratio}, stage="sft")
         worst = int(np.flatnonzero(moves)[relative.argmax()]) if moves.any() else 0
         unit = "" if units[worst] == "1" else f" {units[worst]}"
+        known = moves & np.isfinite(stays)
+        of_staying = f" (of staying where it is {(stays / still)[known].mean():.2f})" if known.any() else ""
         run.report.say(
             f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an "
-            f"action {ratio:.2f} of that of the mean action; in proportion largest at {names[worst]}: "
-            f"{error[worst]:.3g}{unit}"
+            f"action {ratio:.2f} of that of the mean action{of_staying}; in proportion largest at "
+            f"{names[worst]}: {error[worst]:.3g}{unit}"
         )

@@ -19,6 +19,8 @@ from robo_rl.health import newest_findings
 from robo_rl.log import si
 from robo_rl.report.charts import whisker
 from robo_rl.report.data import NAMES, Evaluation, RunRecord, difference, totals
+from robo_rl.report.held_out import held_out, is_without_env
+from robo_rl.report.held_out import sections as held_out_sections
 from robo_rl.report.people import people
 from robo_rl.report.starts import group_map, start_map, task_map
 from robo_rl.report.text import RETURN, SUCCESS, change, duration, esc, flat, interval, pct, points
@@ -45,9 +47,10 @@ def header(run: RunRecord) -> str:
     created = str(info.get("created") or "")
     with contextlib.suppress(ValueError):
         created = datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M %Z").strip()
+    of_data = ("sim", "algo", "policy", "demos")
     facts = [
         (k, config.get(k) if config.get(k) not in (None, "") else info.get(k))
-        for k in ("sim", "task", "algo", "policy", "obs")
+        for k in (of_data if is_without_env(run) else ("sim", "task", "algo", "policy", "obs"))
     ]
     facts += [
         ("seed", info.get("seed")),
@@ -350,7 +353,8 @@ def page(run: RunRecord) -> str:
             f"list {REPORT}."
             + (" In a model both begin from the same recorded frames." if chosen_on_its_frames(run) else "")
         )
-    if run.metrics and not any(e.label == "final" for e in run.evals):
+    alone = is_without_env(run)
+    if run.metrics and not alone and not any(e.label == "final" for e in run.evals):
         notes.append("There is no final evaluation: the run is still going, or it was stopped.")
     videos = video_grid(run, notes)
     rl = bool(run.metrics) and bool((run.metrics["stage"] == "rl").any())
@@ -371,8 +375,7 @@ def page(run: RunRecord) -> str:
         if notes
         else ""
     )
-    sections = f"""
-{header(run)}{verdict(run)}{tiles(run)}{note_card}
+    judged = f"""{verdict(run)}{tiles(run)}{note_card}
 <h2>{"Success" if run.judged else "Return"}</h2>
 <p>Evaluations use fixed starts and the policy without exploration. Bands are 95 % intervals over starts;
 they say nothing about other training seeds.{in_model(run)}</p>
@@ -385,7 +388,9 @@ they say nothing about other training seeds.{in_model(run)}</p>
 {watched(run)}
 {task_map(run)}{start_map(run)}{group_map(run)}{asynchrony(run)}{people(run)}
 <h2>Throughput</h2>
-{throughput(run)}
+{throughput(run)}"""
+    sections = f"""
+{header(run)}{held_out_sections(run) + note_card if alone else judged}
 <h2>Configuration</h2>
 {configuration(run)}
 <footer>Made by <code>robo_rl report</code>. Intervals: Wilson for rates, Newcombe's method 10 for differences,
@@ -448,6 +453,7 @@ def summary(run: RunRecord, path: Path) -> dict:
         ],
         **{k: v if math.isfinite(v) else None for k, v in totals(run).items()},
         "notes": run.notes,
+        "held_out": held_out(run),
         "rounds": read_rounds(run.folder),
         "unhealthy": [
             {"metric": f.metric, "begin": f.begin, "end": f.end, "worst": f.worst, "text": f.text}

@@ -241,10 +241,16 @@ def sft_chart(run: RunRecord) -> str:
     rows = (m["stage"] == "sft") & np.isfinite(m["sft/loss"])
     step = m["step"][rows].astype(float)
     by_step = len(step) < 2 or step.max() > step.min()
+    series = [Series("loss", step if by_step else m["time"][rows], m["sft/loss"][rows], 2)]
+    if by_step and "heldout/loss" in m:
+        others = np.isfinite(m["heldout/loss"])
+        series.append(
+            Series("held-out episodes", m["step"][others].astype(float), m["heldout/loss"][others], 1)
+        )
     return chart(
         "Supervised loss",
-        "on the demonstrations",
-        [Series("loss", step if by_step else m["time"][rows], m["sft/loss"][rows], 2)],
+        "on the demonstrations" + (" and on held-out episodes" if len(series) > 1 else ""),
+        series,
         log=True,
         x_name="updates" if by_step else "time [s]",
     )
