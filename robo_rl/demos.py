@@ -271,7 +271,12 @@ def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:
     if len(f.state) != spec.state or len(f.action) != spec.action:
         raise UserError(
             f"{where} has {len(f.state)} state and {len(f.action)} action numbers, the env has "
-            f"{spec.state} and {spec.action}; record it with the same sim, task and control"
+            f"{spec.state} and {spec.action}; "
+            + (
+                "it is in units of its own: learn from it without a simulator, --sim none --algo bc"
+                if meta.spec is None
+                else "record it with the same sim, task and control"
+            )
         )
     if spec.action_names and f.action != spec.action_names:
         raise UserError(
@@ -296,6 +301,7 @@ def demo_sampler(
     weight: "Callable[[Tensor], Tensor] | None" = None,
     drawn: Mapping[str, np.ndarray] | None = None,
     target: Tensor | None = None,
+    decoded: "Callable[[int], None]" = lambda rows: None,
 ) -> Demos:
     """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of `rows`; UserError naming what
     does not fit.
@@ -305,7 +311,7 @@ def demo_sampler(
     their batch comes (`data.frames`).
     weight: frames int64 [B] -> what each counts, by which its mask is multiplied.
     drawn: the pictures of `rows`, in place of the data set's. target [F,H,X]: what is told of a frame in
-    place of its chunk."""
+    place of its chunk. decoded: hears how many frames are decoded, where all are before the first batch."""
     from robo_rl.data.reader import chunks
 
     data, recorded = data or DataOptions(), spec if drawn is None else replace(spec, views=())
@@ -322,7 +328,7 @@ def demo_sampler(
             obs["tokens"] = torch.from_numpy(words_of(dataset.tasks, spec))[
                 torch.from_numpy(dataset.task_index)[where]
             ]
-        for view, pictures in store.all().items():
+        for view, pictures in store.all(decoded).items():
             obs[f"image/{view}"] = torch.from_numpy(pictures if rows is None else pictures[where])
         obs |= {f"image/{view}": torch.from_numpy(pictures) for view, pictures in (drawn or {}).items()}
         return demos_sampler(

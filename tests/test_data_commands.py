@@ -2,6 +2,7 @@
 wrote."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from robo_rl.cli import main, plain_warning
 from robo_rl.data import layout, video
 from robo_rl.data.assemble import parse_episodes
 from robo_rl.data.lerobot import Episode, Features, Writer, load
-from robo_rl.data.meta import load_meta
+from robo_rl.data.meta import BrokenDataset, load_meta
 from robo_rl.errors import UserError, choose
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
@@ -311,3 +312,50 @@ def test_a_warning_for_users_is_one_line_once_and_shows_no_code():
     assert text(*given) == ""
     assert text(UserWarning("\033[33mWARN: old\033[0m"), *given[1:]) == "warning: WARN: old\n"
     assert "reader.py:306" in text(DeprecationWarning("old"), DeprecationWarning, "reader.py", 306)
+
+
+# ---- what is left out
+
+
+def shift(folder, episode: int, frame: int, seconds: float) -> None:
+    """A gap in time before a frame of an episode, in a data set of one file."""
+    path = layout.data_path(folder, 0, 0)
+    table = pq.ParquetFile(path).read()
+    time = table["timestamp"].to_numpy().copy()
+    inside = table["frame_index"].to_numpy() >= frame
+    time[(table["episode_index"].to_numpy() == episode) & inside] += np.float32(seconds)
+    pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", pa.array(time)), path)
+
+
+def test_an_episode_with_a_gap_is_left_out_by_the_command_that_check_says(tmp_path, capsys):
+    folder, out = datasets.write(tmp_path / "set", "so100", 5, 10, views=0), tmp_path / "out"
+    shift(folder, 1, 4, 0.3)
+    shift(folder, 3, 2, 0.2)
+    with pytest.raises(BrokenDataset, match="episode 1") as e:
+        load(folder)
+    said = re.search(
+        r"keep the others too: robo_rl data split (\S+) --out NEW --episodes (\S+);", str(e.value)
+    )
+    assert said and said[1] == str(folder)
+    run(capsys, "split", said[1], "--out", out, "--episodes", said[2])
+    whole = [10, 11, 12, 10, 11]
+    assert load(out).meta.lengths.tolist() == [whole[i] for i in (0, 2, 4)]
+
+
+def test_gaps_that_were_accepted_are_still_told(tmp_path, capsys):
+    folder = datasets.write(tmp_path / "set", "so100", 3, 10, views=0)
+    shift(folder, 1, 4, 0.3)
+    run(capsys, "repair", folder, "--accept", "--tolerance", "0.31")
+    assert "gaps of its timestamps were accepted, up to 0.31 s" in run(capsys, "check", folder)
+
+
+def test_episodes_that_were_broken_off_are_left_out_by_the_command_that_check_says(tmp_path, capsys):
+    folder, out = tmp_path / "set", tmp_path / "out"
+    with Writer(folder, Features(20, ("x", "y"), ("x", "y"))) as w:
+        for length in (20, 3, 20, 20):
+            x = np.random.default_rng(length).random((length, 2), np.float32)
+            w.add(Episode(state=x, action=x, task="t"))
+    said = re.search(r"1 episode \(the first is 1, .* --episodes (\S+)", run(capsys, "check", folder))
+    assert said
+    run(capsys, "split", folder, "--out", out, "--episodes", said[1])
+    assert load(out).meta.lengths.tolist() == [20, 20, 20]

@@ -462,7 +462,7 @@ def test_actions_in_other_units_are_not_taken_for_commands_of_an_env(tmp_path, c
     folder = datasets.write(tmp_path / "set", "so100", episodes=2, length=10, views=0)
     assert run_command("train", "--task", "reach", "--algo", "bc", "--demos", str(folder)) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "state" in said
+    assert said.count("\n") == 1 and "state" in said and "--sim none --algo bc" in said
 
 
 # ---- damage, told by training as by the reader

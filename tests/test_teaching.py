@@ -134,3 +134,20 @@ def test_supervision_in_a_simulator_goes_on_too(tmp_path):
     resume(parts, lambda e: begun.append((e.stage, e.step)), quiet=True)
     assert ("sft", 5) in begun and ("sft", 4) not in begun
     assert same(result_of(whole), result_of(parts))
+
+
+def stages_of(config) -> list[str]:
+    told = []
+    train(config, lambda e: told.append(e.stage) if e.kind == "stage" else None, quiet=True)
+    return told
+
+
+def test_every_wait_of_a_run_from_a_data_set_has_a_line(data, tmp_path):
+    """Pictures that are decoded before the first update, and whether the policy reads, take long."""
+    assert stages_of(make_config(data, tmp_path / "run")) == ["decode", "sft", "reads"]
+
+
+def test_a_trunk_learns_what_instructions_mean_from_a_data_set_too(data, tmp_path):
+    config = make_config(data, tmp_path / "run", "smolvla", 1)
+    config = replace(config, bc=replace(config.bc, ground=2, updates=2))
+    assert stages_of(config) == ["ground", "sft", "reads"]

@@ -137,7 +137,14 @@ EXCHANGED = 16  # batches of `exchanged_loss`
 
 
 @torch.no_grad()
-def exchanged_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int = EXCHANGED) -> float:
+def exchanged_loss(
+    policy,
+    sample: Demos,
+    options: BcOptions,
+    seed: int,
+    batches: int = EXCHANGED,
+    tick: Callable[[int], None] = lambda batch: None,
+) -> float:
     """Loss of rows of `sample` that are given the instruction of the row before them in their batch, over
     their loss with their own.
 
@@ -159,4 +166,5 @@ def exchanged_loss(policy, sample: Demos, options: BcOptions, seed: int, batches
             for x in (obs, obs | {"tokens": told})
         ]
         own, other = own + losses[0], other + losses[1]
+        tick(batch + 1)
     return other / own if own > 0 else math.nan

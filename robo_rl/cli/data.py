@@ -144,7 +144,7 @@ class ViewDataOptions:
     folder: tyro.conf.Positional[str]
     """Folder of the data set."""
     out: str = ""
-    """File of the page; empty: view.html in the folder's parent, named after the data set."""
+    """File of the page; empty: beside the folder, its name with .html behind it."""
     episodes: str = ""
     """Which, as 0:5,12; empty: twelve, evenly spread."""
     width: int = 240

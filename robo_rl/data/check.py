@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.data import labels, layout, statistics
-from robo_rl.data.reader import Dataset, load
+from robo_rl.data import checksums, labels, layout, statistics
+from robo_rl.data.reader import Dataset, all_but, load
 from robo_rl.data.repair import decode_all
 from robo_rl.types import Each, silently
 
@@ -107,6 +107,11 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
             f"there are no checksums, so damage may go unseen; write them: robo_rl data repair {root} "
             "--accept"
         )
+    elif (tolerance := data.meta.verifier.sums.tolerance) > checksums.TOLERANCE:
+        out.append(
+            f"gaps of its timestamps were accepted, up to {tolerance:.3g} s: a chunk of actions that crosses "
+            "one is learnt from as if there were none"
+        )
     out += _statistics_findings(data)
     inside = np.ones(len(data.action) - 1, bool)
     inside[data.to[:-1] - 1] = False
@@ -132,8 +137,9 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
     short = np.flatnonzero(lengths < max(2, SHORT * np.median(lengths)))
     if len(short):
         out.append(
-            f"{len(short)} episodes are far shorter than the others (the first is {short[0]}, of "
-            f"{lengths[short[0]]} frames): leave them out with robo_rl data split"
+            f"far shorter than the others: {len(short)} episode{'s' * (len(short) > 1)} (the first is "
+            f"{short[0]}, of {lengths[short[0]]} frames); leave out what was broken off: "
+            f"{all_but(short, len(data), root)}"
         )
     return out
 

@@ -282,7 +282,7 @@ def load(
             e = int(np.searchsorted(to, row, side="right"))
             what = f"{key} is not finite in episode {e}, frame {row - starts[e]}"
             bad = np.unique(np.searchsorted(to, np.flatnonzero(~finite), side="right"))
-            raise BrokenDataset(meta.data_path(e), what, meta.root, e, _all_but(bad, E, meta.root))
+            raise BrokenDataset(meta.data_path(e), what, meta.root, e, _others(bad, meta))
     task_index = columns.get("task_index", np.zeros(F, np.int64)).astype(np.int64)
     if task_index.min() < 0 or task_index.max() >= len(meta.tasks):
         what = f"it has {len(meta.tasks)} tasks, the frames use number {task_index.max()}"
@@ -312,15 +312,18 @@ def load(
     return made if labelled is None else judged(made, labelled)
 
 
-def _all_but(bad: np.ndarray, episodes: int, root: Path) -> str:
+def all_but(bad: np.ndarray, episodes: int, root: Path) -> str:
     """The command that keeps all episodes but `bad` (rising); "" where there are no others."""
     edges = [-1, *map(int, bad), episodes]
     kept = [f"{a + 1}:{b}" for a, b in itertools.pairwise(edges) if b > a + 1]
-    return (
-        f"keep the others too: robo_rl data split {root} --out NEW --episodes {','.join(kept)}"
-        if kept
-        else ""
-    )
+    return f"robo_rl data split {root} --out NEW --episodes {','.join(kept)}" if kept else ""
+
+
+def _others(bad: np.ndarray, meta: Meta) -> str:
+    """What keeps the episodes behind damage too; "" where there are none."""
+    count = len(meta.lengths)
+    behind = int(bad[0]) + len(bad) < count
+    return f"keep the others too: {all_but(bad, count, meta.root)}" if behind else ""
 
 
 def judged(data: Dataset, success: np.ndarray) -> Dataset:
@@ -351,6 +354,7 @@ def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
         row = int(off[0])
         e = int(np.searchsorted(meta.starts, row, side="right")) - 1
         frame, gap = row - int(meta.starts[e]), float(step[row])
+        others = _others(np.unique(np.searchsorted(meta.starts, off, side="right") - 1), meta)
         largest = float(np.abs(step[off] - 1 / meta.features.fps).max())
         enough = f" --tolerance {largest * 1.01:.2g}" if np.isfinite(largest) else ""
         raise BrokenDataset(
@@ -359,7 +363,8 @@ def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
             f"{1 / meta.features.fps:.4g} s, tolerance {tolerance:g} s",
             meta.root,
             e,
-            f"if the gaps are known and meant: robo_rl data repair {meta.root} --accept{enough}",
+            f"{others}{others and '; '}if the gaps are known and meant: robo_rl data repair {meta.root} "
+            f"--accept{enough}",
         )
 
 
@@ -385,8 +390,8 @@ def _check_videos(meta: Meta, view: str) -> None:
         try:
             video.check_whole(path, int(ends[here].max()), sizes[view])
         except video.BrokenVideo as e:
-            sound = int(here[np.argmax(ends[here] > e.have)])
-            raise BrokenDataset(path, str(e), meta.root, sound) from None
+            bad = here[ends[here] > e.have]
+            raise BrokenDataset(path, str(e), meta.root, int(bad[0]), _others(bad, meta)) from None
 
 
 def _images_in_parquet(meta: Meta, view: str, episode: int) -> np.ndarray:

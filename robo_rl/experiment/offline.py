@@ -126,7 +126,7 @@ def learn(run: "Run") -> None:
     from robo_rl.demos import demo_sampler
     from robo_rl.experiment.data_facts import write_facts
     from robo_rl.experiment.head_stage import teach_head
-    from robo_rl.experiment.sft import fresh_policy, imitate, report_cameras
+    from robo_rl.experiment.sft import fresh_policy, ground_trunk, grounds, imitate, report_cameras
     from robo_rl.experiment.supervised_frames import SupervisedFrames
 
     config, data = run.config, open_data(run.config)
@@ -139,6 +139,14 @@ def learn(run: "Run") -> None:
     report_cameras(run)
     judge = HeldOut(config, data, spec, held) if len(held) else None
     every = max(1, config.bc.updates // LOOKS)
+    begun = False
+
+    def decoded(frames: int) -> None:
+        nonlocal begun
+        if not begun:
+            run.report.start("decode", len(data.action), "frames")
+        begun = True
+        run.report.advance(frames)
 
     def look(update: int) -> dict[str, float]:
         if judge is None or update % every or update == config.bc.updates:
@@ -146,17 +154,19 @@ def learn(run: "Run") -> None:
         with run.averaged():  # as it is judged in the end
             return {"heldout/loss": judge.loss(run.policy)}
 
+    frames, learnt = SupervisedFrames(data), np.zeros(len(data.action), bool)
+    learnt[rows] = True
+    if grounds(config, data) and run.begun is None:
+        ground_trunk(run, frames, learnt)
     imitate(
         run,
-        demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows),
+        demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows, decoded=decoded),
         config.bc.updates,
         look=look,
         reads=len(data.tasks) > 1,
         keep={},
     )
-    learnt = np.zeros(len(data.action), bool)
-    learnt[rows] = True
-    run.updates = config.bc.updates + teach_head(run, SupervisedFrames(data), learnt, config.bc.updates)
+    run.updates = config.bc.updates + teach_head(run, frames, learnt, config.bc.updates)
     if judge is not None:
         judge.report(run)
 

@@ -269,7 +269,10 @@ def imitate(
         teaching.end()
     run.policy.eval()
     if reads:
-        ratio = bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12)
+        run.report.start("reads", bc.EXCHANGED, "batches")
+        ratio = bc.exchanged_loss(
+            run.policy, sample, run.config.bc, run.config.seed + 12, tick=run.report.advance
+        )
         report_reading(run, ratio, made + updates)
 
 
