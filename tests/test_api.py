@@ -267,6 +267,35 @@ def test_from_an_env_without_an_expert_to_a_flow_policy(tmp_path):
     assert robo_rl.train(flow, quiet=True).success == 1
 
 
+class Broken(Drift):
+    """Raises from its 200th step on, of all of them together, until it is mended."""
+
+    left = 200
+
+    def step(self, action):
+        Broken.left -= 1
+        if Broken.left < 0:
+            raise IndexError("no joint 7")
+        return super().step(action)
+
+
+gym.register("RoboRlBroken-v0", Broken, max_episode_steps=12)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "rlpd"])
+def test_a_run_whose_env_fails_says_how_it_goes_on_once_that_is_corrected(tmp_path, algo, monkeypatch):
+    monkeypatch.setattr(Broken, "left", 200)
+    sizes = {"steps": 320, "envs": 4, "workers": 0, "video": False, "eval_episodes": 2, "eval_every": 32}
+    config = robo_rl.recipe("gym:RoboRlBroken-v0", algo=algo, **sizes, out=str(tmp_path / "run"))
+    with pytest.raises(UserError, match=r"no joint 7 \(.*; the run is kept: robo_rl train --resume \S+/run "):
+        robo_rl.train(config, quiet=True)
+    Broken.left = 10_000
+    before = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
+    robo_rl.resume(tmp_path / "run", quiet=True)
+    after = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
+    assert len(before) > 1 and after[-1] > before[-1]
+
+
 def test_a_run_too_short_to_learn_anything_says_so(tmp_path):
     short = {"steps": 64, "envs": 4, "workers": 0, "video": False, "eval_episodes": 2, "eval_every": 64}
     config = robo_rl.recipe("gym:RoboRlDrift-v0", algo="rlpd", **short, out=str(tmp_path / "short"))

@@ -223,7 +223,17 @@ def keep_files(run) -> None:
 
 
 def rl_stage(run, checkpoint_folder: Path | None) -> int:
-    """The RL stage of the chosen method."""
+    """The RL stage of the chosen method. A UserError in it says how the run goes on from its checkpoint."""
+    try:
+        return learn_online(run, checkpoint_folder)
+    except UserError as e:
+        if "--resume" in str(e):
+            raise
+        raise type(e)(f"{e}; the run is kept: robo_rl train --resume {run.folder} goes on with it") from e
+
+
+def learn_online(run, checkpoint_folder: Path | None) -> int:
+    """RL by the chosen method, to its end or a signal -> the exit status."""
     if isinstance(run.config.rl, OffPolicyOptions | RecapOptions):
         run.frames = None  # these read the data set themselves
     if isinstance(run.config.rl, OffPolicyOptions):
