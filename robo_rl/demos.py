@@ -230,10 +230,11 @@ def expert_source(env) -> str:
 def check_expert(env) -> None:
     """Raise UserError if the env has no scripted expert."""
     if not hasattr(env, "expert_action"):
+        remedy = f"{env.expert_remedy}, or " if hasattr(env, "expert_remedy") else ""
         raise UserError(
-            f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations (robo_rl collect "
-            "--operator RUN has a trained policy show them) and pass their folder with --demos PATH, or "
-            "train from scratch with --demos 0, and with --reward dense where the task has it"
+            f"{env.spec.sim}:{env.spec.task} has no scripted expert; {remedy}record demonstrations (robo_rl "
+            "collect --operator RUN has a trained policy show them) and pass their folder with --demos PATH, "
+            "or train from scratch with --demos 0, and with --reward dense where the task has it"
         )
 
 

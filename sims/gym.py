@@ -5,8 +5,8 @@ One Gymnasium env per row, stepped one after the other. A start is the seed of G
 of its keys), with obs "rgb" pictures among them are views (`sims.gym_obs`), actions in [-1, 1] are stretched
 to the env's Box, and success is `info["is_success"]` or `info["success"]` where the env reports it, from that
 step until the reset. The reward is the env's own; with reward "sparse" the step that first reports success
-pays 1, all others 0, and it ends the episode. There is no `get_state`: Gymnasium has no common way to take
-one.
+pays 1, all others 0, and it ends the episode. An env whose class, or a wrapper, has `expert_action()`, which
+returns an action of its Box, has an expert. There is no `get_state`: Gymnasium has no common way to take one.
 """
 
 import contextlib
@@ -189,6 +189,7 @@ class GymEnv(ControlEnv):
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
 
     truncates_early = True  # an env may end an episode by itself, before the limit of steps
+    expert_remedy = "give the env a method expert_action(), which returns an action of its action_space"
 
     def __init__(self, id: str, envs: list[gym.Env], max_steps: int, seen: GymObservation, reward: str = ""):
         first = envs[0]
@@ -215,6 +216,8 @@ class GymEnv(ControlEnv):
         self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
         self.reports_success: bool | None = None  # None: no step said so, and no episode ended, so far
         self._sparse = reward == "sparse"
+        if first.has_wrapper_attr("expert_action"):
+            self.expert_action = self._expert_action
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
@@ -276,6 +279,17 @@ class GymEnv(ControlEnv):
             self._truncated.copy(),
             {"success": self._success.copy()},
         )
+
+    def _expert_action(self) -> np.ndarray:
+        """float32 [N, A] in [-1, 1]: what the `expert_action()` of each env says, 0 of one that is over."""
+        out, i = np.zeros((self.num_envs, len(self._low))), 0
+        with said(lambda: f"{self._name}: expert_action of env {i} failed"):
+            for i in np.flatnonzero(~(self._terminated | self._truncated)).tolist():
+                told = np.asarray(self._envs[i].get_wrapper_attr("expert_action")(), np.float64).reshape(-1)
+                if told.shape != self._low.shape or not np.isfinite(told).all():
+                    raise ValueError(f"it must return {len(self._low)} finite numbers, got {told}")
+                out[i] = 2 * (told - self._low) / (self._high - self._low) - 1
+        return out.clip(-1, 1).astype(np.float32)
 
     def _read(self, ids: np.ndarray, seen: list[Any]) -> None:
         """Take over the observations `seen` of the envs `ids`; UserError where one is not of the observation

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 import sims
+from robo_rl.demos import check_expert
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.film import film
 from robo_rl.types import has_success
@@ -398,6 +399,37 @@ def test_an_env_of_the_older_gym_is_told_what_the_interface_is():
         ):
             env.reset(seed=0)
             env.step(np.zeros((1, 1), np.float32))
+
+
+class Shown(Faulty):
+    """Has an expert that goes to its bound; what it says may be no action."""
+
+    says = (np.array([2.0]), np.array([-1.0]))
+
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.steps > 1, False, info
+
+    def expert_action(self):
+        return self.says[self.steps]
+
+
+def test_the_expert_of_an_env_of_ones_own_speaks_in_its_units_and_is_silent_where_it_is_over(monkeypatch):
+    gym.register("RoboRlShown-v0", Shown)
+    env = make_gym("RoboRlShown-v0", num_envs=2)
+    with pytest.raises(UserError, match="no scripted expert; give the env a method expert_action.., which"):
+        check_expert(make_gym("Pendulum-v1"))
+    env.reset(seed=0)
+    assert env.expert_action().tolist() == [[1.0], [1.0]] and env.expert_action().dtype == np.float32
+    env.step(np.zeros((2, 1), np.float32))
+    assert env.expert_action().tolist() == [[-0.5], [-0.5]]
+    env.step(np.zeros((2, 1), np.float32))
+    assert env.expert_action().tolist() == [[0.0], [0.0]]
+    env.reset(seed=0)
+    for wrong in (np.zeros(2), np.array([np.nan]), None):
+        monkeypatch.setattr(Shown, "says", (wrong,))
+        with pytest.raises(UserError, match=r"expert_action of env 0 failed: .*must return 1 finite numbers"):
+            env.expert_action()
 
 
 def test_arrays_of_one_number_are_numbers_and_an_env_may_cut_its_episodes_itself():

@@ -61,8 +61,8 @@ class CollectOptions:
     """Standard deviation, 0 to 1, of noise on executed actions while the clean ones are recorded (DART); with
     --policy the most an episode may draw, and the noisy actions are recorded."""
     reward: str = ""
-    """sparse, or dense where the task has it; "": the task's own, and of a policy's demonstrations in gym:
-    and envpool: sparse, which ends them with success."""
+    """sparse, or dense where the task has it; "": the task's own, and of demonstrations in gym: and envpool:
+    sparse, which ends them with success."""
     control: str = ""
     """Action space, as in robo_rl train --control; "": the task's default."""
     randomise: str = ""
@@ -172,9 +172,8 @@ def collect(options: CollectOptions) -> Collected:
     if options.by_person:
         return collect_by_person(options)
     check_path(options.video)
-    reward = options.reward or (
-        "sparse" if options.by_policy and options.sim.startswith(("gym:", "envpool:")) else ""
-    )
+    shows = ("gym:", *(["envpool:"] if options.by_policy else [])) if not options.policy else ()
+    reward = options.reward or ("sparse" if options.sim.startswith(shows) else "")
     env = envs.make(
         options.sim,
         options.task,

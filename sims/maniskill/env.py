@@ -167,6 +167,7 @@ class ManiSkillEnv(ControlEnv):
     """ManiSkill 3 on CPU under the contract of `sims`; built by `sims.maniskill.make_maniskill`."""
 
     metadata: ClassVar[dict] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+    expert_remedy = "make a data set of ManiSkill's own demonstrations (robo_rl data import trajectory.h5)"
 
     def __init__(self, config: dict, workers: int):
         self.num_envs = n = config["num_envs"]
