@@ -294,6 +294,8 @@ def test_a_wrong_name_is_told_before_torch_or_a_simulator_is_loaded():
         "eval run --device gpu",
         "serve run --device gpu",
         "deploy run --device gpu",
+        "deploy run --policy nowhere",
+        "deploy run --robot pand",
         "train --resume nowhere",
         "train --init nowhere",
         "train --demos nowhere",

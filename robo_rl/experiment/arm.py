@@ -17,7 +17,7 @@ from controllers.pace import joints_at, law_at, limits_at
 from controllers.robot import Robot, load_robot
 from controllers.transport import NetworkConditions
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.experiment.robot_names import twin
+from robo_rl.experiment.robot_names import check_arms_run
 
 CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
@@ -48,15 +48,7 @@ def scene_xml(robot: Robot, name: str) -> str:
 
 def policy_interface(config, spec) -> PolicyInterface:
     """Observations and actions of a run (its config, its policy's ObsSpec). UserError: no arm has them."""
-    if twin(config.sim) != "mujoco":
-        raise UserError(
-            f"the run was trained in {config.sim}; only runs of --sim mujoco, arm or dds say what their "
-            "state is made of"
-        )
-    from sims.mujoco import LOCOMOTION
-
-    if config.task in LOCOMOTION:
-        raise UserError(f"the run's task {config.task} is no arm's")
+    check_arms_run(config)
     if "," in config.task:
         raise UserError(
             f"the run has several tasks, an arm does one at a time: choose it with --task, of {config.task}"

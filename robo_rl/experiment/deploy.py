@@ -11,9 +11,10 @@ from pathlib import Path
 
 from robo_rl.child import end
 from robo_rl.errors import UserError
-from robo_rl.experiment.deploy_options import DeployOptions
+from robo_rl.experiment.deploy_options import DeployOptions, refuse_stated
 from robo_rl.experiment.deploy_policy import choose_actor, instruction_of, open_policy, report_motion
 from robo_rl.experiment.deploy_recorder import DeployRecorder
+from robo_rl.experiment.robot_names import check_arms_run
 from robo_rl.experiment.safety_client import WAIT, SafetyClient
 from robo_rl.signals import asked_to_stop
 
@@ -51,18 +52,21 @@ def deploy(
     UserError: the policy does not fit the robot, or the robot or the policy was lost (the arm then brakes and
     holds).
     """
-    from robo_rl.experiment.folder import pick_checkpoint
-
-    # reports a wrong name before torch is loaded
-    folder, _ = pick_checkpoint(Path(options.run), options.checkpoint)
     from controllers.robot import load_robot
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.folder import pick_run
 
     robot = load_robot(options.robot)
     check_speed(options.speed, robot)
+    folder = pick_run(Path(options.run))
+    trained_in = load_config(folder)
+    if trained_in.sim != "none" and not trained_in.sim.startswith("wm:"):  # these may be of an arm's own data
+        check_arms_run(trained_in)
+        refuse_stated(options)
     tell(f"loading the policy of {options.run}")
     from controllers.model import arm_model, range_fault
     from robo_rl.experiment.arm import policy_interface
-    from robo_rl.experiment.deploy_data import data_interface, refuse_stated
+    from robo_rl.experiment.deploy_data import data_interface
 
     act, config, spec = choose_actor(options)
     of_data = config.sim == "none" or bool(spec.units)  # else of a simulator's arm

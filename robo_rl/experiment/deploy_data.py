@@ -14,21 +14,9 @@ from controllers.robot import Robot
 from robo_rl.errors import UserError
 from robo_rl.experiment.data_facts import DataFacts, read_facts
 
-STATED = ("rate", "columns", "state_columns", "units", "state_units", "gripper")
-
 
 def words(text: str) -> tuple[str, ...]:
     return tuple(w.strip() for w in text.split(",")) if text else ()
-
-
-def refuse_stated(options) -> None:
-    """UserError: what only a data set's columns need was given for a run of a simulator."""
-    for name in STATED:
-        if getattr(options, name):
-            raise UserError(
-                f"--{name.replace('_', '-')} is for a run that learnt from a data set without a simulator "
-                "(--sim none)"
-            )
 
 
 def gripper_numbers(options) -> tuple[float, ...]:

@@ -11,6 +11,8 @@ from robo_rl.experiment import planning
 from robo_rl.experiment.ros_options import RosOptions
 from robo_rl.options.foreign import FOREIGN, check_foreign
 
+STATED = ("rate", "columns", "state_columns", "units", "state_units", "gripper")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions(planning.PlanningOptions, RosOptions):
@@ -155,8 +157,22 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
                 "with others: it goes without --policy, and with --chunking blend or naive"
             )
         check_foreign(self)
+        if self.policy and self.policy != "process" and not self.policy.startswith(FOREIGN):
+            from controllers.remote import address
+
+            address(self.policy)
         if self.policy.startswith(FOREIGN) and self.chunking in ("rtc", "trained"):
             raise UserError(
                 f"--chunking {self.chunking} asks for rows that agree with others, which a policy of "
                 f"{self.policy} is not asked for: use blend or naive"
+            )
+
+
+def refuse_stated(options: DeployOptions) -> None:
+    """UserError: what only a data set's columns need was given for a run of a simulator."""
+    for name in STATED:
+        if getattr(options, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} is for a run that learnt from a data set without a simulator "
+                "(--sim none)"
             )

@@ -30,13 +30,18 @@ def newest_run(root: Path) -> Path:
     return max(found, key=lambda r: max((p.stat().st_mtime for p in r.glob("*.json*")), default=0.0))
 
 
-def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
-    """(run folder, checkpoint folder) of a run and a checkpoint name, or of a checkpoint folder."""
+def pick_run(path: Path) -> Path:
+    """The run folder at `path`, which may be one of its checkpoint folders."""
     from robo_rl.log import open_run
 
+    return path.parent.parent if (path / "meta.json").exists() else open_run(path)
+
+
+def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
+    """(run folder, checkpoint folder) of a run and a checkpoint name, or of a checkpoint folder."""
+    run = pick_run(path)
     if (path / "meta.json").exists():
-        return path.parent.parent, path
-    run = open_run(path)
+        return run, path
     from robo_rl import checkpoint  # torch comes with it: a name that is wrong is told before
 
     root = run / "checkpoints"
