@@ -13,6 +13,10 @@ class MissingDependency(UserError):
     """An optional dependency is absent; the message carries the exact command that installs it."""
 
 
+class UnreadOption(UserError):
+    """An option is given that the method does not read."""
+
+
 class LostDaemon(UserError):
     """A process that this one stands on (Ray's raylet, a worker of ManiSkill) is dead: a new process can go
     on from the last checkpoint."""

@@ -1,19 +1,22 @@
 """An option that a method does not read is refused, and what all on-policy methods have in common nft reads
 too."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from robo_rl.algos.check import rollouts
-from robo_rl.errors import UserError
+from robo_rl.errors import UnreadOption, UserError
+from robo_rl.experiment.config import TrainConfig, from_file, load_config
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.recipes import preset
 from robo_rl.options import NftOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
 
 SPEC = ObsSpec(state=4, action=3, action_names=("x", "y", "gripper"))
+GONE = 'take it out of "config" in that file: an option that is not there has its default'
 UNREAD = [
     ("nft", "clip_low", 0.1),
     ("nft", "dual_clip", 0.0),
@@ -157,3 +160,33 @@ def test_every_recipe_of_every_method_is_taken_by_it():
                 config = preset(sim, task, algo, "state", "full", reward)
                 policy = make_policy(replace(config.policy, hidden=16), SPEC, 0)
                 find_method(algo)(policy, config.rl, 0)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "says"),
+    [
+        ("rl", "gone_option", "this version has no --rl.gone-option"),
+        ("bc", "gone", "this version has no --bc.gone"),
+        ("rl", "trust_kl", "rl.trust_kl must be in [0, 1000], got -1"),
+    ],
+)
+def test_a_run_of_another_version_says_which_option_is_refused_and_how_to_leave_it_out(
+    tmp_path, part, name, says
+):
+    path, config = tmp_path / "run.json", asdict(TrainConfig())
+    path.write_text(json.dumps({"config": config | {part: config[part] | {name: -1}}}))
+    with pytest.raises(UserError) as e:
+        load_config(tmp_path)
+    assert str(e.value) == f"{path}: {says} ({GONE})"
+    config[part].pop(name, None)
+    path.write_text(json.dumps({"config": config}))
+    assert load_config(tmp_path) == TrainConfig()
+
+
+def test_a_resumed_run_whose_method_does_not_read_an_option_says_where_it_stands(tmp_path):
+    with (
+        pytest.raises(UserError, match="leave --rl.clip-low out") as e,
+        from_file(tmp_path / "run.json", UnreadOption),
+    ):
+        NftOptions(clip_low=0.1).refuse(("clip_low",), "nft has no ratio")
+    assert str(e.value).startswith(f"{tmp_path}/run.json: ") and GONE in str(e.value)

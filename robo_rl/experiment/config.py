@@ -1,5 +1,6 @@
 """What a training run is told: one frozen TrainConfig; a run folder keeps it in run.json."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
@@ -319,10 +320,12 @@ def by_person(config: TrainConfig) -> bool:
 
 
 def load_config(folder: Path) -> TrainConfig:
-    """The configuration of a run folder (its run.json); UserError if it is damaged."""
+    """The configuration of a run folder (its run.json); UserError if it is damaged, or of a version with
+    options that this one refuses."""
     from robo_rl import files
 
-    saved = files.read_json(folder / "run.json")
+    path = folder / "run.json"
+    saved = files.read_json(path)
     try:
         saved = old_names.options(saved["config"])
         nested = {
@@ -332,11 +335,30 @@ def load_config(folder: Path) -> TrainConfig:
             "rl": method_options(saved["algo"]),
         }
         known = {f.name for f in fields(TrainConfig)}
-        return TrainConfig(
-            **{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known}
-        )
+        gone = [
+            f"--{part}.{name.replace('_', '-')}"
+            for part, options in nested.items()
+            for name in saved.get(part, {}).keys() - {f.name for f in fields(options)}
+        ]
+        with from_file(path):
+            if gone:
+                raise UserError(f"this version has no {', '.join(sorted(gone))}")
+            return TrainConfig(
+                **{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known}
+            )
     except (TypeError, KeyError, AttributeError) as e:
         raise UserError(
-            f"{folder / 'run.json'} is damaged or of another version of robo_rl ({e!r}); restore it from "
-            "a copy or start a new run"
+            f"{path} is damaged or of another version of robo_rl ({e!r}); restore it from a copy or start a "
+            "new run"
+        ) from e
+
+
+@contextmanager
+def from_file(path: Path, refused: type[UserError] = UserError):
+    """Errors `refused` of options name the run.json that holds them, and how they are left out of it."""
+    try:
+        yield
+    except refused as e:
+        raise UserError(
+            f'{path}: {e} (take it out of "config" in that file: an option that is not there has its default)'
         ) from e

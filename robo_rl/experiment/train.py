@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from robo_rl.child import set_openmp
-from robo_rl.errors import MissingDependency, UserError
+from robo_rl.errors import MissingDependency, UnreadOption, UserError
 from robo_rl.experiment import allocation, parallel, starts
-from robo_rl.experiment.config import TrainConfig, by_person, load_config, rollout_options
+from robo_rl.experiment.config import TrainConfig, by_person, from_file, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_names, obs_spec, probe_env
 from robo_rl.experiment.folder import check_folders
 from robo_rl.experiment.latency import with_latency
@@ -124,7 +124,8 @@ def resume(
         raise UserError(f"--resume: {folder} has no run.json; give a run folder or auto")
     config = load_config(folder)
     set_openmp(config.torch_threads)
-    with files.lock(folder):
+    # what a method does not read was taken by earlier versions
+    with files.lock(folder), from_file(folder / "run.json", UnreadOption):
         return folder, go(
             config, folder, None if config.sim == NONE else probe_env(config), Reporter(callback, quiet)
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Literal
 
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import UnreadOption, UserError, choose, in_range
 from robo_rl.plugins import OWN, is_object
 
 ANY_SIZE = ("grpo", "dr_grpo", "rloo")  # advantages of groups of different sizes
@@ -47,7 +47,7 @@ class MethodOptions:
         given = [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
         if given:
             what = ", ".join(f"--rl.{name.replace('_', '-')}" for name in given)
-            raise UserError(f"{why}: leave {what} out")
+            raise UnreadOption(f"{why}: leave {what} out")
 
 
 @dataclass(frozen=True, kw_only=True)
