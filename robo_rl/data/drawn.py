@@ -29,13 +29,18 @@ def draw_frames(
 ) -> dict[str, np.ndarray]:
     """{view: uint8[K, h, w, 3]} of the rising `rows` int64[K], as `draw_groups` draws them; `tick` is told
     how many episodes are done."""
-    shapes = {v: env.single_observation_space[f"image/{v}"].shape for v in env.spec.views}
-    out = {v: np.empty((len(rows), *shape), np.uint8) for v, shape in shapes.items()}
+    out = blank(env, len(rows))
     for here, pictures in draw_groups(env, data, rows):
         for v, x in pictures.items():
             out[v][here] = x
         tick(int(data.episode_index[rows[here[-1]]]) + 1)
     return out
+
+
+def blank(env, count: int) -> dict[str, np.ndarray]:
+    """Room for `count` pictures of each of the env's cameras."""
+    shapes = {v: env.single_observation_space[f"image/{v}"].shape for v in env.spec.views}
+    return {v: np.empty((count, *shape), np.uint8) for v, shape in shapes.items()}
 
 
 def draw_groups(env, data: Dataset, rows: np.ndarray) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
@@ -55,10 +60,7 @@ def draw_groups(env, data: Dataset, rows: np.ndarray) -> Iterator[tuple[np.ndarr
         here = np.flatnonzero((episode >= first) & (episode < first + n))
         if not len(here):
             continue
-        out = {
-            v: np.empty((len(here), *env.single_observation_space[f"image/{v}"].shape), np.uint8)
-            for v in views
-        }
+        out = blank(env, len(here))
         wanted = set(time[here].tolist())
         env.images = 0 in wanted
         obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": data.start[ids]})
