@@ -155,10 +155,14 @@ def test_stages_of_one_run_ask_for_the_same_pictures_and_draw_them_once(tmp_path
 
 def test_what_is_told_of_an_episode_is_the_mean_of_its_actions_among_those_of_all():
     action = torch.tensor([[0.0, 5.0], [2.0, 5.0], [-1.0, 5.0], [4.0, 5.0], [9.0, 5.2]])
-    told = mean_actions(action, torch.tensor([0, 0, 1, 1, 1]))  # means 1 and 4, 5 and 5.2 / 3 + 10 / 3
+    episode, every = torch.tensor([0, 0, 1, 1, 1]), torch.ones(5, dtype=torch.bool)
+    told = mean_actions(action, episode, every)  # means 1 and 4, 5 and 5.2 / 3 + 10 / 3
     assert torch.equal(told[0], told[1]) and torch.equal(told[2], told[4])
     assert torch.allclose(told[0], -told[2]) and abs(float(told[2, 0]) - 2**0.5) < 1e-2
     assert torch.allclose(told[2, 1] / told[2, 0], torch.tensor(0.2 / 3 / 3), atol=1e-4)
+    led = torch.tensor([[0.0, 5.0], [2.0, 5.0], [-7.0, 8.0], [3.0, 5.0], [5.0, 5.4 / 3 + 10 / 3]])
+    mine = mean_actions(led, episode, torch.tensor([True, True, False, True, True]))  # not what led there
+    assert torch.allclose(mine[2], mine[4]) and torch.allclose(mine[4, 0], told[4, 0], atol=1e-3)
 
 
 def test_grounding_moves_the_trunk_alone_and_is_the_same_for_a_seed(tmp_path):
@@ -166,7 +170,8 @@ def test_grounding_moves_the_trunk_alone_and_is_the_same_for_a_seed(tmp_path):
     with Writer(tmp_path / "data", spec=env.spec) as w:
         record(env, 6, 0, w.add)
     data, spec = load(tmp_path / "data"), obs_spec(env, True, 64)
-    target = mean_actions(torch.from_numpy(data.action), torch.from_numpy(data.episode_index))[:, None]
+    every = torch.ones(len(data.action), dtype=torch.bool)
+    target = mean_actions(torch.from_numpy(data.action), torch.from_numpy(data.episode_index), every)[:, None]
     policies = [make_policy(PolicyOptions(kind="smolvla", horizon=4, execute=4), spec, 0) for _ in range(3)]
     for policy in policies[:2]:
         sample = demo_sampler(data, spec, 4, rows=data.from_, target=target)

@@ -9,6 +9,7 @@ import torch
 from commands import robo_rl
 from test_few_frames import recorded, small
 
+from robo_rl import checkpoint
 from robo_rl.algos import bc
 from robo_rl.data.drawn import draw_frames
 from robo_rl.data.reader import load
@@ -182,3 +183,17 @@ def test_more_demonstrations_that_are_asked_for_are_played_again_and_the_head_le
     assert not led[rows].any() and (data.episode_index[rows] >= 4).any()
     pictures = draw_frames(small(3), data, rows)  # as they were: an episode that differs is refused
     assert len(pictures["front"]) == len(rows)
+
+
+def test_a_policy_that_is_taught_anew_knows_the_scales_of_the_experts_part_alone(tmp_path):
+    more = ("--bc.head", "0", "--data.every", "8", "--demos-most", "7", "--out", "run")
+    done = robo_rl(tmp_path, *RUN, *REACH, *RGB, *more)
+    assert done.code == 0, done.err
+    data, config = load(tmp_path / "run" / "demos"), load_config(tmp_path / "run")
+    mine = data.source != data.sources.index("policy")
+    taught = checkpoint.load_policy(checkpoint.checkpoints(tmp_path / "run")[-1])[0]
+    for rows, same in ((np.flatnonzero(mine), True), (None, False)):
+        fresh = fresh_policy(config, taught.spec, data, rows)
+        for norm in ("obs_norm", "action_norm"):
+            a, b = (getattr(p, norm).state_dict() for p in (taught, fresh))
+            assert all(torch.equal(a[k], b[k]) for k in a) == same, norm

@@ -52,12 +52,13 @@ class Reader(nn.Module):
         return self.net((scores.softmax(-1) @ values).flatten(1))
 
 
-def mean_actions(action: Tensor, episode: Tensor) -> Tensor:
-    """Normalised actions [F,A] of episodes int64[F] -> of each frame the mean of its episode, [F,A]: over
-    all episodes of mean 0, and of mean square 1 over all axes, which keep their proportions: one that
-    hardly differs between episodes counts little."""
-    count = episode.bincount()[:, None]
-    mean = torch.zeros(len(count), action.shape[1], dtype=action.dtype).index_add_(0, episode, action) / count
+def mean_actions(action: Tensor, episode: Tensor, told: Tensor) -> Tensor:
+    """Normalised actions [F,A] of episodes int64[F] -> of each frame the mean of those of its episode that
+    are `told` bool[F], [F,A]: over all episodes of mean 0, and of mean square 1 over all axes, which keep
+    their proportions: one that hardly differs between episodes counts little."""
+    count = episode.bincount(told.to(action.dtype))[:, None]
+    mean = torch.zeros(len(count), action.shape[1], dtype=action.dtype)
+    mean.index_add_(0, episode[told], action[told]).div_(count)
     mean = mean - mean.mean(0)
     return (mean / mean.square().mean().sqrt().clamp(min=1e-6))[episode]
 

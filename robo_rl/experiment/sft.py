@@ -14,7 +14,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
-from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, load_frames
+from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, demonstrated, load_frames
 from robo_rl.experiment.teaching import Teaching
 from robo_rl.options import FLOWS, VLAS, LoraOptions
 from robo_rl.plugins import is_object
@@ -297,9 +297,10 @@ def ground_trunk(run: Run, frames: SupervisedFrames, among: np.ndarray) -> None:
     config, data, updates = run.config, frames.data, run.config.bc.ground
     with torch.no_grad():
         action = run.policy.action_norm(torch.from_numpy(data.action).to(config.device)).cpu()
-    target = mean_actions(action, torch.from_numpy(data.episode_index))[:, None]
+    told = demonstrated(config, data)
+    target = mean_actions(action, *map(torch.from_numpy, (data.episode_index, told)))[:, None]
     learnt, held = np.zeros((2, len(data.action)), bool)
-    begins = data.from_[among[data.from_]]
+    begins = data.from_[(among & told)[data.from_]]
     learnt[begins], held[begins[HOLD - 1 :: HOLD]] = True, True
     learnt &= ~held
     run.report.start("ground", updates, "updates")
@@ -367,9 +368,9 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
     config, frames, run.pooled = run.config, load_frames(run, folder), None
     dataset = frames.data
     if not config.init:
-        run.policy = fresh_policy(
-            config, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), dataset
-        )
+        spec = obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text)
+        told = demonstrated(config, dataset)
+        run.policy = fresh_policy(config, spec, dataset, None if told.all() else np.flatnonzero(told))
         if not run.updates:
             report_cameras(run)
     out = (dataset.episode_index % HOLD == HOLD - 1) & hold_out

@@ -45,13 +45,18 @@ def by_policy(data: "Dataset") -> np.ndarray:
     return data.source == (data.sources.index("policy") if "policy" in data.sources else -1)
 
 
+def demonstrated(config: TrainConfig, data: "Dataset") -> np.ndarray:
+    """bool[F]: the frames that are demonstrations. Where the run recorded them itself these are of what the
+    expert did and not of the policy that led it there."""
+    return ~(by_policy(data) & config.demos.isdigit())
+
+
 def chosen(config: TrainConfig, data: "Dataset", every: int) -> np.ndarray:
-    """Rows int64[K] of the frames to learn from, one in `every`: where the run recorded its demonstrations
-    itself, of what the expert did and not of the policy that led it there."""
+    """Rows int64[K] of the frames to learn from: one in `every`, of the demonstrated ones."""
     from robo_rl.data import drawn
 
     rows = drawn.chosen_frames(data, every, config.seed)
-    return rows[~by_policy(data)[rows]] if config.demos.isdigit() else rows
+    return rows[demonstrated(config, data)[rows]]
 
 
 def load_frames(run: Run, folder: Path) -> SupervisedFrames:
