@@ -5,6 +5,7 @@ import queue
 import subprocess
 import threading
 
+HANG = 60.0  # s without progress after which a process counts as one that hangs, where no option says it
 GRACE = 5.0  # s between SIGTERM and SIGKILL
 
 

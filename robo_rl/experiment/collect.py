@@ -163,9 +163,10 @@ def collect(options: CollectOptions) -> Collected:
         control=options.control,
         randomise=options.randomise,
     )
+    from robo_rl.child import HANG
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record
-    from robo_rl.experiment.step_watch import HANG, StepWatch
+    from robo_rl.experiment.step_watch import StepWatch
     from robo_rl.film import FilmedEnv, check_path, write_film
     from robo_rl.log import Progress
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from robo_rl import old_names
+from robo_rl.child import HANG
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options import (
     ALGOS,
@@ -158,7 +159,7 @@ class TrainConfig:
     """processes: workers on this machine; ray: workers are Ray actors, on any machine of a cluster."""
     ray_address: str = ""
     """Ray cluster to join, for example auto; empty: one of this machine alone."""
-    hang: float = 60.0
+    hang: float = HANG
     """Seconds without a decision after which a worker is restarted; of the learner's own simulator
     (--workers 0, evaluations) seconds of one step after which you are told, and ten times as many end the
     run."""

@@ -16,7 +16,6 @@ from typing import Self
 
 from gymnasium.vector import VectorEnv
 
-HANG = 60.0  # s, where no option says it
 PATIENCE = 10  # times `hang` until the command ends
 LOOK = 1.0  # s between two looks
 CALLS = ("step", "reset")

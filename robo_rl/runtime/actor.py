@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from robo_rl.child import HANG
 from robo_rl.errors import UserError
 from robo_rl.journal import Journal
 from robo_rl.lora import moving
@@ -216,7 +217,7 @@ class SeparateProcessActor:
         policy: Policy,
         stores: tuple[Replay, Replay],
         round_: int,
-        hang: float = 60.0,
+        hang: float = HANG,
         back_off: tuple[float, ...] = BACK_OFF,
     ):
         self.job, self.stores, self.round, self.hang, self.back_off = job, stores, round_, hang, back_off

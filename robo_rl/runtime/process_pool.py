@@ -16,6 +16,7 @@ from multiprocessing import connection as mpc
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from robo_rl.child import HANG
 from robo_rl.lora import moving
 from robo_rl.runtime import server, snapshot
 from robo_rl.runtime.published import create
@@ -111,7 +112,7 @@ class ProcessPool:
     """One process per job, and a policy server for jobs that are `served`. `policy`: whose weights are
     published."""
 
-    def __init__(self, jobs: list[Job], policy, hang: float = 60.0, back_off: tuple[float, ...] = BACK_OFF):
+    def __init__(self, jobs: list[Job], policy, hang: float = HANG, back_off: tuple[float, ...] = BACK_OFF):
         self.jobs, self.policy, self.hang, self.back_off = jobs, policy, hang, back_off
         self.processes: dict[int, WorkerProcess] = {}
         self.clock = snapshot.AwakeClock(min(1.0, hang / 4))

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from robo_rl.child import HANG
 from robo_rl.errors import LostDaemon, MissingDependency, UserError
 from robo_rl.noise import mix
 from robo_rl.rollout import OBS, Collector, Columns, new_columns
@@ -291,7 +292,7 @@ class RayPool:
         jobs: list[Job],
         policy,
         address: str = "",
-        hang: float = 60.0,
+        hang: float = HANG,
         link: float = LINK,
         *,
         fan: int = FAN,
