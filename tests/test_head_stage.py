@@ -1,6 +1,7 @@
 """The action head that learns on, on what a trunk that stays as it is makes of pictures."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from robo_rl.data.reader import load
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.head_stage import encoded, teach_head
+from robo_rl.experiment.own_successes import teach_round
 from robo_rl.experiment.run import Stopped
 from robo_rl.experiment.sft import fresh_policy
 from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
@@ -122,6 +124,41 @@ def test_frames_that_are_left_out_teach_nothing_and_weights_count(tmp_path):
         assert torch.equal(a, c) == (not name.startswith("head.")) or "base" in name, name
 
 
+def test_every_frame_of_data_sets_beside_the_demonstrations_counts_as_much_as_theirs(tmp_path):
+    data, _ = recorded(tmp_path / "data", 6, pictures=False)
+    beside, _ = recorded(tmp_path / "beside", 3)
+    spoiled, _ = recorded(tmp_path / "spoiled", 3)
+    spoiled.action[:] = 1.0
+    alone, more, told = run_of(data), run_of(data), run_of(data)
+    teach_head(alone, SupervisedFrames(data), everything(data), 0)
+    assert teach_head(more, SupervisedFrames(data), everything(data), 0, beside=[beside]) == 120
+    assert [n for stage, n, _ in more.report.stages if stage == "look"] == [
+        len(chosen(more.config, data, 2)),
+        len(beside.action),
+    ]
+    teach_head(told, SupervisedFrames(data), everything(data), 0, beside=[beside, spoiled])
+    rows = np.arange(len(data.action))
+    raw = {"state": data.state, "task": [data.tasks[0]] * len(rows)}
+    pictures = draw_frames(small(2), data, rows)
+    raw |= {f"image/{view}": x for view, x in pictures.items()}
+
+    def mean_action(run) -> float:
+        seen = obs_tensors(raw, run.policy.spec)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            return run.policy.act(seen, generator, explore=False).actions.mean().item()
+
+    assert mean_action(told) > mean_action(more) + 0.1  # what was spoiled is learnt too
+    for (name, a), b, c in zip(
+        alone.policy.state_dict().items(),
+        more.policy.state_dict().values(),
+        told.policy.state_dict().values(),
+        strict=True,
+    ):
+        if not name.startswith("head."):
+            assert torch.equal(a, b) and torch.equal(a, c), name
+
+
 def test_a_stop_is_heeded_while_pictures_are_looked_at_and_while_the_head_learns(tmp_path):
     data, _ = recorded(tmp_path / "data", pictures=False)
     run = run_of(data)
@@ -197,3 +234,24 @@ def test_a_policy_that_is_taught_anew_knows_the_scales_of_the_experts_part_alone
         for norm in ("obs_norm", "action_norm"):
             a, b = (getattr(p, norm).state_dict() for p in (taught, fresh))
             assert all(torch.equal(a[k], b[k]) for k in a) == same, norm
+
+
+def test_the_head_learns_on_from_the_policys_own_successes_and_the_policy_of_before_is_kept(tmp_path):
+    data, _ = recorded(tmp_path / "data")
+    recorded(tmp_path / "run" / "own" / "round_0", 3)
+    run = run_of(data)
+    run.config = replace(run.config, demos=str(tmp_path / "data"))
+    run.folder, run.env = tmp_path / "run", small(1)
+    kept, before = run.policy, {k: v.clone() for k, v in run.policy.state_dict().items()}
+    teach_round(run, 0)
+    assert run.updates == 120 and run.policy is not kept
+    looked = [n for stage, n, _ in run.report.stages if stage == "look"]
+    own = load(tmp_path / "run" / "own" / "round_0")
+    assert looked == [len(chosen(run.config, data, 2)), len(own.action)]
+    for name, value in run.policy.state_dict().items():
+        assert torch.equal(value, before[name]) == (not name.startswith("head.")), name
+        assert torch.equal(kept.state_dict()[name], before[name]), name
+    run.policy = kept  # it was better: another round
+    teach_round(run, 0)
+    looked = [n for stage, n, _ in run.report.stages if stage == "look"]
+    assert looked[2:] == [len(own.action)]  # demonstrations are looked at once

@@ -6,7 +6,7 @@ how precisely to act the head learns from many more frames and steps. What the t
 computed once for all of these (`--bc.head`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -38,12 +38,14 @@ def teach_head(
     among: np.ndarray,
     made: int,
     weight: "Callable[[Tensor], Tensor] | None" = None,
+    beside: Sequence[Dataset] = (),
 ) -> int:
     """Teach all of `run.policy` but its trunk in --bc.head updates, on those frames that are in `among`
     bool[F], reported as those after the first `made` ones -> how many these were.
 
-    weight: as `demos.demo_sampler` has it. `run.pooled` has the frames that the trunk, as it is, has looked
-    at before, and then those of now too. Raises Stopped when a signal comes.
+    weight: as `demos.demo_sampler` has it. beside: data sets with pictures of which every frame counts as
+    much. `run.pooled` has the frames that the trunk, as it is, has looked at before, and then those of now
+    too. Raises Stopped when a signal comes.
     """
     config, policy, data = run.config, run.policy, frames.data
     options = config.bc
@@ -53,18 +55,18 @@ def teach_head(
     rows = rows[among[rows]]
     policy.eval()
     known, pooled = run.pooled or (rows[:0], torch.empty(0, policy.context_size))
-    assert np.array_equal(known, rows[: len(known)])  # what was recorded since then comes after it
+    if not np.array_equal(known, rows[: len(known)]):  # some were held out; what is recorded comes after
+        known, pooled = rows[:0], pooled[:0]
     pooled = torch.cat([pooled, encoded(run, data, rows[len(known) :])])
     run.pooled = rows, pooled
-    where = torch.from_numpy(rows)
-    _, chunk, pad = (
-        torch.from_numpy(np.ascontiguousarray(x[rows])) for x in chunks(data, policy.options.horizon)
-    )
+    parts, where = [learnt_rows(run, data, rows, pooled)], torch.from_numpy(rows)
+    for more in beside:
+        every = np.arange(len(more.action))
+        parts.append(learnt_rows(run, more, every, encoded(run, more, every)))
+    state, pooled, chunk, mask = (torch.cat(x) for x in zip(*parts, strict=True))
+    assert not (beside and weight)
     sample = bc.demos_sampler(
-        {"state": torch.from_numpy(data.state[rows]), PREFIX: pooled},
-        chunk,
-        (~pad).float(),
-        weight and (lambda at: weight(where[at])),
+        {"state": state, PREFIX: pooled}, chunk, mask, weight and (lambda at: weight(where[at]))
     )
     sample = sampled_on(device_of(policy), sample)
     size, noises = head_batch(options)
@@ -86,6 +88,16 @@ def head_batch(options: BcOptions) -> tuple[int, int]:
     """(frames of an update of the head, draws of noise for each)."""
     size = max(options.batch, ROWS)
     return size, max(1, options.batch * options.noises // size)
+
+
+def learnt_rows(
+    run: Run, data: Dataset, rows: np.ndarray, pooled: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(state [K,S], `pooled` [K,C], chunks [K,H,A], mask [K,H]) of the frames `rows` int64[K]."""
+    _, chunk, pad = (
+        torch.from_numpy(np.ascontiguousarray(x[rows])) for x in chunks(data, run.policy.options.horizon)
+    )
+    return torch.from_numpy(data.state[rows]), pooled, chunk, (~pad).float()
 
 
 @torch.no_grad()

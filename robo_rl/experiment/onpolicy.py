@@ -100,7 +100,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     saved, control = state.get("feed"), make_control(run, state.get("starts"))
     planned = allocation.make_planned(config, control, state.get("groups"))
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
-    run.frames = None  # no later stage asks for them
+    run.frames = run.pooled = None  # no later stage asks for them
     supervise(learner, control)
     try:
         rehearsal = make_rehearsal(run, state["rehearsal"] if state and "rehearsal" in state else None)

@@ -3,7 +3,8 @@ the demonstrations.
 
     until success on the starts that choose is enough, or no longer rises:
         play --bc.own episodes with exploration noise;  keep those that succeeded
-        teach a fresh policy on the demonstrations and on all that was kept
+        teach a fresh policy on the demonstrations and on all that was kept;
+        with --bc.head its head alone, which learns on
 
 Imitation of what was rewarded (reward-weighted regression: Peters and Schaal 2007, with the weight 0 or 1;
 expert iteration: Anthony et al. 2017, arXiv 1705.08439; ReST: Gulcehre et al. 2023, arXiv 2308.08998). It
@@ -11,20 +12,23 @@ needs no likelihood and no critic, and a success under noise shows how to act in
 demonstrations. It cannot go beyond what noise finds, so RL follows.
 """
 
+import copy
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import torch
 
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
+from robo_rl.experiment.head_stage import teach_head
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run, Stopped
 from robo_rl.experiment.sft import demo_folder, fresh_policy, imitate
-from robo_rl.experiment.supervised_frames import load_frames
+from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
 from robo_rl.lora import attach
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
 
@@ -132,16 +136,22 @@ def play_round(run: Run, k: int) -> tuple[int, int]:
 
 def teach_round(run: Run, k: int) -> None:
     """Teach a fresh policy on the demonstrations and the successes of rounds 0 to k, with the exploration
-    noise of the one before."""
+    noise of the one before. With --bc.head a copy of that one, of which the head learns on: to look at all
+    pictures anew costs most."""
     from robo_rl.data.reader import load
-    from robo_rl.demos import demo_sampler
+    from robo_rl.demos import demo_sampler, load_demos
     from robo_rl.options import DataOptions
 
     config, folder, noisy = run.config, demo_folder(run), run.policy
     assert folder is not None  # `begins` has seen to it
+    own = [load(run.folder / FOLDER / f"round_{i}") for i in range(k + 1)]
+    if config.bc.head:
+        run.policy, demos = copy.deepcopy(noisy), load_demos(folder, run.env, config.data.label)
+        every = np.ones(len(demos.action), bool)
+        run.updates += teach_head(run, SupervisedFrames(demos), every, run.updates, beside=own)
+        return
     frames = load_frames(run, folder)
     demos = frames.data
-    own = [load(run.folder / FOLDER / f"round_{i}") for i in range(k + 1)]
     spec = obs_spec(run.env, len(demos.tasks) > 1, config.policy.text)
     run.policy = fresh_policy(config, spec, demos)
     parts = [

@@ -503,7 +503,7 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
         run.report.say(f"{said}: {after.updates:,} updates (--bc.most {most})")
     if run.policy is not best_policy:
         run.report.say(f"{said}: the policy of before is kept")
-        run.policy, success = best_policy, best
+        run.policy, run.pooled, success = best_policy, None, best
         first_look(run)
     if success < ENOUGH:
         run.report.say(
@@ -522,7 +522,7 @@ def first_look(run: Run) -> float:
 def evaluate_supervised(run: Run, looked: bool = False) -> None:
     """Report the policy that RL begins with; where RL follows it is one of those to choose among. `looked`:
     it was looked at already."""
-    run.pooled = None  # what the stage kept
+    run.pooled = run.pooled if run.config.bc.own else None  # what the stage kept
     run.evaluate("sft")
     if run.config.algo == "bc" or not run.config.steps:
         run.looks = []
