@@ -311,8 +311,8 @@ class BcOptions:
     --bc.updates."""
     own: int = 0
     """Methods that learn online, while supervised success is between 0 and 0.6: before RL the policy plays so
-    many episodes with exploration noise, and learns from its successes beside the demonstrations; again while
-    that raises success. 0: none."""
+    many episodes with exploration noise, and learns from its successes beside the demonstrations (with
+    --bc.head its head alone); again while that raises success. 0: none."""
     ground: int = 0
     """Most optimizer steps before those, where demonstrations have several instructions: the trunk of a
     vision-language-action model with fresh weights learns to tell from the first observation of an episode
