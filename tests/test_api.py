@@ -499,7 +499,7 @@ def test_a_vision_language_action_model_has_rows_of_its_own_and_fresh_weights_mo
     assert small.bc.head > 0 == fresh.bc.head and small.demos_most > 0 == fresh.demos_most
     for kind in ("openvla_oft", "mine:make"):
         assert parse([*asked[:4], "--policy", kind, "--algo", "ppo"]).bc.head == 0
-    assert public.rl == fresh.rl and public.bc == replace(small.bc, head=0, head_every=0)
+    assert public.rl == fresh.rl and public.bc == replace(small.bc, head=0, head_every=0, own=0)
 
 
 def test_a_run_s_own_configuration_starts_another(trained, tmp_path):

@@ -217,7 +217,8 @@ def test_no_more_than_the_demonstrations_that_a_user_names_are_recorded():
     )
     assert package.recipe(sim="arm").demos_most == 0 and package.recipe(obs="rgb").demos_most > 3000
     named = package.recipe(obs="rgb", demos="20")
-    assert named.demos_most == named.bc.head == package.recipe(sim="arm", obs="rgb").bc.head == 0
+    assert named.demos_most == named.bc.head_every == package.recipe(sim="arm", obs="rgb").bc.head == 0
+    assert named.bc.head == package.recipe(obs="rgb").bc.head > 0 and named.data.every == 1
     assert package.recipe(obs="rgb", demos="20", bc={"head": 9}).bc.head == 9
 
 

@@ -1,5 +1,6 @@
 """The action head that learns on, on what a trunk that stays as it is makes of pictures."""
 
+import copy
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,13 +17,14 @@ from robo_rl.data.drawn import draw_frames
 from robo_rl.data.reader import load
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import obs_spec
-from robo_rl.experiment.head_stage import encoded, teach_head
+from robo_rl.experiment.head_stage import encoded, teach_head, teach_head_if_better
 from robo_rl.experiment.own_successes import teach_round
 from robo_rl.experiment.run import Stopped
 from robo_rl.experiment.sft import fresh_policy
 from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
 from robo_rl.options import BcOptions, DataOptions, PolicyOptions
 from robo_rl.policies import obs_tensors
+from robo_rl.selection import Look
 
 
 class Report:
@@ -255,3 +257,34 @@ def test_the_head_learns_on_from_the_policys_own_successes_and_the_policy_of_bef
     teach_round(run, 0)
     looked = [n for stage, n, _ in run.report.stages if stage == "look"]
     assert looked[2:] == [len(own.action)]  # demonstrations are looked at once
+
+
+def test_where_nobody_is_asked_for_more_the_policy_of_before_goes_on_if_the_head_made_it_worse(tmp_path):
+    data, _ = recorded(tmp_path / "data")
+    for rates, said in (
+        ((0.5, 0.4), ", so the policy of before goes on"),
+        ((0.4, 0.4), ""),
+        ((0.3, 0.4), ""),
+    ):
+        run, told, rest = run_of(data), [], iter(rates)
+        run.looks, run.report.say = [], told.append
+
+        def look(run=run, rest=rest):
+            run.looks.append(Look(0, round(100 * next(rest)), 100, 0.0))
+
+        run.look, kept = look, copy.deepcopy(run.policy.state_dict())
+        assert teach_head_if_better(run, SupervisedFrames(data), everything(data), 0) == 120
+        assert told == [f"the head learnt on: success {rates[0]:.3f} -> {rates[1]:.3f}{said}"]
+        same = [torch.equal(v, kept[k]) for k, v in run.policy.state_dict().items() if k.startswith("head.")]
+        assert all(same) if said else not any(same)
+        assert [x.rate for x in run.looks] == ([] if said else [0.4])  # none of one that was given up
+
+
+def test_a_run_of_recorded_demonstrations_looks_before_and_after_its_head_learns_on(tmp_path):
+    recorded(tmp_path / "data", 4)
+    run = ("train", "--algo", "bc", "--bc.updates", "2", "--bc.batch", "4", "--bc.head", "3", "--no-video")
+    size = ("--envs", "2", "--eval-envs", "2", "--eval-episodes", "2", "--task", "reach")
+    done = robo_rl(tmp_path, *run, *size, *RGB, "--demos", "data", "--out", "run")
+    assert done.code == 0, done.err
+    assert done.err.count("starts of list 0, which choose") >= 2
+    assert "the head learnt on: success 0.000 -> 0.000" in done.err

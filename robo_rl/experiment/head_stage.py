@@ -6,9 +6,11 @@ how precisely to act the head learns from many more frames and steps. What the t
 computed once for all of these (`--bc.head`).
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from robo_rl.options import BcOptions
 from robo_rl.policies import obs_tensors
 from robo_rl.policies.context import PREFIX
 from robo_rl.policies.guidance import supervised
+from robo_rl.selection import best_look
 
 PIECE = 64  # observations that are encoded together
 ROWS = 256  # different frames of a step, at least: without pictures they cost what draws of noise do
@@ -82,6 +85,27 @@ def teach_head(
     policy.freeze_base()
     policy.eval()
     return options.head
+
+
+def teach_head_if_better(run: Run, *args: Any) -> int:
+    """`teach_head` of the same arguments, and looks before and after. Where success on the starts that choose
+    fell, `run.policy` is that of before: what the head fits to a hair it knows only where the demonstrations
+    go."""
+    if not run.config.bc.head:
+        return 0
+    before = copy.deepcopy(run.policy)
+    run.look()
+    made = teach_head(run, *args)
+    run.look()
+    first, second = run.looks
+    better = best_look([second, first]) is second
+    run.report.say(
+        f"the head learnt on: success {first.worst:.3f} -> {second.worst:.3f}"
+        + ("" if better else ", so the policy of before goes on")
+    )
+    run.looks = [second] if better else []
+    run.policy = run.policy if better else before
+    return made
 
 
 def head_batch(options: BcOptions) -> tuple[int, int]:

@@ -170,8 +170,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "what tells one scene from another is in its first picture: few frames of many demonstrations, which "
         "are played again and drawn where supervision begins; how precisely to act takes the head many more "
         "frames than it takes the trunk to see, and what it then fits to a hair it knows only where the "
-        "expert goes, so the expert shows how to go on from where it leads",
-        {"data": {"every": 16, "cache_mb": 1024}, "bc": {"head": 8000, "head_every": 4}},
+        "expert goes, so the expert shows how to go on from where it leads; while that is not enough, the "
+        "policy's own successes",
+        {"data": {"every": 16, "cache_mb": 1024}, "bc": {"head": 8000, "head_every": 4, "own": 256}},
     ),
     (
         "fast on_policy rgb full",
@@ -186,7 +187,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast on_policy rgb undivided",
         "its head learns from observations alone, or its trunk gives too much to keep of every frame",
-        {"demos_most": 0, "bc": {"head": 0, "head_every": 0}},
+        {"demos_most": 0, "bc": {"head": 0, "head_every": 0, "own": 0}},
     ),
     ("fast on_policy rgb vla quick", "a step costs more", {"steps": 80_000, "eval_every": 40_000}),
     (
@@ -676,7 +677,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "robot on_policy rgb",
         "an arm's time is dear, and it does not play an episode again",
-        {"demos": "300", "data": {"every": 1}, "bc": {"ground": 0, "head": 0, "head_every": 0}},
+        {"demos": "300", "data": {"every": 1}, "bc": {"ground": 0, "head": 0, "head_every": 0, "own": 0}},
     ),
     ("robot on_policy ours", "small rollouts", {"rl": {"minibatch": 64}}),
     ("dds", "one arm in real time", {"envs": 1}),

@@ -236,7 +236,7 @@ def steps(
 
 def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
     """`base` for a user who names these options, dotted: all of --steps are made, no more than --demos are
-    recorded (and learnt from in all their frames, by all weights at once) and --bc.updates taken, exploration
+    recorded (and learnt from in all their frames) and --bc.updates taken, exploration
     noise is what it is said to be, nothing is played again where rollouts are made in another way, unless
     what else would end, extend or choose them is named too (it is laid over this)."""
     named = {name.replace("-", "_") for name in named}
@@ -251,7 +251,7 @@ def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
         base = replace(base, rl=replace(base.rl, explore=0.0))
     base = replace(base, bc=replace(base.bc, most=0)) if "bc.updates" in named else base
     if "demos" in named:
-        data, bc = replace(base.data, every=1), replace(base.bc, head=0, head_every=0)
+        data, bc = replace(base.data, every=1), replace(base.bc, head_every=0)
         base = replace(base, demos_most=0, data=data, bc=bc)
     return base
 

@@ -361,11 +361,11 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
     out, every tenth; nan without any."""
     from robo_rl.algos import bc
     from robo_rl.devices import device_of, sampled_on
-    from robo_rl.experiment.head_stage import teach_head
+    from robo_rl.experiment.head_stage import teach_head, teach_head_if_better
     from robo_rl.experiment.pear import PearWeights
     from robo_rl.lora import attach
 
-    config, frames, run.pooled = run.config, load_frames(run, folder), None
+    config, frames, run.pooled, run.looks = run.config, load_frames(run, folder), None, []
     dataset = frames.data
     if not config.init:
         spec = obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text)
@@ -389,7 +389,10 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
     )
     run.taught = updates
     run.updates += updates
-    run.updates += teach_head(run, frames, ~out, run.updates, weights)
+    # what the head does elsewhere, demonstrations that are asked for mend
+    asks = config.demos.isdigit() and len(rounds(config)) > 1
+    teach_more = teach_head if asks else teach_head_if_better
+    run.updates += teach_more(run, frames, ~out, run.updates, weights)
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()
     if not out.any():
@@ -465,7 +468,7 @@ def ask_until_enough(run: Run, folder: Path) -> None:
             f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} "
             "(--demos-most)"
         )
-    evaluate_supervised(run, looked=True)
+    evaluate_supervised(run)
 
 
 def teach_on(run: Run, folder: Path) -> None:
@@ -473,7 +476,7 @@ def teach_on(run: Run, folder: Path) -> None:
     from robo_rl.demos import load_demos
     from robo_rl.experiment.head_stage import teach_head
 
-    data = load_demos(folder, run.env, run.config.data.label)
+    data, run.looks = load_demos(folder, run.env, run.config.data.label), []
     run.updates += teach_head(run, SupervisedFrames(data), np.ones(len(data.action), bool), run.updates)
 
 
@@ -503,31 +506,28 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
         run.report.say(f"{said}: {after.updates:,} updates (--bc.most {most})")
     if run.policy is not best_policy:
         run.report.say(f"{said}: the policy of before is kept")
-        run.policy, run.pooled, success = best_policy, None, best
+        run.policy, run.pooled, run.looks, success = best_policy, None, [], best
         first_look(run)
     if success < ENOUGH:
         run.report.say(
             f"supervised {success:.3f}: what would help is more demonstrations than those in {folder}"
         )
-    evaluate_supervised(run, looked=True)
+    evaluate_supervised(run)
 
 
 def first_look(run: Run) -> float:
-    """Evaluate the supervised policy on the starts that choose -> success; the look of one that was given up
-    is forgotten."""
-    run.looks = []
-    return run.look()
+    """Success of the supervised policy on the starts that choose; it is evaluated there once."""
+    return run.looks[-1].worst if run.looks else run.look()
 
 
-def evaluate_supervised(run: Run, looked: bool = False) -> None:
-    """Report the policy that RL begins with; where RL follows it is one of those to choose among. `looked`:
-    it was looked at already."""
+def evaluate_supervised(run: Run) -> None:
+    """Report the policy that RL begins with; where RL follows it is one of those to choose among."""
     run.pooled = run.pooled if run.config.bc.own else None  # what the stage kept
     run.evaluate("sft")
     if run.config.algo == "bc" or not run.config.steps:
         run.looks = []
-    elif not looked:
-        run.look()
+    else:
+        first_look(run)
 
 
 def instructions(env) -> set[str]:
