@@ -170,9 +170,9 @@ def own_only(name: str, obs: str, control: str, randomise: str, device: str) -> 
 def own_actions(name: str, space: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
     """(low, high) float64 [A] of a bounded Box of any shape, flattened; UserError for anything else."""
     if not isinstance(space, spaces.Box):
+        remedy = "; a gymnasium.ActionWrapper can make them of a Box" if name.startswith("gym:") else ""
         raise UserError(
-            f"{name} has {type(space).__name__} actions; only continuous (Box) actions are supported; a "
-            "gymnasium.ActionWrapper can make them of a Box"
+            f"{name} has {type(space).__name__} actions; only continuous (Box) actions are supported{remedy}"
         )
     low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):

@@ -111,7 +111,7 @@ def test_an_end_on_the_last_step_is_a_termination():
     [
         ("Pendulm-v1", r"unknown gym id 'Pendulm-v1'. Nearest: Pendulum-v1"),
         ("Pendulum-v99", r"unknown gym id 'Pendulum-v99'. Nearest: Pendulum-v1"),
-        ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions"),
+        ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions are supported; a gymnasium"),
         (
             "no_such_module:Env-v0",
             "there is no module 'no_such_module'.*run the command in the folder that holds it",
@@ -623,7 +623,7 @@ def test_a_goal_that_an_id_hides_unless_asked_is_shown():
     "id, fault",
     [
         ("Hoper-v5", "unknown envpool id 'Hoper-v5'. Nearest: Hopper-v5"),
-        ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions"),
+        ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions are supported$"),
         ("", "needs an id after the colon"),
     ],
 )
