@@ -3,14 +3,18 @@
 import json
 import os
 import signal
+import warnings
 from dataclasses import replace
 
 import datasets
+import numpy as np
 import pytest
 import torch
 
 from robo_rl import checkpoint
+from robo_rl.cli import main
 from robo_rl.data import labels
+from robo_rl.data.lerobot import Episode, Features, Writer
 from robo_rl.experiment import teaching
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.train import resume, train
@@ -151,3 +155,27 @@ def test_a_trunk_learns_what_instructions_mean_from_a_data_set_too(data, tmp_pat
     config = make_config(data, tmp_path / "run", "smolvla", 1)
     config = replace(config, bc=replace(config.bc, ground=2, updates=2))
     assert stages_of(config) == ["ground", "sft", "reads"]
+
+
+def test_an_axis_that_never_moves_and_a_policy_of_the_state_alone_cost_no_word(tmp_path):
+    names, folder = ("pan.pos", "still.pos"), tmp_path / "set"
+    with Writer(folder, Features(20, names, names)) as w:
+        for e in range(4):
+            x = np.random.default_rng(e).random((12, 2), np.float32)
+            x[:, 1] = 10
+            w.add(Episode(state=x, action=x, task=("up", "down")[e % 2]))
+    labels.state_units(folder, "deg")
+    config = make_config(folder, tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert stages_of(replace(config, bc=replace(config.bc, shift=0))) == ["sft", "reads"]
+    pan, still = json.loads((tmp_path / "run" / "heldout.json").read_text())["axes"]
+    assert pan["error_of_mean"] > 0 and still["error_of_mean"] == still["error_of_state"] == 0
+
+
+def test_a_run_from_a_data_set_is_not_evaluated_in_another_robots_simulator(data, tmp_path, capsys):
+    train(make_config(data, tmp_path / "run"), quiet=True)
+    with pytest.raises(SystemExit) as e:
+        main(["eval", str(tmp_path / "run")])
+    said = capsys.readouterr().err
+    assert e.value.code == 2 and "robo_rl report" in said and "mujoco" not in said

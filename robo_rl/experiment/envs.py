@@ -41,8 +41,9 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
         return make_world(name[3:], task, num_envs, judge=judge, **options)
     if name == NONE:
         raise UserError(
-            "--sim none has no env: this needs a simulator, for example --sim mujoco. Of a run that learnt "
-            "without one heldout.json has the errors, and robo_rl deploy and serve take it"
+            "--sim none has nothing to play in. Of a run that learnt from a data set alone robo_rl report "
+            "shows the errors on held-out episodes, and robo_rl deploy and serve take it; a simulator of the "
+            "same robot, cameras and units is given by --sim"
         )
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")

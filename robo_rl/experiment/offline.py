@@ -143,6 +143,8 @@ def learn(run: "Run") -> None:
 
     def decoded(frames: int) -> None:
         nonlocal begun
+        if not spec.views:
+            return
         if not begun:
             run.report.start("decode", len(data.action), "frames")
         begun = True
@@ -266,7 +268,8 @@ class HeldOut:
         worst = int(np.flatnonzero(moves)[relative.argmax()]) if moves.any() else 0
         unit = "" if units[worst] == "1" else f" {units[worst]}"
         known = moves & np.isfinite(stays)
-        of_staying = f" (of staying where it is {(stays / still)[known].mean():.2f})" if known.any() else ""
+        share = (stays[known] / still[known]).mean() if known.any() else 0.0
+        of_staying = f" (of staying where it is {share:.2f})" if known.any() else ""
         run.report.say(
             f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an "
             f"action {ratio:.2f} of that of the mean action{of_staying}; in proportion largest at "
