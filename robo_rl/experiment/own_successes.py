@@ -28,7 +28,7 @@ from robo_rl.experiment.head_stage import teach_head
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run, Stopped
 from robo_rl.experiment.sft import demo_folder, fresh_policy, imitate
-from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
+from robo_rl.experiment.supervised_frames import SupervisedFrames, demonstrated, load_frames
 from robo_rl.lora import attach
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
 
@@ -153,7 +153,8 @@ def teach_round(run: Run, k: int) -> None:
     frames = load_frames(run, folder)
     demos = frames.data
     spec = obs_spec(run.env, len(demos.tasks) > 1, config.policy.text)
-    run.policy = fresh_policy(config, spec, demos)
+    told = demonstrated(config, demos)
+    run.policy = fresh_policy(config, spec, demos, None if told.all() else np.flatnonzero(told))
     parts = [
         (frames.sampler(config, spec), len(demos.action if frames.rows is None else frames.rows)),
         *((demo_sampler(data, spec, config.policy.horizon, DataOptions()), len(data.action)) for data in own),
