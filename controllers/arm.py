@@ -29,6 +29,8 @@ from robo_rl.errors import UserError, choose, in_range
 DT = 0.001  # control period and physics step [s]
 FINGERS = ("left", "right")  # actuators of a parallel gripper's fingers, where the model has them
 FINGER_TRAVEL = 0.04  # of each [m]
+JAW = "gripper"  # else the joint of a jaw, closed at one end of its range and open at the other
+JAW_GAIN, JAW_MOST = 10.0, 3.0  # [N m / rad], [N m] of the motor that a jaw without one gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +98,12 @@ class SimArm:
         self.servo = JointServo(robot, self.model, dt) if servo else None
         self.observer: Observer | None = None  # where the arm is to feel what pushes it
         self.supervisor: Supervisor | None = None  # between the law and the motors
-        fingers = [prefix + name for name in FINGERS]
-        self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in fingers], int)
-        self._finger_q = self.mj.jnt_qposadr[self.mj.actuator_trnid[self._fingers, 0]]
+        self._fingers = self._gripper_motors(prefix)
+        at = self.mj.actuator_trnid[self._fingers, 0]
+        self._finger_q, jaw = self.mj.jnt_qposadr[at], [self.mj.joint(j).name == prefix + JAW for j in at]
+        low, high = self.mj.jnt_range[at].T
+        self._closed = np.where(jaw, low, 0.0)
+        self._travel = np.where(jaw, high - low, FINGER_TRAVEL)
         self._push, self._push_until = np.zeros(6), -math.inf
         # `reset` fills it
         self._late: deque[np.ndarray] = deque([np.zeros(len(joints))] * disturbance.torque_delay)
@@ -119,7 +124,7 @@ class SimArm:
         else:
             mujoco.mj_resetData(self.mj, self.data)
         self.data.qpos[self._qpos] = vector("joint angles", q, len(self._qpos))
-        self.data.qpos[self._finger_q] = opening * FINGER_TRAVEL
+        self.data.qpos[self._finger_q] = self._closed + opening * self._travel
         self.grip(opening)
         for name, (pos, quat) in (objects or {}).items():
             at = self.mj.jnt_qposadr[
@@ -137,6 +142,14 @@ class SimArm:
         self._late = deque([self.model.bias.copy()] * len(self._late))
         if self.observer:
             self.observer.rest()
+
+    def _gripper_motors(self, prefix: str) -> np.ndarray:
+        """int [k]: the actuators of the fingers, else of the jaw; none where the model has neither."""
+        actuators = [self.mj.actuator(i) for i in range(self.mj.nu)]
+        fingers = [a.id for a in actuators if a.name in [prefix + name for name in FINGERS]]
+        at_joints = [a for a in actuators if a.trntype == mujoco.mjtTrn.mjTRN_JOINT]
+        jaw = [a.id for a in at_joints if self.mj.joint(a.trnid[0]).name == prefix + JAW]
+        return np.array(fingers or jaw, int)
 
     def use(self, law: Law, servo: bool) -> None:
         """Let another law go on from what the joints carry now: no jump in torque."""
@@ -158,12 +171,14 @@ class SimArm:
 
     def grip(self, opening: float) -> None:
         """Send the fingers to an opening, 0 closed .. 1 open; nothing where the model has none."""
-        self.data.ctrl[self._fingers] = min(max(opening, 0.0), 1.0) * FINGER_TRAVEL
+        self.data.ctrl[self._fingers] = self._closed + min(max(opening, 0.0), 1.0) * self._travel
 
     @property
     def opening(self) -> float | None:
         """Measured, 0 closed .. 1 open; None without fingers."""
-        return float(self.data.qpos[self._finger_q].mean()) / FINGER_TRAVEL if len(self._finger_q) else None
+        if not len(self._finger_q):
+            return None
+        return float(((self.data.qpos[self._finger_q] - self._closed) / self._travel).mean())
 
     def sense(self) -> None:
         """Measure: fill `model` from the simulated joints."""
@@ -272,6 +287,21 @@ def follow(law: Law, model: ArmModel, out: Setpoint) -> None:
         law.stop_complying()
 
 
+def add_jaw_motor(spec: mujoco.MjSpec, robot: Robot) -> None:
+    """A position servo for a jaw that nothing moves: `JAW`, a hinge with a range, none of the robot's own
+    joints."""
+    jaw = spec.joint(JAW)
+    if jaw is None or JAW in robot.joints or any(a.target == JAW for a in spec.actuators):
+        return
+    if jaw.type != mujoco.mjtJoint.mjJNT_HINGE or jaw.range[0] >= jaw.range[1]:
+        return
+    servo = spec.add_actuator(
+        name=JAW, target=JAW, trntype=mujoco.mjtTrn.mjTRN_JOINT, ctrlrange=jaw.range, ctrllimited=True
+    )
+    servo.set_to_position(JAW_GAIN)
+    servo.forcelimited, servo.forcerange = True, (-JAW_MOST, JAW_MOST)
+
+
 def simulated(source: "str | Path", robot: Robot, dt: float, disturbance: Disturbance) -> mujoco.MjModel:
     """`simulated_spec`, compiled. UserError: it cannot be."""
     try:
@@ -305,6 +335,7 @@ def simulated_spec(source: "str | Path", robot: Robot, dt: float, disturbance: D
         motor.set_to_motor()
         if disturbance.joint_friction:
             spec.joint(joint).frictionloss = disturbance.joint_friction
+    add_jaw_motor(spec, robot)
     for body in spec.bodies:
         body.gravcomp = 0
     add_tool(spec, robot.site)

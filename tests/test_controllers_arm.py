@@ -780,3 +780,35 @@ def test_the_arm_works_in_the_simulators_scenes():
     arm.run(0.5)
     assert np.linalg.norm(arm.pose()[0] - pos) < 1e-3
     assert arm.data.body("cube").xpos[2] == pytest.approx(0.02, abs=1e-3)
+
+
+def test_a_jaw_that_is_a_hinge_opens_and_closes_and_its_arm_says_how_far():
+    robot = load_robot("so101")
+    arm = SimArm(robot)
+    low, high = arm.mj.joint("gripper").range
+    for opening in (1.0, 0.0, 0.3):
+        arm.grip(opening)
+        for _ in range(800):
+            arm.tick()
+        assert arm.opening == pytest.approx(opening, abs=0.01)
+        angle = arm.data.qpos[arm.mj.joint("gripper").qposadr[0]]
+        assert angle == pytest.approx(low + opening * (high - low), abs=0.02)
+    arm.reset(np.array(robot.home), opening=1.0)
+    assert arm.opening == 1.0
+    bus = Bus(lambda: arm.t)
+    node = ArmNode(arm, LoopbackTransport(bus, "arm"))
+    heard = LoopbackTransport(bus, "client").subscription("gripper/joint_states", JointState)
+    run(node, 0.2)
+    assert heard.latest().message.position[0] == pytest.approx(arm.opening, abs=0.05)
+
+
+def test_a_jaw_that_its_model_moves_keeps_its_motor(tmp_path):
+    text = Path(load_robot("so101").model).read_text()
+    motor = '<actuator><position name="jaw" joint="gripper" kp="7"/></actuator></mujoco>'
+    (tmp_path / "arm.xml").write_text(text.replace("</mujoco>", motor))
+    arm = SimArm(load_robot("so101"), path=str(tmp_path / "arm.xml"))
+    assert [arm.mj.actuator(i).name for i in range(arm.mj.nu)].count("gripper") == 0
+    arm.grip(1.0)
+    for _ in range(800):
+        arm.tick()
+    assert arm.opening == pytest.approx(1.0, abs=0.02)
