@@ -362,10 +362,15 @@ def test_a_damaged_checkpoint_is_named_and_doing_what_is_said_helps(harm, whole,
 
 
 def test_a_damaged_run_json_is_named(cut):
-    for text in ("{", "[]", '{"config": {"algo": "pi_rl", "policy": {"kind": "flow", "nonsense": 1}}}'):
+    unknown = '{"config": {"algo": "pi_rl", "policy": {"kind": "flow", "nonsense": 1}}}'
+    for text, said in (
+        ("{", "run/run.json is damaged"),
+        ("[]", "run/run.json is damaged"),
+        (unknown, "run/run.json: this version has no --policy.nonsense"),
+    ):
         (cut / "run.json").write_text(text)
         for argv in (("train", "--resume", "run"), ("eval", "run")):
-            assert "run/run.json is damaged" in robo_rl(cut.parent, *argv).mistake
+            assert said in robo_rl(cut.parent, *argv).mistake
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_arguments_follow_the_task_and_what_is_an_option_is_told_by_its_name():
         ({"randomise": "mass"}, "no randomise options"),
         ({"threads": -1}, "threads must be >= 0"),
         ({"max_steps": -1}, "max_steps must be >= 0"),
-        ({"device": "tpu"}, "Allowed: cpu, cuda"),
+        ({"device": "tpu"}, "device must be cpu, cuda or cuda:N"),
     ],
 )
 def test_a_wrong_argument_says_what_is_allowed(wrong, message):
