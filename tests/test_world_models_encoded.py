@@ -1,6 +1,7 @@
 """The model of encoded pictures: its codec, its carry, what it learns of a world of one moving square, and
 its env."""
 
+import copy
 import json
 from dataclasses import asdict, replace
 
@@ -12,7 +13,9 @@ from test_world_models_video import SPEC, observations, squares
 
 from robo_rl.errors import UserError
 from sims.check import check_env
+from world_models import learning
 from world_models import model as worlds
+from world_models.calibrate import TOLD_CODED, set_shift
 from world_models.encoded import Encoded, build
 from world_models.encoded_fit import EncodedFitter
 from world_models.env import WorldEnv
@@ -230,3 +233,24 @@ def test_cameras_are_known_by_name_in_whatever_order_they_were_recorded():
     assert torch.equal(model.codes(two), model.codes(turned))
     with pytest.raises(UserError, match="cameras left, right in the model, left in the data"):
         check_fits(model.spec, replace(data, images={"left": two["left"]}), "here")
+
+
+def test_which_probability_is_a_success_is_told_by_short_rollouts(learnt, monkeypatch):
+    _, fitter, model = learnt
+    for told in (1, TOLD_CODED, 0):
+        made, report = learning.calibrated(copy.deepcopy(model.dynamics), fitter.coded, 12, 0.75, told=told)
+        other = copy.deepcopy(model.dynamics)
+        set_shift(other, fitter.coded, told or 12)
+        assert torch.equal(made.shift, other.shift) and report["shift"] == other.shift.tolist()
+    asked = {}
+
+    def calibrated(dynamics, data, horizon, tolerance, **more):
+        asked.update(more)
+        return dynamics, {}
+
+    monkeypatch.setattr(learning, "calibrated", calibrated)
+    monkeypatch.setattr(learning, "world_spec", lambda *a: replace(MINE, ends_on_success=True))
+    job = learning.encoded_job(EncodedConfig(data=("d",), net=OPTIONS, fit=FIT), squares(8))
+    job.fitter.begin_dynamics()
+    job.finish()
+    assert asked == {"told": TOLD_CODED}

@@ -15,7 +15,7 @@ from robo_rl.cli.wm_eval import gate_lines
 from robo_rl.errors import UserError
 from robo_rl.report.world_model import gate_section
 from sims.check import check_env
-from world_models import calibrate, gate_report, learning
+from world_models import calibrate, gate_fit, gate_report
 from world_models import model as worlds
 from world_models.env import WorldEnv
 from world_models.gate import ErrorLaw, Gate, before_steps, nearest
@@ -168,12 +168,12 @@ def test_no_gate_is_calibrated_on_episodes_that_it_learnt_from(data, gated):
     halves = np.flatnonzero(data.held)[::2], np.flatnonzero(data.held)[1::2]
     plain = copy.deepcopy(gated)
     plain.gate = None
-    two = [(learning.gated(plain, data, mine, LIMIT - 1), other) for mine, other in (halves, halves[::-1])]
+    two = [(gate_fit.gated(plain, data, mine, LIMIT - 1), other) for mine, other in (halves, halves[::-1])]
     run = calibrate.joined([calibrate.open_loop(m, data, LIMIT - 1, 200, episodes=e) for m, e in two])
     bounds = calibrate.factors_of([calibrate.scores_on(m, data, LIMIT - 1, e) for m, e in two])
     assert gated.spec.threshold == calibrate.calibrate(run)[1] and gated.spec.bounds[:5] == bounds[:5]
     assert not torch.equal(two[0][0].gate.law.weight, two[1][0].gate.law.weight)
-    whole = learning.gated(plain, data, np.flatnonzero(data.held), LIMIT - 1)
+    whole = gate_fit.gated(plain, data, np.flatnonzero(data.held), LIMIT - 1)
     assert torch.equal(whole.gate.law.weight, gated.gate.law.weight) and torch.equal(
         whole.gate.memory, gated.gate.memory
     )

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.75  # std
 ALLOWED = 0.1  # share of predictions within the threshold that may be off by more
+# steps that a model of codes is rolled out to say which probability is a success: along recorded actions it
+# soon drifts where a policy would correct itself, and one that finds all successes after long is too low
+TOLD_CODED = 4
 LEAST = 3  # successes that the probability which counts as one is set on
 
 

@@ -106,6 +106,8 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
         warnings.warn(f"data set {' '.join(config.data)}: {why}", stacklevel=2)
     check_text(config.net, (data.tasks[i] for i in data.task), " ".join(config.data))
     if config.gate:
+        from world_models.gate_fit import check_gate
+
         check_gate(data)
     if images and not data.images:
         raise UserError(
@@ -272,6 +274,7 @@ def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
 
 def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
     """The fit of an `encoded` model, on features of pictures that an encoder gives."""
+    from world_models.calibrate import TOLD_CODED
     from world_models.encoded import Encoded
     from world_models.encoded_fit import EncodedFitter
 
@@ -284,7 +287,9 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
 
     def finish() -> tuple:
         made = fitter.result()
-        inner, report = calibrated(made.dynamics, fitter.coded, config.horizon, config.tolerance)
+        inner, report = calibrated(
+            made.dynamics, fitter.coded, config.horizon, config.tolerance, told=TOLD_CODED
+        )
         spec = inner.spec
         made.spec = made.spec.calibrated(spec.horizon, spec.threshold, measured=spec.measured)
         return made, report
@@ -499,10 +504,17 @@ def world_spec(data, kind: str, where: str):
 
 
 def calibrated(
-    model, data, horizon: int, tolerance: float, most: int = 400, per_episode: int = 8, gate: bool = False
+    model,
+    data,
+    horizon: int,
+    tolerance: float,
+    most: int = 400,
+    per_episode: int = 8,
+    gate: bool = False,
+    told: int = 0,
 ):
     """(the model with its horizon and threshold, the numbers behind them), from `most` windows, and
-    `per_episode` for the bounds.
+    `per_episode` for the bounds; which probability is a success from rollouts of `told` steps (0: `horizon`).
 
     `gate`: a latent model's uncertainty is a gate learnt on the held-out episodes. Two gates, learnt on half
     of them each, calibrate it on the other half.
@@ -513,6 +525,8 @@ def calibrated(
     episodes, longest = np.flatnonzero(data.held), min(horizon, int(data.lengths.max()))
     asked = [(model, episodes)]  # who is calibrated on which episodes
     if gate:
+        from world_models.gate_fit import check_gate, gated
+
         check_gate(data)
         halves = episodes[::2], episodes[1::2]
         asked = [(gated(model, data, mine, horizon), other) for mine, other in (halves, halves[::-1])]
@@ -528,7 +542,7 @@ def calibrated(
         steps = max(steps, min(data.control.max_steps, horizon))  # no longer episode exists
     bounds = factors_of([scores_on(m, data, longest, e, per_episode) for m, e in asked])
     if isinstance(model, Latent):
-        set_shift(model, data, longest)
+        set_shift(model, data, min(told or longest, longest))
     model.spec = model.spec.calibrated(steps, threshold, bounds, longest)
     with np.errstate(invalid="ignore"):
         n = (~np.isnan(run.error)).sum(0).clip(1)
@@ -545,55 +559,3 @@ def calibrated(
     if isinstance(model, Latent):
         report["shift"] = model.shift.tolist()
     return model, report
-
-
-def check_gate(data) -> None:
-    """Raise UserError for data too few to learn a gate from and calibrate it."""
-    if data.held.sum() < 4:
-        raise UserError(
-            "--gate is learnt on one half of the held-out episodes, one in ten of all, and calibrated on "
-            f"the other: record at least 40, got {len(data)}"
-        )
-
-
-def gated(model, data, episodes: np.ndarray, horizon: int, seed: int = 0):
-    """A copy of a latent model with a gate that is learnt on held-out `episodes`; its memory is of those the
-    model learnt from."""
-    import copy
-
-    import torch
-
-    from world_models.calibrate import along_recorded
-    from world_models.gate import Gate, before_steps
-    from world_models.trust import state_error
-    from world_models.windows import pick_starts
-
-    model = copy.deepcopy(model)
-    model.gate, model.spec = None, replace(model.spec, gate=True)
-    steps = min(horizon, int(data.lengths[episodes].max()))
-    which, rows = pick_starts(
-        data.first[episodes], data.end[episodes] - 1, min(16 * len(episodes), 2000), steps, seed
-    )
-    predicted, truth, there, u = along_recorded(model, data, episodes[which], rows, steps)
-    error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(model.spec.scale))
-
-    def inputs(s: np.ndarray, before: np.ndarray, at: np.ndarray) -> torch.Tensor:
-        task = torch.from_numpy(np.repeat(data.task, data.lengths)[at])
-        return model.inputs(
-            *map(torch.from_numpy, (s, before)), model.commanded(torch.from_numpy(data.action[at]), task)
-        )
-
-    learnt = np.flatnonzero(~np.repeat(data.held, data.lengths))
-    known = inputs(data.state[learnt], data.state[previous(data, learnt)], learnt)
-    gate = Gate(known.shape[1]).remember(known, seed)
-    at = np.minimum(rows[:, None] + np.arange(steps), data.end[episodes[which]][:, None] - 1)
-    s, before = before_steps(data.state[rows], data.state[previous(data, rows)], predicted)
-    q = gate.along(inputs(s, before, at), torch.from_numpy(np.nan_to_num(u)).float())
-    gate.law.fit(q[torch.from_numpy(there)], torch.from_numpy(error[there]).float())
-    model.gate = gate
-    return model
-
-
-def previous(data, rows: np.ndarray) -> np.ndarray:
-    """The row before each, or itself where an episode begins."""
-    return np.where(np.isin(rows, data.first), rows, rows - 1)
