@@ -173,8 +173,9 @@ def collect(options: CollectOptions) -> Collected:
     if options.by_person:
         return collect_by_person(options)
     check_path(options.video)
-    shows = ("gym:", *(["envpool:"] if options.by_policy else [])) if not options.policy else ()
-    reward = options.reward or ("sparse" if options.sim.startswith(shows) else "")
+    # demonstrations end with success; envpool: has no expert, so a policy shows them there
+    shown = options.sim.startswith("gym:") or options.by_policy and options.sim.startswith("envpool:")
+    reward = options.reward or ("sparse" if shown and not options.policy else "")
     env = envs.make(
         options.sim,
         options.task,

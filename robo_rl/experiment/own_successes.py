@@ -23,12 +23,12 @@ import torch
 
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.envs import make_env, obs_spec
+from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.head_stage import teach_head
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run, Stopped
-from robo_rl.experiment.sft import demo_folder, fresh_policy, imitate
-from robo_rl.experiment.supervised_frames import SupervisedFrames, demonstrated, load_frames
+from robo_rl.experiment.sft import demo_folder, imitate, policy_of_demos
+from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
 from robo_rl.lora import attach
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
 
@@ -152,9 +152,8 @@ def teach_round(run: Run, k: int) -> None:
         return
     frames = load_frames(run, folder)
     demos = frames.data
-    spec = obs_spec(run.env, len(demos.tasks) > 1, config.policy.text)
-    told = demonstrated(config, demos)
-    run.policy = fresh_policy(config, spec, demos, None if told.all() else np.flatnonzero(told))
+    run.policy = policy_of_demos(run, demos)
+    spec = run.policy.spec
     parts = [
         (frames.sampler(config, spec), len(demos.action if frames.rows is None else frames.rows)),
         *((demo_sampler(data, spec, config.policy.horizon, DataOptions()), len(data.action)) for data in own),

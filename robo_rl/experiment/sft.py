@@ -183,6 +183,13 @@ def fresh_policy(config: TrainConfig, spec, dataset, rows: np.ndarray | None = N
     return policy.to(config.device)
 
 
+def policy_of_demos(run: Run, dataset):
+    """A `fresh_policy` for the run's env that knows the scales of what was demonstrated."""
+    config, told = run.config, demonstrated(run.config, dataset)
+    spec = obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text)
+    return fresh_policy(config, spec, dataset, None if told.all() else np.flatnonzero(told))
+
+
 def check_changes(config: TrainConfig, views: Sequence[str]) -> None:
     """Raise UserError where supervision is to change what it sees, or its head is to learn on, and there are
     no pictures (`views`), or no policy that pools them."""
@@ -368,9 +375,7 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
     config, frames, run.pooled, run.looks = run.config, load_frames(run, folder), None, []
     dataset = frames.data
     if not config.init:
-        spec = obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text)
-        told = demonstrated(config, dataset)
-        run.policy = fresh_policy(config, spec, dataset, None if told.all() else np.flatnonzero(told))
+        run.policy = policy_of_demos(run, dataset)
         if not run.updates:
             report_cameras(run)
     out = (dataset.episode_index % HOLD == HOLD - 1) & hold_out
