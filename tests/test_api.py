@@ -308,6 +308,14 @@ def test_a_run_too_short_to_learn_anything_says_so(tmp_path):
     assert any(e.kind == "progress" and e.metrics.get("return", 0) < 0 for e in events)
 
 
+def test_a_method_that_learns_nothing_before_rl_begins_no_stage_of_supervision(tmp_path):
+    sizes = {"demos": 2, "steps": 64, "envs": 4, "workers": 0, "video": False, "eval_episodes": 2}
+    config = robo_rl.recipe(algo="rlpd", task="reach", preset="quick", **sizes, out=str(tmp_path / "run"))
+    stages: list[str] = []
+    robo_rl.train(config, lambda e: stages.append(e.stage) if e.kind == "stage" else None, quiet=True)
+    assert stages == ["demo", "rl"]
+
+
 # ---- configurations as files
 
 

@@ -58,7 +58,8 @@ def supervised_tick(
 ) -> Callable[[int, float], None]:
     """Begin a stage of so many supervised updates, after the `made` ones -> what is called with the number
     and loss of each: it reports them with what `look` adds, and raises Stopped when a signal comes."""
-    run.report.start(stage, updates, "updates")
+    if updates:  # rlpd, for one, learns nothing before RL
+        run.report.start(stage, updates, "updates")
 
     def tick(update: int, loss: float) -> None:
         run.report.advance(update, note=f"loss {loss:.3f}")
