@@ -140,6 +140,62 @@ def test_supervision_in_a_simulator_goes_on_too(tmp_path):
     assert same(result_of(whole), result_of(parts))
 
 
+ROUNDS = TrainConfig(
+    task="reach",
+    algo="bc",
+    demos="2",
+    demos_most=5,
+    envs=2,
+    eval_episodes=2,
+    video=False,
+    policy=PolicyOptions(hidden=16, layers=1, width=16, depth=1),
+    bc=BcOptions(updates=3, batch=8),
+)
+HEAD = replace(ROUNDS, obs="rgb", image_size=32, bc=replace(ROUNDS.bc, head=4, head_every=8))
+
+
+@pytest.mark.parametrize(
+    ("config", "stage", "at"),
+    [
+        (ROUNDS, "demo", 1),  # while the expert is asked for more
+        (HEAD, "look", 1),
+        (replace(ROUNDS, demos_most=0, bc=replace(ROUNDS.bc, most=30)), "sft", 7),
+    ],
+)
+def test_a_run_killed_in_the_second_round_of_supervision_does_not_make_the_first_again(
+    tmp_path, config, stage, at
+):
+    whole, parts, told = tmp_path / "whole", tmp_path / "parts", []
+    if config.bc.most:  # a data set
+        train(
+            replace(config, out=str(tmp_path / "data"), bc=replace(config.bc, updates=0, most=0)), quiet=True
+        )
+        config = replace(config, demos=str(tmp_path / "data/demos"))
+
+    def tell(event):
+        if event.kind == "evaluation" or event.kind == "stage":
+            told.append(event.stage if event.kind == "stage" else "looked")
+
+    train(replace(config, out=str(whole)), tell, quiet=True)
+    second = told[told.index("looked") + 1 :]
+    told.clear()
+
+    def kill(event):
+        tell(event)
+        if (event.kind, event.stage) == ("progress", stage) and event.step >= at and "looked" in told:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(replace(config, out=str(parts)), kill, quiet=True)
+    assert checkpoint.read_meta(checkpoint.checkpoints(parts)[-1])["rounds"] == 1
+    told.clear()
+    resume(parts, tell, quiet=True)
+    assert told == second and "sft" in second or "head" in second
+    assert same(result_of(whole), result_of(parts))
+    names = [sorted(p.name for p in (run / "evals").iterdir()) for run in (whole, parts)]
+    assert names[0] == names[1]
+
+
 def stages_of(config) -> list[str]:
     told = []
     train(config, lambda e: told.append(e.stage) if e.kind == "stage" else None, quiet=True)

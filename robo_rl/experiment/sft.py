@@ -15,7 +15,7 @@ from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, demonstrated, load_frames
-from robo_rl.experiment.teaching import Teaching
+from robo_rl.experiment.teaching import Teaching, keep_rounds, load_rounds, rounds_of
 from robo_rl.options import FLOWS, VLAS, LoraOptions
 from robo_rl.plugins import is_object
 from robo_rl.selection import Look
@@ -103,7 +103,7 @@ def demo_folder(run: Run, begin: bool = False) -> Path | None:
 
 def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
     """Add `count` demonstrations of each task to the `known` ones of each in `folder`; where there are some
-    they begin in states that `run.policy` comes to."""
+    they begin in states that `run.policy` comes to. Those that are there already are not added again."""
     from robo_rl.data.reader import load
     from robo_rl.data.writer import Writer
     from robo_rl.demos import Lead, record
@@ -119,11 +119,22 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
     tasks = len(task_names(run.env))
     run.report.start("demo", count * tasks, "episodes")
     with Writer(folder, spec=run.env.spec) as w:
+        there = (
+            len(w) - known * tasks
+        )  # the run was stopped while it recorded these, and records the same again
+
+        def add(episode) -> None:
+            nonlocal there
+            if there > 0:
+                there -= 1
+            else:
+                w.add(episode)
+
         record(
             env,
             count,
             config.seed,
-            w.add,
+            add,
             tick=lambda kept, tried: run.report.advance(kept, kept / tried),
             first=min(TRIES, STARTS // config.demos_most) * known * tasks if known else 0,
             lead=lead,
@@ -146,7 +157,7 @@ def sft_stage(run: Run) -> None:
     """
     from robo_rl.policies import make_policy
 
-    config, demos = run.config, demo_folder(run, begin=True)
+    config, demos = run.config, demo_folder(run, begin=not rounds_of(run.begun))
     if config.init:
         run.policy = first_policy(config, run.env).to(config.device)
     elif demos is None:
@@ -450,28 +461,34 @@ def ask_until_enough(run: Run, folder: Path) -> None:
         evaluate_supervised(run)
         return
     of = " of each task, in the worst," if len(task_names(run.env)) > 1 else ""
-    for (demos, updates, _), after in zip(planned, [*planned[1:], None], strict=True):
+    made, _ = load_rounds(run)
+    while True:
+        if made:
+            before, now = planned[made - 1 : made + 1]
+            try:
+                record_demos(run, folder, now.demos - before.demos, before.demos)
+            except UserError as e:  # such as an expert that can only go on from what it did itself
+                run.report.say(f"no more demonstrations: {e}", "warning")
+                break
+        demos, updates, _ = planned[made]
         if updates:
             teach(run, folder, updates)
         else:
             teach_on(run, folder)
-        success = first_look(run)
-        if after is None or is_enough(run.looks[-1]):
+        success, made = first_look(run), made + 1
+        if made == len(planned) or is_enough(run.looks[-1]):
             break
+        after = planned[made]
         more = f"{after.updates:,} updates" if after.updates else f"{after.head:,} updates of the head"
         run.report.say(
             f"supervised {success:.3f} with {demos} demonstrations{of}: {after.demos - demos} more asked of "
             f"the expert, from states that the policy comes to, and {more} on all {after.demos}"
         )
-        try:
-            record_demos(run, folder, after.demos - demos, demos)
-        except UserError as e:  # such as an expert that can only go on from what it did itself
-            run.report.say(f"no more demonstrations: {e}", "warning")
-            break
+        keep_rounds(run, made)
     if not is_enough(run.looks[-1]):
         run.report.say(
-            f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} "
-            "(--demos-most)"
+            f"supervised {first_look(run):.3f} with {planned[made - 1].demos} demonstrations{of} of at most "
+            f"{config.demos_most} (--demos-most)"
         )
     evaluate_supervised(run)
 
@@ -498,17 +515,23 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
         teach(run, folder, planned[0].updates)
         evaluate_supervised(run)
         return
-    best, best_policy, least = -1.0, None, float("inf")
-    for (_, updates, _), after in zip(planned, [*planned[1:], None], strict=True):
+    made, state = load_rounds(run)
+    best, least = state.get("best", -1.0), state.get("least", float("inf"))
+    best_policy = run.policy if made else None
+    while True:
+        updates = planned[made].updates
         held_out, success = teach(run, folder, updates, hold_out=True), first_look(run)
-        helped = success > best or held_out < LESS * least
+        helped, made = success > best or held_out < LESS * least, made + 1
         best, best_policy, least = (
             (success, run.policy, held_out) if success >= best else (best, best_policy, min(held_out, least))
         )
         said = f"supervised {success:.3f} with {updates:,} updates, loss on held-out episodes {held_out:.3f}"
-        if success >= ENOUGH or not helped or after is None:
+        if success >= ENOUGH or not helped or made == len(planned):
             break
-        run.report.say(f"{said}: {after.updates:,} updates (--bc.most {most})")
+        run.report.say(f"{said}: {planned[made].updates:,} updates (--bc.most {most})")
+        if run.policy is not best_policy:  # the next one begins anew
+            run.policy, run.pooled, run.looks = best_policy, None, []
+        keep_rounds(run, made, best=best, least=least)
     if run.policy is not best_policy:
         run.report.say(f"{said}: the policy of before is kept")
         run.policy, run.pooled, run.looks, success = best_policy, None, [], best

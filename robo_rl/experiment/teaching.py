@@ -75,4 +75,33 @@ def begun_in(saved: list[Path]) -> "Path | None":
     """The last of a run's checkpoints, where it was made while supervision went on."""
     from robo_rl import checkpoint
 
-    return saved[-1] if saved and "teaching" in checkpoint.read_meta(saved[-1]) else None
+    return saved[-1] if saved and {"teaching", "rounds"} & {*checkpoint.read_meta(saved[-1])} else None
+
+
+def keep_rounds(run: "Run", made: int, **state: Any) -> None:
+    """Write a checkpoint between two rounds of supervision, of which so many are made. state: what the next
+    ones need beside the policy, its looks and what its trunk pooled."""
+    run.save(state | {"pooled": run.pooled}, finished=False, rounds=made)
+
+
+def rounds_of(begun: "Path | None") -> int:
+    """How many rounds of supervision a checkpoint has; 0 where it was made within the first."""
+    from robo_rl import checkpoint
+
+    return checkpoint.read_meta(begun).get("rounds", 0) if begun else 0
+
+
+def load_rounds(run: "Run") -> tuple[int, dict[str, Any]]:
+    """Go on from the checkpoint that the run begins with, if it was made between rounds -> how many of these
+    are made, and the `state` of `keep_rounds`; (0, {}): none."""
+    from robo_rl import checkpoint
+    from robo_rl.experiment.run import looks_of, taught_of
+
+    begun, made = run.begun, rounds_of(run.begun)
+    if begun is None or not made:
+        return 0, {}
+    run.policy, meta = checkpoint.load_policy(begun, run.config.device)
+    state = checkpoint.load_train(begun)[0]
+    run.looks, (run.taught, run.updates) = looks_of(meta, run.config.eval_episodes), taught_of(meta)
+    run.pooled, run.begun = state.pop("pooled"), None
+    return made, state

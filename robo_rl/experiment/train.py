@@ -170,8 +170,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                     folder, wandb_project=config.wandb, resume_step=run.step, resume_lines=meta.get("lines")
                 )
                 return rl_stage(run, saved[-1])
-            run.forget_after(-1)
             meta = checkpoint.read_meta(run.begun) if run.begun else {}
+            run.forget_after(0 if "rounds" in meta else -1)
             report.open_log(
                 folder,
                 wandb_project=config.wandb,
