@@ -51,7 +51,8 @@ def result_of(folder):
 
 
 def same(a, b) -> bool:
-    return all(torch.equal(a[0][k], b[0][k]) for k in a[0]) and a[1] == b[1]
+    alike = all(torch.equal(a[0][k], b[0][k]) for k in a[0]) and a[1] == b[1]
+    return alike and a[2]["looks"] == b[2]["looks"]
 
 
 # pictures that are kept, or decoded ahead of the learner; a policy that keeps another one frozen
@@ -204,13 +205,13 @@ def stages_of(config) -> list[str]:
 
 def test_every_wait_of_a_run_from_a_data_set_has_a_line(data, tmp_path):
     """Pictures that are decoded before the first update, and whether the policy reads, take long."""
-    assert stages_of(make_config(data, tmp_path / "run")) == ["decode", "sft", "reads"]
+    assert stages_of(make_config(data, tmp_path / "run")) == ["decode", "sft", "reads", "held out"]
 
 
 def test_a_trunk_learns_what_instructions_mean_from_a_data_set_too(data, tmp_path):
     config = make_config(data, tmp_path / "run", "smolvla", 1)
     config = replace(config, bc=replace(config.bc, ground=2, updates=2))
-    assert stages_of(config) == ["ground", "sft", "reads"]
+    assert stages_of(config) == ["ground", "sft", "reads", "held out"]
 
 
 def test_an_axis_that_never_moves_and_a_policy_of_the_state_alone_cost_no_word(tmp_path):
@@ -224,7 +225,7 @@ def test_an_axis_that_never_moves_and_a_policy_of_the_state_alone_cost_no_word(t
     config = make_config(folder, tmp_path / "run")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert stages_of(replace(config, bc=replace(config.bc, shift=0))) == ["sft", "reads"]
+        assert stages_of(replace(config, bc=replace(config.bc, shift=0))) == ["sft", "reads", "held out"]
     pan, still = json.loads((tmp_path / "run" / "heldout.json").read_text())["axes"]
     assert pan["error_of_mean"] > 0 and still["error_of_mean"] == still["error_of_state"] == 0
 

@@ -85,7 +85,7 @@ class FrameStore:
             for name, kept in self._kept.items():
                 out[name][there] = kept[slots[there]]
         missing, back = np.unique(rows[~there], return_inverse=True)
-        if not len(missing):
+        if not len(missing) or not self.views:
             return out
         made = {name: self._decode(source, missing) for name, source in self.views.items()}
         for name, x in made.items():

@@ -11,7 +11,7 @@ from robo_rl.device_names import check_device
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
 from robo_rl.experiment.config import TrainConfig, load_config
-from robo_rl.experiment.envs import ON_DEVICE, make, make_env, obs_spec, task_count
+from robo_rl.experiment.envs import NONE, ON_DEVICE, make, make_env, obs_spec, task_count
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.foreign import foreign_policy
 from robo_rl.experiment.reporting import Reporter
@@ -412,7 +412,8 @@ def evaluate_checkpoint(
         rate = low = high = None
         tasks = dict.fromkeys(tasks, {"n": len(starts)})
     _, *gains = bootstrap_mean(result["return"], groups=result.get("origin"))
-    chosen = checkpoint.checkpoints(run) and folder == checkpoint.best(run) and meta["best"]["step"] >= 0
+    chosen = meta["best"]["step"] >= 0 and load_config(run).sim != NONE
+    chosen = chosen and checkpoint.checkpoints(run) and folder == checkpoint.best(run)
     return {
         "run": run.name,
         "checkpoint": folder.name,

@@ -50,12 +50,11 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
         raise UserError(f"{run} has no checkpoint yet")
     if name == "last":
         return run, found[-1]
-    if name == "sft":
-        return run, root / checkpoint.name(0)
     if name == "best":
         return run, checkpoint.best(run)
-    if not (root / name / "meta.json").exists():
-        raise UserError(
-            f"{run} has no checkpoint {name!r}. Allowed: best, last, sft, {', '.join(p.name for p in found)}"
-        )
-    return run, root / name
+    at = root / (checkpoint.name(0) if name == "sft" else name)
+    if at not in found:
+        sft = ["sft"] if root / checkpoint.name(0) in found else []
+        allowed = ["best", "last", *sft, *(p.name for p in found)]
+        raise UserError(f"{run} has no checkpoint {name!r}. Allowed: {', '.join(allowed)}")
+    return run, at

@@ -12,7 +12,9 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.open_loop import along, axis_errors, chunk_starts, in_words, observation, predict
 from robo_rl.options import VLAS
+from robo_rl.selection import Look, best_look
 
 if TYPE_CHECKING:
     from robo_rl.data.reader import Dataset
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 LOOKS = 10  # at the held-out episodes over a run
 # frames of them that a look takes; of a vision-language-action model, which keeps pictures as recorded
 ROWS, FEW = 256, 32
+MOST = 512  # chunks that judge the policy in the end
+SHOWN = 100  # of an episode that the page shows
 
 
 def has_own_units(folder: Path) -> bool:
@@ -118,27 +122,30 @@ def split(data: "Dataset", share: float, seed: int) -> tuple[np.ndarray, np.ndar
 
 
 def learn(run: "Run") -> None:
-    """Make `run.policy` from the data set; heldout.json says how far its actions are from those of held-out
-    episodes.
+    """Make `run.policy` from the data set; of the checkpoints that were looked at, `best` is the one whose
+    actions are nearest to those of held-out episodes, and heldout.json says how near.
 
     Raises Stopped when a signal comes.
     """
+    from robo_rl import checkpoint
     from robo_rl.demos import demo_sampler
     from robo_rl.experiment.data_facts import write_facts
     from robo_rl.experiment.head_stage import teach_head
+    from robo_rl.experiment.run import looks_of
     from robo_rl.experiment.sft import fresh_policy, ground_trunk, grounds, imitate, report_cameras
     from robo_rl.experiment.supervised_frames import SupervisedFrames
 
     config, data = run.config, open_data(run.config)
-    spec = spec_of(config, data)
+    spec, updates = spec_of(config, data), config.bc.updates
     write_facts(run.folder, data)
     rows, held = split(data, config.data.held_out, config.seed)
     run.policy = fresh_policy(config, spec, data, rows)
+    if run.begun is not None:
+        run.looks = looks_of(checkpoint.read_meta(run.begun), 1)
     if spec.views:
         run.report.say(f"cameras {', '.join(spec.views)}: --data.cameras chooses, none is the state alone")
     report_cameras(run)
-    judge = HeldOut(config, data, spec, held) if len(held) else None
-    every = max(1, config.bc.updates // LOOKS)
+    judge = HeldOut(config, data, run.policy, held) if len(held) else None
     begun = False
 
     def decoded(frames: int) -> None:
@@ -151,10 +158,9 @@ def learn(run: "Run") -> None:
         run.report.advance(frames)
 
     def look(update: int) -> dict[str, float]:
-        if judge is None or update % every or update == config.bc.updates:
-            return {}
-        with run.averaged():  # as it is judged in the end
-            return {"heldout/loss": judge.loss(run.policy)}
+        run.step = update  # its checkpoint is named by it
+        due = update == updates or update % max(1, updates // LOOKS) == 0
+        return judge.look(run) if judge is not None and due else {}
 
     frames, learnt = SupervisedFrames(data), np.zeros(len(data.action), bool)
     learnt[rows] = True
@@ -163,115 +169,107 @@ def learn(run: "Run") -> None:
     imitate(
         run,
         demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows, decoded=decoded),
-        config.bc.updates,
+        updates,
         look=look,
         reads=len(data.tasks) > 1,
         keep={},
     )
-    run.updates = config.bc.updates + teach_head(run, frames, learnt, config.bc.updates)
+    run.step = run.updates = updates + teach_head(run, frames, learnt, updates)
     if judge is not None:
+        if run.step > updates:
+            run.report.log(run.step, judge.look(run), stage="sft")
         judge.report(run)
 
 
-def measured(data: "Dataset") -> dict[int, int]:
-    """{axis of the action: number of the state that it commands}, of absolute positions that share a name."""
-    from robo_rl.data.labels import need_units
-
-    state = data.features.state
-    return {
-        i: state.index(name)
-        for i, (name, kind) in enumerate(zip(data.features.action, need_units(data.meta).kind, strict=True))
-        if kind == "absolute" and name in state
-    }
-
-
 class HeldOut:
-    """Frames of held-out episodes, the same at every look, that a policy predicts the actions of."""
+    """Episodes that nothing is learnt from, and frames of them, the same at every look, at which a policy is
+    asked for its actions."""
 
-    def __init__(self, config: TrainConfig, data: "Dataset", spec, rows: np.ndarray):
+    def __init__(self, config: TrainConfig, data: "Dataset", policy, rows: np.ndarray):
         import torch
 
-        from robo_rl.demos import demo_sampler
-        from robo_rl.devices import sampled_on
+        from robo_rl.data.reader import chunks
+        from robo_rl.demos import frame_store
+        from robo_rl.policies import obs_tensors
+        from robo_rl.rollout import to_policy
 
-        self.seed, self.data, self.rows, self.execute = config.seed, data, rows, config.policy.execute
+        self.seed, self.data, self.held, spec = config.seed, data, rows, policy.spec
         few = np.random.default_rng([config.seed, 13]).permutation(rows)[: FEW if spec.text else ROWS]
-        sample = demo_sampler(
-            data, spec, config.policy.horizon, replace(config.data, cache_mb=1, threads=0), rows=np.sort(few)
-        )
-        sample = sampled_on(torch.device(config.device), sample)
-        self.obs, self.chunk, self.mask = sample(len(few), torch.Generator().manual_seed(config.seed))
+        self.few = few = np.sort(few)
+        store = frame_store(data, spec, replace(config.data, cache_mb=1, threads=0))
+        self.obs = to_policy(obs_tensors(observation(data, few, store.get(few)), spec), policy)
+        _, chunk, pad = chunks(data, config.policy.horizon)
+        there = policy.action_norm.device
+        self.chunk = torch.from_numpy(chunk[few]).to(there)
+        self.mask = torch.from_numpy(~pad[few]).float().to(there)
 
-    def loss(self, policy) -> float:
-        """The supervised loss, with the same noise at every look."""
+    def measure(self, policy) -> dict[str, float]:
+        """The supervised loss, and the error of the actions as a share of that of the mean action; with the
+        same noise at every look."""
         import torch
 
         policy.eval()
         with torch.no_grad():
-            loss = float(
-                policy.bc_loss(self.obs, self.chunk, self.mask, torch.Generator().manual_seed(self.seed))
-            )
-        policy.train()
-        return loss
+            noise = torch.Generator().manual_seed(self.seed)
+            loss = float(policy.bc_loss(self.obs, self.chunk, self.mask, noise))
+            made = policy.act(self.obs, noise, explore=False).actions.cpu().numpy()
+        return {"heldout/loss": loss, "heldout/error": axis_errors(self.data, self.few, made)["error"]}
 
-    def errors(self, policy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """[A] each, in the units of the data: mean absolute error of the executed actions, that of always
-        giving the mean action, and that of staying where it is: giving the state that was measured. This is
-        nan where the action is not an absolute position that the state has too."""
-        import torch
-
-        with torch.no_grad():
-            made = policy.act(self.obs, torch.Generator().manual_seed(self.seed), explore=False).actions
-        e, mask = self.execute, self.mask[:, : self.execute, None]
-        true = self.chunk[:, :e]
-
-        def far(x: torch.Tensor) -> np.ndarray:
-            return (((x - true).abs() * mask).sum((0, 1)) / mask.sum()).cpu().numpy()
-
-        stays = torch.full_like(true[:, :1], torch.nan)
-        for action, state in measured(self.data).items():
-            stays[:, :, action] = self.obs["state"][:, None, state]
-        return far(made), far(torch.from_numpy(self.data.action.mean(0)).to(true.device)), far(stays)
+    def look(self, run: "Run") -> dict[str, float]:
+        """Measure the run's policy, of whom `run.looks` then knows the error."""
+        with run.averaged():  # as it is judged in the end
+            row = self.measure(run.policy)
+        run.policy.train()
+        error = row["heldout/error"]
+        run.looks.append(Look(run.step, 0, 1, -(error if np.isfinite(error) else row["heldout/loss"])))
+        return row
 
     def report(self, run: "Run") -> None:
-        """Write RUN/heldout.json and say it."""
-        from robo_rl import files
-        from robo_rl.data.labels import need_units
-        from robo_rl.demos import STILL
+        """Judge the best checkpoint along whole episodes, write RUN/heldout.json and heldout_episodes.json,
+        and say it."""
+        from robo_rl import checkpoint, files
 
-        loss, (error, still, stays), names = (
-            self.loss(run.policy),
-            self.errors(run.policy),
-            self.data.features.action,
+        config, data, policy, best = run.config, self.data, run.policy, best_look(run.looks)
+        if best.step != run.step:
+            run.report.say(
+                f"the best of {len(run.looks)} checkpoints is that of update {best.step:,}: the error of its "
+                f"actions on held-out episodes is {-best.gain:.3f} of that of the mean action, that of the "
+                f"last one {-run.looks[-1].gain:.3f} (--checkpoint last takes it)"
+            )
+            path = run.folder / "checkpoints" / checkpoint.name(best.step)
+            policy, _ = checkpoint.load_policy(path, config.device)
+        loss, episodes = self.measure(policy)["heldout/loss"], np.unique(data.episode_index[self.held])
+        starts = [chunk_starts(data, e, config.policy.execute) for e in episodes]
+        rows = np.random.default_rng([self.seed, 17]).permutation(np.concatenate(starts))[:MOST]
+        rows = np.sort(rows)
+        run.report.start("held out", len(rows), "chunks")
+        told = axis_errors(
+            data, rows, predict(policy, data, config.data, rows, self.seed, run.report.advance)
         )
-        run.policy.eval()
-        # the others have no error to compare with
-        moves = still > STILL * np.maximum(np.abs(self.data.action.mean(0)), 1e-3)
-        units = need_units(self.data.meta).unit
-        episodes = sorted({int(e) for e in self.data.episode_index[self.rows]})
+        looks = [[look.step, -look.gain] for look in run.looks]
+        document = {"update": best.step, "loss": loss, "looks": looks, **told}
+        files.write_json(run.folder / "heldout.json", files.plain(document))
+        order = np.argsort(told["error_of_episode"])
+        shown = {int(order[0]): "least", int(order[len(order) // 2]): "median", int(order[-1]): "largest"}
         files.write_json(
-            run.folder / "heldout.json",
-            {
-                "episodes": episodes,
-                "frames": len(self.chunk),
-                "loss": loss,
-                "axes": [
-                    {"name": n, "unit": u, "error": float(a), "error_of_mean": float(b) if m else 0.0}
-                    | {"error_of_state": float(c) if np.isfinite(c) else None}
-                    for n, u, a, b, c, m in zip(names, units, error, still, stays, moves, strict=True)
-                ],
-            },
+            run.folder / "heldout_episodes.json",
+            [
+                along(policy, data, config.data, told["episodes"][k], self.seed, SHOWN)
+                | {"error": told["error_of_episode"][k], "which": which, "of": len(order)}
+                for k, which in sorted(shown.items(), key=lambda x: x[1])  # the largest first
+            ],
         )
-        relative = error[moves] / still[moves] if moves.any() else np.zeros(1)
-        ratio = float(relative.mean())
-        run.report.log(run.updates, {"heldout/loss": loss, "heldout/error": ratio}, stage="sft")
-        worst = int(np.flatnonzero(moves)[relative.argmax()]) if moves.any() else 0
-        unit = "" if units[worst] == "1" else f" {units[worst]}"
-        known = moves & np.isfinite(stays)
-        share = (stays[known] / still[known]).mean() if known.any() else 0.0
-        of_staying = f" (of staying where it is {share:.2f})" if known.any() else ""
         run.report.say(
-            f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an "
-            f"action {ratio:.2f} of that of the mean action{of_staying}; in proportion largest at "
-            f"{names[worst]}: {error[worst]:.3g}{unit}"
+            f"held out: {len(episodes)} of {len(data)} episodes, loss {loss:.3f}; {in_words(told)}"
         )
+
+
+def drop_training_state(run: "Run") -> None:
+    """Of a finished run: its best checkpoint keeps what acts, and nobody goes on from it."""
+    from robo_rl import checkpoint
+
+    path = checkpoint.best(run.folder)
+    if path.name != checkpoint.name(run.step):
+        policy, meta = checkpoint.load_policy(path)
+        meta.pop("teaching", None)
+        checkpoint.save_checkpoint(path, policy, {}, meta)

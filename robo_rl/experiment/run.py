@@ -73,9 +73,9 @@ def supervised_tick(
 
 
 class Run:
-    """One run folder being written. `policy`, `step` [control steps of RL] and `looks` are those of the
-    newest state; where there is an `average` of its weights, that is what is evaluated and kept, and `policy`
-    goes on learning."""
+    """One run folder being written. `policy`, `step` [control steps of RL; without an env supervised updates]
+    and `looks` are those of the newest state; where there is an `average` of its weights, that is what is
+    evaluated and kept, and `policy` goes on learning."""
 
     def __init__(self, config: TrainConfig, folder: Path, env, report: Reporter):
         self.config, self.folder, self.env, self.report = config, folder, env, report
@@ -213,8 +213,8 @@ class Run:
     # ---- what is kept
 
     def save(self, train: dict, finished: bool, **more: int) -> None:
-        """Checkpoint at the present step; the last two, the supervised one and the best stay. more: what else
-        its meta.json says."""
+        """Checkpoint at the present step; the last two, the supervised one and the best stay, without an env
+        the last and the best. more: what else its meta.json says."""
         from robo_rl import checkpoint
 
         root = self.folder / "checkpoints"
@@ -238,8 +238,9 @@ class Run:
                 }
                 | more,
             )
-        for old in checkpoint.checkpoints(self.folder)[:-2]:
-            if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):
+        stay = {checkpoint.name(best.step)} | (set() if self.env is None else {checkpoint.name(0)})
+        for old in checkpoint.checkpoints(self.folder)[: -1 if self.env is None else -2]:
+            if old.name not in stay:
                 shutil.rmtree(old)
         self.report.tell("checkpoint", self.step, text=str(path))
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robo_rl.selection import best_look
+
 if TYPE_CHECKING:
     from robo_rl.algos.bc import Fit
     from robo_rl.experiment.run import Run
@@ -48,9 +50,12 @@ class Teaching:
         self.run.report.advance(fit.update)
 
     def after_update(self) -> None:
-        """Keep what is learnt where it is time, and at the end of work that was long enough to be kept."""
+        """Keep what is learnt where it is time, at the end of work that was long enough to be kept, and where
+        it is the best so far of what was looked at."""
         assert self.fit is not None
-        if time.monotonic() >= self.due or self.fit.update == self.updates and self.kept >= 0:
+        looks = self.run.looks
+        is_best = bool(looks) and best_look(looks).step == self.fit.update
+        if is_best or time.monotonic() >= self.due or self.fit.update == self.updates and self.kept >= 0:
             self.keep()
 
     def keep(self) -> None:

@@ -22,7 +22,7 @@ POINTS = 400  # most points drawn of one series
 @dataclass(frozen=True, slots=True)
 class Series:
     """A line over x [n]; `low`, `high` [n] shade a band around it. `look`: "line", "dots" (line and dots),
-    "thin" (raw values) or "band" (no line)."""
+    "thin" (raw values), "band" (no line) or "marks" (small dots alone, which the read-out leaves out)."""
 
     name: str
     x: np.ndarray
@@ -79,6 +79,7 @@ def chart(
     zero: bool = False,
     log: bool = False,
     tall: bool = False,
+    legend: bool = True,
     missing: str = "Not logged in this run.",
 ) -> str:
     """A figure: title, what is shown (with its unit), legend, plot. `zero` puts 0 into the range; `log` takes
@@ -127,39 +128,44 @@ def chart(
             ]
     for s in kept:
         runs = _runs(np.isfinite(s.y))
-        if s.look != "band":
+        if s.look not in ("band", "marks"):
             svg += [
                 f'<path class="line {s.look} c{s.colour}" d="M{_points(s, s.y, a, b, px, py)}"/>'
                 for a, b in runs
             ]
         dots = (
-            range(len(s.x)) if s.look == "dots" else [a for a, b in runs if b - a == 1 and s.look != "band"]
+            range(len(s.x))
+            if s.look in ("dots", "marks")
+            else [a for a, b in runs if b - a == 1 and s.look != "band"]
         )
         svg += [
-            f'<path class="dot c{s.colour}" d="M{px(s.x[i]):.2f} {py(s.y[i]):.2f}h0"/>'
+            f'<path class="dot {s.look} c{s.colour}" d="M{px(s.x[i]):.2f} {py(s.y[i]):.2f}h0"/>'
             for i in dots
             if math.isfinite(s.y[i])
         ]
     labels = [f'<i class="y" style="top:{py(t):.2f}%">{number(t, percent)}</i>' for t in y_ticks]
     labels += [f'<i class="x" style="left:{px(t):.2f}%">{number(t)}</i>' for t in x_ticks]
-    legend = ""
-    if len(kept) > 1 or kept[0].look == "band":
-        names = "".join(f'<span><s class="{s.look} c{s.colour}"></s>{escape(s.name)}</span>' for s in kept)
-        legend = f'<div class="legend">{names}</div>'
+    named = legend and (len(kept) > 1 or kept[0].look == "band")
     data = {
         "x": [x0, x1],
         "y": [y0, y1],
         "log": log,
         "percent": percent,
         "xName": x_name,
-        "series": [_told(s) for s in kept],
+        "series": [_told(s) for s in kept if s.look != "marks"],
     }
     return (
-        f'<figure class="card chart{" tall" if tall else ""}">{head}{legend}'
+        f'<figure class="card chart{" tall" if tall else ""}">{head}{legend_of(kept) if named else ""}'
         f'<div class="plot" role="img" aria-label="{escape(title)}: {escape(what)}">'
         f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
         f'<div class="xname">{escape(x_name)}</div>{_json(data)}</figure>'
     )
+
+
+def legend_of(series: Sequence[Series]) -> str:
+    """The names of series beside their colours."""
+    names = "".join(f'<span><s class="{s.look} c{s.colour}"></s>{escape(s.name)}</span>' for s in series)
+    return f'<div class="legend">{names}</div>'
 
 
 def stacked(

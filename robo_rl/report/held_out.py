@@ -2,10 +2,14 @@
 judge it."""
 
 import math
+from dataclasses import replace
+
+import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.files import read_json
 from robo_rl.log import si
+from robo_rl.report.charts import Series, chart, legend_of
 from robo_rl.report.data import RunRecord, totals
 from robo_rl.report.text import duration, esc
 from robo_rl.report.training import sft_chart, watched
@@ -18,8 +22,12 @@ def is_without_env(run: RunRecord) -> bool:
 
 def held_out(run: RunRecord) -> "dict | None":
     """RUN/heldout.json; None where it is not there (yet), or cannot be read."""
+    return _read(run, "heldout.json", dict)
+
+
+def _read(run: RunRecord, name: str, kind: type):
     try:
-        return read_json(run.folder / "heldout.json", dict)
+        return read_json(run.folder / name, kind)
     except (OSError, UserError, ValueError):
         return None
 
@@ -38,14 +46,102 @@ def sections(run: RunRecord) -> str:
     told = held_out(run)
     axes = told["axes"] if told else []
     table = axis_table(axes) if axes else '<div class="empty">No episode has judged this run yet.</div>'
+    of = f" {counted(told)}" if told else ""
     return f"""{verdict(run, told)}{tiles(run, told)}
 <h2>Held-out episodes</h2>
-<p>How far the actions that the policy would execute are from those recorded, in frames of episodes that it
-did not learn from.</p>
+<p>How far the actions that the policy would execute are from those recorded, in episodes that it did not
+learn from.{of}</p>
 {table}
+{curves(_read(run, "heldout_episodes.json", list) or [])}
 <h2>Training</h2>
-{sft_chart(run)}
+<div class="grid">{sft_chart(run)}{error_chart(run, told)}</div>
 {watched(run)}"""
+
+
+def counted(told: dict) -> str:
+    """Of how many episodes the errors are."""
+    n, many = len(told["episodes"]), told.get("low") is not None
+    spread = " In brackets 95 % intervals over episodes" + (", narrow for so few." if n < 20 else ".")
+    return f"{n} episode{'s' * (n != 1)}, {told['frames']:,} chunks.{spread * many}"
+
+
+def chosen(told: dict) -> str:
+    """Which checkpoint it is about, and why."""
+    looks = told.get("looks") or []
+    if len(looks) < 2:
+        return ""
+    best, (last, error) = dict(looks)[told["update"]], looks[-1]
+    if told["update"] == last:
+        return f" The last checkpoint, of update {last:,}, is the best of {len(looks)}."
+    return (
+        f" Of {len(looks)} checkpoints that of update {told['update']:,} is used, whose error was the least: "
+        f"{best:.3f}, after the last of {last:,} updates {error:.3f} (<code>--checkpoint last</code> takes "
+        "that one). It was chosen on these episodes, so its figure is a little on the bright side."
+    )
+
+
+def error_chart(run: RunRecord, told: "dict | None") -> str:
+    """The error on held-out episodes over updates, and where it was least."""
+    m = run.metrics
+    if "heldout/error" not in m:
+        return ""
+    rows = np.isfinite(m["heldout/error"])
+    x, y = m["step"][rows].astype(float), m["heldout/error"][rows]
+    series = [Series("held-out episodes", x, y, 1)]
+    if told and (used := x == told.get("update")).any():
+        series.append(Series("the checkpoint that is used", x[used][-1:], y[used][-1:], 3, look="dots"))
+    return chart(
+        "Error of the actions",
+        "of held-out episodes, as a share of that of the mean action",
+        series,
+        x_name="updates",
+        zero=True,
+    )
+
+
+def curves(episodes: list[dict]) -> str:
+    """The actions recorded in episodes, and those predicted, an axis a chart."""
+    if not episodes:
+        return ""
+    empty = np.empty(0)
+    recorded, predicted, starts = (
+        Series(name, empty, empty, colour, look=look)
+        for name, colour, look in (
+            ("recorded", 7, "line"),
+            ("predicted", 1, "line"),
+            ("begin of a chunk", 1, "marks"),
+        )
+    )
+    figures = ""
+    for at, e in enumerate(episodes):
+        t = np.arange(len(e["recorded"])) / e["rate"]
+        true, made = (np.array(e[k], float) for k in ("recorded", "predicted"))
+        begin = slice(None, None, e["execute"])
+        charts = "".join(
+            chart(
+                axis["name"],
+                "no unit" if axis["unit"] == "1" else axis["unit"],
+                [
+                    replace(recorded, x=t, y=true[:, i]),
+                    replace(predicted, x=t, y=made[:, i]),
+                    replace(starts, x=t[begin], y=made[begin, i]),
+                ],
+                x_name="time [s]",
+                legend=False,
+            )
+            for i, axis in enumerate(e["axes"])
+        )
+        cut = f", the first {t[-1]:.0f} s of {e['frames'] / e['rate']:.0f} s" if len(t) < e["frames"] else ""
+        which = f"the {e['which']} error of {e['of']}" if e["of"] > 1 else "error"
+        which += f" ({e['error']:.2f} of that of the mean action)"
+        figures += (
+            f"<details{' open' * (at == 0)}><summary>Episode {e['episode']}, {which}: "
+            f"{esc(e['task'])}{cut}</summary><div class='small'>{charts}</div></details>"
+        )
+    return f"""<h2>Predicted and recorded actions</h2>
+<p>Along held-out episodes: at the begin of every chunk the policy sees what was recorded there, and predicts
+the actions that it would execute.</p>
+{legend_of([recorded, predicted, starts])}{figures}"""
 
 
 def verdict(run: RunRecord, told: "dict | None") -> str:
@@ -62,10 +158,12 @@ def verdict(run: RunRecord, told: "dict | None") -> str:
         )
     else:
         share, still = mean_share(told["axes"]), mean_share(told["axes"], "error_of_state")
+        low, high = told.get("low"), told.get("high")
+        spread = "" if low is None else f", 95 % interval {low:.2f} to {high:.2f}"
         badge = "judged by held-out episodes"
         big = f'<div class="big">{share:.2f} <small>of the error of the mean action</small></div>'
         stays = f" Staying where it is would have {still:.2f}." if math.isfinite(still) else ""
-        text = f"Mean over the axes that move.{stays} {next_step}"
+        text = f"Mean over the axes that move{spread}.{stays}{chosen(told)} {next_step}"
     return (
         '<section class="card verdict" style="grid-template-columns:1fr"><div>'
         f'<span class="badge even">{badge}</span>{big}<p style="margin-top:10px">{text}</p></div></section>'
@@ -83,7 +181,7 @@ def tiles(run: RunRecord, told: "dict | None") -> str:
         episodes = len(told["episodes"])
         cells += [
             ("Loss", f"{told['loss']:.3f}", "on held-out episodes"),
-            ("Held out", str(episodes), f"episodes, {told['frames']:,} frames looked at"),
+            ("Held out", str(episodes), f"episodes, {told['frames']:,} chunks"),
         ]
     inside = "".join(
         f'<div class="card tile"><span>{a}</span><b>{b}</b><small>{c}</small></div>' for a, b, c in cells
@@ -97,9 +195,12 @@ def axis_table(axes: list[dict]) -> str:
     def number(x: "float | None") -> str:
         return "–" if x is None else f"{x:.3g}"
 
+    def spread(a: dict) -> str:
+        return "" if a.get("low") is None else f" <small>[{number(a['low'])}, {number(a['high'])}]</small>"
+
     rows = "".join(
         f'<tr><td class="name">{esc(a["name"])}</td><td>{esc(a["unit"])}</td>'
-        f'<td class="n"><b>{number(a["error"])}</b></td>'
+        f'<td class="n"><b>{number(a["error"])}</b>{spread(a)}</td>'
         f'<td class="n">{number(a["error_of_mean"])}</td><td class="n">{number(a.get("error_of_state"))}</td>'
         + (
             f'<td class="n">{a["error"] / a["error_of_mean"]:.2f}</td></tr>'

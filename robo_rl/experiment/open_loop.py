@@ -1,0 +1,155 @@
+"""Open-loop evaluation: what a policy would do along recorded episodes, beside what was recorded.
+
+At frames of an episode the policy sees what was recorded there, and the actions that it would execute are
+compared with those recorded. They move nothing, so this does not say whether the policy succeeds.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from robo_rl.options import DataOptions
+
+if TYPE_CHECKING:
+    from robo_rl.data.reader import Dataset
+
+PIECE = 32  # observations that are decided on together
+
+
+def observation(data: "Dataset", rows: np.ndarray, pictures: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What an env would show at the frames `rows` int64[B]."""
+    tasks = [data.tasks[k] for k in data.task_index[rows]]
+    return {"state": data.state[rows], "task": tasks, **{f"image/{v}": x for v, x in pictures.items()}}
+
+
+def chunk_starts(data: "Dataset", episode: int, execute: int) -> np.ndarray:
+    """int64[B]: the frames of an episode at which a policy that executes so many actions would decide."""
+    return np.arange(data.from_[episode], data.to[episode], execute)
+
+
+def predict(
+    policy,
+    data: "Dataset",
+    options: DataOptions,
+    rows: np.ndarray,
+    seed: int,
+    tick: Callable[[int], None] = lambda done: None,
+) -> np.ndarray:
+    """The actions [B,E,A] that a policy would execute from the frames `rows` int64[B] on."""
+    import torch
+
+    from robo_rl.demos import frame_store
+    from robo_rl.evaluation import decide
+
+    store, generator = frame_store(data, policy.spec, options), torch.Generator().manual_seed(seed)
+    pieces, made, done = [rows[i : i + PIECE] for i in range(0, len(rows), PIECE)], [], 0
+    with torch.no_grad():
+        for at, pictures in store.ahead(pieces):
+            made.append(decide(policy, observation(data, at, pictures), generator))
+            done += len(at)
+            tick(done)
+    return np.concatenate(made)
+
+
+def measured(data: "Dataset") -> dict[int, int]:
+    """{axis of the action: number of the state that it commands}, of absolute positions that share a name."""
+    from robo_rl.data.labels import need_units
+
+    state = data.features.state
+    return {
+        i: state.index(name)
+        for i, (name, kind) in enumerate(zip(data.features.action, need_units(data.meta).kind, strict=True))
+        if kind == "absolute" and name in state
+    }
+
+
+def axis_errors(data: "Dataset", rows: np.ndarray, made: np.ndarray) -> dict[str, Any]:
+    """How far the actions `made` [B,E,A] from the frames `rows` on are from those recorded, in the units of
+    the data: mean absolute errors, with 95 % intervals over episodes.
+
+    Of every axis beside that of always giving the mean action, and that of staying where it is: giving the
+    state that was measured; None where the action is no absolute position that the state has too. `error`
+    (`error_of_episode`: of each) and `error_of_state`: means over the axes that move, as shares of the error
+    of the mean action; nan where none is known.
+    """
+    from robo_rl.data.labels import need_units
+    from robo_rl.demos import STILL
+    from robo_rl.stats import bootstrap_mean
+
+    episode = data.episode_index[rows]
+    at = rows[:, None] + np.arange(made.shape[1])
+    inside = at < data.to[episode][:, None]  # bool[B,E]
+    true, mean = data.action[np.minimum(at, len(data.action) - 1)], data.action.mean(0)
+    there = np.full((len(rows), len(mean)), np.nan, np.float32)
+    for action, state in measured(data).items():
+        there[:, action] = data.state[rows, state]
+    error, still, stays = (np.abs(x - true)[inside] for x in (made, mean, there[:, None]))  # [M,A]
+    whose = np.repeat(episode, inside.sum(1))
+    constant, staying = still.mean(0), stays.mean(0)
+    moves = constant > STILL * np.maximum(np.abs(mean), 1e-3)  # the others have no error to compare with
+    known = moves & np.isfinite(staying)
+    share = (error[:, moves] / constant[moves]).mean(1) if moves.any() else np.full(len(error), np.nan)
+
+    def told(x: np.ndarray) -> dict[str, float]:
+        return dict(zip(("error", "low", "high"), map(float, bootstrap_mean(x, groups=whose)), strict=True))
+
+    episodes, units = np.unique(episode), need_units(data.meta).unit
+    return {
+        "episodes": episodes.tolist(),
+        "error_of_episode": [float(share[whose == e].mean()) for e in episodes],
+        "frames": len(rows),
+        **told(share),
+        "error_of_state": float((staying[known] / constant[known]).mean()) if known.any() else np.nan,
+        "axes": [
+            {"name": name, "unit": unit, **told(error[:, i])}
+            | {"error_of_mean": float(constant[i]) if moves[i] else 0.0}
+            | {"error_of_state": float(staying[i]) if np.isfinite(staying[i]) else None}
+            for i, (name, unit) in enumerate(zip(data.features.action, units, strict=True))
+        ],
+    }
+
+
+def in_words(told: dict[str, Any]) -> str:
+    """`axis_errors` in a line."""
+    moving = [a for a in told["axes"] if a["error_of_mean"]]
+    stays = told["error_of_state"]
+    line = f"mean error of an action {told['error']:.2f} of that of the mean action"
+    line += f" (of staying where it is {stays:.2f})" if np.isfinite(stays) else ""
+    if moving:
+        worst = max(moving, key=lambda a: a["error"] / a["error_of_mean"])
+        unit = "" if worst["unit"] == "1" else f" {worst['unit']}"
+        line += f"; in proportion largest at {worst['name']}: {worst['error']:.3g}{unit}"
+    return line
+
+
+def along(
+    policy, data: "Dataset", options: DataOptions, episode: int, seed: int, most: int
+) -> dict[str, Any]:
+    """The actions recorded in an episode and those that a policy would execute, [T,A] each, in at most `most`
+    chunks; the first action of every chunk of `execute` is decided on what was recorded there."""
+    from robo_rl.data.labels import need_units
+
+    rows = chunk_starts(data, episode, policy.options.execute)[:most]
+    made = predict(policy, data, options, rows, seed)
+    frames = slice(rows[0], min(rows[-1] + made.shape[1], data.to[episode]))
+    recorded = data.action[frames]
+    predicted = made.reshape(-1, made.shape[2])[: len(recorded)]
+    return {
+        "episode": int(episode),
+        "task": data.task(episode),
+        "frames": int(data.to[episode] - data.from_[episode]),
+        "rate": float(data.features.fps),
+        "execute": made.shape[1],
+        "axes": [
+            {"name": name, "unit": unit}
+            for name, unit in zip(data.features.action, need_units(data.meta).unit, strict=True)
+        ],
+        "recorded": short(recorded),
+        "predicted": short(predicted),
+    }
+
+
+def short(x: np.ndarray) -> list[list[float]]:
+    """Five digits of every number."""
+    return [[float(f"{v:.5g}") for v in row] for row in x]

@@ -1,0 +1,118 @@
+"""Along recorded episodes: errors by their definition, the curves of the page, which checkpoint is best."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from robo_rl import checkpoint
+from robo_rl.cli import main
+from robo_rl.data import labels
+from robo_rl.data.lerobot import Episode, Features, Writer, load
+from robo_rl.experiment import open_loop
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.folder import pick_checkpoint
+from robo_rl.experiment.train import train
+from robo_rl.options import BcOptions, DataOptions, PolicyOptions
+from robo_rl.policies import ObsSpec
+
+NAMES = ("pan.pos", "tilt.pos")
+
+
+def write(folder, episodes, actions, units="deg"):
+    """Episodes of (state, action), each [T, 2]."""
+    with Writer(folder, Features(10, NAMES, actions)) as w:
+        for state, action in episodes:
+            w.add(Episode(np.asarray(state, np.float32), np.asarray(action, np.float32), task="turn"))
+    labels.state_units(folder, units)
+    return load(folder)
+
+
+def test_errors_of_axes_are_means_over_the_actions_that_there_are(tmp_path):
+    """Of five frames in chunks of two, the last one has one action; a gripper has no state of its own."""
+    action = np.array([[0, 0], [1, 0], [2, 0], [3, 0], [4, 10]])
+    data = write(tmp_path / "set", [(action + 1, action), (action, action)], ("pan.pos", "grip"), "deg,%")
+    rows = np.concatenate([open_loop.chunk_starts(data, e, 2) for e in (0, 1)])
+    assert rows.tolist() == [0, 2, 4, 5, 7, 9]
+    made = np.zeros((6, 2, 2), np.float32)
+    told = open_loop.axis_errors(data, rows, made)
+    pan, grip = told["axes"]
+    assert pan["error"] == pytest.approx(2.0) and grip["error"] == pytest.approx(2.0)
+    assert pan["error_of_mean"] == pytest.approx(1.2) and grip["error_of_mean"] == pytest.approx(3.2)
+    # measured at the first frame of a chunk: |1 - 0|, |1 - 1|, |3 - 2|, |3 - 3|, |5 - 4|; then 0, 1, 0, 1, 0
+    assert pan["error_of_state"] == pytest.approx(0.5) and grip["error_of_state"] is None
+    assert told["error"] == pytest.approx((2 / 1.2 + 2 / 3.2) / 2)
+    assert told["error_of_state"] == pytest.approx(0.5 / 1.2)
+    assert told["error_of_episode"] == pytest.approx([told["error"]] * 2) and told["frames"] == 6
+    assert pan["low"] == pan["high"] == pytest.approx(2.0)  # both episodes have the same error
+
+
+def test_a_curve_is_what_the_policy_would_do_from_each_chunks_beginning(tmp_path):
+    state = np.arange(10).reshape(5, 2)
+    data = write(tmp_path / "set", [(state, state + 1)], NAMES)
+
+    class Ahead:
+        """Adds one to the state with every step."""
+
+        spec, options = ObsSpec(state=2, action=2), PolicyOptions(horizon=4, execute=2)
+
+        def __call__(self, obs):
+            return obs["state"][:, None] + np.arange(1, 3)[None, :, None]
+
+    told = open_loop.along(Ahead(), data, DataOptions(), 0, 0, 100)
+    assert told["recorded"] == (state + 1).tolist()
+    assert told["predicted"] == [[1, 2], [2, 3], [5, 6], [6, 7], [9, 10]]
+    assert (
+        told["execute"] == 2 and told["rate"] == 10 and told["axes"][1] == {"name": "tilt.pos", "unit": "deg"}
+    )
+    assert len(open_loop.along(Ahead(), data, DataOptions(), 0, 0, 1)["recorded"]) == 2
+
+
+@pytest.fixture(scope="module")
+def memorised(tmp_path_factory):
+    """A run whose episodes have nothing in common: what it learns of some makes it worse on the others."""
+    root, rng = tmp_path_factory.mktemp("run"), np.random.default_rng(0)
+    still = [[np.tile(rng.normal(size=2), (6, 1)) for _ in range(2)] for _ in range(10)]
+    write(root / "set", still, NAMES)
+    config = TrainConfig(
+        sim="none",
+        algo="bc",
+        demos=str(root / "set"),
+        out=str(root / "run"),
+        policy=PolicyOptions(horizon=4, execute=2, hidden=32),
+        bc=BcOptions(updates=200, batch=32, ema=0.9),
+        data=DataOptions(held_out=0.5),
+    )
+    train(config, quiet=True)
+    return root / "run"
+
+
+def test_the_best_checkpoint_has_the_least_error_on_held_out_episodes(memorised):
+    rows = [json.loads(line) for line in (memorised / "metrics.jsonl").read_text().splitlines()]
+    error = {r["step"]: r["heldout/error"] for r in rows if "heldout/error" in r}
+    least = min(error, key=error.__getitem__)
+    assert list(error) == [*range(20, 201, 20)] and least < 200
+    _, best = pick_checkpoint(memorised, "best")
+    _, last = pick_checkpoint(memorised, "last")
+    assert best.name == checkpoint.name(least) and last.name == checkpoint.name(200)
+    assert checkpoint.checkpoints(memorised) == [best, last]
+    weights = [checkpoint.load_policy(path)[0].state_dict() for path in (best, last)]
+    assert any(not torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
+    document = json.loads((memorised / "heldout.json").read_text())
+    assert document["update"] == least and dict(document["looks"]) == pytest.approx(error)
+    # nobody goes on from it, so it holds no optimizer
+    train_state, meta = checkpoint.load_train(best)
+    assert train_state == {} and "teaching" not in meta
+
+
+def test_the_page_says_which_checkpoint_is_used_and_shows_what_it_would_do(memorised, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", str(memorised)])
+    page = (memorised / "report.html").read_text()
+    document = json.loads((memorised / "heldout.json").read_text())
+    assert f"that of update {document['update']:,} is used" in page and "--checkpoint last" in page
+    shown = json.loads((memorised / "heldout_episodes.json").read_text())
+    assert [e["which"] for e in shown] == ["largest", "least", "median"]
+    assert page.count("<summary>Episode") == 3 and page.count("dot marks c1") == 3 * 2 * 3
+    assert f"{shown[0]['error']:.2f} of that of the mean action" in page
