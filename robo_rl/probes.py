@@ -133,7 +133,7 @@ def mujoco() -> list[ProbeResult]:
 
 def gl() -> list[ProbeResult]:
     """Off-screen GL, which cameras of the embedded simulator need."""
-    from sims.mujoco.render import gl_backend
+    from sims.mujoco.gl import gl_backend
 
     name = gl_backend()
     what = "off-screen GL"

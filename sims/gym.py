@@ -28,6 +28,7 @@ from robo_rl.plugins import load_module, split_arguments
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.gym_obs import GymObservation
+from sims.mujoco.gl import set_mujoco_gl
 
 NO_SPARSE = (
     "{}, so it has no sparse reward: leave reward out; what a policy does there is recorded by "
@@ -100,6 +101,7 @@ def find_spec(id: str) -> EnvSpec:
     try:
         if colon:  # Gymnasium's "module:Id": importing the module registers the id
             before = set(gym.registry)
+            set_mujoco_gl()
             found = load_module(module, f"gym:{id}", "--sim")
         if callable(made_by := getattr(found, rest, None)) and rest not in gym.registry:
             if isinstance(made_by, type) and issubclass(made_by, VectorEnv):

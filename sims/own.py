@@ -13,6 +13,7 @@ import gymnasium as gym
 
 from robo_rl.errors import UserError
 from robo_rl.plugins import check_call, load_object, split_arguments
+from sims.mujoco.gl import set_mujoco_gl
 
 WHAT = "--sim"
 DEFAULTS = {
@@ -42,6 +43,7 @@ def make_own(name: str, task: str, num_envs: int, **options):
 def find_sim(name: str):
     """The function `name`, which takes `num_envs` and the arguments after its name."""
     made_by, arguments = split_arguments(name)
+    set_mujoco_gl()
     make = load_object(made_by, WHAT)
     if _is_single(make):
         raise UserError(

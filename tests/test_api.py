@@ -454,6 +454,20 @@ def test_demonstrations_paid_for_success_alone_turn_an_env_taken_as_it_is_into_o
     )
 
 
+def test_so_many_successes_of_an_envs_own_expert_are_learnt_from_as_a_data_set_of_them_is(tmp_path):
+    counted = robo_rl.recipe("gym:mine:Shown", demos=20)
+    data = robo_rl.recipe("gym:mine:Shown", demos=paid_data(tmp_path / "paid"))
+    assert counted.reward == "sparse" and counted.max_steps == 0
+    assert (counted.policy, counted.rl, counted.eval_episodes) == (data.policy, data.rl, data.eval_episodes)
+    scratch = robo_rl.recipe("gym:mine:Shown")
+    assert robo_rl.recipe("gym:mine:Shown", demos=0).rl == scratch.rl != counted.rl
+    # what a simulator of one's own pays is not known: nothing is assumed of its returns
+    own = robo_rl.recipe("pour:make", demos=20)
+    assert own.policy == counted.policy and own.reward == ""
+    assert (own.rl.max_return, own.rl.timeout) == (0.0, "bootstrap")
+    assert robo_rl.recipe("pour:make", demos=20, reward="sparse").rl == counted.rl
+
+
 def test_no_row_is_left_over_and_each_sets_what_the_options_know():
     used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(*chosen)}
     own = {

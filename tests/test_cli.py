@@ -513,7 +513,7 @@ def test_collect_extends_only_what_fits(demos, here, capsys):
 )
 def test_demonstrations_of_another_env_are_refused(options, says, demos, here, capsys):
     if "rgb" in options:
-        from sims.mujoco.render import gl_backend
+        from sims.mujoco.gl import gl_backend
 
         if gl_backend() is None:
             pytest.skip("needs an off-screen OpenGL")
@@ -540,7 +540,7 @@ def test_repair_of_a_sound_data_set_keeps_it(demos, here, capsys):
 
 @pytest.mark.gl
 def test_a_truncated_video_of_demonstrations_is_named_and_so_is_another_image_size(here, capsys):
-    from sims.mujoco.render import gl_backend
+    from sims.mujoco.gl import gl_backend
 
     if gl_backend() is None:
         pytest.skip("needs an off-screen OpenGL")

@@ -14,7 +14,7 @@ from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.human.training_segments import segment_chunks, segment_ends, segment_sampler, trainable_frames
 from robo_rl.policies import ObsSpec
-from sims.mujoco.render import gl_backend
+from sims.mujoco.gl import gl_backend
 
 FAST = (
     "--no-video",

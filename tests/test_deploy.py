@@ -38,7 +38,7 @@ from robo_rl.experiment.sim_arm import SimArmOptions
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from sims.mujoco.env import axes_of
-from sims.mujoco.render import NO_GL, gl_backend
+from sims.mujoco.gl import NO_GL, gl_backend
 
 
 def write_run(

@@ -13,7 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.film import AFTER, BEFORE, FPS, HEIGHT, PAIR_HEIGHT, WIDTH, FilmedEnv, Take, film, write_film
 from robo_rl.report.world_model_film import TITLES, side_by_side
 from robo_rl.starts import eval_starts
-from sims.mujoco.render import NO_GL, gl_backend
+from sims.mujoco.gl import NO_GL, gl_backend
 from sims.mujoco.tasks import TASKS
 
 pytestmark = [pytest.mark.gl, pytest.mark.skipif(gl_backend() is None, reason=NO_GL)]

@@ -10,10 +10,11 @@ import pytest
 from mujoco.batch import Batch
 
 from robo_rl.errors import UserError
-from sims.mujoco import render
-from sims.mujoco.render import Renderer, gl_backend
+from sims.mujoco import gl
+from sims.mujoco.gl import NO_GL, gl_backend
+from sims.mujoco.render import Renderer
 
-pytestmark = [pytest.mark.gl, pytest.mark.skipif(gl_backend() is None, reason=render.NO_GL)]
+pytestmark = [pytest.mark.gl, pytest.mark.skipif(gl_backend() is None, reason=NO_GL)]
 
 XML = """
 <mujoco>
@@ -172,7 +173,8 @@ def test_a_render_costs_little_more_than_the_bare_draw_calls(make):
 SCRIPT = """
 import mujoco  # before the renderer, with MUJOCO_GL as the caller has it
 from mujoco.batch import Batch
-from sims.mujoco.render import Renderer, gl_backend
+from sims.mujoco.gl import NO_GL, gl_backend
+from sims.mujoco.render import Renderer
 batch = Batch(mujoco.MjModel.from_xml_string({xml!r}), 2, 1)
 image = Renderer(batch, batch.model, ("front",), 32, 32).render()["front"][0]
 print(gl_backend(), image[16, 16].tolist())
@@ -182,7 +184,7 @@ print(gl_backend(), image[16, 16].tolist())
 @pytest.mark.parametrize("backend", ["", "egl", "osmesa"])
 def test_a_fresh_process_draws_and_ends_cleanly_without_close(backend):
     env = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
-    probe = {"egl": render._egl_works, "osmesa": render._osmesa_works}.get(backend)
+    probe = {"egl": gl._egl_works, "osmesa": gl._osmesa_works}.get(backend)
     if probe and not probe():
         pytest.skip(f"no {backend} on this machine")
     if backend:
@@ -198,3 +200,52 @@ def test_a_fresh_process_draws_and_ends_cleanly_without_close(backend):
     assert out.returncode == 0, out.stderr
     assert out.stdout.strip().endswith("[255, 0, 0]") and out.stdout.startswith(backend), out.stdout
     assert not out.stderr, out.stderr
+
+
+OF_MUJOCO = """
+import gymnasium as gym
+import mujoco
+import numpy as np
+
+
+class Drawn(gym.Env):
+    metadata = {{"render_modes": ["rgb_array"]}}
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+        self.model = mujoco.MjModel.from_xml_string({xml!r})
+        self.data = mujoco.MjData(self.model)
+
+    def reset(self, *, seed=None, options=None):
+        mujoco.mj_forward(self.model, self.data)
+        return self.data.time * np.ones(1, np.float32), {{}}
+
+    def render(self):
+        with mujoco.Renderer(self.model, 32, 32) as renderer:
+            renderer.update_scene(self.data, camera="front")
+            return renderer.render()
+"""
+DRAW = """
+import sims
+env = sims.make("gym:of_mujoco:Drawn", render=True)
+env.reset(seed=0)
+print(env.render().max() > 0)
+"""
+
+
+def test_an_env_of_the_users_that_draws_with_mujoco_does_so_without_a_display(tmp_path):
+    (tmp_path / "of_mujoco.py").write_text(OF_MUJOCO.format(xml=XML))
+    screens = ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY", "PYOPENGL_PLATFORM")
+    env = {k: v for k, v in os.environ.items() if k not in screens}
+    out = subprocess.run(
+        [sys.executable, "-c", DRAW],
+        check=False,
+        cwd=tmp_path,
+        env=env | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert out.stdout.strip() == "True", out.stderr[-2000:]

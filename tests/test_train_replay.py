@@ -14,8 +14,7 @@ from commands import TINY_REPLAY, Command, robo_rl
 from robo_rl import checkpoint
 from robo_rl.experiment.recipes import preset
 from robo_rl.options import OFF_POLICY
-from sims.mujoco import render
-from sims.mujoco.render import gl_backend
+from sims.mujoco.gl import NO_GL, gl_backend
 
 QUICK_OPERATOR = ("--rl.scripted-operator.notice-time", 0.1, "--rl.scripted-operator.reaction-time", 0.1)
 
@@ -147,7 +146,7 @@ def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demo
 
 
 @pytest.mark.gl
-@pytest.mark.skipif(gl_backend() is None, reason=render.NO_GL)
+@pytest.mark.skipif(gl_backend() is None, reason=NO_GL)
 def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp_path):
     """HIL-SERL with two cameras and a person: replay keeps contexts, the corrections' data set the
     pictures."""

@@ -342,7 +342,7 @@ def make_robot(
             "--sim dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
         )
     if render:
-        from sims.mujoco.render import NO_GL, gl_backend
+        from sims.mujoco.gl import NO_GL, gl_backend
 
         if gl_backend() is None:
             raise UserError(NO_GL)

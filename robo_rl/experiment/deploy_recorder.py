@@ -82,7 +82,7 @@ class DeployRecorder:
         check_path(self.video)
         self.every, self.fps = frame_rate(self.expects.period)
         if self.robot.name == "sim":
-            from sims.mujoco.render import NO_GL, gl_backend
+            from sims.mujoco.gl import NO_GL, gl_backend
 
             if gl_backend() is None:
                 raise UserError(f"--video: {NO_GL}")

@@ -9,8 +9,8 @@ counts. All of them make one TrainConfig, over which `--config` and the command 
 manipulation  starts from demonstrations: maniskill, or fast (all others, whose steps cost little)
 scratch       policies learn from nothing: locomotion, gym:, envpool:, and simulators of one's own (own_sim
               too)
-taken         gym:, envpool: or a simulator of one's own, and --demos is a data set in which success is paid;
-              manipulation as well, with episodes no longer than `demo_limit` of that data set
+taken         gym:, envpool: or a simulator of one's own, and success is demonstrated (`shows_success`);
+              manipulation as well, of a data set with episodes no longer than its `demo_limit`
 several       a run over several tasks
 data          no simulator: a data set of any robot, in its own units
 robot         the arm as an env, lockstep (arm) or in real time (dds); manipulation as well
@@ -130,7 +130,7 @@ def rows(
         *(("own_method", like or ("iql" if family == "replay" else "pi_rl")) if own else ("ours", algo)),
     }
     if preset != "paper":
-        taken = demo_limit(sim, task, demos) is not None
+        taken = shows_success(sim, task, demos)
         words |= (
             {"scratch"}
             if scratch(sim, task) and not taken
@@ -140,7 +140,9 @@ def rows(
         )
         words |= {"taken"} if taken else set()
         words |= {obs, *(["own_sim"] if is_object(sim) else [])}
-        words |= {"dense"} if reward == "dense" or sim == "maniskill" and task.startswith("MS-") else set()
+        unknown = taken and is_object(sim) and demos.isdecimal() and reward != "sparse"  # what it pays
+        dense = reward == "dense" or unknown or sim == "maniskill" and task.startswith("MS-")
+        words |= {"dense"} if dense else set()
     words |= {"robot", kind} if kind in ROBOTS else set()
     words |= {"several"} if "," in task and sim == "mujoco" else set()
     words |= set(model.split())
@@ -281,6 +283,14 @@ def shown_return(config: TrainConfig, stats: Mapping[str, float]) -> float | Non
     not success alone."""
     told = config.reward != "sparse" and (config.reward == "dense" or scratch(config.sim, config.task))
     return stats.get("return") if told else None
+
+
+def shows_success(sim: str, task: str, demos: str) -> bool:
+    """Whether, where policies learn from nothing, --demos shows what success is: so many successes of the
+    env's own expert, or a data set as `demo_limit` reads it."""
+    if demos.isdecimal() and int(demos):
+        return scratch(sim, task) and (sim.startswith("gym:") or is_object(sim))
+    return demo_limit(sim, task, demos) is not None
 
 
 def demo_limit(sim: str, task: str, demos: str) -> int | None:

@@ -63,8 +63,8 @@ def scene_pair(w, p, control) -> dict[str, Pair]:
     states."""
     from robo_rl.plugins import is_object
     from sims.mujoco.env import state_names_of
+    from sims.mujoco.gl import gl_backend
     from sims.mujoco.own import find_task
-    from sims.mujoco.render import gl_backend
     from sims.mujoco.scene_view import SceneView
     from sims.mujoco.tasks import TASKS
 
