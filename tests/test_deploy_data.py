@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -328,6 +329,7 @@ def test_a_run_without_a_simulator_is_deployed_on_an_arm_of_the_users_own_from_i
         shlex.split(line, comments=True)[1:]
         for line in re.search(r"```bash\n(.*?)```", page, re.S)[1].splitlines()
     ]
+    shutil.copytree(tmp_path / "data/mine", tmp_path / "data/later")  # nobody stated its units
     more = {
         "train": [
             "--bc.updates",
@@ -342,6 +344,8 @@ def test_a_run_without_a_simulator_is_deployed_on_an_arm_of_the_users_own_from_i
             "0",
         ],
         "data": [],
+        "report": [],
+        "eval": [],
         "deploy": ["--seconds", "0.1", "--transport", "inprocess"],
     }
     for argv in lines:

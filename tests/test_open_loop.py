@@ -116,3 +116,47 @@ def test_the_page_says_which_checkpoint_is_used_and_shows_what_it_would_do(memor
     assert [e["which"] for e in shown] == ["largest", "least", "median"]
     assert page.count("<summary>Episode") == 3 and page.count("dot marks c1") == 3 * 2 * 3
     assert f"{shown[0]['error']:.2f} of that of the mean action" in page
+
+
+def said(capsys, *argv) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as e:
+        main([str(a) for a in argv])
+    captured = capsys.readouterr()
+    return int(e.value.code or 0), captured.out, captured.err
+
+
+def test_data_that_was_recorded_later_judges_a_run_without_a_simulator(memorised, tmp_path, capsys):
+    rng = np.random.default_rng(1)
+    still = [[np.tile(rng.normal(size=2), (6, 1)) for _ in range(2)] for _ in range(4)]
+    new = write(tmp_path / "new", still, NAMES).meta.root
+    code, out, _ = said(capsys, "eval", memorised, "--demos", new)
+    assert code == 0 and "4 episodes, 12 chunks" in out and "pan.pos" in out and "over 4 episodes" in out
+    path = memorised / f"eval-data-new-{pick_checkpoint(memorised, 'best')[1].name}.json"
+    document = json.loads(path.read_text())
+    policy = checkpoint.load_policy(pick_checkpoint(memorised, "best")[1])[0]
+    rows = np.arange(0, 24, 2)
+    made = open_loop.predict(policy, load(new), DataOptions(), rows, 0)
+    assert document["axes"][0]["error"] == pytest.approx(
+        np.abs(made - load(new).action[rows][:, None])[..., 0].mean()
+    )
+    assert document["low"] < document["error"] < document["high"] and not document["learnt_from"]
+    _, out, _ = said(
+        capsys, "eval", memorised, "--demos", new, "--checkpoint", "last", "--episodes", 2, "--json"
+    )
+    assert json.loads(out)["episodes"] == [0, 1] and json.loads(out)["step"] == 200
+    said(capsys, "report", memorised)
+    page = (memorised / "report.html").read_text()
+    assert str(new) in page and f"{document['error']:.3g}" in page
+    _, out, _ = said(capsys, "eval", memorised, "--demos", memorised.parent / "set")
+    assert "those that the run learnt from" in out
+
+
+def test_data_that_was_recorded_otherwise_is_refused_in_one_line(memorised, tmp_path, capsys):
+    x = np.zeros((4, 2))
+    write(tmp_path / "rad", [(x, x)], NAMES, "rad")
+    write(tmp_path / "names", [(x, x)], ("pan.pos", "roll.pos"))
+    for name, words in (("rad", "--units"), ("names", "roll.pos")):
+        code, _, err = said(capsys, "eval", memorised, "--demos", tmp_path / name)
+        assert code == 2 and words in err and "recorded alike" in err and err.count("\n") == 1
+    code, _, err = said(capsys, "eval", memorised, "--demos", tmp_path / "rad", "--task", "x")
+    assert code == 2 and "--task" in err

@@ -562,7 +562,11 @@ def test_the_page_of_a_run_without_a_simulator_is_judged_by_held_out_episodes(se
     assert run_command("report", str(out), "--json") == 0
     assert json.loads(capsys.readouterr().out)["held_out"]["axes"] == axes
     page = (out / "report.html").read_text()
-    assert "not evaluated yet" not in page and "robo_rl eval" not in page and "final evaluation" not in page
+    assert (
+        "not evaluated yet" not in page
+        and f"robo_rl eval {out}</code>" not in page
+        and "final evaluation" not in page
+    )
     assert "left_waist" in page and f"{axes[0]['error']:.3g}" in page and f"robo_rl deploy {out}" in page
     (out / "heldout.json").unlink()  # stopped before it was judged
     assert run_command("report", str(out)) == 0

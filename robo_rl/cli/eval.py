@@ -37,6 +37,9 @@ class Eval(EvalConfig):
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""
+    demos: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""
+    """A data set that was recorded as the run's own was: how near the policy's actions are to those recorded,
+    without a simulator."""
     against: str = ""
     """Another run (or checkpoint folder) to compare with, on the same starts and noise."""
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
@@ -52,6 +55,11 @@ def run(args: Eval) -> int:
     """Evaluate, write RUN/eval-<checkpoint>-<seed>-<n>.json and print a table or JSON."""
     from robo_rl import files
 
+    if args.demos:
+        from robo_rl.cli import eval_demos
+
+        need_default(args, "run", "demos", "checkpoint", "episodes", "device", "json")
+        return eval_demos.run(args.run, args.demos, args.checkpoint, args.episodes, args.device, args.json)
     own = load_config(pick_checkpoint(Path(args.run), args.checkpoint)[0])
     if args.against:  # a typo, a damaged run or another task shows before the work
         check_against(args, own)
@@ -95,6 +103,16 @@ def run(args: Eval) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def need_default(args: Eval, *read: str) -> None:
+    """UserError: an option was given that --demos does not read."""
+    for f in fields(args):
+        if f.name not in read and getattr(args, f.name) != f.default:
+            option = f.name.replace("_", "-")
+            raise UserError(
+                f"--demos compares with recorded episodes, which --{option} does not change: leave it out"
+            )
 
 
 def save(args: Eval, result: dict, command: str) -> Path:

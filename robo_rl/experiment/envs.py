@@ -42,8 +42,9 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
     if name == NONE:
         raise UserError(
             "--sim none has nothing to play in. Of a run that learnt from a data set alone robo_rl report "
-            "shows the errors on held-out episodes, and robo_rl deploy and serve take it; a simulator of the "
-            "same robot, cameras and units is given by --sim"
+            "shows the errors on held-out episodes, robo_rl eval RUN --demos FOLDER those on other ones, and "
+            "robo_rl deploy and serve take it; a simulator of the same robot, cameras and units is given by "
+            "--sim"
         )
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")

@@ -39,6 +39,7 @@ class EvalConfig(planning.PlanningOptions):
             "lerobot_python",
             "lerobot_cameras",
             "execute",
+            "demos",
             "episodes",
             "seed",
             "against",
@@ -56,7 +57,7 @@ class EvalConfig(planning.PlanningOptions):
     task: str = ""
     """Of a run over several tasks this one alone; empty: all of them."""
     episodes: int = 200
-    """Starts of each task, each of which is one episode."""
+    """Starts of each task, each of which is one episode; with --demos the most that are looked at."""
     seed: int = REPORT
     """Which list of starts: 0 is the one that the best checkpoint was chosen on, 1 the one that training
     reports on; every list is disjoint from training and from the others."""

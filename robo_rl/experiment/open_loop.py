@@ -5,14 +5,17 @@ compared with those recorded. They move nothing, so this does not say whether th
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from robo_rl.errors import UserError
 from robo_rl.options import DataOptions
 
 if TYPE_CHECKING:
     from robo_rl.data.reader import Dataset
+    from robo_rl.experiment.data_facts import DataFacts
 
 PIECE = 32  # observations that are decided on together
 
@@ -153,3 +156,72 @@ def along(
 def short(x: np.ndarray) -> list[list[float]]:
     """Five digits of every number."""
     return [[float(f"{v:.5g}") for v in row] for row in x]
+
+
+def evaluate_recorded(
+    path: "str | Path",
+    demos: "str | Path",
+    checkpoint: str = "best",
+    episodes: int = 0,
+    device: str = "cpu",
+    begin: Callable[[int], None] = lambda chunks: None,
+    tick: Callable[[int], None] = lambda done: None,
+) -> dict[str, Any]:
+    """`axis_errors` of a run's checkpoint along the first `episodes` (0: all) of a data set that was recorded
+    as the run's own was -> the result document. `begin` hears how many chunks there are, `tick` how many are
+    done. UserError: it was recorded otherwise."""
+    import torch
+
+    from robo_rl import checkpoint as checkpoints
+    from robo_rl.data.labels import units_of
+    from robo_rl.data.reader import load
+    from robo_rl.demos import check_fits
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.data_facts import facts_of, read_facts
+    from robo_rl.experiment.folder import pick_checkpoint
+
+    run, at = pick_checkpoint(Path(path), checkpoint)
+    config = load_config(run)
+    data = load(demos)
+    known = read_facts(run, config.demos)
+    if known.unit and units_of(data.meta) is None:  # recorded alike, they are the run's
+        stated = {"units": {"unit": known.unit, "kind": known.kind}}
+        data.meta.info["features"]["action"]["robo_rl"] = stated
+    check_alike(known, facts_of(data), demos)
+    torch.set_num_threads(config.torch_threads)
+    policy, meta = checkpoints.load_policy(at, device)
+    check_fits(data.meta, policy.spec, config.data)
+    count = min(episodes or len(data), len(data))
+    rows = np.concatenate([chunk_starts(data, e, policy.options.execute) for e in range(count)])
+    begin(len(rows))
+    made = predict(policy, data, config.data, rows, config.seed, tick)
+    return {
+        "run": run.name,
+        "checkpoint": at.name,
+        "step": meta["step"],
+        "demos": str(demos),
+        "learnt_from": Path(config.demos).resolve() == Path(demos).resolve(),
+        **axis_errors(data, rows, made),
+    }
+
+
+def check_alike(known: "DataFacts", there: "DataFacts", demos: "str | Path") -> None:
+    """Raise UserError where a data set has other columns, units or another rate than the one that a run
+    learnt from; what is not known of this is not compared."""
+    for name, mine, theirs in (
+        ("columns of the action are", known.action, there.action),
+        ("columns of the state are", known.state, there.state),
+        ("units of the action are", known.unit, there.unit),
+        ("kinds of the action are", known.kind, there.kind),
+        ("actions a second are", (f"{known.rate:g}",) * bool(known.rate), (f"{there.rate:g}",)),
+    ):
+        if mine and mine != theirs:
+            raise UserError(
+                f"data set {demos}: its {name} {', '.join(theirs) or 'not stated'}; those of the data that "
+                f"the run learnt from {', '.join(mine)}. Give one that was recorded alike"
+                + (
+                    f", or correct what it says: robo_rl data label {demos} --units …"
+                    if "unit" in name
+                    else ""
+                )
+            )

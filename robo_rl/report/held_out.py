@@ -52,6 +52,7 @@ def sections(run: RunRecord) -> str:
 <p>How far the actions that the policy would execute are from those recorded, in episodes that it did not
 learn from.{of}</p>
 {table}
+{others(run)}
 {curves(_read(run, "heldout_episodes.json", list) or [])}
 <h2>Training</h2>
 <div class="grid">{sft_chart(run)}{error_chart(run, told)}</div>
@@ -61,8 +62,8 @@ learn from.{of}</p>
 def counted(told: dict) -> str:
     """Of how many episodes the errors are."""
     n, many = len(told["episodes"]), told.get("low") is not None
-    spread = " In brackets 95 % intervals over episodes" + (", narrow for so few." if n < 20 else ".")
-    return f"{n} episode{'s' * (n != 1)}, {told['frames']:,} chunks.{spread * many}"
+    within = " In brackets 95 % intervals over episodes" + (", narrow for so few." if n < 20 else ".")
+    return f"{n} episode{'s' * (n != 1)}, {told['frames']:,} chunks.{within * many}"
 
 
 def chosen(told: dict) -> str:
@@ -77,6 +78,28 @@ def chosen(told: dict) -> str:
         f" Of {len(looks)} checkpoints that of update {told['update']:,} is used, whose error was the least: "
         f"{best:.3f}, after the last of {last:,} updates {error:.3f} (<code>--checkpoint last</code> takes "
         "that one). It was chosen on these episodes, so its figure is a little on the bright side."
+    )
+
+
+def others(run: RunRecord) -> str:
+    """What `robo_rl eval RUN --demos` measured on other data sets."""
+    told = [_read(run, path.name, dict) for path in sorted(run.folder.glob("eval-data-*.json"))]
+    rows = "".join(
+        f'<tr><td class="name">{esc(e["demos"])}{" (learnt from)" * e["learnt_from"]}</td>'
+        f'<td>{esc(e["checkpoint"])}</td><td class="n">{len(e["episodes"])}</td>'
+        f'<td class="n"><b>{number(e["error"])}</b>{spread(e)}</td>'
+        f'<td class="n">{number(e["error_of_state"])}</td></tr>'
+        for e in filter(None, told)
+    )
+    table = (
+        '<div class="card scroll pad"><table><tr><th>Data set</th><th>Checkpoint</th>'
+        '<th class="n">Episodes</th><th class="n">Share of the mean action\'s error</th>'
+        '<th class="n">of staying there</th></tr>'
+        f"{rows}</table></div>"
+    )
+    return (
+        "<h2>Other data</h2><p>Recorded as the run's own was: "
+        f"<code>robo_rl eval {esc(run.folder)} --demos FOLDER</code></p>{table * bool(rows)}"
     )
 
 
@@ -159,11 +182,11 @@ def verdict(run: RunRecord, told: "dict | None") -> str:
     else:
         share, still = mean_share(told["axes"]), mean_share(told["axes"], "error_of_state")
         low, high = told.get("low"), told.get("high")
-        spread = "" if low is None else f", 95 % interval {low:.2f} to {high:.2f}"
+        within = "" if low is None else f", 95 % interval {low:.2f} to {high:.2f}"
         badge = "judged by held-out episodes"
         big = f'<div class="big">{share:.2f} <small>of the error of the mean action</small></div>'
         stays = f" Staying where it is would have {still:.2f}." if math.isfinite(still) else ""
-        text = f"Mean over the axes that move{spread}.{stays}{chosen(told)} {next_step}"
+        text = f"Mean over the axes that move{within}.{stays}{chosen(told)} {next_step}"
     return (
         '<section class="card verdict" style="grid-template-columns:1fr"><div>'
         f'<span class="badge even">{badge}</span>{big}<p style="margin-top:10px">{text}</p></div></section>'
@@ -189,14 +212,17 @@ def tiles(run: RunRecord, told: "dict | None") -> str:
     return f'<section class="tiles">{inside}</section>'
 
 
+def number(x: "float | None") -> str:
+    return "–" if x is None else f"{x:.3g}"
+
+
+def spread(row: dict) -> str:
+    """The interval of an error, where it has one."""
+    return "" if row.get("low") is None else f" <small>[{number(row['low'])}, {number(row['high'])}]</small>"
+
+
 def axis_table(axes: list[dict]) -> str:
     """The errors of every axis of the action."""
-
-    def number(x: "float | None") -> str:
-        return "–" if x is None else f"{x:.3g}"
-
-    def spread(a: dict) -> str:
-        return "" if a.get("low") is None else f" <small>[{number(a['low'])}, {number(a['high'])}]</small>"
 
     rows = "".join(
         f'<tr><td class="name">{esc(a["name"])}</td><td>{esc(a["unit"])}</td>'
