@@ -22,7 +22,7 @@ from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, blank_obs, obs_tensors
 from robo_rl.replay import HUMAN, PAUSE, ReplayWriter
 from robo_rl.rewards import Judge, Marked
-from robo_rl.rollout import Timer, announce, one_thread
+from robo_rl.rollout import Timer, announce, one_thread, to_policy
 from robo_rl.starts import ENDED, Ended, StartChooser, StartSource
 
 # arrays of a ReplayCollector that its state has
@@ -72,8 +72,10 @@ def replay_observation(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
     if not keeps_context(policy):
         return {k: np.array(v) for k, v in obs.items()}
     with torch.no_grad():
-        columns = policy.encode(obs).columns()
-    return {k: (v.view(torch.int16) if v.dtype == torch.bfloat16 else v).numpy() for k, v in columns.items()}
+        columns = policy.encode(to_policy(obs, policy)).columns()
+    return {
+        k: (v.view(torch.int16) if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in columns.items()
+    }
 
 
 def replay_rows(policy: Policy) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -165,7 +167,8 @@ class ReplayCollector:
         if need.any():
             seed_noise(self.generator, mix(self.seed, self.steps))
             now = {k: torch.from_numpy(v[need]) for k, v in self.obs.items()}
-            self.chunk[need] = policy.act(now, self.generator, explore).actions.numpy()
+            chunk = policy.act(to_policy(now, policy), self.generator, explore)
+            self.chunk[need] = chunk.actions.cpu().numpy()
             self.at[need] = 0
             announce(self.env, self.chunk, need)
         self.timer.add("policy")
@@ -380,7 +383,8 @@ def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
     with one_thread():
         while ended < episodes:
             if at >= policy.options.execute:
-                chunk, at = policy.act(obs_tensors(raw, spec), generator, True).actions.numpy(), 0
+                obs = to_policy(obs_tensors(raw, spec), policy)
+                chunk, at = policy.act(obs, generator, True).actions.cpu().numpy(), 0
                 announce(env, chunk)
             raw, _, terminated, truncated, info = env.step(chunk[:, at])
             at += 1

@@ -4,9 +4,13 @@ Skipped without one; the other tests of devices are in test_device.py, against a
 """
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from test_offpolicy import METHODS as REPLAY
+from test_offpolicy import SMALL as SIZES
 from toys import PointReach
 from vla_goldens import FAMILIES, STEPS, inputs, outputs, weights
 
@@ -19,11 +23,14 @@ from robo_rl.policies.check import observations
 from robo_rl.policies.guided import plain_chunks
 from robo_rl.policies.vla.make import load_model
 from robo_rl.policies.vla.quick import QuickChunks, fits
+from robo_rl.replay import Replay
+from robo_rl.replay_collector import ReplayCollector, replay_rows
 from robo_rl.rollout import Collector
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
 SMALL = ("flow", "gaussian")
+TINY: dict[str, Any] = {**SIZES}
 KINDS = (*SMALL, "pi0", "pi05", "smolvla", "xvla", "groot", "openvla_oft", "pi0_fast")
 ROWS = 48
 # of a log-prob: products of float32 are summed in another order for another number of rows; of 16 bits not,
@@ -120,6 +127,21 @@ def test_an_update_on_a_gpu_is_that_of_the_cpu_but_for_rounding(algo, options, k
 
     here, there = learnt("cpu"), learnt("cuda")
     assert all(torch.allclose(v, there[k], atol=1e-4) for k, v in here.items() if v.is_floating_point())
+
+
+@pytest.mark.parametrize("algo", ["demo_sac", "pa_rl", "iql"])
+def test_a_method_from_replay_learns_on_a_gpu_as_on_the_cpu_but_for_rounding(algo):
+    def learnt(device):
+        policy_options, options = REPLAY[algo]
+        policy = make_policy(PolicyOptions(**TINY | policy_options), ObsSpec(state=4, action=2), 0).to(device)
+        learner = find_method(algo)(policy, options, 0)
+        store, rng = Replay(replay_rows(policy), 2, 2, 0.9, 400, 4), np.random.default_rng(0)
+        ReplayCollector(PointReach(4, 8), policy, store, None, 0).run(policy, 24)
+        learner.update(lambda n: store.sample(n, rng), 2)
+        return {k: v.detach().cpu() for k, v in policy.state_dict().items()}
+
+    here, there = learnt("cpu"), learnt("cuda")
+    assert all(torch.allclose(v, there[k], atol=1e-3) for k, v in here.items() if v.is_floating_point())
 
 
 def test_a_run_on_a_gpu_is_served_there_and_on_a_cpu_alike(tmp_path, device="cuda"):

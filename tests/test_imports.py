@@ -384,7 +384,7 @@ from robo_rl.policies import ObsSpec, make_policy
 policy = make_policy(PolicyOptions(horizon=2, execute=2, hidden=8, layers=1), ObsSpec(state=3, action=2), 0)
 credit = Credit(policy, PiRlOptions(), 0)
 credit.step(torch.ones(4, 3), torch.ones(4), torch.ones(4))
-learner = CriticLearner(3, 4, OffPolicyOptions(), 0)
+learner = CriticLearner(policy, 4, OffPolicyOptions(), 0)
 descend(td_loss(learner.critic(torch.ones(5, 3), torch.ones(5, 4)), torch.ones(5)), learner.params, learner.opt, 1.0)
 Temperature(0.1, 1e-3, -1.0).step(torch.ones(4))
 train(policy, lambda n, g: ({'state': torch.ones(n, 3)}, torch.ones(n, 2, 2), torch.ones(n, 2)), BcOptions(updates=1), 0)

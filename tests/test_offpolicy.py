@@ -179,7 +179,8 @@ def test_the_target_ends_where_the_episode_terminated_and_stays_in_what_returns_
 
 
 def test_the_target_takes_the_least_of_a_random_subset():
-    learner = CriticLearner(S, A, RlpdOptions(**RL | {"critics": 6}, subset=2), 0)
+    policy = make_policy(PolicyOptions(**SMALL), SPEC, 0)
+    learner = CriticLearner(policy, A, RlpdOptions(**RL | {"critics": 6}, subset=2), 0)
     g = torch.Generator().manual_seed(3)
     context, action = torch.randn(9, S), torch.randn(9, A)
     got = learner.least(context, action, g)

@@ -274,7 +274,6 @@ def test_a_method_refuses_what_does_not_act_as_it_needs(algo, kind, more, line):
             "--rl.judge classifier looks at what the trunk makes .* --policy.keep-prefix alone",
         ),
         ({"rl": {"synthetic": 0.5}}, "instructions in text leave it out"),
-        ({"device": "cuda"}, "--algo hil_serl learns on the CPU: leave --device cuda out"),
     ],
 )
 def test_options_that_do_not_go_with_it_are_one_line(more, line):

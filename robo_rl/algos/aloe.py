@@ -30,9 +30,7 @@ class AloeLearner(OffPolicyLearner):
 
     def __init__(self, policy, options: AloeOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(
-            policy.context_size, policy.options.execute * policy.spec.action, options, seed
-        )
+        self.critics = CriticLearner(policy, policy.options.execute * policy.spec.action, options, seed)
         self.head_params = [p for p in policy.head.parameters() if p.requires_grad]  # all, or adapters
         self.head_opt = make_adam(self.head_params, options.lr)
 

@@ -43,7 +43,7 @@ class CalQlLearner(DemoSacLearner):
             mine, logp = self.policy.actor.sample(wide, self.generator)
             mine = torch.cat(mine.view(2, -1, m, d).unbind(), 1)
             logp = torch.cat(logp.view(2, -1, m).unbind(), 1)
-            box = torch.rand(len(mine), m, d, generator=self.generator) * 2 - 1
+            box = torch.rand(len(mine), m, d, generator=self.generator).to(mine.device) * 2 - 1
         q = self.critics.critic.many(rows.context.pooled, torch.cat([mine, box], 1))
         return o.cql_alpha * cql_penalty(
             q[..., : 2 * m], logp, q[..., 2 * m :], q_data, rows.bound, d, o.cql_temperature

@@ -32,6 +32,7 @@ from robo_rl.algos.offpolicy import (
     polyak,
     td_target,
 )
+from robo_rl.devices import device_of
 from robo_rl.errors import UserError
 from robo_rl.options import ExpoOptions
 from robo_rl.policies.offpolicy import GuidedPolicy
@@ -46,7 +47,7 @@ class ExpoLearner(OffPolicyLearner):
 
     def __init__(self, policy: GuidedPolicy, options: ExpoOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.context_size, policy.size, options, seed, policy.judge)
+        self.critics = CriticLearner(policy, policy.size, options, seed, policy.judge)
         self.head = copy.deepcopy(policy.head)
         self.head_params = list(self.head.parameters())
         self.head_opt = make_adam(self.head_params, options.lr)
@@ -56,7 +57,7 @@ class ExpoLearner(OffPolicyLearner):
             self.edit_params = list(policy.edit.parameters())
             self.edit_opt = make_adam(self.edit_params, options.lr)
             reach = policy.size * math.log(policy.options.edit_scale)
-            self.alpha = Temperature(options.alpha, options.alpha_lr, -policy.size / 2)
+            self.alpha = Temperature(options.alpha, options.alpha_lr, -policy.size / 2, device_of(policy))
             self.log_reach = reach
 
     def critic_step(self, rows: Rows) -> dict[str, Tensor]:

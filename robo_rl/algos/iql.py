@@ -20,6 +20,7 @@ from torch import Tensor
 
 from robo_rl.algos.credit import descend
 from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, make_adam, td_target
+from robo_rl.devices import device_of
 from robo_rl.options import IqlOptions
 from robo_rl.policies.nets import Critic
 
@@ -49,12 +50,11 @@ class IqlLearner(OffPolicyLearner):
 
     def __init__(self, policy, options: IqlOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(
-            policy.context_size, policy.options.execute * policy.spec.action, options, seed
-        )
+        self.critics = CriticLearner(policy, policy.options.execute * policy.spec.action, options, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 3)
             self.value = Critic(policy.context_size, options.critic_hidden, options.critic_layers, "relu")
+        self.value.to(device_of(policy))
         self.value_params = list(self.value.parameters())
         self.value_opt = make_adam(self.value_params, options.critic_lr)
         self.head_params = [p for p in policy.head.parameters() if p.requires_grad]  # all, or adapters

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from robo_rl.algos import credit
 from robo_rl.algos.credit import descend
+from robo_rl.devices import device_of
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW, Optimizer, kernels
 from robo_rl.options import FLOWS, VLAS, OffPolicyOptions
@@ -65,20 +67,24 @@ class Rows:
 
 @torch.no_grad()
 def tensors(policy, batch: Batch) -> Rows:
-    """Batch -> Rows; the trunk of the policy is not trained by these methods."""
-    obs = {k: torch.from_numpy(v) for k, v in batch.obs.items()}
-    after = {k: torch.from_numpy(v) for k, v in batch.next_obs.items()}
+    """Batch -> Rows where the policy's weights are; its trunk is not trained by these methods."""
+    device = device_of(policy)
+
+    def there(x: np.ndarray) -> Tensor:
+        return torch.from_numpy(x).to(device)
+
+    obs = {k: there(v) for k, v in batch.obs.items()}
     return Rows(
         obs,
         policy.encode(obs),
-        policy.encode(after),
-        torch.from_numpy(batch.actions),
-        torch.from_numpy(batch.rewards),
-        torch.from_numpy(batch.discounts),
-        torch.from_numpy(batch.own),
-        torch.from_numpy(batch.bound),
-        torch.from_numpy(batch.before),
-        torch.from_numpy(batch.source),
+        policy.encode({k: there(v) for k, v in batch.next_obs.items()}),
+        there(batch.actions),
+        there(batch.rewards),
+        there(batch.discounts),
+        there(batch.own),
+        there(batch.bound),
+        there(batch.before),
+        there(batch.source),
     )
 
 
@@ -142,16 +148,19 @@ def cql_penalty(
 
 
 class CriticLearner:
-    """Owns the critics, their Polyak average and their optimizer. `target`: an Ensemble that is the
-    average."""
+    """Owns the critics of a policy's contexts and `action` numbers, where its weights are, their Polyak
+    average and their optimizer. `target`: an Ensemble that is the average."""
 
     def __init__(
-        self, context: int, action: int, options: OffPolicyOptions, seed: int, target: Ensemble | None = None
+        self, policy, action: int, options: OffPolicyOptions, seed: int, target: Ensemble | None = None
     ):
         o = self.options = options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
-            self.critic = Ensemble(context, action, o.critic_hidden, o.critic_layers, o.critics, o.layer_norm)
+            self.critic = Ensemble(
+                policy.context_size, action, o.critic_hidden, o.critic_layers, o.critics, o.layer_norm
+            )
+        self.critic.to(device_of(policy))
         self.target = target if target is not None else copy.deepcopy(self.critic)
         self.target.load_state_dict(self.critic.state_dict())
         self.target.requires_grad_(False)
@@ -160,7 +169,8 @@ class CriticLearner:
 
     def subset(self, generator: torch.Generator) -> Tensor:
         """Which critics the target takes the least of."""
-        return torch.randperm(self.options.critics, generator=generator)[: self.options.subset]
+        drawn = torch.randperm(self.options.critics, generator=generator)[: self.options.subset]
+        return drawn.to(self.params[0].device)
 
     def least(self, context: Tensor, actions: Tensor, generator: torch.Generator) -> Tensor:
         """For pooled contexts [B,C]: min over a random subset of the averaged critics, [B]."""
@@ -269,8 +279,8 @@ def on_trunk(options, actor: str) -> str:
 class Temperature:
     """alpha > 0, moved so that the entropy -E log pi meets `target` (Haarnoja et al. 2018b, eq. 18)."""
 
-    def __init__(self, alpha: float, lr: float, target: float):
-        self.log = torch.tensor(max(alpha, 1e-8)).log().requires_grad_(True)
+    def __init__(self, alpha: float, lr: float, target: float, device: "torch.device | str" = "cpu"):
+        self.log = torch.tensor(max(alpha, 1e-8)).log().to(device).requires_grad_(True)
         self.target, self.lr = target, lr
         self.opt = AdamW([self.log], max(lr, 1e-12), fused=False)
 

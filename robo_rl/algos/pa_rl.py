@@ -32,7 +32,7 @@ class PaRlLearner(OffPolicyLearner):
 
     def __init__(self, policy: GuidedPolicy, options: PaRlOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.context_size, policy.size, options, seed, policy.judge)
+        self.critics = CriticLearner(policy, policy.size, options, seed, policy.judge)
         self.head_params = list(policy.head.parameters())
         self.head_opt = make_adam(self.head_params, options.lr)
 
@@ -46,7 +46,7 @@ class PaRlLearner(OffPolicyLearner):
     def penalty(self, rows: Rows, q_data: Tensor) -> Tensor:
         """Cal-QL's, on the optimised actions, whose density nobody knows, and as many uniform ones."""
         actions = self.policy.candidates(rows.context, self.generator)
-        box = torch.rand(actions.shape, generator=self.generator) * 2 - 1
+        box = torch.rand(actions.shape, generator=self.generator).to(actions.device) * 2 - 1
         q = self.critics.critic.many(rows.context.pooled, torch.cat([actions, box], 1))
         m = actions.shape[1]
         o = self.options
@@ -69,17 +69,17 @@ class PaRlLearner(OffPolicyLearner):
             found = policy.candidates(rows.context, self.generator)
         found = torch.cat([found, rows.flat[:, None]], 1)
         q = policy.judge.many(rows.context.pooled, found).mean(0)
-        own = found.shape[1] - 1
+        own, each = found.shape[1] - 1, torch.arange(len(found), device=found.device)
         if self.options.floor:  # as in the target: what the data's own action led to, it is worth
             q[:, own] = torch.maximum(q[:, own], rows.bound)
         # with one sample and no steps there is nothing worse than it
         if own > 1 or policy.options.local_steps:
-            q[torch.arange(len(q)), q[:, :own].argmin(1)] = -torch.inf
+            q[each, q[:, :own].argmin(1)] = -torch.inf
         pick = (q / policy.options.softness + gumbel(q, self.generator)).argmax(1)
         whole = torch.where(
             (pick == own)[:, None], rows.own.float(), torch.ones_like(rows.own, dtype=torch.float)
         )
-        return found[torch.arange(len(found)), pick], whole
+        return found[each, pick], whole
 
     def begin_online(self) -> None:
         self.policy.steered.fill_(True)

@@ -31,6 +31,7 @@ from robo_rl.algos.offpolicy import (
     on_trunk,
     td_target,
 )
+from robo_rl.devices import device_of
 from robo_rl.errors import UserError
 from robo_rl.options import SacOptions
 from robo_rl.policies.context import Context
@@ -46,11 +47,12 @@ class RlpdLearner(OffPolicyLearner):
     def __init__(self, policy: SquashedPolicy, options: SacOptions, seed: int):
         super().__init__(policy, options, seed)
         self.critics = CriticLearner(
-            policy.context_size, policy.options.execute * policy.spec.action, options, seed, policy.judge
+            policy, policy.options.execute * policy.spec.action, options, seed, policy.judge
         )
         self.actor_params = list(policy.actor.parameters())
         self.actor_opt = make_adam(self.actor_params, options.lr)
-        self.alpha = Temperature(options.alpha, options.alpha_lr, -options.target_entropy * policy.size)
+        least = -options.target_entropy * policy.size
+        self.alpha = Temperature(options.alpha, options.alpha_lr, least, device_of(policy))
 
     def next_action(self, context: Context) -> tuple[Tensor, Tensor]:
         """a' ~ pi [B,E,A] and log pi(a') [B]."""

@@ -29,7 +29,7 @@ class WsrlLearner(CalQlLearner):
         self.critics.target.load_state_dict(self.critics.critic.state_dict())
         self.critics.opt = make_adam(self.critics.params, o.critic_lr)
         self.actor_opt = make_adam(self.actor_params, o.lr)
-        self.alpha = Temperature(o.alpha, o.alpha_lr, self.alpha.target)
+        self.alpha = Temperature(o.alpha, o.alpha_lr, self.alpha.target, self.alpha.log.device)
 
     def state_dict(self) -> dict:
         return super().state_dict() | {"conservative": self.conservative}

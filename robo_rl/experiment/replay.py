@@ -45,8 +45,6 @@ def check(config: TrainConfig, env) -> None:
             "--rl.synthetic makes transitions of --obs state for small policies; with pictures or "
             "instructions in text leave it out"
         )
-    if config.device != "cpu":
-        raise UserError(f"--algo {config.algo} learns on the CPU: leave --device {config.device} out")
     if o.judge != "env" and config.obs != "state" and config.policy.text and not config.policy.keep_prefix:
         raise UserError(
             f"--rl.judge {o.judge} looks at what the trunk makes of pictures, which replay keeps of a "
@@ -244,6 +242,7 @@ class ReplayStage:
                 int(time.time()) if any(self.kept) else 0,
                 config.sim.split(":")[0] == "dds" or by_person(config),
                 self.control is not None,
+                config.device,
             )
             if self.control is not None:
                 publish_control(self.control, job.flight)

@@ -89,6 +89,7 @@ class Synthetic:
         it; None: too few."""
         import torch
 
+        from robo_rl.rollout import to_policy
         from world_models.guided import Guided, GuideOptions
         from world_models.synther import SynthOptions, Transitions
 
@@ -116,7 +117,8 @@ class Synthetic:
 
         def mean(states: torch.Tensor) -> torch.Tensor:
             still = torch.Generator().manual_seed(seed)
-            return policy.act({"state": states}, still, False).actions.flatten(1)
+            seen = to_policy({"state": states}, policy)
+            return policy.act(seen, still, False).actions.flatten(1).to(states.device)
 
         made, size, batch = [], 0, min(2048, -(-o.synthetic_rows // (o.synthetic_window - 1)))
         while size < o.synthetic_rows:

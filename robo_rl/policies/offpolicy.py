@@ -105,7 +105,7 @@ class SquashedHead(nn.Module):
     def sample(self, x: Tensor, generator: Noise) -> tuple[Tensor, Tensor]:
         """-> action in (-1, 1) [B,D], differentiable, and its log-density [B]."""
         mean, log_std = self(x)
-        noise = randn(generator, len(mean), mean[0].numel()).view_as(mean)
+        noise = randn(generator, len(mean), mean[0].numel()).to(mean.device).view_as(mean)
         u = mean + log_std.exp() * noise
         return squash(u, mean, log_std)
 
@@ -343,7 +343,7 @@ class GuidedPolicy(OwnUnits, ChainPolicy):
                 best = value.argmax(1)
             else:
                 best = (value / self.options.softness + gumbel(value, generator)).argmax(1)
-            rows = torch.arange(len(found))
+            rows = torch.arange(len(found), device=found.device)
             return found[rows, best], value[rows, best]
 
     @torch.no_grad()
@@ -351,12 +351,13 @@ class GuidedPolicy(OwnUnits, ChainPolicy):
         context = self.encode(obs)
         if not self.steered and explore:  # any of them: critics must have seen what they will choose among
             found = self.proposals(context, generator)
-            actions = found[torch.arange(len(found)), randint(generator, found.shape[1], len(found))]
+            drawn = randint(generator, found.shape[1], len(found)).to(found.device)
+            actions = found[torch.arange(len(found), device=found.device), drawn]
         elif not self.steered:
             actions = self.flow(context, 1, generator)[:, 0]
         else:
             climbs = self.options.local_steps > 0
-            heads = None if climbs else torch.arange(self.judge.heads)
+            heads = None if climbs else torch.arange(self.judge.heads, device=context.pooled.device)
             with torch.enable_grad():
                 actions, _ = self.choose(context, generator, heads=heads, greedy=not (explore and climbs))
         actions = actions.detach().view(len(context), self.options.execute, -1)
@@ -375,7 +376,7 @@ def flow_samples(
     head = head or policy.head
     b, d = len(context), policy.chunk
     embedded = head.embed(context, m)
-    x = randn(generator, b, m * d)
+    x = randn(generator, b, m * d).to(policy.times.device)
     if spread < 1:
         x *= spread
         x[:, :d] = 0
@@ -387,7 +388,8 @@ def flow_samples(
 
 def gumbel(like: Tensor, generator: Noise) -> Tensor:
     """Standard Gumbel noise [B,M]: the argmax of x + noise is a draw from softmax(x)."""
-    uniform = 0.5 * (1 + torch.erf(randn(generator, like.shape[0], like.shape[1]) / math.sqrt(2)))
+    normal = randn(generator, like.shape[0], like.shape[1]).to(like.device)
+    uniform = 0.5 * (1 + torch.erf(normal / math.sqrt(2)))
     return -torch.log(-torch.log(uniform.clamp(1e-6, 1 - 1e-6)))
 
 

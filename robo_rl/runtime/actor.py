@@ -11,6 +11,7 @@ steps (`robo_rl.runtime.weights`).
 """
 
 import contextlib
+import copy
 import mmap
 import os
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from robo_rl.child import HANG
 from robo_rl.errors import UserError
@@ -80,6 +82,7 @@ class ActorJob:
     # an arm or a person does not wait for grants within an episode, see `may_step`
     whole: bool = False
     starts: bool = False  # the learner says where episodes begin (robo_rl.runtime.start_file)
+    device: str = "cpu"  # where the policy acts
 
     @property
     def weights(self) -> Path:
@@ -112,8 +115,8 @@ def main(job: ActorJob, pipe) -> None:
 
 def _act(job: ActorJob, pipe) -> None:
     parent, words = os.getppid(), shared(job.words)
-    reader, policy = follow(job.weights, job.options, job.spec)
-    version = reader.current
+    reader, read = follow(job.weights, job.options, job.spec)
+    policy, version = acting_on(job.device, read), reader.current
     stage = job.build()
     journals = [Journal(job.replay / name, job.capacity) for name in ("online", "corrections")]
     online, corrections = (ReplayWriter(job.rows, journal) for journal in journals)
@@ -140,7 +143,8 @@ def _act(job: ActorJob, pipe) -> None:
                 return
             if free:
                 if reader.version() != version and (new := reader.fetch()) is not None:
-                    reader.swap(policy)
+                    reader.swap(read)
+                    renew(policy, read)
                     version = new
                 g.step(policy)
                 words[HELP] = g.help_steps
@@ -153,6 +157,21 @@ def _act(job: ActorJob, pipe) -> None:
         for journal in journals:
             journal.close()
         stage.close()
+
+
+def acting_on(device: str, read: Policy) -> Policy:
+    """The policy that acts on `device` with the weights of `read`, which is on the host: itself there."""
+    return read if torch.device(device).type == "cpu" else copy.deepcopy(read).to(device)
+
+
+def renew(policy: Policy, read: Policy) -> None:
+    """Bring the weights of `read` that learning moves to `policy`, which acts elsewhere, or is the same."""
+    if policy is read:
+        return
+    here, there = moving(read), moving(policy)
+    with torch.no_grad():
+        for name, tensor in there.items():
+            tensor.copy_(here[name])
 
 
 def may_step(grant: int, g: ReplayCollector, whole: bool) -> bool:
