@@ -11,6 +11,7 @@ Names of data sets are read with LeRobot's endings (`.pos`, `.vel`). What a name
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,6 +32,10 @@ SAME = (
     | {f"{a}{w}": m for m, w in zip(MOVES[3:], TOOL[3:], strict=True) for a in ("d", "delta_")}
     | {f"delta_{m}": m for m in MOVES[3:]}
     | {f"{a}_{t}": t for t in TOOL for a in ("ee", "tool")}
+)
+CALIBRATED = (
+    "is in % of the joint's calibrated range: name the file that lerobot-calibrate wrote as `calibration` of "
+    "`driver` in the robot's file (docs: An arm of serial servos)"
 )
 REMEDY = "`data` in the robot's file (docs: Data of your own arm)"
 
@@ -152,6 +157,16 @@ def opening(name: str, unit: str, gripper: tuple[float, ...]) -> tuple[float, fl
     return closed, wide
 
 
+def size_of(name: str, word: str, base: str, percent: Mapping[str, float]) -> float | None:
+    """rad or m of 1 in the unit `base` of a column that is `word`; None: it is no unit of such a column.
+    percent: rad of 1 % of a joint's calibrated range. UserError: nobody said that."""
+    if base == "%" and word.removesuffix(SPEED) not in (*MOVES, *TOOL):
+        if (size := percent.get(word.removesuffix(SPEED))) is None:
+            raise UserError(f"{name} {CALIBRATED}")
+        return size
+    return (LENGTHS if word in (*MOVES[:3], *TOOL[:3]) else ANGLES).get(base)
+
+
 def action_columns(
     names: tuple[str, ...],
     words: tuple[str, ...],
@@ -160,9 +175,10 @@ def action_columns(
     gripper: tuple[float, ...],
     joints: tuple[str, ...],
     rate: float,
+    percent: Mapping[str, float],
 ) -> tuple[Column, ...]:
-    """The columns of an action, `rate` of them a second. UserError: they do not command the arm whole, or in
-    no way that is known."""
+    """The columns of an action, `rate` of them a second. percent: see `size_of`. UserError: they do not
+    command the arm whole, or in no way that is known."""
     used = [w for w in words if w != UNUSED]
     if twice := sorted({w for w in used if used.count(w) > 1}):
         raise UserError(f"the run's action commands {', '.join(twice)} twice")
@@ -192,15 +208,15 @@ def action_columns(
             closed, wide = opening(name, u, gripper)
             out.append(Column(name, word, wide - closed, closed, unit=u))
             continue
-        known = LENGTHS if word in MOVES[:3] else ANGLES
-        if base not in known:
+        if (size := size_of(name, word, base, percent)) is None:
+            known = LENGTHS if word in MOVES[:3] else ANGLES
             raise UserError(
                 f"{name} is in {u!r}, and is commanded in {' or '.join(known)}: state it with --units, or in "
                 f"{REMEDY}"
             )
         if k == "rate":
             scale = rate  # a row is what is moved in its period
-        out.append(Column(name, word, scale / known[base], kind=k, unit=u))
+        out.append(Column(name, word, scale / size, kind=k, unit=u))
     return tuple(out)
 
 
@@ -211,9 +227,10 @@ def state_columns(
     actions: tuple[Column, ...],
     action_units: tuple[str, ...],
     gripper: tuple[float, ...],
+    percent: Mapping[str, float],
 ) -> tuple[Column, ...]:
     """The columns of a state. unit: stated, or (): those of the action, where it has angles, lengths and a
-    gripper. UserError: nobody said."""
+    gripper. percent: see `size_of`. UserError: nobody said."""
     own = {
         c.name: u
         for c, u in zip(actions, action_units, strict=True)
@@ -237,11 +254,11 @@ def state_columns(
             closed, wide = opening(name, there, gripper)
             out.append(Column(name, word, wide - closed, closed))
             continue
-        if (base := there.removesuffix("/s")) not in known:
+        if (size := size_of(name, word, there.removesuffix("/s"), percent)) is None:
             raise UserError(
                 f"nobody said the unit of {name} in the run's "
                 f"state{f' ({there!r} is none of it)' if there else ''}: state those of all {len(names)} "
                 f"columns, as --state-units '{next(iter(known))}', or in {REMEDY}"
             )
-        out.append(Column(name, word, 1 / known[base]))
+        out.append(Column(name, word, 1 / size))
     return tuple(out)

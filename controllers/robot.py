@@ -11,7 +11,7 @@ import numpy as np
 
 from controllers.cell import Cell, read_cell
 from controllers.data_columns import RobotData, read_data
-from controllers.servo_file import Driver, read_driver
+from controllers.servo_file import STEPS, Driver, read_driver
 from robo_rl.errors import UserError, choose
 from robo_rl.files import read_json
 
@@ -118,6 +118,17 @@ class Robot:
                     f"robot {self.name}: home {home} needs {n} angles within the joints' limits, got "
                     f"{list(row)}"
                 )
+
+    @property
+    def percent(self) -> dict[str, float]:
+        """{joint: rad of 1 % of its calibrated range}, as LeRobot counts from its middle, -100 to 100; of the
+        joints that a calibration in the file is of."""
+        servos = self.driver.servos if self.driver else ()
+        return {
+            joint: s.sign * s.reach * 2 * math.pi / STEPS / 100
+            for joint, s in zip(self.joints, servos, strict=False)
+            if s.reach
+        }
 
     def need_limits(self) -> None:
         """UserError: its cell lacks a box, a speed or a force limit, and says not why."""

@@ -19,12 +19,14 @@ BAUDS = (1_000_000, 500_000, 115_200, 57_600, 38_400, 19_200)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servo:
     """A joint's servo. zero: steps at 0 rad; offset: its Homing_Offset register when that was calibrated,
-    None: not compared."""
+    None: not compared; reach: steps from the middle of the calibrated range to the end that LeRobot calls
+    100 %, 0: not calibrated."""
 
     id: int
     sign: int = 1
     zero: int = STEPS // 2
     offset: int | None = None
+    reach: int = 0
 
     def __post_init__(self) -> None:
         in_range("driver: servo id", self.id, 0, 253)
@@ -115,15 +117,17 @@ def read_calibration(path: Path, joints: tuple[str, ...]) -> dict[str, Any]:
         )
         if any(not isinstance(x, int) or isinstance(x, bool) for x in numbers):
             raise UserError(f"{path}: {name} needs whole numbers id, homing_offset, range_min and range_max")
-        rows[name] = numbers
+        if numbers[2] == numbers[3]:
+            raise UserError(f"{path}: range_min and range_max of {name} are equal; lerobot-calibrate again")
+        rows[name] = [*numbers, -1 if row.get("drive_mode") else 1]
     out: dict[str, Any] = {
         "servos": tuple(
-            Servo(id=id, zero=round((low + high) / 2), offset=offset)
-            for id, offset, low, high in (rows[j] for j in joints)
+            Servo(id=id, zero=round((low + high) / 2), offset=offset, reach=round(way * (high - low) / 2))
+            for id, offset, low, high, way in (rows[j] for j in joints)
         )
     }
     if "gripper" in rows:
-        id, offset, low, high = rows["gripper"]
+        id, offset, low, high, _ = rows["gripper"]
         out["gripper"] = GripperServo(id=id, closed=low, opened=high, offset=offset)
     return out
 

@@ -16,6 +16,7 @@ import pytest
 from servo_bus import MemoryPort, Pty, Servo, ServoLine
 
 from controllers.bridge import AXES, Bridge, PolicyInterface
+from controllers.data_columns import action_columns, state_columns
 from controllers.feetech import (
     GOAL_POSITION,
     HOMING_OFFSET,
@@ -350,6 +351,33 @@ def test_a_check_names_what_a_servo_lacks_and_writes_nothing(tmp_path):
 # ---- the file ----------------------------------------------------------------------------------------------
 
 
+def test_percents_of_a_calibrated_joint_are_those_that_lerobot_records(tmp_path):
+    """Its motors' bus: 200 (steps - min) / (max - min) - 100, with the other sign where drive_mode is 1."""
+    low, high = np.array([[900, 2900], [1100, 3300], [700, 2701], [1024, 3072], [5, 4090]]).T
+    flips = np.array([0, 0, 1, 0, 0])
+    rows = {
+        j: {"id": k + 1, "drive_mode": int(f), "homing_offset": 0, "range_min": int(a), "range_max": int(b)}
+        for k, (j, f, a, b) in enumerate(zip(SO.joints, flips, low, high, strict=True))
+    }
+    (tmp_path / "cal.json").write_text(json.dumps(rows))
+    robot = replace(SO, driver=read_driver({"calibration": "cal.json"}, SO.joints, tmp_path))
+    five, names = ("absolute",) * 5, tuple(f"{j}.pos" for j in SO.joints)
+    columns = action_columns(names, SO.joints, ("%",) * 5, five, (), SO.joints, 30, robot.percent)
+    seen = state_columns(names, SO.joints, (), columns, ("%",) * 5, (), robot.percent)
+    zero, size = np.array([s.zero for s in robot.driver.servos]), np.array([c.factor for c in columns])
+    assert size.tolist() == [c.factor for c in seen]
+    for share in (0, 0.3, 0.5, 1):
+        steps = low + share * (high - low)
+        told = (200 * (steps - low) / (high - low) - 100) * np.where(flips, -1, 1)
+        assert size * (steps - zero) * 2 * np.pi / 4096 == pytest.approx(told, abs=0.11)  # a step is 0.1 %
+    with pytest.raises(
+        UserError, match=r"shoulder_pan.pos is in % of the joint's calibrated range: name the"
+    ):
+        action_columns(
+            names, SO.joints, ("%",) * 5, five, (), SO.joints, 30, replace(SO, driver=None).percent
+        )
+
+
 @pytest.mark.parametrize(
     ("driver", "says"),
     [
@@ -392,6 +420,10 @@ def test_a_calibration_of_lerobot_gives_zeros_in_the_middle_and_a_bad_one_is_nam
         (2, 2002, 10, 1),
     ]
     assert (driver.gripper.closed, driver.gripper.opened, driver.port) == (706, 3306, "/dev/ttyUSB1")
+    rows["wrist_flex"]["range_max"] = rows["wrist_flex"]["range_min"]
+    (tmp_path / "cal.json").write_text(json.dumps(rows))
+    with pytest.raises(UserError, match="range_min and range_max of wrist_flex are equal"):
+        read_driver({"calibration": "cal.json"}, SO.joints, tmp_path)
     del rows["elbow_flex"]
     (tmp_path / "cal.json").write_text(json.dumps(rows))
     with pytest.raises(UserError, match="elbow_flex needs whole numbers id, homing_offset"):

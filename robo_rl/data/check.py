@@ -84,7 +84,7 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
     """What is suspicious, in one line each."""
     root, out = data.meta.root, []
     if units is None:
-        out.append(f"nobody stated the units of the actions; state them: robo_rl data label {root} --units …")
+        out.append(f"nobody stated the units of the actions; {labels.how_to_state(data.meta)}")
     if units is not None:
         far = np.abs(data.action).max(0)
         turns = [

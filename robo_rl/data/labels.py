@@ -95,6 +95,15 @@ def _aloha(n: int) -> Units:
 KNOWN = {"aloha": _aloha, "aloha_sim": _aloha, "bimanual_viperx": _aloha}
 
 
+def how_to_state(meta: Meta) -> str:
+    """The command that states the units of a data set's actions."""
+    return (
+        f"state them: robo_rl data label {meta.root} --units rad (or deg, as "
+        f"deg*{len(meta.features.action) - 1},%; % where LeRobot recorded joints from -100 to 100, as it "
+        "does unless use_degrees is set; 'as recorded' where nobody knows)"
+    )
+
+
 def need_units(meta: Meta) -> Units:
     """`units_of`, or a UserError that says how to state them."""
     units = units_of(meta)
@@ -102,9 +111,8 @@ def need_units(meta: Meta) -> Units:
         n, robot = len(meta.features.action), meta.features.robot
         raise UserError(
             f"data set {meta.root}{f' of robot {robot}' if robot else ''}: nobody stated the units of its "
-            f"{n} action axes ({', '.join(meta.features.action[:3])}{', …' if n > 3 else ''}); state them: "
-            f"robo_rl data label {meta.root} --units rad (or deg, as deg*{n - 1},%; 'as recorded' where "
-            "nobody knows)"
+            f"{n} action axes ({', '.join(meta.features.action[:3])}{', …' if n > 3 else ''}); "
+            f"{how_to_state(meta)}"
         )
     return units
 

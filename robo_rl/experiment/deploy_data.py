@@ -89,7 +89,7 @@ def data_interface(
                 f"nobody said {missing}: state it with --units, as 'rad*{spec.action - 1},%', or in {REMEDY}"
             )
     what = meanings(names, words(options.columns) or file.columns, robot.joints, "action", "--columns")
-    action = action_columns(names, what, unit, kind, gripper, robot.joints, rate)
+    action = action_columns(names, what, unit, kind, gripper, robot.joints, rate, robot.percent)
     seen = facts.state or (
         names if spec.state == spec.action else tuple(f"state_{k}" for k in range(spec.state))
     )
@@ -101,7 +101,7 @@ def data_interface(
     made = DataInterface(
         robot=robot,
         action=action,
-        state=state_columns(seen, meant, own, action, unit, gripper),
+        state=state_columns(seen, meant, own, action, unit, gripper, robot.percent),
         row=1 / rate,
         reach=speed,
         views=spec.views,
