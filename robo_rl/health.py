@@ -21,7 +21,8 @@ from robo_rl.options import MethodOptions, NftOptions, OnPolicyOptions, PolicyOp
 FILE = "health.json"
 PATIENCE = 3  # updates in a row
 FEW = 100  # episodes
-COUNTED = ("returns", "failures", "success_kept")  # watched in every run, though its log need not have them
+# watched in every run, though its log need not have them
+COUNTED = ("returns", "failures", "success_kept", "same_return")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,8 @@ SUCCESS = (
         "failures",
         "episodes in a row without a success",
         high=FEW,
-        meaning="a sparse reward teaches nothing without one: more --demos or --bc.updates, or --reward "
-        "dense",
+        meaning="a sparse reward teaches nothing without one: more --demos or --bc.updates, or a dense "
+        "reward",
     ),
     Range(
         "success_kept",
@@ -159,11 +160,20 @@ SUCCESS = (
         meaning=f"training undoes what was known: {SMALLER}",
     ),
 )
+UNPAID = (
+    Range(
+        "same_return",
+        "episodes from the first on with one return",
+        high=FEW,
+        meaning="a reward that never differs teaches nothing: let the env pay for coming closer, or show "
+        "successes first (--demos 20 of the env's expert, or --demos FOLDER)",
+    ),
+)
 
 
 def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: bool) -> tuple[Range, ...]:
-    """What is watched of a method on a policy with `action` axes; successes only where the reward is
-    `sparse`.
+    """What is watched of a method on a policy with `action` axes; successes where the reward is `sparse`,
+    else whether any episode is paid otherwise than the first.
 
     Of a log-prob that is a mean over n executed entries KL is about 1/n^2 of that of the density, and so is
     its range. Where KL is bounded (rl.trust_kl) it is the true one per entry, and near its target.
@@ -180,7 +190,7 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
         )
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
-    return own + STEPS + FLOOR + (SUCCESS if sparse else ())
+    return own + STEPS + FLOOR + (SUCCESS if sparse else UNPAID)
 
 
 def trusted(target: float) -> Range:
@@ -230,10 +240,13 @@ class Watch:
     failures: int = 0
     recent: list[tuple[int, float]] = field(default_factory=list)  # episodes of an update and their success
     best: float = 0.0
+    paid: float | None = None  # the return of every episode so far; nan: they differ
+    alike: int = 0  # episodes
 
     def begin(self, step: int) -> None:
         """Take up what the folder holds of steps up to `step`, the step of a checkpoint; later findings are
         made again."""
+        self.paid = math.nan if step else None  # episodes of before are not known
         if self.folder is not None and (self.folder / FILE).exists():
             known = [Finding(**f) for f in read_json(self.folder / FILE)["findings"]]
             self.findings = [f for f in known if f.begin <= step]
@@ -244,7 +257,7 @@ class Watch:
     def look(self, step: int, metrics: dict[str, float]) -> list[str]:
         """Judge the metrics of an update that ended at control step `step` -> what is new, a sentence
         each."""
-        values = metrics | self.successes(metrics)
+        values = metrics | self.successes(metrics) | self.same_return(metrics)
         # trained on as if it were fresh
         stale = values.get("staleness_max", 0) > 0 and "ess_frac" not in values
         told, changed = [], False
@@ -299,6 +312,17 @@ class Watch:
             if self.best >= 0.1:
                 out["success_kept"] = mean / self.best
         return out
+
+    def same_return(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Episodes from the first on whose mean return, update for update, is one number; 0 once it was
+        not."""
+        paid = metrics.get("return")
+        if paid is None or not metrics.get("episodes"):
+            return {}
+        self.paid = paid if self.paid is None else self.paid
+        self.paid = self.paid if abs(paid - self.paid) <= 1e-6 * max(1.0, abs(paid)) else math.nan
+        self.alike = 0 if math.isnan(self.paid) else self.alike + int(metrics["episodes"])
+        return {"same_return": float(self.alike)}
 
     def write(self) -> None:
         if self.folder is not None:

@@ -12,6 +12,8 @@ returns an action of its Box, has an expert. There is no `get_state`: Gymnasium 
 import contextlib
 import difflib
 import re
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, cast
 
@@ -34,6 +36,7 @@ NO_SPARSE = (
     "{}, so it has no sparse reward: leave reward out; what a policy does there is recorded by "
     "robo_rl collect --policy RUN"
 )
+SLOW = 1.0  # step of all envs [s]
 MAX_STEPS = 1000  # where the env has no limit of its own
 OURS = {"render_mode": "--video", "max_episode_steps": "--max-steps"}  # arguments of gymnasium.make, set here
 OLDER = r"values to unpack|is not iterable|unexpected keyword argument '(seed|options)'"
@@ -217,7 +220,8 @@ class GymEnv(ControlEnv):
         }
         self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
         self.reports_success: bool | None = None  # None: no step said so, and no episode ended, so far
-        self._sparse = reward == "sparse"
+        self.info_flags: tuple[str, ...] = ()  # what is true or false in the info of an env that does not
+        self._sparse, self._calls = reward == "sparse", 0
         if first.has_wrapper_attr("expert_action"):
             self.expert_action = self._expert_action
 
@@ -241,7 +245,7 @@ class GymEnv(ControlEnv):
         a = a.reshape(self.num_envs, *(box.shape or ()))
         reward = np.zeros(self.num_envs, np.float32)
         live = np.flatnonzero(~(self._terminated | self._truncated))
-        i, seen = 0, []
+        i, seen, info, begin = 0, [], {}, time.perf_counter()
         with said(lambda: f"{self._name}: step of env {i} failed"):  # one for all: it costs as much as a step
             for i in live.tolist():
                 x, paid, terminated, truncated, info = self._envs[i].step(a[i])
@@ -253,6 +257,7 @@ class GymEnv(ControlEnv):
                     self.reports_success = True
                 seen.append(x)
         self._truncated &= ~self._terminated
+        self._tell_slow(len(live), time.perf_counter() - begin)
         self._read(live, seen)
         if not np.isfinite(reward).all() and (bad := ~self._terminated & ~np.isfinite(reward)).any():
             i = int(bad.argmax())
@@ -262,6 +267,8 @@ class GymEnv(ControlEnv):
             )
         if self.reports_success is None and (self._terminated | self._truncated)[live].any():
             self.reports_success = False  # some say it at the end alone
+            flags = (k for k, v in info.items() if np.asarray(v).dtype == bool)
+            self.info_flags = tuple(str(k) for k in flags if k != "TimeLimit.truncated")
         if self._sparse:
             if self.reports_success is False:
                 raise UserError(
@@ -281,6 +288,16 @@ class GymEnv(ControlEnv):
             self._truncated.copy(),
             {"success": self._success.copy()},
         )
+
+    def _tell_slow(self, count: int, seconds: float) -> None:
+        """Say once, of the second step, that `count` envs one after the other took very long."""
+        self._calls += 1
+        if self._calls == 2 and seconds > SLOW:
+            warnings.warn(
+                f"{self._name}: a step of {count} envs, one after the other, took {seconds:.1f} s; with "
+                "--workers N --envs N they are stepped by N processes, beside each other",
+                stacklevel=2,
+            )
 
     def _expert_action(self) -> np.ndarray:
         """float32 [N, A] in [-1, 1]: what the `expert_action()` of each env says, 0 of one that is over."""

@@ -81,6 +81,20 @@ def test_a_run_without_any_success_says_so_where_the_reward_is_sparse():
     assert not any(told(True, [0.0] * 8, episodes=5))
 
 
+def test_a_run_whose_own_reward_never_differs_says_so_and_one_that_has_learnt_does_not():
+    def told(returns, sparse=False, step=0):
+        watch = Watch(ranges(PpoOptions(), PolicyOptions(), 2, sparse))
+        watch.begin(step)
+        rows = ({"episodes": 40, "success": 0.0, "return": x} for x in returns)
+        return [[x for x in watch.look(i, row) if "--demos" in x] for i, row in enumerate(rows)]
+
+    # 101 episodes at the third, three updates long; a cost of time is one return too
+    for value in (0.0, -0.4):
+        assert [len(x) for x in told([value] * 8)] == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert not any(told([0.0, 0.1] + [1.0] * 9)) and not any(told([1.0] * 8, step=2000))
+    assert "show successes" not in str(told([0.0] * 8, sparse=True))
+
+
 def test_a_run_that_loses_the_success_it_had_says_so():
     watch = Watch(ranges(PpoOptions(), PolicyOptions(), 2, True))
     rates = [0.4, 0.45, 0.42, 0.4, 0.1, 0.1, 0.1, 0.05, 0.05]

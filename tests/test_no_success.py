@@ -117,6 +117,66 @@ def test_success_of_workers_envs_is_told_from_the_first_one_on(tmp_path):
     assert told == [{}, {"success": 0.5}, {"success": 0.0}]
 
 
+OUT_OF_REACH = """
+import gymnasium as gym
+import numpy as np
+
+
+class Far(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, key="is_success"):
+        self.key = key
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        print("what an env says of itself")
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return seen, 0.0, False, self.t == 4, {self.key: False, "n": self.t}
+
+
+class Shown(Far):
+    def expert_action(self):
+        return np.zeros(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory):
+    """(folder of a finished run in which nothing ever succeeds, what its training said)"""
+    folder = tmp_path_factory.mktemp("far")
+    (folder / "far.py").write_text(OUT_OF_REACH)
+    words = ("train", "--sim", "gym:far:Shown", "--algo", "ppo", "--steps", 1200, *SIZES, "--out", "run")
+    said = robo_rl(folder, *words, "--workers", 0, "--no-video")
+    assert said.code == 0, said
+    return folder, said.err
+
+
+def test_a_run_in_which_nothing_succeeds_says_what_helps(far):
+    said = far[1]
+    assert said.count("the env has an expert: --demos 20 learns from its successes first") == 1, said
+    assert "warning: episodes from the first on with one return" in said, said
+    assert "no episode of an evaluation succeeded. What helps: --demos 20" in said, said
+
+
+def test_json_is_one_document_whatever_an_env_prints(far):
+    said = robo_rl(far[0], "eval", "run", "--episodes", 2, "--json")
+    assert json.loads(said.out)["success_rate"] == 0 and "of itself" in said.err
+
+
+def test_a_check_says_that_an_env_gives_no_success_and_what_its_info_has_in_its_place(far):
+    said = robo_rl(far[0], "check", "--sim", "gym:far:Far,key=solved")
+    assert said.code == 0 and "gives no success" in said.err, said
+    assert "Its info has 'solved': is one of them success, give it the name is_success" in said.err
+    assert "gives no success" not in robo_rl(far[0], "check", "--sim", "gym:far:Far").err
+
+
 class Grey(LocomotionEnv):
     """Locomotion with a grey picture, which costs nothing."""
 

@@ -327,6 +327,16 @@ def test_an_env_that_cannot_draw_costs_the_film_alone(gives, fault, tmp_path):
         film(env, lambda obs: np.zeros((4, 1), np.float32), np.arange(4), 1, tmp_path / "film.mp4")
 
 
+def test_envs_that_are_slow_one_after_the_other_say_once_what_steps_them_beside_each_other(monkeypatch):
+    monkeypatch.setattr("sims.gym.SLOW", 0.0)
+    env = make_gym("Pendulum-v1", num_envs=3)
+    env.reset(seed=0)
+    with pytest.warns(UserWarning, match=r"a step of 3 envs, .* s; with --workers N --envs N they") as told:
+        for _ in range(4):
+            env.step(np.zeros((3, 1)))
+    assert len(told) == 1
+
+
 # what gymnasium.make is told, and envs that nobody registered
 
 

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -153,7 +153,9 @@ def watched(path: str, options: EvalConfig) -> dict:
     from robo_rl.log import Progress
 
     config = load_config(pick_checkpoint(Path(path), options.checkpoint)[0])
-    with Progress() as progress, nullcontext() if options.on == "dds" else StepWatch(config.hang):
+    watch = nullcontext() if options.on == "dds" else StepWatch(config.hang)
+    # what an env of the user's prints is no part of the result
+    with Progress() as progress, watch, redirect_stdout(sys.stderr):
         progress.start("eval", episode_count(config, options), "episodes")
         return evaluate_checkpoint(path, options, lambda done, total: progress.update(done))
 

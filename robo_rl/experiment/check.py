@@ -1,7 +1,12 @@
 """Put a simulator, a task, a policy or a method, ours or the user's own, through its contract suite."""
 
+import contextlib
+import time
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.experiment import envs, recipes
@@ -9,6 +14,7 @@ from robo_rl.experiment.methods import find_method
 from robo_rl.plugins import is_object
 
 STEPS = 100  # of an episode in the suite of envs, where the env's own limit is longer than that takes
+SLOW = 0.01  # a step of an env [s] with which the suite of such episodes takes minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +66,43 @@ def _env(options: CheckOptions, sim: str) -> tuple[str, ...]:
     from sims.check import MAX_STEPS, check_env
 
     first = envs.make(sim, options.task, 1, obs=options.obs)
-    limit = first.spec.max_steps
+    limit, seconds = first.spec.max_steps, step_seconds(first)
     first.close()
-    short: dict[str, Any] = {"max_steps": STEPS} if limit > MAX_STEPS else {}
-    return check_env(lambda n: envs.make(sim, options.task, n, obs=options.obs, **short))
+    most = MAX_STEPS if seconds < SLOW else max(3, round(STEPS * SLOW / seconds))
+    short: dict[str, Any] = {"max_steps": min(most, STEPS)} if limit > most else {}
+    if short and seconds >= SLOW:
+        warnings.warn(
+            f"a step of an env takes {seconds:.2g} s: episodes are checked to step {short['max_steps']} "
+            "alone; train it with --workers N --envs N, which step beside each other",
+            stacklevel=1,
+        )
+    made: list[Any] = []
+
+    def make(n: int):
+        made.append(envs.make(sim, options.task, n, obs=options.obs, **short))
+        return made[-1]
+
+    done = check_env(make)
+    silent = [env for env in made if getattr(env, "reports_success", True) is False]
+    if silent and not any(getattr(env, "reports_success", True) for env in made):
+        from robo_rl.experiment.evaluation import NO_SUCCESS, other_flags
+
+        warnings.warn(NO_SUCCESS.format(silent[0].spec.id) + other_flags(silent[0]), stacklevel=1)
+    return done
+
+
+def step_seconds(env) -> float:
+    """How long a step of one env takes [s]: the shorter of two; 0 where it fails, which the suite says
+    better."""
+    times = []
+    with contextlib.suppress(Exception):
+        actions = np.zeros(env.action_space.shape, np.float32)
+        env.reset(seed=0)
+        for _ in range(2):
+            begin = time.perf_counter()
+            env.step(actions)
+            times.append(time.perf_counter() - begin)
+    return min(times, default=0.0)
 
 
 def _head(options: CheckOptions, algo: str):

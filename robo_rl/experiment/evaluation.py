@@ -221,7 +221,7 @@ class Evaluator:
             )
         if not judged and not self.told:
             self.told = True
-            self.report.say(NO_SUCCESS.format(env.spec.id))
+            self.report.say(NO_SUCCESS.format(env.spec.id) + other_flags(env))
         self.report.tell("evaluation", step, rates | {"return": gain, "n": len(starts)}, label)
         if config.video and label in ("sft", "final"):
             self.film(label, policy)
@@ -440,6 +440,12 @@ def evaluate_checkpoint(
 NO_SUCCESS = (
     "{} gives no success (is_success or success in the info of a step): its return is told in its place"
 )
+
+
+def other_flags(env) -> str:
+    """What the info of an env that gives no success says in its place, for people."""
+    flags = ", ".join(map(repr, getattr(env, "info_flags", ())))
+    return f". Its info has {flags}: is one of them success, give it the name is_success" if flags else ""
 
 
 def interval_words(what: str, value: float, low: float, high: float, digits: int = 2) -> str:

@@ -158,7 +158,9 @@ class Run:
             self.look()
         if (why := self.fallen()) is not None:
             self.take_best(why, "the run ends with")
-        self.evaluate("final")
+        final = self.evaluate("final")
+        if "no_success" not in final and not any(final["success"]) and not any(x.rate for x in self.looks):
+            self.report.say(f"no episode of an evaluation succeeded. What helps: {what_helps(self)}")
         best = best_look(self.looks).step
         if best != self.step:
             self.evaluate(
@@ -281,6 +283,21 @@ class Run:
         return self.end(
             f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}", self.stop.code
         )
+
+
+def what_helps(run: Run) -> str:
+    """What a user can do where no episode succeeds."""
+    from robo_rl.experiment.recipes import scratch
+
+    config, own = run.config, scratch(run.config.sim, run.config.task)
+    if config.demos not in ("", "0"):
+        first = "more --demos or --bc.updates"
+    elif hasattr(run.env, "expert_action"):
+        first = "--demos 20, which learns from successes of the env's expert first"
+    else:
+        first = "--demos FOLDER, which learns from successes of a data set first (robo_rl collect)"
+    dense = "an env that pays for coming closer" if own or config.reward == "dense" else "--reward dense"
+    return f"{first}; {dense}; more --steps"
 
 
 class Cadence:

@@ -152,6 +152,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
         run = Run(config, folder, env, report)
         with run.stop, step_watch(config, folder):
             report.say(f"run {folder}")
+            if not saved and shows_nothing(config, env):
+                report.say("the env has an expert: --demos 20 learns from its successes first, then by RL")
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
             run.begun = begun_in(saved)
@@ -194,6 +196,14 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             if env is None:
                 drop_training_state(run)
             return run.end() if finished else rl_stage(run, None)
+
+
+def shows_nothing(config: TrainConfig, env) -> bool:
+    """Whether a policy learns from nothing though its env has an expert that could show it."""
+    from robo_rl.experiment.recipes import scratch
+
+    nothing = config.demos in ("", "0") and not config.init and scratch(config.sim, config.task)
+    return nothing and hasattr(env, "expert_action")
 
 
 def stopped_words(folder: Path) -> str:
