@@ -17,6 +17,7 @@ from robo_rl.data import labels
 from robo_rl.data.lerobot import Episode, Features, Writer
 from robo_rl.experiment import teaching
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.folder import half_taught
 from robo_rl.experiment.train import resume, train
 from robo_rl.options import BcOptions, DataOptions, PolicyOptions
 
@@ -113,6 +114,8 @@ def test_what_is_kept_while_supervision_goes_on_is_the_policy_that_it_would_end_
     train(make_config(data, parts), stop, quiet=True)
     a, b = result_of(tmp_path / "short")[0], result_of(parts)[0]
     assert all(torch.equal(a[k], b[k]) for k in a)
+    assert f"1 of 12 supervised updates; robo_rl train --resume {parts}" in half_taught(parts, "best")
+    assert half_taught(tmp_path / "short", "best") == ""
 
 
 def test_supervision_in_a_simulator_goes_on_too(tmp_path):
@@ -135,6 +138,10 @@ def test_supervision_in_a_simulator_goes_on_too(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     train(replace(config, out=str(parts)), stop, quiet=True)
+    said = []
+    more = replace(config, init=str(parts), out=str(tmp_path / "more"), bc=replace(config.bc, updates=0))
+    train(more, lambda e: said.append(e.text) if e.kind == "warning" else None, quiet=True)
+    assert [text for text in said if "has learnt for 5 of 12 supervised updates" in text]
     begun = []
     resume(parts, lambda e: begun.append((e.stage, e.step)), quiet=True)
     assert ("sft", 5) in begun and ("sft", 4) not in begun

@@ -26,7 +26,7 @@ from robo_rl.experiment.evaluation import (
     interval_words,
     moved_here,
 )
-from robo_rl.experiment.folder import pick_checkpoint
+from robo_rl.experiment.folder import half_taught, pick_checkpoint
 from robo_rl.experiment.planning import NOT_PLANNED
 
 
@@ -55,6 +55,8 @@ def run(args: Eval) -> int:
     """Evaluate, write RUN/eval-<checkpoint>-<seed>-<n>.json and print a table or JSON."""
     from robo_rl import files
 
+    if said := half_taught(Path(args.run), args.checkpoint):
+        print(said, file=sys.stderr)
     if args.demos:
         from robo_rl.cli import eval_demos
 

@@ -58,3 +58,19 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
         allowed = ["best", "last", *sft, *(p.name for p in found)]
         raise UserError(f"{run} has no checkpoint {name!r}. Allowed: {', '.join(allowed)}")
     return run, at
+
+
+def half_taught(path: Path, name: str) -> str:
+    """That supervision of a checkpoint, named as `pick_checkpoint` takes it, was not over, and what ends it;
+    "" where it was."""
+    run, folder = pick_checkpoint(path, name)
+    from robo_rl import checkpoint
+
+    meta = checkpoint.read_meta(folder)
+    if "teaching" not in meta:
+        return ""
+    taught = meta["taught"][0] if isinstance(meta["taught"], list) else meta["taught"]
+    return (
+        f"{folder} has learnt for {taught:,} of {meta['teaching']:,} supervised updates; robo_rl "
+        f"train --resume {run} makes the others"
+    )

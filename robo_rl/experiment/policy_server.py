@@ -536,11 +536,13 @@ def serve_policy(
 ) -> None:
     """Answer requests for ever; on_ready is called once clients can connect, log(line) when a client
     leaves."""
-    from robo_rl.experiment.folder import pick_checkpoint
+    from robo_rl.experiment.folder import half_taught, pick_checkpoint
 
     # reports a wrong name before torch is loaded
     source, _ = pick_checkpoint(Path(options.run), options.checkpoint)
     log(f"loading the policy of {options.run}")
+    if said := half_taught(Path(options.run), options.checkpoint):
+        log(said)
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
 

@@ -12,7 +12,7 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
-from robo_rl.experiment.folder import pick_checkpoint
+from robo_rl.experiment.folder import half_taught, pick_checkpoint
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, demonstrated, load_frames
 from robo_rl.experiment.teaching import Teaching, keep_rounds, load_rounds, rounds_of
@@ -159,6 +159,8 @@ def sft_stage(run: Run) -> None:
 
     config, demos = run.config, demo_folder(run, begin=not rounds_of(run.begun))
     if config.init:
+        if said := half_taught(Path(config.init), "best"):
+            run.report.say(f"--init: {said}", "warning")
         run.policy = first_policy(config, run.env).to(config.device)
     elif demos is None:
         spec = obs_spec(run.env, len(instructions(run.env)) > 1, config.policy.text)
