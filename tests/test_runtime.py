@@ -659,6 +659,26 @@ def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_
         feed.close()
 
 
+def test_a_run_whose_workers_are_gone_saves_what_it_learnt_if_it_stops_and_says_it_if_it_goes_on(tmp_path):
+    learner = make_learner()
+    feed = processes(tmp_path, learner)
+    try:
+        train(learner, feed, 1)
+        version, rollout = feed.version, feed.next()
+        # as where one signal to a whole group ends the process that workers come from
+        feed.give_up("the broker failed: EOFError()")
+        feed.stopping = True
+        feed.thread.join(30)
+        assert not feed.thread.is_alive()
+        learner.update(rollout, 0.0, feed.version)
+        feed.publish()
+        assert feed.version == version + 1 and feed.state()
+        with pytest.raises(WorkerFailure, match="the broker failed"):
+            feed.next()
+    finally:
+        feed.close()
+
+
 # ---- slots and snapshots -----------------------------------------------------------------------------------
 
 

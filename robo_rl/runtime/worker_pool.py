@@ -246,9 +246,11 @@ class WorkerPoolFeed:
                 yield make_batch([(self.buffer.columns(f.slot, f.worker), f.rows)], self.version, 0)
 
     def publish(self) -> None:
-        """Publish the policy's weights as the next version."""
+        """Publish the policy's weights as the next version; where the workers are gone it counts alone: a run
+        that was told to stop saves what it learnt, one that goes on hears of it when it takes the next."""
         begin = time.perf_counter()
-        self.pool.publish(self.version + 1)
+        if not self.failure:
+            self.pool.publish(self.version + 1)
         with self.condition:
             self.ledger.publish(self.version + 1)
             self.room += 1
