@@ -436,6 +436,19 @@ class GlobalNoise(GaussianPolicy):
         return super().act(obs, generator, explore)
 
 
+class Dropout(GaussianPolicy):
+    def encode(self, obs):
+        return super().encode(obs).map(torch.nn.functional.dropout)
+
+
+class Remembers(GaussianPolicy):
+    before = 0.0
+
+    def encode(self, obs):
+        self.before = super().encode(obs).map(lambda x: x + 0.5 * self.before).pooled
+        return Context(self.before)
+
+
 class Rows(GaussianPolicy):
     def encode(self, obs):
         return Context.of(obs) if "context" in obs else super().encode(obs).map(lambda x: x - x.mean(0))
@@ -466,6 +479,8 @@ class NoGradient(GaussianPolicy):
         (Ratio, "a ratio of exactly 1: let act and score call one function"),
         (Shape, r"actions of act must be a tensor of shape \(5, 2, 2\), got \(5, 1, 2\)"),
         (GlobalNoise, "act must draw from its generator alone"),
+        (Dropout, "act must draw from its generator alone, .* as dropout does"),
+        (Remembers, "a policy keeps nothing from call to call: .* the observation must have"),
         (Rows, "must not depend on the other rows of the batch"),
         (Unsaved, "loads the state_dict of another must act as that does"),
         (OtherOptions, "policy.options and policy.spec must be those that it was made of"),

@@ -14,6 +14,7 @@ from gymnasium import spaces
 import sims
 from robo_rl.demos import check_expert
 from robo_rl.errors import MissingDependency, UserError
+from robo_rl.experiment.check import CheckOptions, check
 from robo_rl.film import film
 from robo_rl.types import has_success
 from sims.check import check_env
@@ -462,9 +463,22 @@ class Unseeded(Faulty):
 gym.register("RoboRlUnseeded-v0", Unseeded, max_episode_steps=4)
 
 
+def stacked(**more):
+    return gym.wrappers.FrameStackObservation(gym.make("Pendulum-v1", **more), 4)
+
+
+def test_a_memory_is_part_of_the_observation():
+    env = make_gym(f"{__name__}:stacked", num_envs=2)
+    states = [env.reset(seed=0)[0]["state"]]
+    states += [env.step(np.ones((2, 1)))[0]["state"] for _ in range(4)]
+    assert states[0].shape == (2, 12) and np.array_equal(states[4][:, :3], states[1][:, 9:])
+
+
 def test_an_env_that_takes_no_seed_is_told_so_and_nothing_else():
     with pytest.raises(AssertionError, match="the same seed must give the same episode"):
         check_env(lambda n: make_gym("RoboRlUnseeded-v0", num_envs=n))
+    with pytest.raises(UserError, match=r"the same episode .*; draw all that is random from self.np_random"):
+        check(CheckOptions(sim="gym:RoboRlUnseeded-v0"))
 
 
 def test_an_episode_that_ends_because_its_state_is_not_finite_is_over():

@@ -14,6 +14,7 @@ from robo_rl.experiment.methods import find_method
 from robo_rl.plugins import is_object
 
 STEPS = 100  # of an episode in the suite of envs, where the env's own limit is longer than that takes
+SEEDED = "; draw all that is random from self.np_random, which super().reset(seed=seed) seeds"
 SLOW = 0.01  # a step of an env [s] with which the suite of such episodes takes minutes
 
 
@@ -45,7 +46,7 @@ def check(options: CheckOptions) -> dict[str, tuple[str, ...]]:
     sim = options.sim or "mujoco"
     if options.sim or options.task:
         done[" ".join(filter(None, (sim, options.task)))] = _checked(
-            f"--sim {sim}", lambda: _env(options, sim)
+            f"--sim {sim}", lambda: _env(options, sim), SEEDED if sim.startswith("gym:") else ""
         )
     if options.policy:
         done[options.policy] = _checked(f"--policy.kind {options.policy}", lambda: _policy(options))
@@ -54,11 +55,12 @@ def check(options: CheckOptions) -> dict[str, tuple[str, ...]]:
     return done
 
 
-def _checked(what: str, run) -> tuple[str, ...]:
+def _checked(what: str, run, seeded: str = "") -> tuple[str, ...]:
+    """What `run` checks of `what`; `seeded`: the remedy where it is about seeds."""
     try:
         return run()
     except AssertionError as e:
-        raise UserError(f"{what}: {e}") from None
+        raise UserError(f"{what}: {e}{seeded if 'seed' in str(e) else ''}") from None
 
 
 def _env(options: CheckOptions, sim: str) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def _acting(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: f
     obs, before = observations(spec), torch.get_rng_state()
     chunk, again = _act(policy, obs), _act(policy, obs)
     assert torch.equal(before, torch.get_rng_state()), (
-        "act must draw from its generator alone, not from torch's global one"
+        "act must draw from its generator alone, not from torch's global one, as dropout does"
     )
     assert isinstance(chunk, Chunk), (
         f"act must return a robo_rl.policies.policy.Chunk, got {type(chunk).__name__}"
@@ -120,7 +120,12 @@ def _acting(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: f
     assert not chunk.actions.requires_grad and not chunk.logp.requires_grad, (
         "act must run under torch.no_grad()"
     )
-    _same(chunk.actions, again.actions, "the same generator must give the same actions")
+    _same(
+        chunk.actions,
+        again.actions,
+        "the same generator must give the same actions (a policy keeps nothing from call to call: what it is "
+        "to remember, the observation must have)",
+    )
     assert not torch.equal(chunk.actions, _act(policy, obs, seed=2).actions), (
         "exploring must depend on the generator"
     )
