@@ -468,6 +468,26 @@ def test_so_many_successes_of_an_envs_own_expert_are_learnt_from_as_a_data_set_o
     assert robo_rl.recipe("pour:make", demos=20, reward="sparse").rl == counted.rl
 
 
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"num_envs": 8}, "there is no option num_envs; on the command line it is --envs$"),
+        ({"total_timesteps": 8}, "no option total_timesteps; on the command line it is --steps, control"),
+        ({"rl": {"learning_rate": 1e-3}}, "no option rl.learning_rate; on the command line it is --rl.lr;"),
+        ({"policy": "gaussian"}, r"""policy is a dict, for example policy={"kind": 'gaussian'}, got"""),
+    ],
+    ids=str,
+)
+def test_what_is_named_as_elsewhere_is_told_its_name_in_python_too(changes, told):
+    with pytest.raises(UserError, match=told):
+        robo_rl.recipe(task="reach", **changes)
+
+
+def test_train_says_what_it_takes():
+    with pytest.raises(UserError, match=r"the configuration that robo_rl.recipe\(…\) makes, got 'mine.toml'"):
+        robo_rl.train("mine.toml")
+
+
 def test_no_row_is_left_over_and_each_sets_what_the_options_know():
     used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(*chosen)}
     own = {

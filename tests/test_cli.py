@@ -14,6 +14,7 @@ import pytest
 import torch
 from commands import TINY, robo_rl, without_progress
 
+from robo_rl import other_names
 from robo_rl.cli import COMMANDS, elsewhere, main, parse_arguments
 from robo_rl.cli.eval import Eval, result_file
 from robo_rl.cli.help import option_names
@@ -991,7 +992,7 @@ def test_what_other_projects_call_an_option_is_told_with_options_that_exist():
         options |= {
             *option_names(Train, Train(**{f.name: getattr(made, f.name) for f in dataclasses.fields(made)}))
         }
-    for theirs, ours in elsewhere.NAMES.items():
+    for theirs, ours in other_names.NAMES.items():
         assert f"--{theirs.replace('_', '-')}" not in options, theirs
         for option in re.findall(r"--[a-z][\w.-]*\w", ours):
             assert option.replace("--no-", "--") in options, (theirs, option)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "types errors geometry",
     "plugins",
-    "old_names",
+    "old_names other_names",
     "files compiled device_names options contract starts stats advantages corrections losses optim "
     "sampling noise normalise tree_credit colours",
     "lora shapes",

@@ -57,6 +57,10 @@ def recipe(
     recorded, unless `demos_most` is given too. UserError: an unknown name or field, or a value out of range.
     """
     policy = changes.get("policy", {})
+    if not isinstance(policy, Mapping):
+        raise UserError(
+            f'recipe: policy is a dict, for example policy={{"kind": {policy!r}}}, got {policy!r}'
+        )
     base = recipes.recipe(
         sim,
         task,
@@ -106,6 +110,8 @@ def train(
     """
     from robo_rl.experiment import train as training
 
+    if not isinstance(config, TrainConfig):
+        raise UserError(f"train takes the configuration that robo_rl.recipe(…) makes, got {config!r}")
     return _result(*training.train(config, callback, quiet=quiet))
 
 

@@ -11,6 +11,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 from robo_rl import old_names
 from robo_rl.errors import UserError, choose, nearest
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.other_names import NAMES
 
 COMMAND_ONLY = ("resume", "out")  # of one run, not of its configuration
 
@@ -48,11 +49,13 @@ def _merged(base, document: Mapping, where: str, above: str):
     for key, value in document.items():
         name = f"{above}{key}"
         if key not in known:
-            near = nearest(key, known)
+            near, ours = nearest(key, known), NAMES.get(key.lower())
             raise UserError(
                 f"{where}: there is no option {name}"
                 + (
-                    f"; did you mean {above}{near[0]}?"
+                    f"; on the command line it is {ours}"
+                    if ours
+                    else f"; did you mean {above}{near[0]}?"
                     if near
                     else f" of {type(base).__name__}; robo_rl train --print-config lists them"
                 )
