@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from robo_rl.errors import UserError
-from robo_rl.files import plain, read_json, sync_folder, write_json
+from robo_rl.files import plain, read_json, sync_folder, write_bytes, write_json
 from robo_rl.options import VLAS, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
@@ -175,6 +175,15 @@ def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
         shutil.rmtree(temp, ignore_errors=True)
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
+
+
+def drop_train(path: Path) -> None:
+    """Leave of a checkpoint what acts: nobody goes on from it."""
+    meta, blob = read_meta(path), save({})
+    meta |= {"train": pack({}, {}), "crc": meta["crc"] | {"train.safetensors": zlib.crc32(blob)}}
+    meta.pop("teaching", None)
+    write_bytes(path / "train.safetensors", blob)
+    write_json(path / "meta.json", meta | {"seal": _seal(meta)})
 
 
 def recover(run: Path) -> None:

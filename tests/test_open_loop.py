@@ -113,6 +113,7 @@ def test_the_page_says_which_checkpoint_is_used_and_shows_what_it_would_do(memor
     document = json.loads((memorised / "heldout.json").read_text())
     assert f"that of update {document['update']:,} is used" in page and "--checkpoint last" in page
     shown = json.loads((memorised / "heldout_episodes.json").read_text())
+    assert "error of the actions on held-out episodes: 1" in capsys.readouterr().out
     assert [e["which"] for e in shown] == ["largest", "least", "median"]
     assert page.count("<summary>Episode") == 3 and page.count("dot marks c1") == 3 * 2 * 3
     assert f"{shown[0]['error']:.2f} of that of the mean action" in page

@@ -24,6 +24,7 @@ def run(args: ReportOptions) -> int:
     """Write the page; returns the exit status."""
     from robo_rl.log import open_run
     from robo_rl.report.data import difference, load
+    from robo_rl.report.held_out import mean_share
     from robo_rl.report.page import summary, write_page
     from robo_rl.report.text import RETURN, SUCCESS
 
@@ -41,6 +42,9 @@ def run(args: ReportOptions) -> int:
         )
     elif only := record.end or record.start:
         print(f"{what} {say.amount(only.rate.value)} (95 % {say.interval(only.rate)}): {only.name}")
+    elif record.held_out:
+        share = mean_share(record.held_out["axes"])
+        print(f"error of the actions on held-out episodes: {share:.2f} of that of the mean action")
     for note in [*(f.text for f in record.findings), *record.notes]:
         print(f"note: {note}", file=sys.stderr)
     print(f"open {path}")

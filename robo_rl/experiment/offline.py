@@ -262,14 +262,3 @@ class HeldOut:
         run.report.say(
             f"held out: {len(episodes)} of {len(data)} episodes, loss {loss:.3f}; {in_words(told)}"
         )
-
-
-def drop_training_state(run: "Run") -> None:
-    """Of a finished run: its best checkpoint keeps what acts, and nobody goes on from it."""
-    from robo_rl import checkpoint
-
-    path = checkpoint.best(run.folder)
-    if path.name != checkpoint.name(run.step):
-        policy, meta = checkpoint.load_policy(path)
-        meta.pop("teaching", None)
-        checkpoint.save_checkpoint(path, policy, {}, meta)

@@ -139,7 +139,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.device_names import check_device
     from robo_rl.devices import slow_bf16
     from robo_rl.experiment.exploration import choose_noise
-    from robo_rl.experiment.offline import drop_training_state, learn
+    from robo_rl.experiment.offline import learn
     from robo_rl.experiment.run import Run, Stopped, looks_of, taught_of
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
@@ -193,8 +193,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
             run.save({}, finished)
-            if env is None:
-                drop_training_state(run)
+            if env is None and (best := checkpoint.best(folder)).name != checkpoint.name(run.step):
+                checkpoint.drop_train(best)
             return run.end() if finished else rl_stage(run, None)
 
 

@@ -82,6 +82,7 @@ class RunRecord:
     notes: list[str]
     findings: list[health.Finding]  # numbers that left their healthy range
     ranges: list[dict]  # those that were watched: metric, title, healthy
+    held_out: "dict | None" = None  # heldout.json, of a run without a simulator that was judged
 
     @property
     def judged(self) -> bool:
@@ -192,7 +193,13 @@ def load(folder: Path) -> RunRecord:
     except UserError as e:
         ranges, findings = [], []
         notes.append(str(e))
-    return RunRecord(folder, info, read_metrics(folder), evals, videos, notes, findings, ranges)
+    held_out, path = None, folder / "heldout.json"
+    if path.exists():
+        try:
+            held_out = read_json(path, dict)
+        except UserError as e:
+            notes.append(str(e))
+    return RunRecord(folder, info, read_metrics(folder), evals, videos, notes, findings, ranges, held_out)
 
 
 def difference(before: Evaluation, after: Evaluation) -> Difference:

@@ -20,12 +20,8 @@ def is_without_env(run: RunRecord) -> bool:
     return (run.info.get("config") or {}).get("sim") == "none"
 
 
-def held_out(run: RunRecord) -> "dict | None":
-    """RUN/heldout.json; None where it is not there (yet), or cannot be read."""
-    return _read(run, "heldout.json", dict)
-
-
 def _read(run: RunRecord, name: str, kind: type):
+    """A JSON file of the run; None where it is not there, or cannot be read."""
     try:
         return read_json(run.folder / name, kind)
     except (OSError, UserError, ValueError):
@@ -43,7 +39,7 @@ def mean_share(axes: list[dict], name: str = "error") -> float:
 
 def sections(run: RunRecord) -> str:
     """What stands between the head of the page and the configuration."""
-    told = held_out(run)
+    told = run.held_out
     axes = told["axes"] if told else []
     table = axis_table(axes) if axes else '<div class="empty">No episode has judged this run yet.</div>'
     of = f" {counted(told)}" if told else ""

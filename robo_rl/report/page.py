@@ -19,7 +19,7 @@ from robo_rl.health import newest_findings
 from robo_rl.log import si
 from robo_rl.report.charts import whisker
 from robo_rl.report.data import NAMES, Evaluation, RunRecord, difference, totals
-from robo_rl.report.held_out import held_out, is_without_env
+from robo_rl.report.held_out import is_without_env
 from robo_rl.report.held_out import sections as held_out_sections
 from robo_rl.report.people import people
 from robo_rl.report.starts import group_map, start_map, task_map
@@ -453,7 +453,7 @@ def summary(run: RunRecord, path: Path) -> dict:
         ],
         **{k: v if math.isfinite(v) else None for k, v in totals(run).items()},
         "notes": run.notes,
-        "held_out": held_out(run),
+        "held_out": run.held_out,
         "rounds": read_rounds(run.folder),
         "unhealthy": [
             {"metric": f.metric, "begin": f.begin, "end": f.end, "worst": f.worst, "text": f.text}
