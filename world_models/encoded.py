@@ -26,9 +26,9 @@ from torch.nn import functional as F
 from robo_rl.colours import COLOURS, colour_points
 from robo_rl.errors import UserError
 from world_models.latent import Latent, latent_options
-from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
+from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, on, pictures_of, place_of
 from world_models.options import EncodedOptions, encoded_net
-from world_models.video import PATCH, patches_of, to_frames
+from world_models.video import PATCH, patches_of, to_frames, to_patches
 
 # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
 STILL = 0.07
@@ -113,10 +113,10 @@ class Encoded(nn.Module):
 
     @torch.no_grad()
     def codes(self, images: Mapping[str, np.ndarray]) -> Tensor:
-        """float32[N,Z] of frames {view: uint8[N,h,w,3]}."""
-        views, n = self.spec.control.views, len(images[self.spec.control.views[0]])
+        """float32[N,Z] of frames {view: uint8[N,h,w,3]}, on the host."""
+        views, n, there = self.spec.control.views, len(images[self.spec.control.views[0]]), place_of(self)
         parts = [
-            self.codec.encode(patches_of({v: images[v][i : i + 256] for v in views}, views))
+            self.codec.encode(patches_of({v: images[v][i : i + 256] for v in views}, views).to(there)).cpu()
             for i in range(0, n, 256)
         ]
         return torch.cat(parts) if parts else torch.zeros(0, self.codec.size)
@@ -131,6 +131,7 @@ class Encoded(nn.Module):
         first = {f"first/{v}": torch.as_tensor(np.array(x)) for v, x in seen.items()}
         return self._split(self.dynamics.start({**obs, "state": whole}, keys)) | first | {"code_first": code}
 
+    @at_home
     @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor, draw: bool = True) -> tuple[Carry, Prediction]:
         """`draw` False: no pictures, which `look` makes of any carry."""
@@ -147,7 +148,8 @@ class Encoded(nn.Module):
 
     def look(self, carry: Carry) -> dict[str, Tensor]:
         """{image/<view>: uint8[N,h,w,3]} of lanes."""
-        return {k: v[:, 0] for k, v in self._pictures(carry["code"][:, None], carry).items()}
+        home, carry = carry["t"].device, on(place_of(self), carry)
+        return on(home, {k: v[:, 0] for k, v in self._pictures(carry["code"][:, None], carry).items()})
 
     def _split(self, whole: Carry) -> Carry:
         """The dynamics' carry with the codes apart, as observations have it."""
@@ -165,7 +167,7 @@ class Encoded(nn.Module):
         parts = []
         for i in range(0, len(code), max(1, 256 // e)):
             rows = slice(i, i + max(1, 256 // e))
-            first = patches_of({v: carry[f"first/{v}"][rows].numpy() for v in views}, views)[:, None]
+            first = torch.cat([to_patches(carry[f"first/{v}"][rows]) for v in views], -3)[:, None]
             before = decode(carry["code_first"][rows])[:, None]
             now = decode(code[rows].flatten(0, 1)).unflatten(0, (-1, e))
             parts.append(now + torch.exp(-((now - before) / STILL).square()) * (first - before))

@@ -22,11 +22,14 @@ STATISTICS = 2048  # frames that means and spreads are taken of
 
 
 class EncodedFitter:
-    """A model being learnt: owns the optimizer, the generator and the count of updates; `dynamics`, and
-    `coded`, the data as they see it, are there once pictures are done."""
+    """A model being learnt on `device`: owns the optimizer, the generator and the count of updates;
+    `dynamics`, and `coded`, the data as they see it, are there once pictures are done."""
 
-    def __init__(self, model: Encoded, data: Recorded, options: EncodedFitOptions, seed: int):
-        self.model, self.data, self.options, self.seed = model, data, options, seed
+    def __init__(
+        self, model: Encoded, data: Recorded, options: EncodedFitOptions, seed: int, device: str = "cpu"
+    ):
+        self.model, self.data, self.options, self.seed, self.device = model, data, options, seed, device
+        model.to(device)
         self.train = np.flatnonzero(~np.repeat(data.held, data.lengths))
         self.generator = torch.Generator().manual_seed(seed)
         self.opt = AdamW(model.codec.parameters(), lr=options.lr, weight_decay=1e-4, fused=False)
@@ -40,7 +43,7 @@ class EncodedFitter:
     def patches(self, rows: np.ndarray) -> Tensor:
         """Frames of rows [B] as patches [B,V 48,g,g]."""
         views = self.model.spec.control.views
-        return patches_of({v: self.data.images[v][rows] for v in views}, views)
+        return patches_of({v: self.data.images[v][rows] for v in views}, views).to(self.device)
 
     def spaced(self) -> np.ndarray:
         """Training rows, evenly spaced."""
@@ -53,7 +56,8 @@ class EncodedFitter:
         raw = codec.raw(x)
         centre, spread = codec.measured(raw)
         code = (raw - centre) / spread
-        code = code + self.model.options.noise * torch.randn(code.shape, generator=self.generator)
+        noise = torch.randn(code.shape, generator=self.generator).to(self.device)
+        code = code + self.model.options.noise * noise
         return (codec.decode(code) - x).square().mean() / codec.var
 
     def fit(self, tick: Callable[[int, dict[str, float]], bool] = lambda update, parts: True) -> bool:
@@ -93,7 +97,9 @@ class EncodedFitter:
             codec.spread.copy_(spread)
         codec.requires_grad_(False)
         self.coded = self.with_codes()
-        self.dynamics = Fitter(self.model.dynamics, self.coded, self.options.dynamics, self.seed)
+        self.dynamics = Fitter(
+            self.model.dynamics, self.coded, self.options.dynamics, self.seed, device=self.device
+        )
         return self.dynamics
 
     def with_codes(self) -> Recorded:

@@ -399,7 +399,7 @@ def make_world(
     open."""
     if num_envs < 1:
         raise UserError(f"num_envs must be >= 1, got {num_envs}")
-    model = worlds.load(path)
+    model = worlds.load(path, device)
     spec = model.spec
     recorded = "rgb" if spec.control.views else "state"
     if task:

@@ -4,7 +4,7 @@ of the weights."""
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,12 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingR
     )
 
 
+def moved_rows(rows: TrainingRows, device: str) -> TrainingRows:
+    """The same on `device`."""
+    named = ((f.name, getattr(rows, f.name)) for f in fields(rows))
+    return TrainingRows(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in named})
+
+
 def missed(deltas: list[Tensor], want: Tensor) -> Tensor:
     """Squared error [M,B] of predicted changes, those of every refinement added up."""
     errors: Any = sum((y - want).square().mean(-1) for y in deltas)
@@ -122,7 +128,10 @@ def descend(
     the average follows."""
     opt.zero_grad()
     value.backward()
-    torch.nn.utils.clip_grad_norm_(params, most, foreach=True)
+    grads: list[Any] = [p.grad for p in params if p.grad is not None]
+    # the arithmetic of `clip_grad_norm_`, wherever they are
+    norm = torch.linalg.vector_norm(torch.stack(kernels._foreach_norm(grads)))
+    kernels._foreach_mul_(grads, (most / (norm + 1e-6)).clamp(max=1.0))
     opt.step()
     with torch.no_grad():
         kernels._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
@@ -172,12 +181,22 @@ def smooth(recent: dict[str, float], parts: dict[str, Tensor]) -> None:
 class Fitter:
     """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 
-    `fresh` False: it goes on from the model's weights, in the units they were learnt in.
+    `fresh` False: it goes on from the model's weights, in the units they were learnt in. device: where it
+    learns; the model goes there.
     """
 
-    def __init__(self, model: Latent, data: Recorded, options: FitOptions, seed: int, fresh: bool = True):
+    def __init__(
+        self,
+        model: Latent,
+        data: Recorded,
+        options: FitOptions,
+        seed: int,
+        fresh: bool = True,
+        device: str = "cpu",
+    ):
         self.model, self.options = model, options
-        self.windows = windows(data, model, fresh)
+        self.windows = moved_rows(windows(data, model.cpu(), fresh), device)
+        model.to(device)
         self.opt = AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=False)
         self.average = copy.deepcopy(model)
         self.generator = torch.Generator().manual_seed(seed)

@@ -45,7 +45,7 @@ from torch.nn import functional as F
 from robo_rl.starts import hashed
 from world_models import instructions
 from world_models.gate import Gate
-from world_models.model import Carry, Frames, Prediction, WorldSpec
+from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home
 from world_models.options import LatentOptions
 
 HEADS = 3  # reward, success, end
@@ -208,11 +208,12 @@ class Latent(nn.Module):
             "t": torch.zeros(len(keys), dtype=torch.int64),
         }
 
+    @at_home
     @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
         s, before, spread, t = carry["state"], carry["before"], carry["spread"], carry["t"]
         far, doubt = carry.get("far", spread), carry.get("doubt", spread)
-        lanes, weight, rows = torch.arange(len(s)), self.scale / self.std, []
+        lanes, weight, rows = torch.arange(len(s), device=s.device), self.scale / self.std, []
         for a in (self.commanded(a, carry.get("task")) for a in actions.to(torch.float32).unbind(1)):
             inputs = self.inputs(s, before, a)
             deltas = self.refined(inputs, self.net(inputs))[-1]
@@ -256,7 +257,8 @@ class Latent(nn.Module):
         for k, sigma in enumerate(self.sigmas() if self.refiner is not None else []):
             assert self.refiner is not None
             z = out[-1]
-            level = F.one_hot(torch.full(z.shape[:-1], k), self.options.refine).to(z.dtype)
+            step = torch.full(z.shape[:-1], k, device=z.device)
+            level = F.one_hot(step, self.options.refine).to(z.dtype)
             out.append(z - sigma * self.refiner(torch.cat([inputs.expand(*z.shape[:-1], -1), z, level], -1)))
         return out
 

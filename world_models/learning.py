@@ -95,9 +95,11 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
         check_new(Path(config.out))  # before the pictures are read, which takes long
     import torch
 
+    from robo_rl.device_names import check_device
     from world_models import recorded
     from world_models.instructions import check_text
 
+    check_device(config.device)
     torch.set_num_threads(config.torch_threads)
     images = config.kind in PICTURED
     data = read(config.data, images)
@@ -260,13 +262,16 @@ def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
         data,
         config.fit,
         config.seed,
+        device=config.device,
     )
     return FitJob(
         fitter=fitter,
         updates=config.fit.updates,
         done=lambda: fitter.update,
         every=50,
-        finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance, gate=config.gate),
+        finish=lambda: calibrated(
+            fitter.result().cpu(), data, config.horizon, config.tolerance, gate=config.gate
+        ),
         row=lambda parts: {"sft/loss": parts["state"]} | {f"wm/{k}": v for k, v in parts.items()},
         note=lambda parts: f"state {parts['state']:.4f} success {parts['success']:.5f}",
     )
@@ -283,10 +288,11 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
         data,
         config.fit,
         config.seed,
+        config.device,
     )
 
     def finish() -> tuple:
-        made = fitter.result()
+        made = fitter.result().cpu()
         inner, report = calibrated(
             made.dynamics, fitter.coded, config.horizon, config.tolerance, told=TOLD_CODED
         )
@@ -311,7 +317,7 @@ def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
     from world_models.video_fit import VideoFitter
 
     model = Video(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
-    fitter = VideoFitter(model, data, config.fit, config.seed)
+    fitter = VideoFitter(model, data, config.fit, config.seed, device=config.device)
 
     def finish() -> tuple:
         made = fitter.result()
@@ -338,7 +344,7 @@ def diffusers_job(config: "DiffusersConfig", data: "Recorded") -> FitJob:
     from world_models.wan_fit import WanFitter
 
     model = WanVideo(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
-    fitter = WanFitter(model, data, config.fit, config.seed)
+    fitter = WanFitter(model, data, config.fit, config.seed, config.device)
     updates = config.fit.arm + fitter.vae_updates + config.fit.updates + config.fit.heads
     return FitJob(
         fitter=fitter,

@@ -16,10 +16,11 @@ Folder: `world.json` (format, kind, spec, options, CRC-32 of the other files), `
 `frames.safetensors` (the recorded observations that episodes may begin from). Written whole, the JSON last.
 """
 
+import functools
 import importlib
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,6 +141,32 @@ class WorldModel(Protocol):
     def load_state_dict(self, state: dict[str, Tensor], /) -> object: ...
 
 
+def place_of(model: Any) -> torch.device:
+    """Where a model computes."""
+    return next(model.parameters()).device
+
+
+def on(device: torch.device, tensors: Carry) -> Carry:
+    """Tensors by name on `device`."""
+    return {k: v.to(device) for k, v in tensors.items()}
+
+
+def at_home(step: Callable[..., tuple[Carry, Prediction]]) -> Callable[..., tuple[Carry, Prediction]]:
+    """`WorldModel.step` of a model that computes elsewhere than its caller: carry and actions go to where its
+    weights are, and what comes back lies where the carry lay."""
+
+    @functools.wraps(step)
+    def there(model: Any, carry: Carry, actions: Tensor, *rest: Any, **more: Any) -> tuple[Carry, Prediction]:
+        home, away = carry["t"].device, place_of(model)
+        carry, p = step(model, on(away, carry), actions.to(away), *rest, **more)
+        if home == away:
+            return carry, p
+        rows = {k: getattr(p, k).to(home) for k in ("reward", "terminal", "success", "uncertainty")}
+        return on(home, carry), Prediction(on(home, p.obs), **rows)
+
+    return there
+
+
 def pictures_of(obs: Mapping[str, np.ndarray], spec: WorldSpec) -> dict[str, np.ndarray]:
     """{view: uint8[N,h,w,3]} of a model's cameras in an observation; UserError for one that is missing or of
     another size."""
@@ -174,7 +201,7 @@ def save(model: WorldModel, folder: "str | Path") -> None:
     }
     blobs = {
         "weights.safetensors": tensor_bytes(
-            {k: v.detach().contiguous() for k, v in model.state_dict().items()}
+            {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         ),
         "frames.safetensors": tensor_bytes(frames),
     }
@@ -197,8 +224,9 @@ def save(model: WorldModel, folder: "str | Path") -> None:
     )
 
 
-def load(folder: "str | Path") -> WorldModel:
-    """Rebuild the model of a folder; UserError for one that is missing, damaged or of another version."""
+def load(folder: "str | Path", device: str = "cpu") -> WorldModel:
+    """Rebuild the model of a folder, to compute on `device`; UserError for one that is missing, damaged or of
+    another version."""
     folder = find(folder)
     doc = files.read_json(folder / "world.json")
     try:
@@ -228,6 +256,7 @@ def load(folder: "str | Path") -> WorldModel:
     try:
         model = importlib.import_module(KINDS[kind]).build(spec, doc["options"])
         model.load_state_dict(weights)
+        model.to(device)
         f = {k: frames.pop(f"frame/{k}").numpy() for k in ("task", "first", "held")}
     except (RuntimeError, TypeError, KeyError) as e:
         raise UserError(

@@ -290,7 +290,7 @@ class WorldModelConfig:
     """Learn a world model from recorded episodes; `--sim wm:OUT` then takes it as a simulator."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is learnt": ("kind", "seed", "torch_threads"),
+        "What is learnt": ("kind", "seed", "device", "torch_threads"),
         "How far it is trusted": ("horizon", "tolerance", "gate"),
         "The run": ("out", "resume"),
     }
@@ -317,6 +317,8 @@ class WorldModelConfig:
     gate: bool = False
     """With latent: the uncertainty is the error that a law learnt on held-out episodes expects of the
     ensemble's disagreement, the steps made and the distance to the nearest recorded step."""
+    device: str = "cpu"
+    """Where it learns: cpu, cuda or cuda:N; of a model of words the CPU alone."""
     torch_threads: int = 1
     """Threads of torch."""
     net: LatentOptions = field(default_factory=LatentOptions)
@@ -333,6 +335,8 @@ class WorldModelConfig:
         for name, low, high in (("seed", 0, 2**31 - 1), ("torch_threads", 1, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
+        if self.kind == "text" and self.device != "cpu":
+            raise UserError(f"--kind text learns on the CPU: leave --device {self.device} out")
         if self.gate and self.kind != "latent":
             raise UserError(f"--gate goes with --kind latent, got --kind {self.kind}")
 
@@ -426,7 +430,7 @@ class WorldEvalConfig:
     of policies, a probe."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is measured": ("windows", "horizon", "episodes", "inverse", "seed"),
+        "What is measured": ("windows", "horizon", "episodes", "inverse", "seed", "device"),
         "Comparisons": ("policies", "real", "probe", "against", "tolerance"),
         "What is written": ("video", "out", "json"),
     }
@@ -459,6 +463,8 @@ class WorldEvalConfig:
     """Updates of the inverse-dynamics model that decodes imagined motion (EVA)."""
     seed: int = 0
     """Of windows and starts."""
+    device: str = "cpu"
+    """Where the models compute: cpu, cuda or cuda:N."""
     video: bool = True
     """Write videos of model and recording side by side."""
     out: str = ""

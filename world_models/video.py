@@ -40,7 +40,7 @@ from robo_rl.noise import seed_noise
 from robo_rl.sampling import time_grid
 from robo_rl.starts import hashed
 from world_models.latent import Latent, latent_options
-from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
+from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of
 from world_models.options import VideoOptions
 
 PATCH = 4
@@ -131,7 +131,7 @@ def displaced(last: Tensor, moved: Tensor) -> Tensor:
     size = g * PATCH
     flow = F.pixel_shuffle(moved.flatten(0, 2), 2)  # [B C V,2,2g,2g]
     flow = F.interpolate(0.1 * flow, size=(size, size), mode="bilinear", align_corners=False).movedim(1, 3)
-    at = (torch.arange(size) * 2 + 1) / size - 1
+    at = (torch.arange(size, device=last.device) * 2 + 1) / size - 1
     grid = torch.stack([at.expand(size, size), at[:, None].expand(size, size)], -1)
     frame = (
         F.pixel_shuffle(last.flatten(0, 1), PATCH)
@@ -174,14 +174,16 @@ def padded(x: Tensor, chunk: int) -> Tensor:
 
 
 def lane_noise(carry: Carry, k: int, shape: tuple[int, ...]) -> Tensor:
-    """The k-th draw [N,*shape] of a step: of each lane's key and age alone."""
-    seeds = (hashed(carry["key"].numpy(), carry["t"].numpy(), k, 71) >> np.uint64(1)).astype(np.int64)
-    return torch.stack([torch.randn(shape, generator=seed_noise(torch.Generator(), int(s))) for s in seeds])
+    """The k-th draw [N,*shape] of a step: of each lane's key and age alone, drawn on the host."""
+    key, age = carry["key"].cpu().numpy(), carry["t"].cpu().numpy()
+    seeds = (hashed(key, age, k, 71) >> np.uint64(1)).astype(np.int64)
+    drawn = [torch.randn(shape, generator=seed_noise(torch.Generator(), int(s))) for s in seeds]
+    return torch.stack(drawn).to(carry["t"].device)
 
 
 def time_code(t: Tensor) -> Tensor:
     """t [B] in 0 .. 1 -> [B,8]."""
-    angle = t[:, None] * (torch.pi * 2.0 ** torch.arange(4))
+    angle = t[:, None] * (torch.pi * 2.0 ** torch.arange(4, device=t.device))
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
@@ -211,7 +213,7 @@ def outcomes(
     out = model.judged(frame, state, told).view(n, e, 3)
     if model.doubt is None:
         return out, spread, {}
-    age = (carry["t"][:, None] + torch.arange(1, e + 1)).flatten()
+    age = (carry["t"][:, None] + torch.arange(1, e + 1, device=carry["t"].device)).flatten()
     error = expected(model.doubt, model.proprio, frame, state, told, age, spread.flatten()).view(n, e)
     most = torch.cat([carry["doubt"][:, None], error], 1).cummax(1).values[:, 1:]
     return out, spread + most, {"doubt": most[:, -1]}
@@ -286,9 +288,8 @@ class Video(nn.Module):
             time_code(t),
         ]
         if self.options.context_noise > 0:
-            parts.append(
-                torch.zeros(len(t), 1) if level is None else level[:, None] / self.options.context_noise
-            )
+            none = torch.zeros(len(t), 1, device=t.device)
+            parts.append(none if level is None else level[:, None] / self.options.context_noise)
         return torch.cat(parts, 1)
 
     def told(self, actions: Tensor, task: Tensor | None) -> Tensor:
@@ -349,11 +350,11 @@ class Video(nn.Module):
         o, b = self.options, len(before)
 
         def f(x: Tensor, t: float) -> Tensor:
-            return self.clean(x, torch.full((b,), t), before, state, states, actions)
+            return self.clean(x, torch.full((b,), t, device=x.device), before, state, states, actions)
 
         grid = time_grid(o.steps).tolist()
         shape = (b, 48 * len(self.spec.control.views) * o.chunk, *before.shape[3:])
-        x = noise(0) if o.steps > 1 else torch.zeros(shape)
+        x = noise(0) if o.steps > 1 else torch.zeros(shape, device=before.device)
         for t, after in pairwise(grid):
             y = f(x, t)
             x = y + after / t * (x - y)
@@ -389,7 +390,7 @@ class Video(nn.Module):
             kept["past"] = every[:, :-1].flip(1)[:, : o.history - 1]
         if "memory" in carry:
             at = (t + e) // o.stride * o.stride - t - 1  # the frame that is due, if it is among these
-            due = frames[torch.arange(len(frames)), at.clamp(min=0)][:, None]
+            due = frames[torch.arange(len(frames), device=at.device), at.clamp(min=0)][:, None]
             pushed = torch.cat([due, carry["memory"][:, :-1]], 1)
             kept["memory"] = torch.where((at >= 0)[:, None, None, None, None], pushed, carry["memory"])
         return kept
@@ -403,6 +404,7 @@ class Video(nn.Module):
         carry = self.proprio.start(obs, keys) | kept
         return carry | ({"doubt": torch.zeros(len(keys))} if self.doubt is not None else {})
 
+    @at_home
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
         return in_chunks(self.chunk, self.options.chunk, carry, actions)
 

@@ -53,14 +53,26 @@ class VideoFitter:
 
     `fresh` False: it goes on from the model's weights, in the units they were learnt in, and leaves arm and
     heads as they are.
-    `more`: a further term of the loss of frames, () -> (value, parts).
+    `more`: a further term of the loss of frames, () -> (value, parts). device: where it learns; the model
+    goes there, rows of the data are chosen on the host.
     """
 
-    def __init__(self, model: Video, data: Recorded, options: VideoFitOptions, seed: int, fresh: bool = True):
+    def __init__(
+        self,
+        model: Video,
+        data: Recorded,
+        options: VideoFitOptions,
+        seed: int,
+        fresh: bool = True,
+        device: str = "cpu",
+    ):
         self.model, self.options, self.fresh, after = model, options, fresh, model.options.after
+        self.device = device
         self.data, steps = data.extended()  # rows from here on are those of it
         self.more: Callable[[], tuple[Tensor, dict[str, Tensor]]] | None = None
-        self.arm = Fitter(model.proprio, data, FitOptions(updates=options.arm, batch=128), seed, fresh)
+        arm = FitOptions(updates=options.arm, batch=128)
+        self.arm = Fitter(model.proprio, data, arm, seed, fresh, device)
+        model.to(device)
         if not fresh:
             self.arm.update = options.arm
             model.proprio.requires_grad_(False)
@@ -68,9 +80,11 @@ class VideoFitter:
         self.update, c = 0, model.options.chunk
         last = self.data.end - 1 - ~(data.known & after)  # the last row that a chunk may end in
         self.rows, self.twice = chunk_rows(self.data, last, data.held, c)
-        self.state, self.action = torch.from_numpy(self.data.state), torch.from_numpy(self.data.action)
+        self.state, self.action = (
+            torch.from_numpy(x).to(device) for x in (self.data.state, self.data.action)
+        )
         self.begins = torch.from_numpy(np.repeat(self.data.first, self.data.lengths))
-        self.task = torch.from_numpy(np.repeat(self.data.task, self.data.lengths))
+        self.task = torch.from_numpy(np.repeat(self.data.task, self.data.lengths)).to(device)
         self.heads = HeadFitter(model, data, self.data, steps, options, seed)
         if fresh:
             self.measure(
@@ -117,7 +131,11 @@ class VideoFitter:
         """Frames of rows [B,T] as patches [B,T,V 48,g,g]."""
         at = rows.numpy()
         views = self.model.spec.control.views
-        return patches_of({v: self.data.images[v][at] for v in views}, views)
+        return patches_of({v: self.data.images[v][at] for v in views}, views).to(self.device)
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal numbers of the fit's generator, which is on the host."""
+        return torch.randn(shape, generator=self.generator).to(self.device)
 
     def part(self, rows: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Chunks that begin in rows [B] of which e [B] steps are commanded: states after [B,C,S], what the
@@ -125,7 +143,8 @@ class VideoFitter:
         bool[B,C]."""
         k = torch.arange(self.model.options.chunk)
         steps = rows[:, None] + torch.minimum(k, e[:, None] - 1)
-        return self.state[steps + 1], self.model.told(self.action[steps], self.task[rows]), k < e[:, None]
+        told = self.model.told(self.action[steps], self.task[rows])
+        return self.state[steps + 1], told, (k < e[:, None]).to(self.device)
 
     def recalled(self, rows: Tensor, age: Tensor) -> dict[str, Tensor]:
         """What a model keeps of frames at rows [B] that began `age` [B] steps before them."""
@@ -155,11 +174,9 @@ class VideoFitter:
             self.state[rows],
             (len(rows), m.options.chunk * kept["last"].shape[1], *kept["last"].shape[2:]),
         )
-        y = m.sample(
-            m.before(kept), state, states, actions, lambda k: torch.randn(shape, generator=self.generator)
-        )
+        y = m.sample(m.before(kept), state, states, actions, lambda k: self.normal(shape))
         frames = (kept["last"][:, None] + m.changes(y, state, states)).clamp(-1, 1)
-        return rows + m.options.chunk, m.before(m.remember(kept, frames, age))
+        return rows + m.options.chunk, m.before(m.remember(kept, frames, age.to(self.device)))
 
     def contexts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(rows, frames before them): recorded ones, and in the second half of training a share of the
@@ -188,17 +205,13 @@ class VideoFitter:
         y = ((clip - before[:, :1]) / m.unit(self.state[rows], states)).flatten(1, 2)
         t = torch.rand(b, generator=self.generator)
         t[b - round(o.plain * b) :] = 1
-        eps = torch.randn(y.shape, generator=self.generator)
+        t, eps = t.to(self.device), self.normal(y.shape)
         noise: Any = None
         if m.options.context_noise:
             # one in three has none
-            level = m.options.context_noise * (1.5 * torch.rand(b, generator=self.generator) - 0.5).clamp(
-                min=0
-            )
-            noise = (
-                level[:, None, None, None, None] * torch.randn(before.shape, generator=self.generator),
-                level,
-            )
+            drawn = (1.5 * torch.rand(b, generator=self.generator) - 0.5).clamp(min=0)
+            level = m.options.context_noise * drawn.to(self.device)
+            noise = (level[:, None, None, None, None] * self.normal(before.shape), level)
         wide = t[:, None, None, None]
         guess = m.clean((1 - wide) * y + wide * eps, t, before, self.state[rows], states, actions, noise)
         error = (guess - y).square().view(b, c, -1).mean(-1)

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from robo_rl.optim import AdamW
 from world_models.calibrate import covering, middle_of
 from world_models.fit import pace, smooth
+from world_models.model import place_of
 from world_models.options import VideoFitOptions
 from world_models.recorded import Recorded
 from world_models.video import Video, expected, to_patches
@@ -79,7 +80,8 @@ class HeadFitter:
         self.labels[torch.from_numpy(ends[data.terminated]), 2] = 1
         self.state, self.action = torch.from_numpy(longer.state), torch.from_numpy(longer.action)
         self.task = torch.from_numpy(np.repeat(longer.task, longer.lengths))
-        self.told = model.proprio.commanded(self.action, self.task)
+        self.device = place_of(model)  # rows are chosen on the host
+        self.told = model.proprio.commanded(self.action.to(self.device), self.task.to(self.device)).cpu()
         # of each row's
         self.first, self.last = (
             torch.from_numpy(np.repeat(x, longer.lengths)) for x in (longer.first, longer.end - 2)
@@ -119,7 +121,7 @@ class HeadFitter:
                     frames,
                     state,
                     arm.uncertainty,
-                    (error / m.pixel).mean(2) if m.doubt is not None else error.mean(2),
+                    (error / m.pixel.cpu()).mean(2) if m.doubt is not None else error.mean(2),
                 )
             )
         frames, state, spread, error = (torch.cat(x) for x in zip(*parts, strict=True))
@@ -171,8 +173,10 @@ class HeadFitter:
         frames = self.varied(torch.cat([self.recorded(rows), own.frames.flatten(0, 1)[mine]]))
         state = torch.cat([self.state[rows + after], own.state.flatten(0, 1)[mine]])
         at = torch.cat([rows, own.rows.flatten()[mine]])
-        state = state + 0.1 * m.proprio.std * torch.randn(state.shape, generator=self.generator)
-        out, want = m.judged(frames, state, self.told[at]), self.labels[at]
+        noise = torch.randn(state.shape, generator=self.generator)
+        state = state.to(self.device) + 0.1 * m.proprio.std * noise.to(self.device)
+        out = m.judged(frames.to(self.device), state, self.told[at].to(self.device))
+        want = self.labels[at].to(self.device)
         reward = (out[:, 0] - want[:, 0]).square().mean()
         told = F.binary_cross_entropy_with_logits(out[:, 1:], want[:, 1:])
         total, parts = told + 0.1 * reward, {"reward": reward.detach(), "success": told.detach()}
@@ -183,10 +187,12 @@ class HeadFitter:
                 own.state.flatten(0, 1)[some],
             )
             age, spread = own.age.flatten()[some], own.spread.flatten()[some]
-            error = expected(
-                m.doubt, m.proprio, seen, stood, self.told[own.rows.flatten()[some]], age, spread
+            told_of, true = self.told[own.rows.flatten()[some]], own.error.flatten()[some].clamp(min=1e-3)
+            seen, stood, told_of, age, spread, true = (
+                x.to(self.device) for x in (seen, stood, told_of, age, spread, true)
             )
-            doubt = (error.log() - own.error.flatten()[some].clamp(min=1e-3).log()).square().mean()
+            error = expected(m.doubt, m.proprio, seen, stood, told_of, age, spread)
+            doubt = (error.log() - true.log()).square().mean()
             total, parts = total + doubt, parts | {"doubt": doubt.detach()}
         return total, parts
 
@@ -196,7 +202,7 @@ class HeadFitter:
         assert self.opt is not None  # `begin` was called
         if self.update == o.heads:
             return True
-        self.labels[:, 0] = torch.from_numpy(self.data.reward) / self.model.proprio.gain
+        self.labels[:, 0] = torch.from_numpy(self.data.reward) / self.model.proprio.gain.cpu()
         own = self.imagined()
         steps = own.made.flatten().nonzero()[:, 0]
         events = (own.made & (self.labels[own.rows, 1:].amax(-1) > 0)).flatten().nonzero()[:, 0]
@@ -233,7 +239,8 @@ class HeadFitter:
         each = [x.flatten(0, 1).split(256) for x in (rolled.frames, rolled.state, rolled.rows)]
         with torch.no_grad():
             parts = [
-                m.judged(to_patches(f).flatten(1, 2), s, self.told[r]) for f, s, r in zip(*each, strict=True)
+                m.judged(*(x.to(self.device) for x in (to_patches(f).flatten(1, 2), s, self.told[r]))).cpu()
+                for f, s, r in zip(*each, strict=True)
             ]
         logits = (
             torch.cat(parts)

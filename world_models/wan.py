@@ -41,7 +41,7 @@ from robo_rl.lora import attach, frozen_names
 from robo_rl.options.lora import LoraOptions
 from robo_rl.sampling import flow_table
 from world_models.latent import Latent, latent_options
-from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
+from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of
 from world_models.video import (
     PATCH,
     Heads,
@@ -294,7 +294,8 @@ class WanVideo(nn.Module):
         table = flow_table(o.steps, "cps", o.noise_level)
         x = noise(0)
         for k in range(o.steps):
-            t = torch.cat([torch.zeros(b, held), torch.full((b, x.shape[2]), float(table.t[k]))], 1)
+            times = [torch.zeros(b, held), torch.full((b, x.shape[2]), float(table.t[k]))]
+            t = torch.cat(times, 1).to(x.device)
             v = self.velocity(torch.cat([known, x], 2), t, tokens)[:, :, held:]
             x = table.a[k] * x + table.b[k] * v
             if table.s[k] > 0:
@@ -317,6 +318,7 @@ class WanVideo(nn.Module):
         kept = self.begin(patches_of(pictures_of(obs, self.spec), self.spec.control.views))
         return self.proprio.start(obs, keys) | kept | {"doubt": torch.zeros(len(keys))}
 
+    @at_home
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
         return in_chunks(self.chunk, self.options.chunk, carry, actions)
 

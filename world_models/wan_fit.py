@@ -24,22 +24,27 @@ KL = 1e-6  # weight of the autoencoder's divergence from a unit Gaussian
 
 
 class WanFitter:
-    """A model being learnt: owns the optimizers, the averaged weights, the generator and the counts of
-    updates."""
+    """A model being learnt on `device`: owns the optimizers, the averaged weights, the generator and the
+    counts of updates. Rows of the data are chosen on the host."""
 
-    def __init__(self, model: WanVideo, data: Recorded, options: DiffusersFitOptions, seed: int):
-        self.model, self.options = model, options
+    def __init__(
+        self, model: WanVideo, data: Recorded, options: DiffusersFitOptions, seed: int, device: str = "cpu"
+    ):
+        self.model, self.options, self.device = model, options, device
         self.data, steps = data.extended()
-        self.arm = Fitter(model.proprio, data, FitOptions(updates=options.arm, batch=128), seed)
+        arm = FitOptions(updates=options.arm, batch=128)
+        self.arm = Fitter(model.proprio, data, arm, seed, device=device)
+        model.to(device)
         self.generator = torch.Generator().manual_seed(seed)
         self.pictures, self.update, c = 0, 0, model.options.chunk
         self.vae_updates = 0 if model.options.folder else options.vae
         last = self.data.end - 1 - ~data.known
         self.rows, self.twice = chunk_rows(self.data, last, data.held, c)
-        self.state, self.action = torch.from_numpy(self.data.state), torch.from_numpy(self.data.action)
-        self.begins, self.task = (
-            torch.from_numpy(np.repeat(x, self.data.lengths)) for x in (self.data.first, self.data.task)
+        self.state, self.action = (
+            torch.from_numpy(x).to(device) for x in (self.data.state, self.data.action)
         )
+        self.begins = torch.from_numpy(np.repeat(self.data.first, self.data.lengths))
+        self.task = torch.from_numpy(np.repeat(self.data.task, self.data.lengths)).to(device)
         frames = self.patches(
             self.rows[
                 torch.randint(0, len(self.rows), (min(256, len(self.rows)),), generator=self.generator), None
@@ -55,7 +60,11 @@ class WanFitter:
     def patches(self, rows: Tensor) -> Tensor:
         """Frames of rows [B,T] as patches [B,T,V 48,g,g]."""
         at, views = rows.numpy(), self.model.spec.control.views
-        return patches_of({v: self.data.images[v][at] for v in views}, views)
+        return patches_of({v: self.data.images[v][at] for v in views}, views).to(self.device)
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal numbers of the fit's generator, which is on the host."""
+        return torch.randn(shape, generator=self.generator).to(self.device)
 
     def drawn(self, pool: Tensor, count: int) -> Tensor:
         return pool[torch.randint(0, len(pool), (count,), generator=self.generator)]
@@ -67,7 +76,7 @@ class WanFitter:
         vae, rows = self.model.vae, self.drawn(self.rows, self.options.batch)
         x = pictures(self.patches(rows[:, None] + torch.arange(FACTOR + 1)))
         latents = vae.encode(x).latent_dist
-        z = latents.mean + latents.std * torch.randn(latents.mean.shape, generator=self.generator)
+        z = latents.mean + latents.std * self.normal(latents.mean.shape)
         error = (vae.decode(z).sample - x).abs().mean()
         return error + KL * latents.kl().mean(), {"pictures": error.detach()}
 
@@ -113,11 +122,7 @@ class WanFitter:
         m, c, kept = self.model, self.model.options.chunk, self.recalled(rows)
         known = m.known(kept)
         shape = (len(rows), known.shape[1], c // FACTOR, *known.shape[3:])
-        z = m.sample(
-            known,
-            self.told(rows, torch.full((len(rows),), c)),
-            lambda k: torch.randn(shape, generator=self.generator),
-        )
+        z = m.sample(known, self.told(rows, torch.full((len(rows),), c)), lambda k: self.normal(shape))
         frames = m.decode(torch.cat([known[:, :, 1:], z], 2))[:, -c:].clamp(-1, 1)
         return rows + c, kept | {"past": torch.cat([kept["past"], frames], 1)[:, -m.options.past :]}
 
@@ -135,15 +140,15 @@ class WanFitter:
             known = m.known(kept)
             future = self.patches(rows[:, None] + torch.arange(1, c + 1))
             z = m.encode(torch.cat([kept["past"], future], 1))[:, :, -(c // FACTOR) :]
-        eps, old = (torch.randn(x.shape, generator=self.generator) for x in (z, known))
-        t, s = (torch.rand(b, generator=self.generator) for _ in range(2))
+        eps, old = (self.normal(x.shape) for x in (z, known))
+        t, s = (torch.rand(b, generator=self.generator).to(self.device) for _ in range(2))
         s = m.options.context_noise * (1.5 * s - 0.5).clamp(min=0)  # one in three has none
         wide, blur = (x.view(-1, 1, 1, 1, 1) for x in (t, s))
         x = torch.cat([(1 - blur) * known + blur * old, (1 - wide) * z + wide * eps], 2)
         times = torch.cat([s[:, None].expand(-1, known.shape[2]), t[:, None].expand(-1, z.shape[2])], 1)
         v = m.velocity(x, times, self.told(rows, e))[:, :, known.shape[2] :]
         # a latent frame some of whose steps are commanded
-        counts = torch.arange(z.shape[2]) * FACTOR < e[:, None]
+        counts = (torch.arange(z.shape[2]) * FACTOR < e[:, None]).to(self.device)
         error = ((v - (eps - z)).square().mean((1, 3, 4)) * counts).sum() / counts.sum()
         return error, {"frames": error.detach()}
 

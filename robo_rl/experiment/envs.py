@@ -73,7 +73,7 @@ def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "Contr
         render=render,
         judge=config.judge,
         **({"cameras": config.cameras} if config.cameras else {}),
-        **({"device": config.device} if config.sim in ON_DEVICE else {}),
+        **({"device": config.device} if config.sim in ON_DEVICE or config.sim.startswith("wm:") else {}),
         **({"hard": config.dream_hard} if config.sim.startswith("wm:") and config.dream_hard else {}),
     )
 

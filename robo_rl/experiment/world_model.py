@@ -11,6 +11,7 @@ import torch
 
 from robo_rl import checkpoint, files
 from robo_rl.data.reader import load as load_data
+from robo_rl.device_names import check_device
 from robo_rl.errors import UserError
 from robo_rl.evaluation import decide, evaluate
 from robo_rl.experiment.config import load_config
@@ -457,9 +458,10 @@ def shortened(spec, robot: bool) -> str:
 def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
     """`measure`, then the comparison with another model, with the simulator or a table of real results, and
     the probe."""
-    model, found = load(config.model), find_policies(config.policies)
+    check_device(config.device)
+    model, found = load(config.model, config.device), find_policies(config.policies)
     other, table = (
-        load(config.against) if config.against else None,
+        load(config.against, config.device) if config.against else None,
         read_real(config.real) if config.real else None,
     )
     lanes, env = min(config.episodes, 32 if model.spec.control.views else 10**5), None
