@@ -87,6 +87,30 @@ def test_a_model_learns_and_predicts_on_a_device_as_on_the_cpu_bit_for_bit(made)
     assert np.array_equal(run.error, run_there.error, equal_nan=True)
 
 
+@pytest.mark.slow
+def test_a_video_transformer_learns_and_predicts_on_a_device_too():
+    pytest.importorskip("diffusers")
+    from test_world_models_diffusers import WAN, fitter_of
+    from test_world_models_diffusers import options as sizes
+
+    from world_models.wan import WanVideo
+
+    def learnt(device):
+        fitter = fitter_of(WanVideo(WAN, sizes()), device, arm=1, vae=1, updates=2, batch=2, heads=1)
+        assert fitter.fit()
+        return fitter.result(), rolled(fitter.result())
+
+    model, said = learnt("cpu")
+    with Away() as device:
+        other, there = learnt(str(device))
+        weights = {k: bring(v.detach()) for k, v in other.state_dict().items()}
+        assert all(isinstance(p.data, AwayTensor) for p in other.parameters())
+    for k, v in model.state_dict().items():  # another attention kernel
+        torch.testing.assert_close(v, weights[k], atol=1e-5, rtol=0)
+    for a, b in zip(said, there, strict=True):
+        torch.testing.assert_close(a.float(), b.float(), atol=1 if a.dtype == torch.uint8 else 1e-4, rtol=0)
+
+
 def test_a_model_that_learnt_on_a_device_is_saved_and_loaded_to_compute_there(tmp_path):
     data = squares(12)
     with Away() as device:

@@ -118,7 +118,7 @@ def test_part_of_a_chunk_moves_the_past_by_as_many_frames(model):
     assert torch.equal(after["past"][:, :3], carry["past"][:, 2:])
 
 
-def fitter_of(model, **more):
+def fitter_of(model, device="cpu", **more):
     return WanFitter(
         model,
         squares(12),
@@ -126,6 +126,7 @@ def fitter_of(model, **more):
             **({"arm": 2, "vae": 2, "updates": 4, "batch": 4, "heads": 2, "imagined": 2, "own": 0.5} | more)
         ),
         0,
+        device,
     )
 
 
