@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from commands import TINY, TINY_REPLAY, robo_rl
+from commands import TINY, TINY_REPLAY, Command, robo_rl
 
 from robo_rl import checkpoint
 from robo_rl.errors import LostDaemon, UserError
@@ -80,45 +80,45 @@ def newest(tmp_path):
     )
 
 
-def workers(process):
-    """Worker processes: those that map the slots."""
-    out = []
-    for p in psutil.Process(process.pid).children(recursive=True):
-        try:
-            if any("slots.bin" in m.path for m in p.memory_maps()) and "forkserver" in " ".join(p.cmdline()):
-                out.append(p)
-        except psutil.Error:
-            continue
-    return out
+def set_steps(tmp_path, steps, **more):
+    """What a run that goes on reads as its --steps and other options."""
+    path = tmp_path / "run" / "run.json"
+    run = json.loads(path.read_text())
+    run["config"] |= {"steps": steps, **more}
+    path.write_text(json.dumps(run))
+
+
+def workers(tmp_path):
+    """Worker processes that are alive, as they signed in."""
+    signed = map(snapshot.signed, (tmp_path / "run" / "flight").glob("worker*.pid"))
+    return [process for process in signed if process is not None]
 
 
 def test_a_run_whose_learner_and_workers_are_killed_goes_on_to_its_end(tmp_path):
-    # the process that commands are forked from takes seconds to start, which the run does not wait for
-    robo_rl(tmp_path, "--version")
-    process = start(tmp_path, "--steps", "40000")
+    argv = ("train", *RUN, "--steps", 10_000_000, "--workers", 2, "--out", "run")
+    command, run = Command(tmp_path, argv, guarded=True), tmp_path / "run"
     try:
-        until(
-            lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1,
-            process,
-            tmp_path,
-        )
-        (learner,) = psutil.Process(process.pid).children()
-        for victim in workers(process)[:1]:
+        command.until(lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(run)) > 1)
+        (learner,) = psutil.Process(command.process.pid).children()
+        for victim in workers(tmp_path)[:1]:
             victim.kill()
-        until(lambda: learner.is_running() and len(workers(process)) == 2, process, tmp_path)
+        command.until(lambda: learner.is_running() and len(workers(tmp_path)) == 2)
         told = robo_rl(tmp_path, "workers", "run", "3")
         assert told.out.startswith("2 -> 3 workers"), told
-        until(lambda: len(workers(process)) == 3, process, tmp_path)
+        command.until(lambda: len(workers(tmp_path)) == 3)
         assert robo_rl(tmp_path, "workers", "run").out == "3 workers\n"
+        end = newest(tmp_path) + 2000  # of what goes on: as long as the test needs
+        set_steps(tmp_path, end)
         learner.kill()
-        assert process.wait(180) == 0, (tmp_path / "said").read_text()
+        result = command.wait()
     finally:
-        process.kill()
-    said = (tmp_path / "said").read_text()
-    assert "the learner was ended by SIGKILL; going on from the last checkpoint" in said and "done in" in said
-    assert (tmp_path / "run" / "evals" / "final.json").exists() and not (tmp_path / "run" / "flight").exists()
+        command.process.kill()
+    said = result.out + result.err
+    assert result.code == 0 and "done in" in said, result
+    assert "the learner was ended by SIGKILL; going on from the last checkpoint" in said, result
+    assert (run / "evals" / "final.json").exists() and not (run / "flight").exists()
     seen = steps(tmp_path)
-    assert seen == sorted(seen) and seen[-1] >= 40000
+    assert seen == sorted(seen) and end <= seen[-1] < end + 2000
 
 
 @pytest.mark.slow
@@ -380,10 +380,8 @@ def test_a_run_of_two_learners_of_which_one_is_killed_goes_on_and_is_resumed_wit
         assert process.wait(120) == 130, (tmp_path / "said").read_text()
     finally:
         process.kill()
-    seen, path = steps(tmp_path), tmp_path / "run" / "run.json"
-    run = json.loads(path.read_text())
-    run["config"] |= {"learners": 1, "steps": seen[-1] + 2000}
-    path.write_text(json.dumps(run))
+    seen = steps(tmp_path)
+    set_steps(tmp_path, seen[-1] + 2000, learners=1)
     assert robo_rl(tmp_path, "train", "--resume", "run").code == 0
     assert steps(tmp_path)[-1] >= seen[-1] + 2000
 

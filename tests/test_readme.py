@@ -62,15 +62,9 @@ def budget(argv: list[str]) -> list[str]:
         if "--rl.synthetic" in argv:
             argv = [*argv, "--rl.synthetic-updates", "20", "--rl.synthetic-rows", "200"]
         if "rgb" in argv:  # an update costs a hundred times that of a state policy
-            return [
-                *argv,
-                *tiny(*skip, "--bc.updates", "--steps"),
-                "--bc.updates",
-                "3",
-                "--steps",
-                "1000",
-                "--no-video",
-            ]
+            small = "--image-size 32 --policy.width 32 --policy.depth 1 --bc.updates 3 --steps 1000 --no-video"
+            head = [] if set(OFF_POLICY) & set(argv) else ["--bc.head", "3"]
+            return [*argv, *tiny(*skip, "--bc.updates", "--steps"), *small.split(), *head]
         return [*argv, *tiny(*skip), "--torch-threads", "1", "--no-video"]
     if argv[0] == "collect" and "rgb" in argv:
         at = argv.index("--episodes")
