@@ -47,6 +47,7 @@ def budget(argv: list[str]) -> list[str]:
 
     def tiny(*skip: str) -> list[str]:
         pairs = [tiny_options[i : i + 2] for i in range(0, len(tiny_options) - 1, 2)]
+        pairs = [(n, "1200" if n == "--steps" and v == "2500" else v) for n, v in pairs]  # a few updates
         return [w for name, value in pairs if name not in (*skip, *argv) for w in (name, value)]
 
     if "dds" in argv or "arm" in argv:
@@ -56,13 +57,15 @@ def budget(argv: list[str]) -> list[str]:
         if "bc" in argv:
             skip += [n for n in TINY if n.startswith("--rl.")]
         if any(a.startswith("gym:") or a.endswith("-v5") for a in argv):
-            skip += ["--demos"]
+            skip, argv = [*skip, "--demos"], [*argv, "--max-steps", "100"]
         if "--init" in argv:
             skip += ["--demos", "--bc.updates", "--policy.hidden"]
         if "--rl.synthetic" in argv:
             argv = [*argv, "--rl.synthetic-updates", "20", "--rl.synthetic-rows", "200"]
         if "rgb" in argv:  # an update costs a hundred times that of a state policy
-            small = "--image-size 32 --policy.width 32 --policy.depth 1 --bc.updates 3 --steps 1000 --no-video"
+            small = (
+                "--image-size 32 --policy.width 32 --policy.depth 1 --bc.updates 3 --steps 1000 --no-video"
+            )
             head = [] if set(OFF_POLICY) & set(argv) else ["--bc.head", "3"]
             return [*argv, *tiny(*skip, "--bc.updates", "--steps"), *small.split(), *head]
         return [*argv, *tiny(*skip), "--torch-threads", "1", "--no-video"]
@@ -107,20 +110,9 @@ def budget(argv: list[str]) -> list[str]:
     if argv[:2] == ["wm", "tune"]:
         return [*argv, "--fit.updates", "2", "--fit.batch", "2", "--fit.inverse", "5", "--windows", "4"]
     if argv[:2] == ["wm", "eval"]:
-        probed = "2" if "--policies" in argv else "0"
-        return [
-            *argv,
-            "--windows",
-            "8",
-            "--horizon",
-            "16",
-            "--episodes",
-            "4",
-            "--inverse",
-            "5",
-            "--probe",
-            probed,
-        ]
+        probed = ["1", "--no-video"] if "--policies" in argv else ["0"]  # the film: of the others
+        small = ["--windows", "8", "--horizon", "16", "--episodes", "4", "--inverse", "5", "--probe"]
+        return [*argv, *small, *probed]
     if argv[0] == "collect" and "--policy" in argv:
         at = argv.index("--episodes")
         return [*argv[:at], "--episodes", "40", *argv[at + 2 :], "--threads", "1"]
