@@ -251,8 +251,9 @@ def test_the_files_hold_tensors_and_json_and_no_pickle(tmp_path):
 
 def saved_run(folder, plan: list[tuple[int, float]]) -> list[str]:
     """Save a checkpoint per (step, success) as the trainer does -> names that are left."""
+    env = SimpleNamespace()  # a run from a data set alone has none, and no supervised checkpoint apart
     run = Run(
-        TrainConfig(video=False), folder, None, SimpleNamespace(lines=0, tell=lambda *args, **more: None)
+        TrainConfig(video=False), folder, env, SimpleNamespace(lines=0, tell=lambda *args, **more: None)
     )
     run.policy = build()
     for step, success in plan:

@@ -996,3 +996,9 @@ def test_what_other_projects_call_an_option_is_told_with_options_that_exist():
         assert f"--{theirs.replace('_', '-')}" not in options, theirs
         for option in re.findall(r"--[a-z][\w.-]*\w", ours):
             assert option.replace("--no-", "--") in options, (theirs, option)
+
+
+def test_of_an_option_that_is_given_twice_the_last_one_chooses_the_recipe_too():
+    run = ["--sim", "gym:Pendulum-v1", "--algo", "demo_sac"]
+    assert parse([*run, "--demos", "2", "--demos", "0"]) == parse([*run, "--demos", "0"])
+    assert parse([*run, "--demos=0", "--demos=2"]).reward == "sparse" != parse([*run, "--demos", "0"]).reward

@@ -37,11 +37,11 @@ def parse(argv: list[str]) -> TrainConfig:
     from robo_rl.experiment import config_file, recipes
 
     def peek(name: str, default: str) -> str:
-        for i, arg in enumerate(argv):
-            if arg == f"--{name}" and i + 1 < len(argv):
+        for i in reversed(range(len(argv))):  # of an option that is given twice the last one counts
+            if argv[i] == f"--{name}" and i + 1 < len(argv):
                 return argv[i + 1]
-            if arg.startswith(f"--{name}="):
-                return arg.split("=", 1)[1]
+            if argv[i].startswith(f"--{name}="):
+                return argv[i].split("=", 1)[1]
         return str(document.get(name, default))
 
     argv = short_policy(argv)
