@@ -4,7 +4,7 @@ of the weights."""
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingR
 def moved_rows(rows: TrainingRows, device: str) -> TrainingRows:
     """The same on `device`."""
     named = ((f.name, getattr(rows, f.name)) for f in fields(rows))
-    return TrainingRows(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in named})
+    return replace(rows, **{k: v.to(device) for k, v in named if isinstance(v, Tensor)})
 
 
 def missed(deltas: list[Tensor], want: Tensor) -> Tensor:
