@@ -1002,3 +1002,10 @@ def test_of_an_option_that_is_given_twice_the_last_one_chooses_the_recipe_too():
     run = ["--sim", "gym:Pendulum-v1", "--algo", "demo_sac"]
     assert parse([*run, "--demos", "2", "--demos", "0"]) == parse([*run, "--demos", "0"])
     assert parse([*run, "--demos=0", "--demos=2"]).reward == "sparse" != parse([*run, "--demos", "0"]).reward
+
+
+def test_of_a_kind_of_world_model_that_is_given_twice_the_last_one_counts():
+    from robo_rl.cli import wm
+
+    made = wm.parse(["train", "data", "--kind=video", "--kind", "encoded"])
+    assert made == wm.parse(["train", "data", "--kind", "encoded"]) and made.kind == "encoded"

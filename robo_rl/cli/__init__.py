@@ -152,6 +152,17 @@ def parse_arguments(argv: list[str]):
     return module, parse_options(getattr(module, COMMANDS[name][0]), name, argv[1:])
 
 
+def given(argv: list[str], option: str) -> str | None:
+    """What stands behind the last `option`, as `--kind video` or `--kind=video`, which is the one that counts
+    where there are several; None without it."""
+    for i in reversed(range(len(argv))):
+        if argv[i] == option and i + 1 < len(argv):
+            return argv[i + 1]
+        if argv[i].startswith(f"{option}="):
+            return argv[i].split("=", 1)[1]
+    return None
+
+
 def choose_subcommand(command: str, subcommands: dict[str, tuple], argv: list[str]) -> str:
     """Which of `subcommands` {name: (options, what it does)} argv begins with; without one, or asked for
     help, they are listed."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from robo_rl.cli import parse_options
+from robo_rl.cli import given, parse_options
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import check_folders, newest_run
@@ -37,12 +37,8 @@ def parse(argv: list[str]) -> TrainConfig:
     from robo_rl.experiment import config_file, recipes
 
     def peek(name: str, default: str) -> str:
-        for i in reversed(range(len(argv))):  # of an option that is given twice the last one counts
-            if argv[i] == f"--{name}" and i + 1 < len(argv):
-                return argv[i + 1]
-            if argv[i].startswith(f"--{name}="):
-                return argv[i].split("=", 1)[1]
-        return str(document.get(name, default))
+        found = given(argv, f"--{name}")
+        return str(document.get(name, default)) if found is None else found
 
     argv = short_policy(argv)
     document: dict = {}

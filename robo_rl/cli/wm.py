@@ -4,7 +4,6 @@ out how far to trust it."""
 import importlib
 import os
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 from world_models.options import (
@@ -34,7 +33,7 @@ CUT = 0.05  # share of held-out predictions within the threshold, below which a 
 
 def parse(argv: list[str]):
     """The options of the subcommand argv[0]; those of train are the kind's."""
-    from robo_rl.cli import choose_subcommand, parse_options
+    from robo_rl.cli import choose_subcommand, given, parse_options
 
     name = choose_subcommand("wm", SUBCOMMANDS, argv)
     config = SUBCOMMANDS[name][0]
@@ -43,15 +42,7 @@ def parse(argv: list[str]):
     kind, resumed = given(argv, "--kind"), given(argv, "--resume")
     if resumed and not kind:  # every option comes from the run, the kind too
         kind = kind_of_run(resumed)
-    return parse_options(OPTIONS.get(kind, config), "wm train", argv[1:])
-
-
-def given(argv: list[str], option: str) -> str:
-    """What stands behind the first `option`, as `--kind video` or `--kind=video`; "" without it."""
-    found = [b for a, b in pairwise(argv) if a == option] + [
-        a.split("=", 1)[1] for a in argv if a.startswith(f"{option}=")
-    ]
-    return found[0] if found else ""
+    return parse_options(OPTIONS.get(kind or "", config), "wm train", argv[1:])
 
 
 def run(args) -> int:
