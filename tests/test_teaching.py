@@ -118,18 +118,21 @@ def test_what_is_kept_while_supervision_goes_on_is_the_policy_that_it_would_end_
     assert half_taught(tmp_path / "short", "best") == ""
 
 
+ROUNDS = TrainConfig(
+    task="reach",
+    algo="bc",
+    demos="2",
+    demos_most=5,
+    envs=2,
+    eval_episodes=2,
+    video=False,
+    policy=PolicyOptions(hidden=16, layers=1, width=16, depth=1),
+    bc=BcOptions(updates=3, batch=8),
+)
+
+
 def test_supervision_in_a_simulator_goes_on_too(tmp_path):
-    config = TrainConfig(
-        task="reach",
-        algo="bc",
-        demos="2",
-        demos_most=0,
-        envs=2,
-        eval_episodes=2,
-        video=False,
-        policy=PolicyOptions(hidden=16, layers=1),
-        bc=BcOptions(updates=UPDATES, batch=8),
-    )
+    config = replace(ROUNDS, demos_most=0, bc=BcOptions(updates=UPDATES, batch=8))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(replace(config, out=str(whole)), quiet=True)
 
@@ -148,17 +151,6 @@ def test_supervision_in_a_simulator_goes_on_too(tmp_path):
     assert same(result_of(whole), result_of(parts))
 
 
-ROUNDS = TrainConfig(
-    task="reach",
-    algo="bc",
-    demos="2",
-    demos_most=5,
-    envs=2,
-    eval_episodes=2,
-    video=False,
-    policy=PolicyOptions(hidden=16, layers=1, width=16, depth=1),
-    bc=BcOptions(updates=3, batch=8),
-)
 HEAD = replace(ROUNDS, obs="rgb", image_size=32, bc=replace(ROUNDS.bc, head=4, head_every=8))
 
 

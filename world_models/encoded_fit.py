@@ -13,7 +13,7 @@ from torch import Tensor
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW
 from world_models.encoded import Encoded
-from world_models.fit import Fitter, pace, smooth
+from world_models.fit import Fitter, normal, pace, smooth
 from world_models.options import EncodedFitOptions
 from world_models.recorded import Recorded
 from world_models.video import patches_of
@@ -56,7 +56,7 @@ class EncodedFitter:
         raw = codec.raw(x)
         centre, spread = codec.measured(raw)
         code = (raw - centre) / spread
-        noise = torch.randn(code.shape, generator=self.generator).to(self.device)
+        noise = normal(code.shape, self.generator, self.device)
         code = code + self.model.options.noise * noise
         return (codec.decode(code) - x).square().mean() / codec.var
 

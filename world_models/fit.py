@@ -178,6 +178,11 @@ def smooth(recent: dict[str, float], parts: dict[str, Tensor]) -> None:
         recent[k] = float(v) if k not in recent else 0.98 * recent[k] + 0.02 * float(v)
 
 
+def normal(shape: Sequence[int], generator: torch.Generator, device: str | torch.device) -> Tensor:
+    """Standard normal numbers on `device`, of a generator that is on the host."""
+    return torch.randn(shape, generator=generator).to(device)
+
+
 class Fitter:
     """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW
-from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, pace, smooth
+from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, normal, pace, smooth
 from world_models.options import FitOptions, VideoFitOptions
 from world_models.recorded import Recorded
 from world_models.video import Video, patches_of
@@ -133,10 +133,6 @@ class VideoFitter:
         views = self.model.spec.control.views
         return patches_of({v: self.data.images[v][at] for v in views}, views).to(self.device)
 
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Standard normal numbers of the fit's generator, which is on the host."""
-        return torch.randn(shape, generator=self.generator).to(self.device)
-
     def part(self, rows: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Chunks that begin in rows [B] of which e [B] steps are commanded: states after [B,C,S], what the
         net is told of the actions [B,C,.] as `video.padded` makes them, and which of their frames count,
@@ -174,7 +170,9 @@ class VideoFitter:
             self.state[rows],
             (len(rows), m.options.chunk * kept["last"].shape[1], *kept["last"].shape[2:]),
         )
-        y = m.sample(m.before(kept), state, states, actions, lambda k: self.normal(shape))
+        y = m.sample(
+            m.before(kept), state, states, actions, lambda k: normal(shape, self.generator, self.device)
+        )
         frames = (kept["last"][:, None] + m.changes(y, state, states)).clamp(-1, 1)
         return rows + m.options.chunk, m.before(m.remember(kept, frames, age.to(self.device)))
 
@@ -205,13 +203,16 @@ class VideoFitter:
         y = ((clip - before[:, :1]) / m.unit(self.state[rows], states)).flatten(1, 2)
         t = torch.rand(b, generator=self.generator)
         t[b - round(o.plain * b) :] = 1
-        t, eps = t.to(self.device), self.normal(y.shape)
+        t, eps = t.to(self.device), normal(y.shape, self.generator, self.device)
         noise: Any = None
         if m.options.context_noise:
             # one in three has none
             drawn = (1.5 * torch.rand(b, generator=self.generator) - 0.5).clamp(min=0)
             level = m.options.context_noise * drawn.to(self.device)
-            noise = (level[:, None, None, None, None] * self.normal(before.shape), level)
+            noise = (
+                level[:, None, None, None, None] * normal(before.shape, self.generator, self.device),
+                level,
+            )
         wide = t[:, None, None, None]
         guess = m.clean((1 - wide) * y + wide * eps, t, before, self.state[rows], states, actions, noise)
         error = (guess - y).square().view(b, c, -1).mean(-1)

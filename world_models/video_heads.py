@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from robo_rl.optim import AdamW
 from world_models.calibrate import covering, middle_of
-from world_models.fit import pace, smooth
+from world_models.fit import normal, pace, smooth
 from world_models.model import place_of
 from world_models.options import VideoFitOptions
 from world_models.recorded import Recorded
@@ -173,8 +173,8 @@ class HeadFitter:
         frames = self.varied(torch.cat([self.recorded(rows), own.frames.flatten(0, 1)[mine]]))
         state = torch.cat([self.state[rows + after], own.state.flatten(0, 1)[mine]])
         at = torch.cat([rows, own.rows.flatten()[mine]])
-        noise = torch.randn(state.shape, generator=self.generator)
-        state = state.to(self.device) + 0.1 * m.proprio.std * noise.to(self.device)
+        noise = normal(state.shape, self.generator, self.device)
+        state = state.to(self.device) + 0.1 * m.proprio.std * noise
         out = m.judged(frames.to(self.device), state, self.told[at].to(self.device))
         want = self.labels[at].to(self.device)
         reward = (out[:, 0] - want[:, 0]).square().mean()

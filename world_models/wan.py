@@ -294,8 +294,8 @@ class WanVideo(nn.Module):
         table = flow_table(o.steps, "cps", o.noise_level)
         x = noise(0)
         for k in range(o.steps):
-            times = [torch.zeros(b, held), torch.full((b, x.shape[2]), float(table.t[k]))]
-            t = torch.cat(times, 1).to(x.device)
+            t = torch.zeros(b, held + x.shape[2], device=x.device)
+            t[:, held:] = float(table.t[k])
             v = self.velocity(torch.cat([known, x], 2), t, tokens)[:, :, held:]
             x = table.a[k] * x + table.b[k] * v
             if table.s[k] > 0:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW
-from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, pace, smooth
+from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, normal, pace, smooth
 from world_models.options import FitOptions
 from world_models.recorded import Recorded
 from world_models.video import patches_of
@@ -62,10 +62,6 @@ class WanFitter:
         at, views = rows.numpy(), self.model.spec.control.views
         return patches_of({v: self.data.images[v][at] for v in views}, views).to(self.device)
 
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Standard normal numbers of the fit's generator, which is on the host."""
-        return torch.randn(shape, generator=self.generator).to(self.device)
-
     def drawn(self, pool: Tensor, count: int) -> Tensor:
         return pool[torch.randint(0, len(pool), (count,), generator=self.generator)]
 
@@ -76,7 +72,7 @@ class WanFitter:
         vae, rows = self.model.vae, self.drawn(self.rows, self.options.batch)
         x = pictures(self.patches(rows[:, None] + torch.arange(FACTOR + 1)))
         latents = vae.encode(x).latent_dist
-        z = latents.mean + latents.std * self.normal(latents.mean.shape)
+        z = latents.mean + latents.std * normal(latents.mean.shape, self.generator, self.device)
         error = (vae.decode(z).sample - x).abs().mean()
         return error + KL * latents.kl().mean(), {"pictures": error.detach()}
 
@@ -122,7 +118,11 @@ class WanFitter:
         m, c, kept = self.model, self.model.options.chunk, self.recalled(rows)
         known = m.known(kept)
         shape = (len(rows), known.shape[1], c // FACTOR, *known.shape[3:])
-        z = m.sample(known, self.told(rows, torch.full((len(rows),), c)), lambda k: self.normal(shape))
+        z = m.sample(
+            known,
+            self.told(rows, torch.full((len(rows),), c)),
+            lambda k: normal(shape, self.generator, self.device),
+        )
         frames = m.decode(torch.cat([known[:, :, 1:], z], 2))[:, -c:].clamp(-1, 1)
         return rows + c, kept | {"past": torch.cat([kept["past"], frames], 1)[:, -m.options.past :]}
 
@@ -140,7 +140,7 @@ class WanFitter:
             known = m.known(kept)
             future = self.patches(rows[:, None] + torch.arange(1, c + 1))
             z = m.encode(torch.cat([kept["past"], future], 1))[:, :, -(c // FACTOR) :]
-        eps, old = (self.normal(x.shape) for x in (z, known))
+        eps, old = (normal(x.shape, self.generator, self.device) for x in (z, known))
         t, s = (torch.rand(b, generator=self.generator).to(self.device) for _ in range(2))
         s = m.options.context_noise * (1.5 * s - 0.5).clamp(min=0)  # one in three has none
         wide, blur = (x.view(-1, 1, 1, 1, 1) for x in (t, s))

@@ -69,8 +69,7 @@ def half_taught(path: Path, name: str) -> str:
     meta = checkpoint.read_meta(folder)
     if "teaching" not in meta:
         return ""
-    taught = meta["taught"][0] if isinstance(meta["taught"], list) else meta["taught"]
     return (
-        f"{folder} has learnt for {taught:,} of {meta['teaching']:,} supervised updates; robo_rl "
+        f"{folder} has learnt for {meta['taught'][0]:,} of {meta['teaching']:,} supervised updates; robo_rl "
         f"train --resume {run} makes the others"
     )

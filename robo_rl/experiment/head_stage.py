@@ -23,6 +23,7 @@ from robo_rl.data.reader import Dataset, chunks
 from robo_rl.demos import frame_store
 from robo_rl.devices import device_of, sampled_on
 from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.open_loop import observation
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
 from robo_rl.options import BcOptions
@@ -131,14 +132,13 @@ def encoded(run: Run, data: Dataset, rows: np.ndarray) -> Tensor:
     config, policy, options = run.config, run.policy, run.config.bc
     device, generator = device_of(policy), torch.Generator().manual_seed(config.seed + 15)
     out = torch.empty(len(rows), policy.context_size)
-    tasks, done = np.array(data.tasks, object), 0
+    done = 0
     if not len(rows):
         return out
     run.report.start("look", len(rows), "frames")
     for places, pictures in seen(run, data, rows):
         at = rows[places]
-        raw = {"state": data.state[at], "task": tasks[data.task_index[at]].tolist()}
-        obs = obs_tensors(raw | {f"image/{view}": x for view, x in pictures.items()}, policy.spec)
+        obs = obs_tensors(observation(data, at, pictures), policy.spec)
         obs = changed(obs, options.shift, options.colour, options.forget, generator)
         there = {k: v.to(device) for k, v in obs.items()}
         out[torch.from_numpy(places)] = policy.encode(supervised(there, policy)).pooled.cpu()

@@ -190,6 +190,7 @@ class HeldOut:
 
         from robo_rl.data.reader import chunks
         from robo_rl.demos import frame_store
+        from robo_rl.devices import device_of
         from robo_rl.policies import obs_tensors
         from robo_rl.rollout import to_policy
 
@@ -199,7 +200,7 @@ class HeldOut:
         store = frame_store(data, spec, replace(config.data, cache_mb=1, threads=0))
         self.obs = to_policy(obs_tensors(observation(data, few, store.get(few)), spec), policy)
         _, chunk, pad = chunks(data, config.policy.horizon)
-        there = policy.action_norm.device
+        there = device_of(policy)
         self.chunk = torch.from_numpy(chunk[few]).to(there)
         self.mask = torch.from_numpy(~pad[few]).float().to(there)
 

@@ -119,9 +119,8 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
     tasks = len(task_names(run.env))
     run.report.start("demo", count * tasks, "episodes")
     with Writer(folder, spec=run.env.spec) as w:
-        there = (
-            len(w) - known * tasks
-        )  # the run was stopped while it recorded these, and records the same again
+        # of a run that was stopped while it recorded them, and records the same again
+        there = len(w) - known * tasks
 
         def add(episode) -> None:
             nonlocal there
