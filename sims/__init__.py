@@ -44,10 +44,18 @@ def check_names(
 
         find_sim(name)
         return
+    if name not in (*SIMS, *PREFIXES):
+        from sims.elsewhere import check_elsewhere
+
+        check_elsewhere("sim", name)
     choose("sim", name, (*SIMS, *PREFIXES, OWN))
     if name == "mujoco":
         from sims.mujoco import check_names as check_mujoco
 
+        if task and "," not in task and not is_object(task) and task not in tasks(name):
+            from sims.elsewhere import check_elsewhere
+
+            check_elsewhere("task", task)
         check_mujoco(task, control, randomise)
     elif name == "mujoco_warp":
         from sims.mujoco.names import find_locomotion

@@ -22,6 +22,7 @@ from robo_rl.cli.train import Train, parse
 from robo_rl.errors import UserError
 from robo_rl.experiment.collect import CollectOptions
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.parallel import whole_rollouts
 from robo_rl.experiment.recipes import preset
 from robo_rl.options import ALGOS, OFF_POLICY, RL_OPTIONS, BcOptions, PolicyOptions
 from robo_rl.plugins import OWN
@@ -100,6 +101,18 @@ def mistake(capsys, *argv: str) -> str:
             "train --control ee_delt",
             "unknown control 'ee_delt'; did you mean 'ee_delta'? Allowed: ee_delta, joint_delta",
         ),
+        ("train --sim Pusher-v5", "unknown sim 'Pusher-v5'; did you mean --sim gym:Pusher-v5?"),
+        ("train --sim pusher:Pusher-v5", "did you mean --sim gym:Pusher-v5?"),
+        ("train --sim Pushr-v5", "did you mean --sim gym:Pusher-v5?"),
+        ("train --sim colorsys:Mine-v0", "did you mean --sim gym:colorsys:Mine-v0?"),  # such a module
+        ("train --sim no_module:Mine-v0", "Allowed: mujoco, mujoco_warp, maniskill"),
+        (
+            "train --sim HalfCheetah-v5",
+            "did you mean --sim mujoco --task HalfCheetah-v5 or --sim gym:HalfCheetah-v5?",
+        ),
+        ("train --sim PickCube-v1", "did you mean --sim maniskill --task PickCube-v1?"),
+        ("train --task Pusher-v5", "unknown task 'Pusher-v5'; did you mean --sim gym:Pusher-v5?"),
+        ("train --task Hoper-v5", "unknown mujoco task 'Hoper-v5'; did you mean 'Hopper-v5'?"),
         ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),
         ("train --randomise mas", "unknown randomise 'mas'; did you mean 'mass'? Allowed: mass,"),
         ("train --randomise latency", "randomise latency needs a number of control steps"),
@@ -173,6 +186,26 @@ def mistake(capsys, *argv: str) -> str:
 def test_a_mistake_is_one_line_with_what_is_allowed_and_leaves_no_file(argv, says, here, capsys):
     assert says in mistake(capsys, *argv.split())
     assert not list(here.iterdir())
+
+
+def test_a_run_says_at_its_start_and_end_that_whole_rollouts_make_more_than_the_steps_asked_for(here):
+    argv = ("--demos", "0", "--algo", "ppo", "--eval-episodes", "2", "--rl.critic-warmup", "0")
+    done = robo_rl(here, "train", *TINY, *argv, "--steps", "10", "--envs", "8", "--out", "run")
+    begun, _, ended = done.err.partition("[rl]")
+    whole = 8 * 4 * parse([]).policy.execute
+    assert f"--steps 10: RL makes about {whole} control steps, for it stops after a whole rollout" in begun
+    assert f"of {whole} (8 envs x 4 decisions x" in begun and done.code == 0
+    assert f", {whole} control steps (--steps 10). Look at it: " in ended
+
+
+def test_rollouts_that_fit_the_steps_are_not_spoken_of_and_those_of_groups_are_of_episodes():
+    steps = 32 * 4 * parse([]).policy.execute
+    fits = ("--envs", "32", "--rl.decisions", "4", "--steps")
+    assert whole_rollouts(parse([*fits, str(10 * steps)]), 100) == ""
+    assert f"about {3 * steps:,} control" in whole_rollouts(parse([*fits, str(2 * steps + 1)]), 100)
+    group = ("--rl.advantage", "grpo", "--rl.group", "4", "--envs", "8", "--steps", "50")
+    assert "up to 800 control steps" in (said := whole_rollouts(parse([*group]), 100))
+    assert "8 episodes of up to 100 steps" in said and "fewer --envs make" in said
 
 
 def test_the_lists_of_valid_names_are_complete(here, capsys):

@@ -66,6 +66,30 @@ def batch(config: TrainConfig) -> int:
     return max(1, int(config.envs * rounds / config.over_provision) // group) * group
 
 
+def whole_rollouts(config: TrainConfig, longest: int) -> str:
+    """That whole rollouts make over a tenth more than --steps, and why; "" where they do not. longest: steps
+    of an episode."""
+    if not isinstance(config.rl, OnPolicyOptions) or config.dream or not config.steps:
+        return ""
+    count, group, e = batch(config), group_size(config), config.policy.execute
+    size = count * (longest if group else e)
+    made = -(-config.steps // size) * size
+    if made <= 1.1 * config.steps:
+        return ""
+    of, smaller = (
+        (f"{count} episodes of up to {longest} steps", "--envs")
+        if group
+        else (
+            f"{config.envs} envs x {rollout_options(config).decisions} decisions x {e} steps",
+            "--envs or --rl.decisions",
+        )
+    )
+    return (
+        f"--steps {config.steps}: RL makes {'up to' if group else 'about'} {made:,} control steps, for it "
+        f"stops after a whole rollout, of {size:,} ({of}); fewer {smaller} make a rollout smaller"
+    )
+
+
 def check(config: TrainConfig) -> None:
     """Raise UserError for workers that do not fit the envs."""
     n, group = workers(config), group_size(config) or 1

@@ -270,10 +270,11 @@ class Run:
     def end(self, words: str = "", code: int = 0) -> int:
         """Say what to do next, below the last progress line -> the exit status."""
         self.report.end_stage()
-        self.report.say(
-            words
-            or f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}"
-        )
+        steps, asked = self.step, self.config.steps
+        made = f", {steps:,} control steps" if self.env is not None and steps else ""
+        made += f" (--steps {asked})" if made and steps > 1.1 * asked else ""
+        done = f"done in {time.monotonic() - self.started:.0f} s{made}"
+        self.report.say(words or f"{done}. Look at it: robo_rl report {self.folder}")
         if not code:
             self.report.tell("finished", self.step, text=str(self.folder))
         return code

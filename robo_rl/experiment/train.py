@@ -154,6 +154,9 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             report.say(f"run {folder}")
             if not saved and shows_nothing(config, env):
                 report.say("the env has an expert: --demos 20 learns from its successes first, then by RL")
+            more = env is not None and config.algo != "bc" and not saved
+            if more and (why := parallel.whole_rollouts(config, env.spec.max_steps)):
+                report.say(why)
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
             run.begun = begun_in(saved)
