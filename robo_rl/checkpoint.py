@@ -322,10 +322,10 @@ def name(step: int) -> str:
     return f"step_{step:012d}"
 
 
-def best(run: Path) -> Path:
-    """The checkpoint with the best evaluation so far, as the newest one knows; that itself if none was
-    evaluated."""
-    last = checkpoints(run)[-1]
+def best(run: Path, newest: Path | None = None) -> Path:
+    """The checkpoint with the best evaluation so far, as the newest one knows (None: it is looked for); that
+    itself if none was evaluated."""
+    last = newest or checkpoints(run)[-1]
     step = read_meta(last)["best"]["step"]
     return last if step < 0 else run / "checkpoints" / name(step)
 

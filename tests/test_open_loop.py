@@ -126,7 +126,9 @@ def said(capsys, *argv) -> tuple[int, str, str]:
     return int(e.value.code or 0), captured.out, captured.err
 
 
-def test_data_that_was_recorded_later_judges_a_run_without_a_simulator(memorised, tmp_path, capsys):
+def test_data_that_was_recorded_later_judges_a_run_without_a_simulator(
+    memorised, tmp_path, capsys, monkeypatch
+):
     rng = np.random.default_rng(1)
     still = [[np.tile(rng.normal(size=2), (6, 1)) for _ in range(2)] for _ in range(4)]
     new = write(tmp_path / "new", still, NAMES).meta.root
@@ -145,6 +147,26 @@ def test_data_that_was_recorded_later_judges_a_run_without_a_simulator(memorised
         capsys, "eval", memorised, "--demos", new, "--checkpoint", "last", "--episodes", 2, "--json"
     )
     assert json.loads(out)["episodes"] == [0, 1] and json.loads(out)["step"] == 200
+    looked, plain = [], checkpoint.checkpoints
+    monkeypatch.setattr(checkpoint, "checkpoints", lambda run: looked.append(run) or plain(run))
+    argv = ("eval", memorised, "--demos", new)
+    said(capsys, *argv)
+    assert looked == [memorised]  # its folder is read once
+    code, out, _ = said(
+        capsys, *argv, "--against", memorised / "checkpoints" / checkpoint.name(200), "--json"
+    )
+    other = json.loads(out)["against"]
+    _, out, _ = said(capsys, *argv, "--checkpoint", "last", "--json")
+    last = json.loads(out)
+    assert other["error"] == last["error"] and other["checkpoint"] == checkpoint.name(200) and code == 0
+    each = np.subtract(document["error_of_episode"], last["error_of_episode"])
+    assert other["difference"] == pytest.approx(each.mean(), abs=1e-6)
+    assert other["low"] < other["difference"] < other["high"]
+    assert other["high"] - other["low"] < last["high"] - last["low"]  # paired
+    _, out, _ = said(capsys, *argv, "--against", memorised)
+    assert "paired by episode: 0  95 % interval [0, 0]; below 0: this run is nearer" in out
+    code, _, wrong = said(capsys, *argv, "--against", tmp_path / "none")
+    assert code == 2 and "none does not exist" in wrong
     said(capsys, "report", memorised)
     page = (memorised / "report.html").read_text()
     assert str(new) in page and f"{document['error']:.3g}" in page

@@ -17,7 +17,7 @@ from robo_rl.data import labels
 from robo_rl.data.lerobot import Episode, Features, Writer
 from robo_rl.experiment import teaching
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.folder import half_taught
+from robo_rl.experiment.folder import half_taught, pick_checkpoint
 from robo_rl.experiment.train import resume, train
 from robo_rl.options import BcOptions, DataOptions, PolicyOptions
 
@@ -114,8 +114,10 @@ def test_what_is_kept_while_supervision_goes_on_is_the_policy_that_it_would_end_
     train(make_config(data, parts), stop, quiet=True)
     a, b = result_of(tmp_path / "short")[0], result_of(parts)[0]
     assert all(torch.equal(a[k], b[k]) for k in a)
-    assert f"1 of 12 supervised updates; robo_rl train --resume {parts}" in half_taught(parts, "best")
-    assert half_taught(tmp_path / "short", "best") == ""
+    assert f"1 of 12 supervised updates; robo_rl train --resume {parts}" in half_taught(
+        *pick_checkpoint(parts, "best")
+    )
+    assert half_taught(*pick_checkpoint(tmp_path / "short", "best")) == ""
 
 
 ROUNDS = TrainConfig(
@@ -188,10 +190,13 @@ def test_a_run_killed_in_the_second_round_of_supervision_does_not_make_the_first
     with pytest.raises(Killed):
         train(replace(config, out=str(parts)), kill, quiet=True)
     assert checkpoint.read_meta(checkpoint.checkpoints(parts)[-1])["rounds"] == 1
+    said = half_taught(*pick_checkpoint(parts, "last"))
+    assert "between two rounds of supervision, after 1 and" in said and f"--resume {parts}" in said
     told.clear()
     resume(parts, tell, quiet=True)
     assert told == second and "sft" in second or "head" in second
     assert same(result_of(whole), result_of(parts))
+    assert half_taught(*pick_checkpoint(parts, "last")) == ""
     names = [sorted(p.name for p in (run / "evals").iterdir()) for run in (whole, parts)]
     assert names[0] == names[1]
 

@@ -80,3 +80,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(argv, says, tmp_path, capsys):
     code, out, err = said(capsys, *argv.format(pi0=weights("pi0"), out=tmp_path / "out").split())
     assert code == 2 and not out and err.startswith("robo_rl: ") and err.count("\n") == 1
     assert says in err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "part", ["", "checkpoints/step_000000000000", "checkpoints/step_000000000000/policy.safetensors"]
+)
+def test_a_run_of_a_small_policy_is_told_apart_and_what_goes_with_it(part, tmp_path, capsys):
+    at = tmp_path / "run" / "checkpoints" / "step_000000000000"
+    at.mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text('{"config": {"policy": {"kind": "diffusion"}}}')
+    (at / "meta.json").write_text('{"policy": {"options": {"kind": "diffusion"}}}')
+    (at / "policy.safetensors").write_bytes(b"weights")
+    for argv in (["check"], ["convert", tmp_path / "out"], ["compare", "--golden", "x"]):
+        code, _, err = said(capsys, "vla", argv[0], tmp_path / "run" / part, *argv[1:])
+        assert code == 2 and "whose policy is of --policy.kind diffusion, no vision-language" in err
+        assert f"robo_rl eval {tmp_path / 'run'}, robo_rl deploy" in err and err.count("\n") == 1
+    if part:
+        code, _, err = said(capsys, "train", "--policy", tmp_path / "run" / part)
+        assert (
+            code == 2 and "is a run of robo_rl or a part of one; begin with its policy by --init RUN" in err
+        )

@@ -41,7 +41,8 @@ class Eval(EvalConfig):
     """A data set that was recorded as the run's own was: how near the policy's actions are to those recorded,
     without a simulator."""
     against: str = ""
-    """Another run (or checkpoint folder) to compare with, on the same starts and noise."""
+    """Another run (or checkpoint folder) to compare with, on the same starts and noise, or with --demos on
+    the same recorded episodes."""
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
     """Also film the first four episodes, those that fail first."""
     save: bool = False
@@ -55,18 +56,21 @@ def run(args: Eval) -> int:
     """Evaluate, write RUN/eval-<checkpoint>-<seed>-<n>.json and print a table or JSON."""
     from robo_rl import files
 
-    if said := half_taught(Path(args.run), args.checkpoint):
+    folder, checkpoint = pick_checkpoint(Path(args.run), args.checkpoint)
+    if said := half_taught(folder, checkpoint):
         print(said, file=sys.stderr)
     if args.demos:
         from robo_rl.cli import eval_demos
 
-        need_default(args, "run", "demos", "checkpoint", "episodes", "device", "json")
-        return eval_demos.run(args.run, args.demos, args.checkpoint, args.episodes, args.device, args.json)
-    own = load_config(pick_checkpoint(Path(args.run), args.checkpoint)[0])
+        need_default(args, "run", "demos", "against", "checkpoint", "episodes", "device", "json")
+        return eval_demos.run(
+            checkpoint, args.demos, args.episodes, args.device, args.json, other_checkpoint(args)
+        )
+    own = load_config(folder)
     if args.against:  # a typo, a damaged run or another task shows before the work
         check_against(args, own)
     command = command_of(args)
-    args = as_trained(args, own)
+    args = as_trained(replace(args, run=str(checkpoint)), own)  # picked once, whatever a run adds meanwhile
     if args.on == "dds" and args.video:
         raise UserError(
             "--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
@@ -175,6 +179,11 @@ def result_file(args: Eval, result: dict) -> Path:
     where += "server-" if args.policy else "planned-" if args.plan_in else ""
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
+
+
+def other_checkpoint(args: Eval) -> "Path | None":
+    """The checkpoint folder of --against."""
+    return pick_checkpoint(Path(args.against), args.checkpoint)[1] if args.against else None
 
 
 def check_against(args: Eval, own: TrainConfig) -> None:

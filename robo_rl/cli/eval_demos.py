@@ -1,42 +1,60 @@
 """`robo_rl eval RUN --demos FOLDER`: how near a run's actions are to recorded ones, without a simulator."""
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
 
-from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.open_loop import evaluate_recorded
 
 
-def run(path: str, demos: str, checkpoint: str, episodes: int, device: str, as_json: bool) -> int:
-    """Write RUN/eval-data-<data set>-<checkpoint>.json and print a table or JSON."""
+def run(
+    checkpoint: Path, demos: str, episodes: int, device: str, as_json: bool, against: Path | None = None
+) -> int:
+    """Write RUN/eval-data-<data set>-<checkpoint>.json and print a table or JSON; `against`: another
+    checkpoint folder, whose error is compared episode by episode."""
     from robo_rl import files
     from robo_rl.device_names import check_device
     from robo_rl.log import Progress
 
     check_device(device)
-    folder, _ = pick_checkpoint(Path(path), checkpoint)
-    with Progress() as progress:
-        result = evaluate_recorded(
-            path,
-            demos,
-            checkpoint,
-            episodes,
-            device,
-            lambda chunks: progress.start("eval", chunks, "chunks"),
-            progress.update,
-        )
+
+    def along(folder: Path) -> dict:
+        with Progress() as progress:
+            return evaluate_recorded(
+                folder,
+                demos,
+                folder.name,
+                episodes,
+                device,
+                lambda chunks: progress.start("eval", chunks, "chunks"),
+                progress.update,
+            )
+
+    result = along(checkpoint)
     name = re.sub("[^A-Za-z0-9_.]+", "-", Path(demos).resolve().name)
-    out = folder / f"eval-data-{name}-{result['checkpoint']}.json"
+    out = checkpoint.parent.parent / f"eval-data-{name}-{result['checkpoint']}.json"
     result = files.plain(result)
     files.write_json(out, result)
+    if against:
+        result["against"] = files.plain(compared(result, along(against)))
     if as_json:
         print(json.dumps(result | {"file": str(out)}, indent=1))
         return 0
     print(table(result))
     print(f"  written to {out}", file=sys.stderr)
     return 0
+
+
+def compared(result: dict, other: dict) -> dict:
+    """The error of `result` minus that of `other`, paired by episode, with its 95 % interval."""
+    from robo_rl.stats import bootstrap_mean
+
+    pairs = zip(result["error_of_episode"], other["error_of_episode"], strict=True)
+    gains = [math.nan if mine is None else mine - theirs for mine, theirs in pairs]
+    difference = dict(zip(("difference", "low", "high"), bootstrap_mean(gains), strict=True))
+    return {k: other[k] for k in ("run", "checkpoint", "error", "learnt_from")} | difference
 
 
 def table(result: dict) -> str:
@@ -66,4 +84,11 @@ def table(result: dict) -> str:
     lines.append(f"  of staying where it is: {number(result['error_of_state'])}")
     if result["learnt_from"]:
         lines.append("  these episodes are those that the run learnt from: its error on others is larger")
+    if other := result.get("against"):
+        there = " (which learnt from these episodes)" if other["learnt_from"] else ""
+        whom = f"{other['run']} · {other['checkpoint']} ({number(other['error'])}){there}"
+        lines.append(
+            f"  difference to {whom}, paired by episode: {number(other['difference'])}  95 % interval "
+            f"{interval(other)}; below 0: this run is nearer"
+        )
     return "\n".join(lines)

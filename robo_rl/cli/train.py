@@ -113,7 +113,8 @@ def short_policy(argv: list[str]) -> list[str]:
                 f"--policy takes {', '.join(POLICIES)}, module:function, or the folder of a "
                 f"vision-language-action model, got {value!r}"
             )
-        if any((Path(value) / name).is_file() for name in ("run.json", "meta.json", "vla.json")):
+        folder = Path(value).parent if Path(value).is_file() else Path(value)
+        if any((folder / name).is_file() for name in ("run.json", "meta.json", "vla.json")):
             raise UserError(
                 f"--policy {value} is a run of robo_rl or a part of one; begin with its policy by --init RUN"
             )

@@ -78,9 +78,31 @@ def run(args: "CheckVlaOptions | ConvertOptions | CompareOptions") -> int:
         raise UserError("give --golden FILE to compare with, or --record FILE to write one")
     if not path.exists():  # told before torch is loaded
         raise UserError(f"{path} does not exist; give a .safetensors file, or a folder with one")
+    refuse_small(path)
     if isinstance(args, CheckVlaOptions):
         return check(args)
     return convert(args) if isinstance(args, ConvertOptions) else compare(args)
+
+
+def refuse_small(path: Path) -> None:
+    """UserError: `path` is a run of ours, its checkpoint or the weights in one, and its policy is no
+    vision-language-action model."""
+    from robo_rl.files import read_json
+    from robo_rl.options import VLAS
+
+    folder = path.parent if path.is_file() else path
+    if (folder / "meta.json").is_file():
+        run, said = folder.parent.parent, read_json(folder / "meta.json").get("policy", {}).get("options", {})
+    elif (folder / "run.json").is_file():
+        run, said = folder, read_json(folder / "run.json").get("config", {}).get("policy", {})
+    else:
+        return
+    if (kind := said.get("kind", "")) and kind not in VLAS:
+        raise UserError(
+            f"{path} is of a robo_rl run whose policy is of --policy.kind {kind}, no vision-language-action "
+            f"model ({', '.join(VLAS)}). With this run go robo_rl eval {run}, robo_rl deploy {run}, robo_rl "
+            f"serve {run}, and robo_rl train --init {run}, which begins with its policy"
+        )
 
 
 def check(args: CheckVlaOptions) -> int:

@@ -54,7 +54,7 @@ def deploy(
     """
     from controllers.robot import load_robot
     from robo_rl.experiment.config import load_config
-    from robo_rl.experiment.folder import half_taught, pick_run
+    from robo_rl.experiment.folder import half_taught, pick_checkpoint, pick_run
 
     robot = load_robot(options.robot)
     check_speed(options.speed, robot)
@@ -64,7 +64,7 @@ def deploy(
         check_arms_run(trained_in)
         refuse_stated(options)
     tell(f"loading the policy of {options.run}")
-    if said := half_taught(Path(options.run), options.checkpoint):
+    if said := half_taught(*pick_checkpoint(Path(options.run), options.checkpoint)):
         warn(said)
     from controllers.model import arm_model, range_fault
     from robo_rl.experiment.arm import policy_interface

@@ -51,7 +51,7 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     if name == "last":
         return run, found[-1]
     if name == "best":
-        return run, checkpoint.best(run)
+        return run, checkpoint.best(run, found[-1])
     at = root / (checkpoint.name(0) if name == "sft" else name)
     if at not in found:
         sft = ["sft"] if root / checkpoint.name(0) in found else []
@@ -60,13 +60,17 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     return run, at
 
 
-def half_taught(path: Path, name: str) -> str:
-    """That supervision of a checkpoint, named as `pick_checkpoint` takes it, was not over, and what ends it;
-    "" where it was."""
-    run, folder = pick_checkpoint(path, name)
+def half_taught(run: Path, folder: Path) -> str:
+    """That supervision of a checkpoint, as `pick_checkpoint` gives it, was not over, and what ends it; ""
+    where it was."""
     from robo_rl import checkpoint
 
     meta = checkpoint.read_meta(folder)
+    if rounds := meta.get("rounds"):
+        return (
+            f"{folder} was saved between two rounds of supervision, after {rounds} and {meta['taught'][0]:,} "
+            f"supervised updates, and succeeded too rarely; robo_rl train --resume {run} makes the next round"
+        )
     if "teaching" not in meta:
         return ""
     return (

@@ -539,9 +539,9 @@ def serve_policy(
     from robo_rl.experiment.folder import half_taught, pick_checkpoint
 
     # reports a wrong name before torch is loaded
-    source, _ = pick_checkpoint(Path(options.run), options.checkpoint)
+    source, folder = pick_checkpoint(Path(options.run), options.checkpoint)
     log(f"loading the policy of {options.run}")
-    if said := half_taught(Path(options.run), options.checkpoint):
+    if said := half_taught(source, folder):
         log(said)
     from controllers.remote import read_token
     from controllers.serving import PolicyServer

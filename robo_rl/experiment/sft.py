@@ -158,7 +158,7 @@ def sft_stage(run: Run) -> None:
 
     config, demos = run.config, demo_folder(run, begin=not rounds_of(run.begun))
     if config.init:
-        if said := half_taught(Path(config.init), "best"):
+        if said := half_taught(*pick_checkpoint(Path(config.init), "best")):
             run.report.say(f"--init: {said}", "warning")
         run.policy = first_policy(config, run.env).to(config.device)
     elif demos is None:
