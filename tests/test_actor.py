@@ -240,6 +240,7 @@ def test_a_mistake_of_the_users_is_told_as_one_and_a_broken_actor_has_last_words
     actor.end()
 
 
+@pytest.mark.slow
 def test_train_with_an_actor_beside_it_survives_the_death_of_either(tmp_path):
     argv = [
         "train",

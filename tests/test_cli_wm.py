@@ -194,6 +194,7 @@ def test_workers_play_in_the_model_too(place):
     )
 
 
+@pytest.mark.slow
 def test_a_share_of_each_batch_is_dreamt_once_there_is_a_model(place):
     ok(
         place,

@@ -489,6 +489,7 @@ def test_the_live_arm_does_what_the_lockstep_arm_does():
     assert body.late == 0 and body.steps == 50 and not body.stops
 
 
+@pytest.mark.slow
 def test_a_camera_may_take_its_time_for_the_first_picture_and_one_that_shows_nothing_is_named():
     there = There(speed=1.5)
     robot, late = load_robot("sim"), there.client.now() + 8.0  # more than what services and joints have

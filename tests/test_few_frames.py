@@ -133,6 +133,7 @@ def test_a_run_learns_from_few_frames_of_its_demonstrations_and_first_what_instr
     assert without.code == 0 and "sft/ground" not in (tmp_path / "without" / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_fewer_pictures_are_drawn_where_they_would_not_fit_the_memory_that_is_allowed(tmp_path):
     done = robo_rl(tmp_path, *RUN, "--image-size", "128", "--data.cache-mb", "1", "--out", "run")
     assert done.code == 0 and "would not fit --data.cache-mb 1" in done.err

@@ -77,10 +77,12 @@ def test_the_arm_s_cameras_show_what_the_simulator_s_show():
     arm.close(), direct.close()
 
 
+@pytest.mark.slow
 def test_the_arm_with_cameras_keeps_the_contract():
     check_env(lambda n: envs.make("arm", "pick_cube", n, obs="rgb", image_size=32, max_steps=10), num_envs=3)
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_the_arm_s_cameras_and_is_judged_by_them(tmp_path):
     done = robo_rl(
         tmp_path,
@@ -205,6 +207,7 @@ def test_methods_of_both_kinds_learn_on_arms_in_lockstep(tmp_path):
     assert load(tmp_path / "data").success.all()
 
 
+@pytest.mark.slow
 def test_an_arm_behind_dds_is_learnt_on_in_real_time(tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")

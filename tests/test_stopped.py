@@ -49,9 +49,8 @@ def said(process) -> int:
     return int(line[0])
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(WORKERS, id="workers"), pytest.param(ACTOR, id="actor", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [pytest.param(WORKERS, id="workers"), pytest.param(ACTOR, id="actor")])
 def test_a_process_group_that_is_stopped_for_longer_than_hang_goes_on_without_a_restart(tmp_path, script):
     (tmp_path / "run.py").write_text(script)
     process = subprocess.Popen(

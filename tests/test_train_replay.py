@@ -145,6 +145,7 @@ def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demo
     assert again.code == 0, again  # and they serve as demonstrations
 
 
+@pytest.mark.slow
 @pytest.mark.gl
 @pytest.mark.skipif(gl_backend() is None, reason=NO_GL)
 def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp_path):

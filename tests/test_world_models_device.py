@@ -63,7 +63,7 @@ def rolled(model):
     return [*carry.values(), *out]
 
 
-@pytest.mark.parametrize("made", [latent, encoded, video])
+@pytest.mark.parametrize("made", [latent, encoded, pytest.param(video, marks=pytest.mark.slow)])
 def test_a_model_learns_and_predicts_on_a_device_as_on_the_cpu_bit_for_bit(made):
     data = squares(16)
 

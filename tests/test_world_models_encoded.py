@@ -176,6 +176,7 @@ def test_what_it_cannot_learn_from_is_one_line():
             EncodedOptions(**wrong)
 
 
+@pytest.mark.slow
 def test_from_recordings_to_an_env_on_the_command_line(tmp_path):
     assert (
         robo_rl(

@@ -394,6 +394,7 @@ def test_transitions_of_one_law_are_alike_and_shuffled_ones_are_told_by_correlat
     assert moved["marginals"] > 0.3 and moved["correlations"] == pytest.approx(same["correlations"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_script_learns_offline_from_few_topped_up_and_many(tmp_path, capsys):
     keep = tmp_path / "found.jsonl"
     given = [
