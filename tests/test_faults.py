@@ -124,6 +124,18 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(who
     assert_same_run(whole, run)
 
 
+def test_a_run_killed_between_its_last_save_and_its_tidying_is_tidied_when_it_is_resumed(whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    extra = run / "checkpoints" / checkpoint.name(1)  # neither supervised, nor best, nor one of the last two
+    shutil.copytree(run / "checkpoints" / checkpoint.name(0), extra)
+    (run / "flight").mkdir()
+    done = robo_rl(tmp_path, "train", "--resume", "run")
+    assert done.code == 0 and "nothing to resume" in done.err
+    assert_same_run(whole, run)
+    assert not (run / "flight").exists()
+
+
 def test_a_run_killed_in_the_middle_of_a_save_resumes_by_auto(whole, tmp_path):
     run = tmp_path / "runs" / "mine"
     name = saves(whole)[0]

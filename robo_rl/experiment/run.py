@@ -215,8 +215,7 @@ class Run:
     # ---- what is kept
 
     def save(self, train: dict, finished: bool, **more: int) -> None:
-        """Checkpoint at the present step; the last two, the supervised one and the best stay, without an env
-        the last and the best. more: what else its meta.json says."""
+        """Checkpoint at the present step. more: what else its meta.json says."""
         from robo_rl import checkpoint
 
         root = self.folder / "checkpoints"
@@ -240,11 +239,18 @@ class Run:
                 }
                 | more,
             )
-        stay = {checkpoint.name(best.step)} | (set() if self.env is None else {checkpoint.name(0)})
+        self.tidy()
+        self.report.tell("checkpoint", self.step, text=str(path))
+
+    def tidy(self) -> None:
+        """Of the checkpoints the last two, the supervised one and the best stay; without an env the last and
+        the best."""
+        from robo_rl import checkpoint
+
+        stay = {checkpoint.best(self.folder).name} | (set() if self.env is None else {checkpoint.name(0)})
         for old in checkpoint.checkpoints(self.folder)[: -1 if self.env is None else -2]:
             if old.name not in stay:
                 shutil.rmtree(old)
-        self.report.tell("checkpoint", self.step, text=str(path))
 
     def forget_after(self, step: int) -> None:
         """Drop evaluations that a killed process made after its last checkpoint: they are made again."""

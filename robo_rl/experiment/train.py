@@ -168,6 +168,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 run.returns = [tuple(x) for x in meta.get("returns", [])]
                 run.taught, run.updates = taught_of(meta)
                 if meta["finished"]:
+                    tidy_end(run)
                     report.say("this run is finished; nothing to resume")
                     return 0
                 keep_files(run)
@@ -196,9 +197,21 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
             run.save({}, finished)
-            if env is None and (best := checkpoint.best(folder)).name != checkpoint.name(run.step):
-                checkpoint.drop_train(best)
-            return run.end() if finished else rl_stage(run, None)
+            if not finished:
+                return rl_stage(run, None)
+            tidy_end(run)
+            return run.end()
+
+
+def tidy_end(run) -> None:
+    """What is deleted after a run's last save; again, and at once, for a run that was killed meanwhile."""
+    from robo_rl import checkpoint
+    from robo_rl.experiment import feeds
+
+    run.tidy()
+    feeds.discard(run.folder)
+    if run.env is None and (best := checkpoint.best(run.folder)).name != checkpoint.name(run.step):
+        checkpoint.drop_train(best)
 
 
 def shows_nothing(config: TrainConfig, env) -> bool:
