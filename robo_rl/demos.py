@@ -15,7 +15,7 @@ from torch import Tensor
 from robo_rl.algos.bc import demos_sampler
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.data.episode import Episode
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, no_expert
 from robo_rl.normalise import KINDS, AxisNormaliser
 from robo_rl.options import DataOptions
 from robo_rl.policies import ObsSpec, obs_tensors
@@ -230,12 +230,7 @@ def expert_source(env) -> str:
 def check_expert(env) -> None:
     """Raise UserError if the env has no scripted expert."""
     if not hasattr(env, "expert_action"):
-        remedy = f"{env.expert_remedy}, or " if hasattr(env, "expert_remedy") else ""
-        raise UserError(
-            f"{env.spec.sim}:{env.spec.task} has no scripted expert; {remedy}record demonstrations (robo_rl "
-            "collect --operator RUN has a trained policy show them) and pass their folder with --demos PATH, "
-            "or train from scratch with --demos 0, and with --reward dense where the task has it"
-        )
+        raise no_expert(f"{env.spec.sim}:{env.spec.task}", getattr(env, "expert_remedy", ""))
 
 
 def load_demos(folder: "str | Path", env, label: str = ""):

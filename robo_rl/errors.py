@@ -55,6 +55,15 @@ def is_swapped(a: str, b: str) -> bool:
     return any(a[:i] + a[i : i + 2][::-1] + a[i + 2 :] == b for i in range(len(a)))
 
 
+def no_expert(env: str, remedy: str = "") -> UserError:
+    """That the env "SIM:TASK" has no scripted expert; remedy: how that env gets demonstrations."""
+    return UserError(
+        f"{env} has no scripted expert; {f'{remedy}, or ' if remedy else ''}record demonstrations (robo_rl "
+        "collect --operator RUN has a trained policy show them) and pass their folder with --demos PATH, "
+        "or train from scratch with --demos 0, and with --reward dense where the task has it"
+    )
+
+
 def utf8(name: str, text: str) -> str:
     """Return `text` if UTF-8 can say it; else (half of a surrogate pair: bytes of another encoding) raise
     UserError."""

@@ -148,6 +148,11 @@ def mistake(capsys, *argv: str) -> str:
             "train --task Hopper-v5 --demos 5",
             "has no scripted expert; record demonstrations (robo_rl collect --operator RUN",
         ),
+        (
+            "train --sim maniskill --task RollBall-v1",
+            "maniskill:RollBall-v1 has no scripted expert; make a data set of ManiSkill's own demonstrations",
+        ),
+        ("collect --sim maniskill --task RollBall-v1", "maniskill:RollBall-v1 has no scripted expert; make"),
         ("collect --task Hopper-v5", "mujoco:Hopper-v5 has no scripted expert"),
         (
             "train --task reach --demos 0 --rl.bc-coef 1",

@@ -285,6 +285,8 @@ def test_a_wrong_name_is_told_before_torch_or_a_simulator_is_loaded():
         "train --sim mujco",
         "train --task pick_cub",
         "train --sim maniskill --task PickCub",
+        "train --sim maniskill --task PegInsertionSide-v1",
+        "collect --sim maniskill --task PegInsertionSide-v1,robot_uids=panda",
         "train --algo pirl",
         "train --obs rbg",
         "train --preset quik",

@@ -163,6 +163,8 @@ def collect(options: CollectOptions) -> Collected:
         control=options.control,
         randomise=options.randomise,
     )
+    if not (options.by_person or options.by_policy or options.policy):
+        envs.check_shown(options.sim, options.task)
     from robo_rl.child import HANG
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record

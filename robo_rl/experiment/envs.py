@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, no_expert
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.robot_names import ROBOTS, twin
@@ -28,6 +28,17 @@ def check_names(name: str, task: str = "", **options) -> None:
     sims.check_several(name, task)  # an arm and a world model, too, play one
     if not name.startswith("wm:"):
         sims.check_names(twin(name), task, **options)
+
+
+def check_shown(name: str, task: str) -> None:
+    """Raise UserError for a task of ManiSkill without a scripted expert; before its processes are started,
+    which takes a quarter of a minute."""
+    if name != "maniskill":
+        return
+    from sims.maniskill.tasks import EXPERT_REMEDY, EXPERT_TASKS, split_task
+
+    if task and split_task(task)[1] not in EXPERT_TASKS:
+        raise no_expert(f"{name}:{task}", EXPERT_REMEDY)
 
 
 def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **options) -> "ControlEnv":

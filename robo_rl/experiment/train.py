@@ -13,7 +13,7 @@ from robo_rl.child import set_openmp
 from robo_rl.errors import MissingDependency, UnreadOption, UserError
 from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, by_person, from_file, load_config, rollout_options
-from robo_rl.experiment.envs import NONE, check_names, obs_spec, probe_env
+from robo_rl.experiment.envs import NONE, check_names, check_shown, obs_spec, probe_env
 from robo_rl.experiment.folder import check_folders
 from robo_rl.experiment.latency import with_latency
 from robo_rl.experiment.model_units import keep_facts
@@ -52,6 +52,8 @@ def train(
         control=config.control,
         randomise=config.randomise,
     )
+    if config.demos.isdigit() and int(config.demos):
+        check_shown(config.sim, config.task)
     check_folders(config)
     with importing():
         from robo_rl.device_names import check_device
@@ -154,8 +156,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             report.say(f"run {folder}")
             if not saved and shows_nothing(config, env):
                 report.say("the env has an expert: --demos 20 learns from its successes first, then by RL")
-            more = env is not None and config.algo != "bc" and not saved
-            if more and (why := parallel.whole_rollouts(config, env.spec.max_steps)):
+            begins = config.algo != "bc" and not saved
+            if begins and env is not None and (why := parallel.whole_rollouts(config, env.spec.max_steps)):
                 report.say(why)
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")

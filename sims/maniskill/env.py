@@ -29,7 +29,7 @@ from robo_rl.files import parse_json
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.maniskill import wire
-from sims.maniskill.tasks import instruction
+from sims.maniskill.tasks import EXPERT_REMEDY, instruction
 
 # s, importing ManiSkill and building the envs; a software renderer compiles for a minute
 START_DEADLINE = 600.0
@@ -167,7 +167,7 @@ class ManiSkillEnv(ControlEnv):
     """ManiSkill 3 on CPU under the contract of `sims`; built by `sims.maniskill.make_maniskill`."""
 
     metadata: ClassVar[dict] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
-    expert_remedy = "make a data set of ManiSkill's own demonstrations (robo_rl data import trajectory.h5)"
+    expert_remedy = EXPERT_REMEDY
 
     def __init__(self, config: dict, workers: int):
         self.num_envs = n = config["num_envs"]

@@ -8,6 +8,7 @@ from robo_rl.errors import UserError
 from robo_rl.plugins import split_arguments
 
 EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1")
+EXPERT_REMEDY = "make a data set of ManiSkill's own demonstrations (robo_rl data import trajectory.h5)"
 
 # Where the task's own limit is too short for a careful controller (ours needs 90 and at most 60 steps).
 # Others: own.
