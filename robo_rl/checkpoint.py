@@ -298,8 +298,9 @@ def load_train(path: Path, stored: tuple[str, ...] = ()) -> tuple[dict, dict]:
     return {k: v if k in stored else resolved(v) for k, v in tree.items()}, meta
 
 
-def check_fits(policy, spec: ObsSpec, where: str) -> None:
-    """Raise UserError naming what differs between a checkpoint's policy and the env it should act in."""
+def check_fits(policy, spec: ObsSpec, where: str, what: str = "env") -> None:
+    """Raise UserError naming what differs between a checkpoint's policy and the env it should act in, or the
+    data set that it should learn from (`what`)."""
     have = policy.spec
     for name, mine, theirs in (
         ("camera views are", ", ".join(have.views) or "none", ", ".join(spec.views) or "none"),
@@ -311,10 +312,10 @@ def check_fits(policy, spec: ObsSpec, where: str) -> None:
     ):
         if mine != theirs and not (name == "image size is" and have.fit):
             told = f"--image-size {mine}, " if name == "image size is" and mine else ""
-            raise UserError(
-                f"{where}: the policy's {name} {mine}, the env's {theirs}. "
-                f"Use {told}the sim, task, control and obs it was trained with"
-            )
+            remedy = f"Use {told}the sim, task, control and obs it was trained with"
+            if what != "env":
+                remedy = f"Use {told}a data set with the columns, cameras and units that it learnt from"
+            raise UserError(f"{where}: the policy's {name} {mine}, the {what}'s {theirs}. {remedy}")
 
 
 def name(step: int) -> str:

@@ -183,3 +183,22 @@ def test_data_that_was_recorded_otherwise_is_refused_in_one_line(memorised, tmp_
         assert code == 2 and words in err and "recorded alike" in err and err.count("\n") == 1
     code, _, err = said(capsys, "eval", memorised, "--demos", tmp_path / "rad", "--task", "x")
     assert code == 2 and "--task" in err
+
+
+def test_a_run_from_a_data_set_begins_with_another_runs_weights(memorised, tmp_path, capsys):
+    rng = np.random.default_rng(2)
+    walks = [[rng.normal(size=(8, 2)) * 3 for _ in range(2)] for _ in range(4)]
+    more = write(tmp_path / "more", walks, NAMES).meta.root
+    argv = ("train", "--sim", "none", "--algo", "bc", "--init", memorised, "--out", tmp_path / "run")
+    tiny = ("--bc.updates", 1, "--bc.batch", 4, "--bc.lr", "1e-7")
+    code, _, err = said(capsys, *argv, "--demos", more, *tiny)
+    assert code == 0, err
+    had, has = (
+        checkpoint.load_policy(pick_checkpoint(run, "best")[1])[0].state_dict()
+        for run in (memorised, tmp_path / "run")
+    )
+    assert all(torch.allclose(had[k], has[k], atol=1e-5) for k in had)  # scales of the state and actions too
+    other = write(tmp_path / "other", walks, ("pan.pos", "grip"), "deg,%").meta.root
+    code, _, err = said(capsys, *argv[:-1], tmp_path / "no", "--demos", other, *tiny)
+    assert code == 2 and "action axes are pan.pos, tilt.pos, the data set's pan.pos, grip. Use a data" in err
+    assert not (tmp_path / "no").exists()

@@ -52,17 +52,19 @@ def check(config: TrainConfig) -> None:
         )
     if config.demos.isdigit() or not (Path(config.demos) / "meta").is_dir():
         raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")
-    if config.init:
-        raise UserError("--init goes on with a policy in an env; with --sim none a policy begins anew")
     if config.bc.pear:
         raise UserError(
             "--bc.pear weighs demonstrations for the RL that follows them; with --sim none none does"
         )
-    from robo_rl.experiment.sft import check_changes
+    from robo_rl.experiment.sft import check_changes, check_relative
 
     data = open_data(config)
     spec = spec_of(config, data)
     check_changes(config, spec.views)
+    if config.init:
+        from robo_rl.experiment.sft import first_policy
+
+        check_relative(first_policy(config, None, spec), data)
     if config.policy.kind in VLAS:  # a folder that does not fit is refused before there is one of the run
         from robo_rl.experiment.methods import check_model
         from robo_rl.policies import make_policy
@@ -130,16 +132,29 @@ def learn(run: "Run") -> None:
     from robo_rl import checkpoint
     from robo_rl.demos import demo_sampler
     from robo_rl.experiment.data_facts import write_facts
+    from robo_rl.experiment.folder import half_taught, pick_checkpoint
     from robo_rl.experiment.head_stage import teach_head
     from robo_rl.experiment.run import looks_of
-    from robo_rl.experiment.sft import fresh_policy, ground_trunk, grounds, imitate, report_cameras
+    from robo_rl.experiment.sft import (
+        first_policy,
+        fresh_policy,
+        ground_trunk,
+        grounds,
+        imitate,
+        report_cameras,
+    )
     from robo_rl.experiment.supervised_frames import SupervisedFrames
 
     config, data = run.config, open_data(run.config)
     spec, updates = spec_of(config, data), config.bc.updates
     write_facts(run.folder, data)
     rows, held = split(data, config.data.held_out, config.seed)
-    run.policy = fresh_policy(config, spec, data, rows)
+    if config.init:
+        if said := half_taught(*pick_checkpoint(Path(config.init), "best")):
+            run.report.say(f"--init: {said}", "warning")
+        run.policy = first_policy(config, None, spec).to(config.device)
+    else:
+        run.policy = fresh_policy(config, spec, data, rows)
     if run.begun is not None:
         run.looks = looks_of(checkpoint.read_meta(run.begun), 1)
     if spec.views:

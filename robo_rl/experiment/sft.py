@@ -33,8 +33,9 @@ TRIES = 100  # most starts kept for each demonstration: those that expert or pol
 STARTS = 90_000  # of all that a seed has
 
 
-def first_policy(config: TrainConfig, env):
-    """The policy of --init, in a network of --policy's options; parts that it had none of are fresh."""
+def first_policy(config: TrainConfig, env, spec=None):
+    """The policy of --init, in a network of --policy's options; parts that it had none of are fresh. spec:
+    what it is to see and command where there is no env."""
     import torch
 
     from robo_rl import checkpoint
@@ -43,7 +44,8 @@ def first_policy(config: TrainConfig, env):
 
     folder = pick_checkpoint(Path(config.init), "best")[1]
     old, _ = checkpoint.load_policy(folder)
-    checkpoint.check_fits(old, obs_spec(env, old.spec.language), str(folder))
+    there = spec or obs_spec(env, old.spec.language)
+    checkpoint.check_fits(old, there, str(folder), "env" if spec is None else "data set")
     policy = make_policy(replace(config.policy, lora=LoraOptions()), old.spec, config.seed)
     had = old.options.lora.merged(old.state_dict())
     if getattr(policy, "noise", None) is None:  # how the run before explored is not what it learnt
