@@ -256,6 +256,13 @@ def test_a_twin_runs(tmp_path, capsys):
     assert ("--policy.dtype bf16: this CPU" in capsys.readouterr().err) == bool(slow_bf16())
 
 
+def test_a_plan_of_a_method_of_replay_is_refused_with_the_methods_that_it_counts(capsys):
+    with pytest.raises(SystemExit) as e:
+        main(["train", "--algo", "rlpd", "--plan"])
+    said = capsys.readouterr().err
+    assert e.value.code == 2 and "(pi_rl, ppo, dppo, reinflow, nft) and bc, got --algo rlpd; without" in said
+
+
 def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as e:

@@ -41,8 +41,8 @@ class Eval(EvalConfig):
     """A data set that was recorded as the run's own was: how near the policy's actions are to those recorded,
     without a simulator."""
     against: str = ""
-    """Another run (or checkpoint folder) to compare with, on the same starts and noise, or with --demos on
-    the same recorded episodes."""
+    """Another run, of which --checkpoint is taken, or a checkpoint folder, to compare with on the same starts
+    and noise, or with --demos on the same recorded episodes."""
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
     """Also film the first four episodes, those that fail first."""
     save: bool = False

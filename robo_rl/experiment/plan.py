@@ -23,7 +23,7 @@ from torch import Tensor
 
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.parallel import batch, group_size, workers
-from robo_rl.options import OnPolicyOptions
+from robo_rl.options import RL_OPTIONS, OnPolicyOptions
 from robo_rl.shapes import BOTH_PASSES, only_shapes, operations, operations_per_second
 
 ROWS = (4, 12)  # rows of the two batches that are tried
@@ -138,8 +138,11 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     from robo_rl.policies import make_policy
 
     if config.algo != "bc" and not isinstance(config.rl, OnPolicyOptions):
+        counted = (name for name, options in RL_OPTIONS.items() if issubclass(options, OnPolicyOptions))
         raise UserError(
-            f"--plan counts methods that learn from fresh rollouts, and bc, got --algo {config.algo}"
+            f"--plan counts methods that learn from fresh rollouts ({', '.join(counted)}) and bc, got --algo "
+            f"{config.algo}; without --plan, a method that learns from replay stops before anything is "
+            "recorded where its replay (of --steps, at most --rl.capacity) is larger than the free memory"
         )
     torch.set_num_threads(config.torch_threads)
     env = probe_env(config) if env is None else env
