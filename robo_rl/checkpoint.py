@@ -27,7 +27,7 @@ from robo_rl.files import plain, read_json, sync_folder, write_bytes, write_json
 from robo_rl.options import VLAS, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
-from robo_rl.stored import StoredTensor, file_crc, resolved, stored_tensors
+from robo_rl.stored import StoredTensor, file_crc, resolved, stored_tensors, write_tensors
 
 FORMAT = 1
 
@@ -52,17 +52,17 @@ class ShardedState(dict):
         self.write = write
 
 
-def pack(tree, tensors: dict[str, torch.Tensor], path: str = ""):
-    """Replace every tensor or array in a tree of dicts and lists by a reference; the tensors go to
-    `tensors`."""
+def pack(tree, tensors: dict[str, torch.Tensor], path: str = "", copies: bool = True):
+    """Replace every tensor or array in a tree of dicts and lists by a reference; the tensors go to `tensors`,
+    as copies or as they are."""
 
     def put(tensor: torch.Tensor) -> str:
         name = f"{len(tensors):04d}{path}"
-        tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+        tensors[name] = tensor.clone(memory_format=torch.contiguous_format) if copies else tensor
         return name
 
     if isinstance(tree, torch.Tensor):
-        return {"__tensor__": put(tree.detach().cpu())}
+        return {"__tensor__": put(tree.detach().cpu() if copies else tree.detach())}
     if isinstance(tree, np.ndarray):
         if tree.dtype.kind == "U":
             return {"__text__": tree.ravel().tolist(), "shape": list(tree.shape), "dtype": str(tree.dtype)}
@@ -82,9 +82,9 @@ def pack(tree, tensors: dict[str, torch.Tensor], path: str = ""):
             "shape": list(tree.shape),
         }
     if isinstance(tree, dict):
-        return {"__dict__": [[k, pack(v, tensors, f"{path}/{k}")] for k, v in tree.items()]}
+        return {"__dict__": [[k, pack(v, tensors, f"{path}/{k}", copies)] for k, v in tree.items()]}
     if isinstance(tree, (list, tuple)):
-        return {"__list__": [pack(v, tensors, f"{path}/{i}") for i, v in enumerate(tree)]}
+        return {"__list__": [pack(v, tensors, f"{path}/{i}", copies) for i, v in enumerate(tree)]}
     if isinstance(tree, np.generic):
         tree = tree.item()
     if isinstance(tree, float) and not math.isfinite(tree):
@@ -131,23 +131,16 @@ def _seal(meta: dict) -> int:
 def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
     """Write the checkpoint folder `path`; an existing one is replaced only once the new one is durable."""
     tensors: dict[str, torch.Tensor] = {}
-    tree = pack(train, tensors)
-    blobs = {
-        "policy.safetensors": save({k: v.detach().contiguous() for k, v in policy.state_dict().items()}),
-        "train.safetensors": save(tensors),
-    }
-    crc = {k: zlib.crc32(v) for k, v in blobs.items()}
+    tree, crc = pack(train, tensors, copies=False), {}
+    files = {"policy.safetensors": policy.state_dict(), "train.safetensors": tensors}
     temp, old = (path.with_name(f".{path.name}.{kind}{os.getpid()}") for kind in ("tmp", "old"))
     shutil.rmtree(temp, ignore_errors=True)
     try:
         temp.mkdir(parents=True)
         if hasattr(policy, "save_files"):
             policy.save_files(temp)
-        for name, blob in blobs.items():
-            with open(temp / name, "wb") as f:
-                f.write(blob)
-                f.flush()
-                os.fsync(f.fileno())
+        for name, held in files.items():
+            crc[name] = write_tensors(temp / name, held)
         for state in train.values():
             if isinstance(state, ShardedState):
                 crc |= state.write(temp)

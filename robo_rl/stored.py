@@ -1,11 +1,14 @@
 """Tensors that stay in their safetensors files until somebody asks for rows of them, in one file or split by
 rows over several."""
 
+import json
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -13,6 +16,23 @@ from torch import Tensor
 from robo_rl.errors import UserError
 
 PIECE = 1 << 24  # bytes read at once
+TYPES = {  # as safetensors names them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +91,35 @@ def split_rows(n: int, world: int) -> list[tuple[int, int]]:
     """(first row, last + 1) of each of `world` ranks, as `torch.chunk` and FSDP2 split n rows."""
     size = -(-n // world) if n else 0
     return [(min(n, k * size), min(n, (k + 1) * size)) for k in range(world)]
+
+
+def write_tensors(file: Path, tensors: dict[str, Tensor]) -> int:
+    """Write safetensors of tensors on any device, fsynced -> the file's CRC-32. One tensor after another is
+    written from where it lies: a state of gigabytes is not copied in memory."""
+    at, head = 0, {}
+    for name, x in tensors.items():
+        head[name] = {"dtype": TYPES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
+        at += x.nbytes
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    crc = 0
+    with open(file, "wb") as f:
+
+        def put(piece: "bytes | np.ndarray") -> None:
+            nonlocal crc
+            f.write(piece)
+            crc = zlib.crc32(piece, crc)
+
+        put(len(text).to_bytes(8, "little"))
+        put(text)
+        for x in tensors.values():
+            flat = x.detach().cpu().reshape(-1)
+            if flat.stride() != (1,):  # of one number, any stride is contiguous
+                flat = flat.clone(memory_format=torch.contiguous_format)
+            put(flat.view(torch.uint8).numpy())
+        f.flush()
+        os.fsync(f.fileno())
+    return crc
 
 
 def file_crc(file: Path) -> int:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
 from robo_rl.selection import Look
+from robo_rl.stored import TYPES, file_crc, write_tensors
 
 KINDS = {
     "flow": {},
@@ -392,3 +394,18 @@ def test_recover_puts_back_what_was_moved_aside_and_sweeps_the_rest(sound):
     checkpoint.recover(run)
     assert [p.name for p in root.iterdir()] == [sound.name]
     assert checkpoint.load_train(sound)[0], "the newer one stays"
+
+
+def test_tensors_are_written_one_by_one_as_safetensors_reads_them(tmp_path):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 4, generator=g)
+    tensors = {f"x{i}": x.to(t) for i, t in enumerate(TYPES)}
+    tensors |= {"turned": x.T, "a part": x[1:3], "nothing": x[:0], "one": torch.tensor(3.5), "again": x}
+    tensors["no stride"] = torch.tensor([2.0]).as_strided((1,), (0,))
+    crc = write_tensors(tmp_path / "t.safetensors", tensors)
+    assert crc == file_crc(tmp_path / "t.safetensors")
+    had = safetensors.torch.load_file(tmp_path / "t.safetensors")
+    assert had.keys() == tensors.keys()
+    for name, y in tensors.items():
+        assert had[name].dtype == y.dtype and had[name].shape == y.shape
+        assert torch.equal(had[name].double(), y.double()), name

@@ -32,7 +32,6 @@ ROWS = (4, 12)  # rows of the two batches that are tried
 BACKWARD = 1.2
 FREED = "freed, kept by the allocator"
 LARGE = 1e9  # bytes of weights
-CLONES = 2  # a checkpoint holds its tensors twice: copied, and as the bytes of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,14 +421,7 @@ def rl_parts(
             else "update, only where supervision leaves no success"
         )
         parts.append(PlanPart("supervision beside RL", more, beside))
-    state = 2 * size_of(critic) + moments(learns) + size_of(critic)
-    parts.append(
-        PlanPart(
-            "copies for a checkpoint",
-            weights + CLONES * (state + replayed + average) + int(rollout),
-            "checkpoint",
-        )
-    )
+    parts.append(PlanPart("copies for a checkpoint", int(rollout) + replayed, "checkpoint"))
     if n := workers(config):
         parts.append(PlanPart(f"weights in {n} workers", 2 * n * weights))
     actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
