@@ -353,6 +353,11 @@ class ReplayCollector:
         ended = Ended.joined(self.ended)
         return {"starts": self.chooser.state(), "ended": [getattr(ended, f) for f in ENDED]}
 
+    def take_over(self, old: "ReplayCollector") -> None:
+        """Go on counting where `old` stopped, whose simulator failed; the open episodes are cut by now."""
+        self.steps, self.help_steps, self.made = old.steps, old.help_steps, old.made
+        self.stats, self.ended = old.stats, old.ended
+
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
         if self.chooser is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -105,7 +104,7 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> int:
     crc = 0
     with open(file, "wb") as f:
 
-        def put(piece: "bytes | np.ndarray") -> None:
+        def put(piece: bytes | memoryview) -> None:
             nonlocal crc
             f.write(piece)
             crc = zlib.crc32(piece, crc)
@@ -116,7 +115,7 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> int:
             flat = x.detach().cpu().reshape(-1)
             if flat.stride() != (1,):  # of one number, any stride is contiguous
                 flat = flat.clone(memory_format=torch.contiguous_format)
-            put(flat.view(torch.uint8).numpy())
+            put(memoryview(flat.view(torch.uint8).numpy()))
         f.flush()
         os.fsync(f.fileno())
     return crc

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -61,6 +62,24 @@ class Stuck(PointReach):
         while self.first and self.count > 40:
             time.sleep(1)
         return super().step(actions)
+
+
+class Fails(PointReach):
+    """A simulator of a user that raises after so many steps of each life."""
+
+    def __init__(self, after):
+        super().__init__(N)
+        self.after, self.count = after, 0
+
+    def step(self, actions):
+        self.count += 1
+        if self.count > self.after:
+            raise UserError(f"mine: step of env 1 failed after {self.count}: the solver diverged")
+        return super().step(actions)
+
+
+def fails(after) -> Stage:
+    return Stage(Fails(after), None, None, quiet)
 
 
 def stuck(mark) -> Stage:
@@ -223,6 +242,30 @@ def test_an_actor_that_hangs_is_asked_for_its_stack_and_replaced(tmp_path):
         assert actor.restarts == 1 and "made no control step" in last[0] and "in step" in last[0]
     finally:
         actor.end()
+
+
+def test_a_simulator_that_fails_now_and_then_is_started_anew_and_its_open_episodes_are_cut(tmp_path, capfd):
+    actor, online, _ = beside(tmp_path, partial(fails, 120))  # a round is four steps of each env
+    try:
+        rounds(actor, 70)
+        assert actor.restarts >= 2 and "the solver diverged" in capfd.readouterr().err
+    finally:
+        actor.end()
+    holds_what_is_written(tmp_path, actor, online)
+    ends = online.gather(online.draw(200, np.random.default_rng(1)))
+    assert (ends.steps >= 1).all() and np.isfinite(ends.rewards).all()
+
+
+def test_a_simulator_that_fails_all_the_time_ends_the_run_with_what_it_said(tmp_path):
+    actor, *_ = beside(tmp_path, partial(fails, 12))
+    with pytest.raises(WorkerFailure, match="6 times by the same error, which .* rounds escaped: mine: step"):
+        rounds(actor, 100)
+    actor.end()
+    actor, *_ = beside(tmp_path / "arm", partial(fails, 12))
+    actor.job = replace(actor.job, whole=True)  # an arm, which a person looks after first
+    with pytest.raises(UserError, match="^mine: step of env 1 failed"):
+        rounds(actor, 100)
+    actor.end()
 
 
 def test_a_mistake_of_the_users_is_told_as_one_and_a_broken_actor_has_last_words(tmp_path):

@@ -414,7 +414,7 @@ for task in tasks:
             config = _config(task, 1, "state", "dense", control, 64, 40, False)
             env = build(config)
         except ValueError:
-            config = _config(task, 1, "state", "sparse", control, 64, 40, False)
+            config = _config(task, 1, "state", "", control, 64, 40, False)  # success, or none
             env = build(config)
         info = describe(env, config)
         actions = np.random.default_rng(0).uniform(-1, 1, (40, len(info["axes"]))).astype(np.float32)

@@ -320,6 +320,11 @@ def by_person(config: TrainConfig) -> bool:
     return isinstance(config.rl, OffPolicyOptions) and config.rl.operator not in ("none", "scripted")
 
 
+def is_live(config: TrainConfig) -> bool:
+    """Whether a step may wait for a person or for hardware, which nobody but a person starts anew."""
+    return by_person(config) or config.sim.split(":")[0] == "dds"
+
+
 def load_config(folder: Path) -> TrainConfig:
     """The configuration of a run folder (its run.json); UserError if it is damaged, or of a version with
     options that this one refuses."""

@@ -1,6 +1,7 @@
 """The honest number: fixed starts, paired noise, Wilson intervals; of the policy that a run is making, and of
 its checkpoints."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from robo_rl.device_names import check_device
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import LostDaemon, UserError, choose, in_range
 from robo_rl.experiment import planning
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import NONE, ON_DEVICE, make, make_env, obs_spec, task_count
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 ARMS = 8  # side by side with on="arm"
 FILMED = 4  # episodes of a video
+AGAIN = 2  # times that an evaluation in a run begins anew where the simulator fails
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,8 @@ class Evaluator:
 
     def __init__(self, config: TrainConfig, folder: Path, report: Reporter):
         self.config, self.folder, self.report = config, folder, report
-        self.env, self.told = None, False
+        self.env: Any = None
+        self.told = False
 
     def evaluate(self, label: str, policy, which: int, now: int, step: int) -> dict:
         """Evaluate `policy`, which is of `step`, on the starts of list `which`, at step `now` of the run; the
@@ -164,25 +167,31 @@ class Evaluator:
         from robo_rl.stats import bootstrap_mean, success_rate
 
         config, began, count = self.config, time.perf_counter(), task_count(self.config)
-        env, starts = self.make_env(), eval_starts(config.eval_episodes * count, which)
+        starts = eval_starts(config.eval_episodes * count, which)
         policy.eval()
         if config.latency:
             from robo_rl.experiment.latency import evaluate_late
             from robo_rl.experiment.policy_server import actor_of
 
             act = actor_of(policy, which).choose("trained")
-            result = evaluate_late(
-                env,
-                act,
-                act.execute,
-                starts,
-                latency=config.latency,
-                jitter=config.latency_jitter,
-                chunking="trained",
-                seed=which,
-            )
+
+            def play(env: Any) -> dict:
+                return evaluate_late(
+                    env,
+                    act,
+                    act.execute,
+                    starts,
+                    latency=config.latency,
+                    jitter=config.latency_jitter,
+                    chunking="trained",
+                    seed=which,
+                )
         else:
-            result = evaluate(env, policy, starts, which)
+
+            def play(env: Any) -> dict:
+                return evaluate(env, policy, starts, which)
+
+        result = self.played(play)
         rate, low, high = success_rate(result["success"], result.get("origin"))
         gain, judged = sum(result["return"]) / len(starts), "no_success" not in result
         if count > 1:
@@ -221,11 +230,28 @@ class Evaluator:
             )
         if not judged and not self.told:
             self.told = True
-            self.report.say(NO_SUCCESS.format(env.spec.id) + other_flags(env))
+            self.report.say(NO_SUCCESS.format(self.env.spec.id) + other_flags(self.env))
         self.report.tell("evaluation", step, rates | {"return": gain, "n": len(starts)}, label)
         if config.video and label in ("sft", "final"):
             self.film(label, policy)
         return result
+
+    def played(self, play: Callable[[Any], dict]) -> dict:
+        """What `play(env)` gives; from its first start on again, in an env that is made anew, where the
+        simulator failed."""
+        from robo_rl.runtime.worker_pool import raised_by_env
+
+        for _ in range(AGAIN):
+            try:
+                return play(self.make_env())
+            except Exception as e:  # noqa: BLE001 (of a user's simulator)
+                if isinstance(e, LostDaemon) or not raised_by_env(e):
+                    raise
+                self.report.say(f"the simulator failed, and the evaluation begins anew: {e}", "warning")
+                with contextlib.suppress(Exception):
+                    self.env.close()
+                self.env = None
+        return play(self.make_env())
 
     def make_env(self) -> Any:
         """The env of all evaluations of a run, made at the first of them."""

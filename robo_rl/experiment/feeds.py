@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig, rollout_options
+from robo_rl.experiment.config import TrainConfig, is_live, rollout_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size, shares, staleness, workers
+from robo_rl.noise import mix
 
 if TYPE_CHECKING:
     from robo_rl.rollout_control import StartControl
@@ -57,7 +58,8 @@ def make_feed(
             branches, cheap = make_control(tree, collector), make_cheap(choosing, policy)
             return EpisodeSlots(i, collector, policy, refresh, width, explore, branches, shape, *cheap)
 
-        feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed, planned)
+        again = collectors_anew(config, policy, build, control)
+        feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed, planned, again)
         return feed, feed.load_state(saved) if saved else True
     from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
@@ -110,6 +112,16 @@ def make_feed(
     return WorkerPoolFeed(
         flight, pool, leased, layouts, batch(config), decisions, eta, saved, group, once, planned
     ), True
+
+
+def collectors_anew(config: TrainConfig, policy, build, control):
+    """`again` of an `InProcessFeed`; None: a failure of the simulator is to end the run."""
+    from robo_rl.rollout import Collector
+
+    if group_size(config) or config.periodic or is_live(config):
+        return None
+    make, gamma = build or functools.partial(make_env, config), rollout_options(config).gamma
+    return lambda i, k: Collector(make(config.envs), policy, gamma, mix(config.seed + 1, k), i, control)
 
 
 def make_pool(config: TrainConfig, jobs: list, policy):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig, by_person, replay_options
+from robo_rl.experiment.config import TrainConfig, by_person, is_live, replay_options
 from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.marks import marked_states, seen_frames, seen_last
 from robo_rl.experiment.methods import find_method
@@ -31,6 +31,7 @@ from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.stage import check_operator, stage
 from robo_rl.experiment.starts import make_control
 from robo_rl.experiment.tasks import task_metrics
+from robo_rl.noise import mix
 from robo_rl.types import task_names
 
 ROUND = 4  # decisions of every env between updates
@@ -240,7 +241,7 @@ class ReplayStage:
                 self.run.step,
                 helped,
                 int(time.time()) if any(self.kept) else 0,
-                config.sim.split(":")[0] == "dds" or by_person(config),
+                is_live(config),
                 self.control is not None,
                 config.device,
             )
@@ -267,7 +268,17 @@ class ReplayStage:
             self.demos.cut()
             self.online.cut()
             collector.steps, collector.help_steps = self.run.step, helped
-        return InProcessActor(collector, ROUND * e, here.close)
+
+        def again(k: int) -> ReplayCollector:
+            self.demos.cut()
+            self.online.cut()
+            new, seed = stage(config, self.run.folder), mix(config.seed + 1, k) >> 33
+            return ReplayCollector(
+                new.env, policy, self.online, self.demos, seed, new.judge, starts=self.control
+            )
+
+        plain = replay_options(config).operator == "none" and not is_live(config)
+        return InProcessActor(collector, ROUND * e, here.close, again if plain else None)
 
     def train_judge(self, first: bool) -> None:
         """The classifier of `--rl.judge classifier`, trained and guarded once per run; `first`: nothing was

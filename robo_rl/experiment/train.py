@@ -12,7 +12,7 @@ from pathlib import Path
 from robo_rl.child import set_openmp
 from robo_rl.errors import MissingDependency, UnreadOption, UserError
 from robo_rl.experiment import allocation, parallel, starts
-from robo_rl.experiment.config import TrainConfig, by_person, from_file, load_config, rollout_options
+from robo_rl.experiment.config import TrainConfig, from_file, is_live, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_names, check_shown, obs_spec, probe_env
 from robo_rl.experiment.folder import check_folders
 from robo_rl.experiment.latency import with_latency
@@ -239,7 +239,7 @@ def stopped_words(folder: Path) -> str:
 
 def step_watch(config: TrainConfig, folder: Path) -> AbstractContextManager:
     """A watch on steps that never return; none where a step may wait for a person or for hardware."""
-    if by_person(config) or config.sim.split(":")[0] == "dds":
+    if is_live(config):
         return nullcontext()
     from robo_rl.experiment.step_watch import StepWatch
 

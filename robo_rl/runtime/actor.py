@@ -39,7 +39,7 @@ from robo_rl.runtime import snapshot
 from robo_rl.runtime.process_pool import START_LIMIT, context, duplex_pair
 from robo_rl.runtime.published import create, follow
 from robo_rl.runtime.start_file import StartFile
-from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, WorkerFailure
+from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, ErrorCounts, WorkerFailure
 from robo_rl.starts import Ended
 
 if TYPE_CHECKING:
@@ -189,12 +189,18 @@ def may_step(grant: int, g: ReplayCollector, whole: bool) -> bool:
 
 
 class InProcessActor:
-    """The actor in the learner's own process; a round is `round_` control steps of every env."""
+    """The actor in the learner's own process; a round is `round_` control steps of every env. `again(k)`: a
+    collector in a simulator that is made anew, for the k-th time; None: a failure ends the run."""
 
-    restarts = 0
-
-    def __init__(self, collector: ReplayCollector, round_: int, close: Callable[[], None] = lambda: None):
-        self.collector, self.round, self.end = collector, round_, close
+    def __init__(
+        self,
+        collector: ReplayCollector,
+        round_: int,
+        close: Callable[[], None] = lambda: None,
+        again: Callable[[int], ReplayCollector] | None = None,
+    ):
+        self.collector, self.round, self.close, self.again = collector, round_, close, again
+        self.errors, self.restarts = ErrorCounts("the simulator", "rounds", alone=True), 0
 
     @property
     def steps(self) -> int:
@@ -207,8 +213,20 @@ class InProcessActor:
         return self.collector.help_steps
 
     def collect(self, policy: Policy, stop: Callable[[], bool]) -> None:
-        """One round of control steps."""
-        self.collector.run(policy, self.round)
+        """One round of control steps; less where the simulator failed, which is then made anew."""
+        try:
+            self.collector.run(policy, self.round)
+        except Exception as e:  # noqa: BLE001 (of a user's simulator)
+            if self.again is None:
+                raise
+            self.errors.failed(e, self.collector.steps > 0)
+            self.restarts += 1
+            with contextlib.suppress(Exception):
+                self.collector.env.close()
+            old, self.collector = self.collector, self.again(self.restarts)
+            self.collector.take_over(old)
+        else:
+            self.errors.finished += 1
 
     def take(self) -> dict[str, float]:
         """Sums over the episodes that ended since the last call."""
@@ -221,6 +239,12 @@ class InProcessActor:
     def state(self) -> dict:
         """The state from which a run continues exactly."""
         return self.collector.state()
+
+    def end(self) -> None:
+        """Close what the actor acts in."""
+        self.close()
+        if self.restarts:
+            self.collector.env.close()
 
 
 class SeparateProcessActor:
@@ -244,6 +268,7 @@ class SeparateProcessActor:
         self.clock, self.beat, self.heard = snapshot.AwakeClock(min(1.0, hang / 4)), 0, 0.0
         self.sums: dict[str, Any] = dict.fromkeys(SUMS, 0)
         self.ended: list[Ended] = []
+        self.errors = ErrorCounts("the actor", "rounds")
         job.flight.mkdir(parents=True, exist_ok=True)
         snapshot.evict(job.flight)  # who still acts for a learner that died
         for path in (job.weights, job.words):
@@ -271,7 +296,7 @@ class SeparateProcessActor:
         while self.steps < goal and not stop():
             if not self._follow():
                 self._supervise()
-        self.deaths = 0
+        self.deaths, self.errors.finished = 0, self.errors.finished + 1
 
     def _follow(self) -> int:
         """Read the journals on -> control steps read."""
@@ -330,10 +355,12 @@ class SeparateProcessActor:
                     self.sums = {k: self.sums[k] + v for k, v in said[0].items()}
                 elif kind == "ended":
                     self.ended.append(said[0])
-                elif kind in ("mistake", "full"):
+                elif kind == "full" or kind == "mistake" and (self.job.whole or not self.ready):
                     raise UserError(said[0])
-                else:
+                else:  # a simulator that fails now and then among them; an arm waits for a person
                     self.last = "\n".join(said)
+                    if why := self.errors.add("the actor", said[0]):
+                        raise WorkerFailure(why)
 
     def _supervise(self) -> None:
         """Wait a moment for messages; restart an actor that died or hangs."""

@@ -4,19 +4,21 @@ With staleness 0 and one worker this is the plain loop: collect, update, collect
 asynchronous as processes are, and repeats exactly: which role moves next is drawn from (seed, move).
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.noise import mix
-from robo_rl.rollout import Columns, Layout, Rollout, new_columns
+from robo_rl.rollout import Collector, Columns, Layout, Rollout, new_columns
 from robo_rl.runtime.episode_slots import EpisodeSlots
 from robo_rl.runtime.feed import make_batch
 from robo_rl.runtime.ledger import Fragment, Ledger
 from robo_rl.runtime.planned import PlannedGroups, make_batch_of
 from robo_rl.runtime.rollout_buffer import Lease, finite
 from robo_rl.runtime.worker import Worker
+from robo_rl.runtime.worker_pool import ErrorCounts
 
 
 class InProcessFeed:
@@ -24,7 +26,9 @@ class InProcessFeed:
     weights are the learner's own, so they are always new.
 
     `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in
-    flight. `planned`: the groups of episode slots have sizes that are decided.
+    flight. `planned`: the groups of episode slots have sizes that are decided. `again(index, k)`: the
+    collector of a worker in a simulator that is made anew, for the k-th time, after one that failed; None:
+    a failure ends the run.
     """
 
     def __init__(
@@ -36,8 +40,10 @@ class InProcessFeed:
         decisions: int,
         seed: int,
         planned: PlannedGroups | None = None,
+        again: Callable[[int, int], Collector] | None = None,
     ):
-        self.seed, self.moves, self.planned = seed, 0, planned
+        self.seed, self.moves, self.planned, self.again = seed, 0, planned, again
+        self.errors, self.restarts = ErrorCounts("the simulator", alone=True), 0
         self.workers = [make(i, lambda: self.version) for i in range(workers)]
         self.whole = bool(self.workers[0].group)
         self.rows = self.workers[0].collector.longest() if self.whole else decisions
@@ -83,11 +89,29 @@ class InProcessFeed:
             if f is None:
                 return False
             worker.begin(*self._work(f, worker.collector.layout(worker.policy, worker.explore)))
-        if worker.decide():
+        try:
+            finished = worker.decide()
+        except Exception as e:  # noqa: BLE001 (of a user's simulator)
+            self._anew(worker, e)
+            return True
+        if finished:
             assert worker.lease is not None
             self._seal(worker.lease.uid, worker.made, worker.oldest)
             worker.end()
         return True
+
+    def _anew(self, worker: Worker, e: Exception) -> None:
+        """Go on in a simulator that is made anew: what the worker made stays, the episodes in it are cut."""
+        if self.again is None:
+            raise e
+        self.errors.failed(e, worker.made > 0)
+        self.restarts += 1
+        with contextlib.suppress(Exception):
+            worker.collector.env.close()
+        worker.collector = self.again(worker.index, self.restarts)
+        assert worker.lease is not None
+        self._seal(worker.lease.uid, worker.made, worker.oldest)
+        worker.end()
 
     def _work(self, f: Fragment, rows: Layout) -> tuple[Lease, Columns]:
         """A new lease and the columns to write to."""
@@ -111,6 +135,7 @@ class InProcessFeed:
     def _seal(self, uid: int, rows: int, oldest: int) -> None:
         f = self.ledger.fragments[uid]
         f.rows = rows
+        self.errors.finished += rows == f.decisions
         self.ledger.seal(uid, min(1, rows) if self.whole else rows, oldest)
         if rows and finite(self.columns[f.slot], rows):
             self.ledger.refuse(uid)

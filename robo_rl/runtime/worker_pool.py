@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from robo_rl.errors import UserError
+from gymnasium.vector import VectorEnv
+
+from robo_rl.errors import LostDaemon, UserError
 from robo_rl.files import private_folder, read_json
 from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
@@ -91,10 +93,12 @@ class WorkerPool(Protocol):
 class ErrorCounts:
     """How often workers ended by errors that differ in numbers alone, while one came at each tenth fragment
     or oftener: what is finished between would be the episodes that are too short or too lucky for the
-    error."""
+    error. who: those workers; what: what they finish. alone: there is one, whose deaths in a row are counted
+    here too."""
 
-    def __init__(self) -> None:
-        self.finished = 0  # useful fragments
+    def __init__(self, who: str = "workers", what: str = "fragments", alone: bool = False) -> None:
+        self.who, self.what, self.alone = who, what, alone
+        self.finished = 0  # useful ones
         self.seen: dict[str, tuple[int, int]] = {}  # kind -> (times, fragments finished when it came first)
 
     def add(self, name: str, error: str) -> str:
@@ -110,12 +114,31 @@ class ErrorCounts:
         if new:
             print(f"\nwarning: {name} ended and is started anew: {error}", file=sys.stderr, flush=True)
         # where nothing is finished, each worker counts its own deaths in a row
-        if times + 1 < DEATHS or finished == since:
+        if times + 1 < DEATHS or finished == since and not self.alone:
             return ""
         return (
-            f"workers ended {times + 1} times by the same error, which {finished - since} fragments "
+            f"{self.who} ended {times + 1} times by the same error, which {finished - since} {self.what} "
             f"escaped: {error}"
         )
+
+    def failed(self, e: Exception, begun: bool) -> None:
+        """The simulator in this process raised `e`; says so when it is new, and raises what should end the
+        run: an error of something else, of a simulator that has not begun to work, or one too many."""
+        if not (begun or self.finished) or isinstance(e, LostDaemon) or not raised_by_env(e):
+            raise e
+        words = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
+        if why := self.add("the simulator", words):
+            raise WorkerFailure(why) from e
+
+
+def raised_by_env(e: BaseException) -> bool:
+    """Whether `e` came out of a vector env's step or reset."""
+    at = e.__traceback__
+    while at is not None:
+        frame, at = at.tb_frame, at.tb_next
+        if frame.f_code.co_name in ("step", "reset") and isinstance(frame.f_locals.get("self"), VectorEnv):
+            return True
+    return False
 
 
 class WorkerPoolFeed:
