@@ -115,7 +115,7 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> int:
             flat = x.detach().cpu().reshape(-1)
             if flat.stride() != (1,):  # of one number, any stride is contiguous
                 flat = flat.clone(memory_format=torch.contiguous_format)
-            put(memoryview(flat.view(torch.uint8).numpy()))
+            put(flat.view(torch.uint8).numpy().data)
         f.flush()
         os.fsync(f.fileno())
     return crc
