@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from robo_rl.device_names import check_device
-from robo_rl.errors import LostDaemon, UserError, choose, in_range
+from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import NONE, ON_DEVICE, make, make_env, obs_spec, task_count
@@ -245,7 +245,7 @@ class Evaluator:
             try:
                 return play(self.make_env())
             except Exception as e:  # noqa: BLE001 (of a user's simulator)
-                if isinstance(e, LostDaemon) or not raised_by_env(e):
+                if not raised_by_env(e):
                     raise
                 self.report.say(f"the simulator failed, and the evaluation begins anew: {e}", "warning")
                 with contextlib.suppress(Exception):

@@ -247,7 +247,8 @@ class Run:
         the best."""
         from robo_rl import checkpoint
 
-        stay = {checkpoint.best(self.folder).name} | (set() if self.env is None else {checkpoint.name(0)})
+        stay = set() if self.env is None else {checkpoint.name(0)}
+        stay |= {checkpoint.name(best_look(self.looks).step)} if self.looks else set()
         for old in checkpoint.checkpoints(self.folder)[: -1 if self.env is None else -2]:
             if old.name not in stay:
                 shutil.rmtree(old)

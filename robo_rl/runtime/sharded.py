@@ -21,7 +21,6 @@ import signal
 import sys
 import time
 import warnings
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -44,7 +43,7 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.blocks import blocks_of
 from robo_rl.rollout import Rollout, one_thread
 from robo_rl.runtime import snapshot
-from robo_rl.stored import StoredTensor, resolved, split_rows, stored_tensors
+from robo_rl.stored import StoredTensor, resolved, split_rows, stored_tensors, write_tensors
 
 FORWARD = ("encode", "score", "moments", "act", "bc_loss")  # methods that need whole parameters
 
@@ -217,12 +216,7 @@ class Rank:
         )
         codes = torch.zeros(self.world, dtype=torch.int64)
         try:
-            blob = save(mine)
-            with open(Path(folder) / file_of(self.rank, self.world), "wb") as f:
-                f.write(blob)
-                f.flush()
-                os.fsync(f.fileno())
-            codes[self.rank] = zlib.crc32(blob)
+            codes[self.rank] = write_tensors(Path(folder) / file_of(self.rank, self.world), mine)
         except OSError as e:
             codes[self.rank] = -(e.errno or errno.EIO)
         dist.all_reduce(codes)

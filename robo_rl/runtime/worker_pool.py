@@ -124,16 +124,17 @@ class ErrorCounts:
     def failed(self, e: Exception, begun: bool) -> None:
         """The simulator in this process raised `e`; says so when it is new, and raises what should end the
         run: an error of something else, of a simulator that has not begun to work, or one too many."""
-        if not (begun or self.finished) or isinstance(e, LostDaemon) or not raised_by_env(e):
+        if not (begun or self.finished) or not raised_by_env(e):
             raise e
         words = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
-        if why := self.add("the simulator", words):
+        if why := self.add(self.who, words):
             raise WorkerFailure(why) from e
 
 
 def raised_by_env(e: BaseException) -> bool:
-    """Whether `e` came out of a vector env's step or reset."""
-    at = e.__traceback__
+    """Whether `e` came out of a vector env's step or reset, and one that is made anew in this process may do
+    better."""
+    at = None if isinstance(e, LostDaemon) else e.__traceback__
     while at is not None:
         frame, at = at.tb_frame, at.tb_next
         if frame.f_code.co_name in ("step", "reset") and isinstance(frame.f_locals.get("self"), VectorEnv):
