@@ -103,6 +103,15 @@ def _server() -> forkserver.ForkServer:
     return server
 
 
+def forked(function: Callable, *args: object) -> "multiprocessing.process.BaseProcess":
+    """A process, started, that calls `function`. It is forked from the warm one and not from this one, whose
+    threads a forked child would not have."""
+    process = multiprocessing.get_context("forkserver").Process(target=function, args=args)
+    with patch.object(forkserver, "connect_to_new_process", _server().connect_to_new_process):
+        process.start()
+    return process
+
+
 @dataclass(frozen=True)
 class Result:
     """Exit status (-9: killed), standard output and error."""
@@ -141,12 +150,10 @@ class Command:
         self.out, self.err = (cwd / f".{kind}{time.monotonic_ns()}" for kind in ("out", "err"))
         for path in (self.out, self.err):
             path.touch()  # a command may be killed before it opens them
-        self.process = multiprocessing.get_context("forkserver").Process(
-            target=_child,
-            args=(cwd, [str(a) for a in argv], tuple(absent), env or {}, first, guarded, self.out, self.err),
+        words = [str(a) for a in argv]
+        self.process = forked(
+            _child, cwd, words, tuple(absent), env or {}, first, guarded, self.out, self.err
         )
-        with patch.object(forkserver, "connect_to_new_process", _server().connect_to_new_process):
-            self.process.start()
 
     def wait(self, timeout: float = HANGS) -> Result:
         self.process.join(timeout)

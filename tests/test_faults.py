@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import TINY, Command, robo_rl
+from commands import HANGS, TINY, Command, forked, robo_rl
 from test_checkpoint import build
 
 from robo_rl import checkpoint
@@ -158,15 +158,12 @@ def saver(folder: Path, step: int) -> "object":
     return run
 
 
-def save_and_die(folder: Path, step: int, k: int) -> int:
-    """Save a checkpoint in a forked process that dies before its k-th file operation -> its exit status."""
+def save_and_die(folder: Path, step: int, k: int) -> None:
+    """Save a checkpoint, but die before the k-th file operation."""
     run = saver(folder, step)
-    child = os.fork()
-    if not child:
-        At(k, str(folder))()
-        run.save({"marker": "second"}, finished=False)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    At(k, str(folder))()
+    run.save({"marker": "second"}, finished=False)
+    os._exit(0)
 
 
 @pytest.mark.parametrize("step", [40, 30], ids=["a new one", "one more at the same step"])
@@ -178,7 +175,9 @@ def test_a_kill_before_any_file_operation_of_a_save_loses_nothing(step, tmp_path
     for k in range(1, 200):
         folder = tmp_path / str(k)
         shutil.copytree(tmp_path / "first", folder)
-        code = save_and_die(folder, step, k)
+        child = forked(save_and_die, folder, step, k)
+        child.join(HANGS)
+        code = child.exitcode
         assert code in (0, -9)
         checkpoint.recover(folder)
         last = checkpoint.checkpoints(folder)[-1]

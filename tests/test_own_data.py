@@ -1,6 +1,9 @@
 """Data sets of any robot: their units, cameras, labels; trained on without an env, in bounded memory."""
 
 import json
+import os
+import signal
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +12,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from commands import without_progress
 
 from robo_rl import checkpoint
 from robo_rl.cli import main
@@ -67,6 +71,23 @@ def test_pictures_by_row_are_those_of_the_whole_video_whatever_the_cache_and_the
             assert all(np.array_equal(got[name], whole[name][rows]) for name in got)
         assert store.fits == (budget == 1 << 30)
         assert sum(x.nbytes for x in store._kept.values()) <= max(budget, store.row_bytes)
+
+
+def test_a_process_whose_threads_have_videos_open_can_fork(sets):
+    data = load(sets["droid"])
+    store = FrameStore(data, {"a": "wrist_left"}, budget=1, threads=2)
+    batches = store.ahead([np.arange(8)] * 9)
+    next(batches)
+    child = os.fork()
+    if not child:
+        os._exit(7)
+    end = time.monotonic() + 60
+    while not (done := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    batches.close()
+    assert os.waitstatus_to_exitcode(done[1]) == 7
 
 
 def test_a_picture_that_was_kept_is_not_decoded_again(sets):
@@ -461,7 +482,7 @@ def test_without_an_env_only_supervised_learning_is_offered(sets, capsys):
 def test_actions_in_other_units_are_not_taken_for_commands_of_an_env(tmp_path, capsys):
     folder = datasets.write(tmp_path / "set", "so100", episodes=2, length=10, views=0)
     assert run_command("train", "--task", "reach", "--algo", "bc", "--demos", str(folder)) == 2
-    said = capsys.readouterr().err
+    said = without_progress(capsys.readouterr().err)
     assert said.count("\n") == 1 and "state" in said and "--sim none --algo bc" in said
 
 

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
@@ -60,7 +61,10 @@ class FrameStore:
         self._kept = {name: np.empty((slots, *shape), np.uint8) for name, shape in self.shapes.items()}
         self._slot = np.full(rows, -1, np.int64)  # of a row
         self._row = np.full(slots, -1, np.int64)  # of a slot
-        self._next, self._lock, self._local = 0, threading.Lock(), threading.local()
+        self._next, self._lock = 0, threading.Lock()
+        # by thread. Not a threading.local: a forked child empties that, and would wait for ever to close a
+        # video that another thread had open
+        self._readers: dict[int, OrderedDict[Path, video.VideoReader]] = {}
         self.decoded = 0  # rows, so far
 
     def all(self, tick: Callable[[int], None] = lambda rows: None) -> Pictures:
@@ -140,9 +144,9 @@ class FrameStore:
                 raise BrokenDataset(path, f"episode {e}: {error}", data.meta.root, e) from None
         return np.concatenate(parts)
 
-    def _reader(self, source: str, path) -> video.VideoReader:
+    def _reader(self, source: str, path: Path) -> video.VideoReader:
         """This thread's open video."""
-        readers: OrderedDict = self._local.__dict__.setdefault("readers", OrderedDict())
+        readers = self._readers.setdefault(threading.get_ident(), OrderedDict())
         if (found := readers.get(path)) is None:
             found = readers[path] = video.VideoReader(path, self.data.features.fps, self.data.views[source])
             if len(readers) > OPEN:
