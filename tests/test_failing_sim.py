@@ -2,9 +2,18 @@
 ends it with its words."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from commands import robo_rl
+from toys import PointReach
+
+from robo_rl.experiment import evaluation
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.starts import CHOOSE
 
 ENV = '''
 import os
@@ -100,3 +109,56 @@ def test_an_evaluation_begins_anew_where_the_simulator_failed(tmp_path):
         for name in ("whole", "run")
     ]
     assert evals[0] == evals[1]
+
+
+class Diverges(PointReach):
+    """Fails in its first life."""
+
+    lives = 0
+
+    def __init__(self):
+        super().__init__(4)
+        type(self).lives += 1
+        self.fails = self.lives == 1
+
+    def step(self, actions):
+        if self.fails:
+            raise RuntimeError("the solver diverged")
+        return super().step(actions)
+
+    def render(self):
+        return np.zeros((self.num_envs, 8, 8, 3), np.uint8)
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """(an evaluator whose simulator fails in its first life, what it said)."""
+    said = []
+    report = SimpleNamespace(say=lambda text, *more: said.append(text), start=lambda *a: None, advance=print)
+    monkeypatch.setattr(evaluation, "make_env", lambda config, n, render=False: Diverges())
+    monkeypatch.setattr(Diverges, "lives", 0)
+    return evaluation.Evaluator(TrainConfig(eval_episodes=4), tmp_path, report), said
+
+
+def policy():
+    small = PolicyOptions(horizon=2, execute=2, hidden=8, layers=1)
+    return make_policy(small, ObsSpec(state=4, action=2, action_names=("x", "y")), 0)
+
+
+def test_the_choice_of_noise_begins_anew_where_the_simulator_failed(judged):
+    evaluator, said = judged
+    assert 0 <= evaluator.success_under_noise(policy(), CHOOSE, lambda n: None) <= 1
+    assert Diverges.lives == 2 and "the evaluation begins anew: the solver diverged" in said[0]
+
+
+def test_a_simulator_that_fails_costs_the_video_and_not_the_run(judged, monkeypatch):
+    evaluator, said = judged
+    evaluator.film("sft", policy())
+    assert said == ["no video: the solver diverged"]
+
+    def mistake(*args):
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr(evaluation, "film", mistake)
+    with pytest.raises(RuntimeError, match="of ours"):
+        evaluator.film("sft", policy())

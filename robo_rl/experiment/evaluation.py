@@ -271,13 +271,13 @@ class Evaluator:
 
         policy.eval()
         starts = eval_starts(self.config.eval_episodes * task_count(self.config), which)
-        return sum(evaluate(self.make_env(), policy, starts, which, tick, explore=True)["success"]) / len(
-            starts
-        )
+        result = self.played(lambda env: evaluate(env, policy, starts, which, tick, explore=True))
+        return sum(result["success"]) / len(starts)
 
     def film(self, label: str, policy) -> None:
         """Video of four evaluation episodes; says why when it cannot."""
         from robo_rl.film import filmed_steps
+        from robo_rl.runtime.worker_pool import raised_by_env
 
         try:
             env = make_env(replace(self.config, sim=twin(self.config.sim)), FILMED, render=True)
@@ -285,7 +285,9 @@ class Evaluator:
             self.report.start("video", most)
             film(env, policy, self.folder / "videos" / f"{label}.mp4", REPORT, self.report.advance)
             self.report.advance(most)  # episodes may end before
-        except UserError as e:
+        except Exception as e:  # noqa: BLE001 (of a user's simulator: nothing is learnt from a video)
+            if not (isinstance(e, UserError) or raised_by_env(e)):
+                raise
             self.report.say(f"no video: {e}")
 
 
