@@ -313,6 +313,7 @@ def test_rows_are_printed_as_they_come_on_the_real_standard_output(capfd):
         )  # while the next is being measured
 
 
+@pytest.mark.slow
 def test_bench_train_takes_as_many_gradient_steps_as_its_peers(capfd):
     doc = check(document(capfd, what="train", task="Hopper-v5", envs=2))
     assert [r["what"].split(",")[0] for r in doc["rows"]] == ["pi_rl", "reinflow", "dppo"]
@@ -505,6 +506,7 @@ def test_the_full_size_of_the_gpu_bench_needs_a_gpu():
         BenchOptions(what="sim", twin=True)
 
 
+@pytest.mark.slow
 def test_the_server_bench_measures_clients_at_once_against_one_after_the_other(capfd):
     pytest.importorskip("websockets", reason="needs robo_rl[console]")
     rows = document(capfd, what="serve", seconds=0.5, envs=3)["rows"]

@@ -422,7 +422,7 @@ def test_a_mistake_on_the_command_line_is_one_clear_line(argv, says, tmp_path):
     assert says in robo_rl(tmp_path, "train", "--task", "reach", *argv).mistake
 
 
-@pytest.mark.parametrize("by", ["steps", "int8"])
+@pytest.mark.parametrize("by", ["steps", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_run_with_candidates_says_how_they_and_what_was_played_again_did(by, tmp_path):
     result = robo_rl(
         tmp_path, "train", *TINY, *GROUPS, "--rl.candidates", "8", "--rl.candidates-by", by, "--out", "run"

@@ -464,6 +464,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 def test_attackers_stop_neither_the_robots_nor_an_operator_nor_what_is_saved(run):
     """300 half-open connections on 256 descriptors, guesses, garbage, slow and silent pages, floods; ann
     works on.

@@ -235,7 +235,7 @@ def train_under_kills(learner, feed, updates: int) -> list:
     return seen
 
 
-@pytest.mark.parametrize("env", [build, blind])
+@pytest.mark.parametrize("env", [build, pytest.param(blind, marks=pytest.mark.slow)])
 def test_killed_workers_lose_no_group_and_hand_none_over_twice(tmp_path, env):
     learner = make_learner()
     seen = train_under_kills(learner, processes(tmp_path, learner, env=env), 10)

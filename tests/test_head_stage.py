@@ -108,6 +108,7 @@ def test_what_the_head_learns_on_is_what_the_policy_sees_and_its_loss_falls(tmp_
     assert loss() < 0.7 * before
 
 
+@pytest.mark.slow
 def test_frames_that_are_left_out_teach_nothing_and_weights_count(tmp_path):
     data, _ = recorded(tmp_path / "data", pictures=False)
     first = data.episode_index == 0
@@ -126,6 +127,7 @@ def test_frames_that_are_left_out_teach_nothing_and_weights_count(tmp_path):
         assert torch.equal(a, c) == (not name.startswith("head.")) or "base" in name, name
 
 
+@pytest.mark.slow
 def test_every_frame_of_data_sets_beside_the_demonstrations_counts_as_much_as_theirs(tmp_path):
     data, _ = recorded(tmp_path / "data", 6, pictures=False)
     beside, _ = recorded(tmp_path / "beside", 3)

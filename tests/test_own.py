@@ -111,7 +111,7 @@ def here(tmp_path, monkeypatch):
 # ---- the pages
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(PAGES[0], marks=pytest.mark.slow), *PAGES[1:]])
 def test_a_page_runs_as_it_stands_in_any_folder(page, tmp_path):
     commands = write_page(page, tmp_path)
     assert [c[0] for c in commands[:3]] == ["check", "train", "eval"]

@@ -115,6 +115,7 @@ def test_each_worker_makes_its_rounds_of_a_batch_and_no_more():
     assert book.lease(0) is not None
 
 
+@pytest.mark.slow
 def test_a_stream_of_processes_gives_the_run_of_one_process_even_if_they_are_killed(tmp_path):
     one = make_learner(G, epochs=1)
     train(one, local(one), 4)

@@ -1,7 +1,8 @@
 """Every command and Python example that the README and docs/ show is run here, with budgets cut to seconds.
 
-`.ci/run` runs the README's test command itself and builds the site. A block below a line `*Not run by the
-tests…: REASON.*` is skipped; the reader sees the reason too.
+`.ci/run` runs the README's test command itself and builds the site. The HEAVY commands of docs/, and those
+that need what they make, are left to `.ci/nightly`, which runs all of them in order. A block below a line
+`*Not run by the tests…: REASON.*` is skipped; the reader sees the reason too.
 """
 
 import ast
@@ -39,6 +40,34 @@ LINES = [
 PARTS = [part.strip() for line in LINES for part in line.split("&&")]
 SHOWN = [tuple(shlex.split(p)[1:]) for p in PARTS if p.startswith((".venv/bin/robo_rl ", "robo_rl "))]
 COMMANDS = [list(c) for c in dict.fromkeys(SHOWN)]  # a page may repeat what another shows
+HEAVY = (
+    "--kind video",
+    "--kind encoded",
+    "--kind text",
+    "--gate",
+    "--policies",
+    "--obs rgb --preset",
+    "--learners",
+    "--server",
+    "--max-staleness 0",
+    "--rl.correction tis",
+    "--rl.candidates",
+    "--plan-rounds",
+)
+
+
+def with_marks(commands: list[list[str]]) -> list:
+    """Parameters of a test of `commands`: those of docs/ alone that are heavy, or take the --out of such a
+    one, are slow."""
+    params, made = [], set()
+    for argv in commands:
+        said = " ".join(argv)
+        needs = {a.removeprefix("wm:") for a in argv} & made
+        slow = said not in README and (bool(needs) or any(words in said for words in HEAVY))
+        if slow and "--out" in argv:
+            made.add(argv[argv.index("--out") + 1])
+        params.append(pytest.param(argv, marks=[pytest.mark.slow] * slow, id=said))
+    return params
 
 
 def budget(argv: list[str]) -> list[str]:
@@ -182,7 +211,8 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) <= 120
 
 
-@pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
+@pytest.mark.pages
+@pytest.mark.parametrize("argv", with_marks(COMMANDS))
 def test_every_command_of_the_readme_runs(argv, workplace):
     if "maniskill" in argv:
         pytest.importorskip("mani_skill", reason="needs robo_rl[maniskill]")
@@ -286,6 +316,7 @@ def test_the_cells_of_a_notebook_run_in_order(path, tmp_path, monkeypatch):
     assert Shown.times > 1, "the plot followed training"
 
 
+@pytest.mark.pages
 def test_every_metric_of_the_runs_above_is_explained(workplace):
     page = (ROOT / "docs/reference/metrics.md").read_text()
     known = {*re.findall(r"`([a-z]+/[\w*]+(?:/<task>)?)`", page)}

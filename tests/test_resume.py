@@ -255,18 +255,7 @@ def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
     return points
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hil_serl",
-        "calql",
-        "pi_rl",
-        "along demonstrations",
-        "a pool of starts",
-        "a sampler of replay",
-        "several tasks",
-    ],
-)
+@pytest.mark.parametrize("name", ["hil_serl", "pi_rl", "along demonstrations", "a pool of starts"])
 def test_a_run_killed_twice_ends_as_one_that_was_not(name, tmp_path):
     kill_at_random(tmp_path, RUNS[name], 2, 0)
     assert_same_runs(tmp_path / "whole", tmp_path / "killed")

@@ -151,6 +151,7 @@ def test_presets_of_an_arm_fit_one_arm_that_does_not_wait():
     assert preset("arm", "", "pi_rl", "state", "full").workers == 0
 
 
+@pytest.mark.slow
 def test_methods_of_both_kinds_learn_on_arms_in_lockstep(tmp_path):
     on_policy = [
         w

@@ -311,6 +311,7 @@ def test_a_worker_process_without_staleness_gives_the_plain_loops_parameters_eve
     assert len(killed) >= 2
 
 
+@pytest.mark.slow
 def test_two_synchronous_workers_give_the_same_run_whatever_their_pace(tmp_path):
     ends = []
     for kills in (False, True):
@@ -417,6 +418,7 @@ def test_a_learner_that_dies_takes_the_same_batches_again_and_ends_in_the_same_w
     assert torch.equal(weights(again), plain(8))
 
 
+@pytest.mark.slow
 def test_a_policy_server_decides_for_all_workers_as_they_would_themselves_and_survives_being_killed(tmp_path):
     learner = make_learner()
     feed = processes(tmp_path / "one", learner, served=True)  # one worker: the same batches, so the same bits
@@ -469,6 +471,7 @@ class Feverish(PointReach):
         return obs, reward, *rest
 
 
+@pytest.mark.slow
 def test_numbers_of_a_worker_process_that_are_not_finite_are_made_anew_and_end_the_run_if_they_go_on(
     tmp_path,
 ):
@@ -503,6 +506,7 @@ def dying(marker, n):
     return build(n)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_between_its_last_decision_and_the_hand_over_hands_over_what_it_made(tmp_path):
     learner = make_learner()
     feed = processes(tmp_path / "run", learner, env=functools.partial(dying, tmp_path / "died"))
@@ -532,6 +536,7 @@ def brittle(n):
     return env
 
 
+@pytest.mark.slow
 def test_an_error_that_comes_back_after_every_few_fragments_is_told_and_ends_the_run(tmp_path, capfd):
     learner = make_learner()
     feed = processes(tmp_path, learner, env=brittle, back_off=(0.0, 0.1))
@@ -589,6 +594,7 @@ class FullPath(os.PathLike):
         return full(1)
 
 
+@pytest.mark.slow
 def test_a_policy_server_that_finds_the_disk_full_ends_the_run_at_once_and_in_one_line(tmp_path, capfd):
     learner = make_learner()
     feed = processes(tmp_path, learner, served=True)
@@ -628,6 +634,7 @@ def test_errors_that_name_another_address_in_memory_are_the_same_error():
     assert said.startswith("workers ended 6 times by the same error")
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_with_its_last_words(
     tmp_path, monkeypatch
 ):
@@ -737,6 +744,7 @@ def until_workers(feed, learner, n, seconds=60):
         seen += train(learner, feed, 1)
 
 
+@pytest.mark.slow
 def test_workers_join_and_leave_while_it_runs_and_a_kill_in_between_loses_nothing(tmp_path):
     learner = make_learner(epochs=1)
     feed = processes(tmp_path, learner, 1, 1)
@@ -768,6 +776,7 @@ def test_workers_join_and_leave_while_it_runs_and_a_kill_in_between_loses_nothin
     assert len(missing) <= 3  # leases of those that left before they had made anything
 
 
+@pytest.mark.slow
 def test_a_run_whose_learner_died_begins_again_with_the_workers_it_was_last_told(tmp_path):
     learner = make_learner(epochs=1)
     feed = processes(tmp_path, learner, 1, 1)

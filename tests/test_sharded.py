@@ -234,7 +234,13 @@ def updated(learner, rollouts, first=0):
 
 
 @pytest.mark.parametrize(
-    "name,trust_kl", [("pi_rl sde", 0.0), ("ppo", 0.0), ("dppo", 0.0), ("pi_rl sde", 0.002)]
+    "name,trust_kl",
+    [
+        ("pi_rl sde", 0.0),
+        ("ppo", 0.0),
+        pytest.param("dppo", 0.0, marks=pytest.mark.slow),
+        ("pi_rl sde", 0.002),
+    ],
 )
 def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others_state(
     name, trust_kl, tmp_path

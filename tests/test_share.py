@@ -526,6 +526,7 @@ def rows(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_runs_share_and_one_that_takes_nothing_is_bit_for_bit_the_plain_run_and_a_killed_one_loses_nothing(
     tmp_path,
 ):

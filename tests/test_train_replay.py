@@ -79,6 +79,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_one_whose_journal_is_damaged_says_
     assert 4 <= lost <= 12 and f"replay keeps {256 - lost} steps" in result.err, result
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_loses_no_journaled_step_of_a_sim_without_snapshots(tmp_path):
     argv = (
         "train",

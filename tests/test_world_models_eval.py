@@ -327,6 +327,7 @@ def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     assert "<b>–</b><small>2 false alarms; no window here has a success" in said
 
 
+@pytest.mark.slow
 def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
     model = Latent(
         replace(PointModel().spec, tasks=("reach the goal",)), LatentOptions(members=2, hidden=8, layers=1)
