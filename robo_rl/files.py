@@ -5,9 +5,11 @@ line.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import errno
 import fcntl
+import gc
 import json
 import math
 import os
@@ -336,6 +338,14 @@ def require_free(path: "str | Path", need: int) -> None:
             f"{path} needs about {need / 1e6:.0f} MB and its disk has {free / 1e6:.0f} MB free; "
             f"free some space or choose a folder on another disk"
         )
+
+
+def give_back_freed() -> None:
+    """What glibc keeps of memory that was freed goes back to the system. Phases of other sizes than the last
+    one would not fit into its pieces and take more beside them; new pages cost some milliseconds."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_memory() -> int:

@@ -256,11 +256,10 @@ class Evaluator:
     def make_env(self) -> Any:
         """The env of all evaluations of a run, made at the first of them."""
         if self.env is None:
-            # a robot has no time for it: robo_rl eval RUN asks it
+            # of a robot its simulated twin: robo_rl eval RUN asks the robot
             config = replace(self.config, sim=twin(self.config.sim))
-            self.env = make_env(
-                config, env_count(config, config.eval_episodes * task_count(config), config.eval_envs)
-            )
+            episodes = config.eval_episodes * task_count(config)
+            self.env = make_env(config, env_count(config, episodes, config.eval_envs))
         return self.env
 
     def success_under_noise(self, policy, which: int, tick: Callable[[int], None]) -> float:
@@ -281,12 +280,11 @@ class Evaluator:
 
         try:
             env = make_env(replace(self.config, sim=twin(self.config.sim)), FILMED, render=True)
-            most = filmed_steps(env.spec)
-            self.report.start("video", most)
+            self.report.start("video", most := filmed_steps(env.spec))
             film(env, policy, self.folder / "videos" / f"{label}.mp4", REPORT, self.report.advance)
             self.report.advance(most)  # episodes may end before
         except Exception as e:  # noqa: BLE001 (of a user's simulator: nothing is learnt from a video)
-            if not (isinstance(e, UserError) or raised_by_env(e)):
+            if not isinstance(e, UserError) and not raised_by_env(e):
                 raise
             self.report.say(f"no video: {e}")
 

@@ -233,8 +233,12 @@ class HeldOut:
 
     def look(self, run: "Run") -> dict[str, float]:
         """Measure the run's policy, of whom `run.looks` then knows the error."""
+        from robo_rl.files import give_back_freed
+
+        give_back_freed()
         with run.averaged():  # as it is judged in the end
             row = self.measure(run.policy)
+        give_back_freed()
         run.policy.train()
         error = row["heldout/error"]
         run.looks.append(Look(run.step, 0, 1, -(error if np.isfinite(error) else row["heldout/loss"])))

@@ -9,8 +9,6 @@ is that of the largest. What is counted is one process, the learner's; workers a
 """
 
 import contextlib
-import ctypes
-import gc
 import importlib
 import time
 from collections.abc import Callable
@@ -119,9 +117,9 @@ def resident() -> int:
     given out again."""
     import resource
 
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    from robo_rl.files import give_back_freed
+
+    give_back_freed()
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
