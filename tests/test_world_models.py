@@ -541,6 +541,7 @@ def test_a_branch_begins_within_an_episode_that_was_learnt_from_and_ends_after_i
     at = np.array([row[x.tobytes()] for x in f.obs["state"]])
     assert np.array_equal(f.obs["before"][inside], data.state[at[inside] - 1])
     assert np.array_equal(f.obs["before"][f.first], f.obs["state"][f.first])
+    assert np.repeat(data.success, data.lengths)[at[inside]].sum() == 250
 
     env = WorldEnv(model, 400, branch=3)
     obs, _ = env.reset(seed=0)

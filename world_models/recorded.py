@@ -123,19 +123,23 @@ class Recorded:
 
     def frames(self, between: int = 0) -> Frames:
         """The first observation of every episode, and after them at most `between` from within the episodes
-        that are not held out, evenly spaced."""
+        that are not held out, evenly spaced; half of these from episodes that succeeded."""
         held, inside = self.held, np.ones(len(self.action), bool)
         inside[self.first] = False
         inside[np.repeat(held, self.lengths)] = False
-        rows = np.flatnonzero(inside)
-        if len(rows) > between:
-            rows = rows[np.linspace(0, len(rows) - 1, between).astype(np.int64)]
-        row = np.concatenate([self.first, rows])
+        won = np.repeat(self.success, self.lengths)
+        good, other = (spaced(np.flatnonzero(inside & x), between // 2) for x in (won, ~won))
+        row = np.concatenate([self.first, good, other])
         of = np.searchsorted(self.end, row, side="right")
         first = np.arange(len(row)) < len(self)
         obs = {"state": self.state[row], "before": self.state[np.where(first, row, row - 1)]}
         obs |= {f"image/{v}": x[row] for v, x in self.images.items()}
         return Frames(obs, self.task[of].astype(np.int64), first, held[of])
+
+
+def spaced(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of `rows` [n], evenly spaced."""
+    return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
 
 
 def control_of(features, robot: str, longest: int) -> ControlSpec:
