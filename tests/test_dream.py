@@ -85,7 +85,6 @@ def test_episodes_pass_through_the_spool_whole_and_once(tmp_path):
         (["--dream", "0.5", "--algo", "bc"], "on-policy methods"),
         (["--dream-model", "runs/wm"], "goes with --dream RATIO"),
         (["--dream-hard", "0.5"], "goes with --dream RATIO or --sim wm:PATH"),
-        (["--dream-branch", "8"], "--dream-branch goes with --sim wm:PATH, got --sim mujoco"),
     ],
 )
 def test_a_share_that_cannot_be_kept_is_refused(argv, words):

@@ -529,38 +529,6 @@ def test_evaluation_begins_from_held_out_episodes_and_training_from_the_others(l
     )
 
 
-def test_a_branch_begins_within_an_episode_that_was_learnt_from_and_ends_after_its_steps(data, learnt):
-    model = copy.deepcopy(learnt)
-    with pytest.raises(UserError, match="keeps no frames within its episodes"):
-        WorldEnv(model, 2, branch=3)
-    model.frames = f = data.frames(500)
-    model.spec = replace(model.spec, threshold=np.inf)
-    inside = ~f.first
-    assert inside.sum() == 500 and not f.held[inside].any()
-    row = {x.tobytes(): i for i, x in enumerate(data.state)}
-    at = np.array([row[x.tobytes()] for x in f.obs["state"]])
-    assert np.array_equal(f.obs["before"][inside], data.state[at[inside] - 1])
-    assert np.array_equal(f.obs["before"][f.first], f.obs["state"][f.first])
-    assert np.repeat(data.success, data.lengths)[at[inside]].sum() == 250
-
-    env = WorldEnv(model, 400, branch=3)
-    obs, _ = env.reset(seed=0)
-    begun = env.origins(env.starts)
-    assert np.array_equal(obs["state"], f.obs["state"][begun]) and not f.held[begun].any()
-    assert inside[begun].mean() > 0.5 and f.first[begun].any()
-    assert np.array_equal(env.carry["before"].numpy(), f.obs["before"][begun])
-    for step in range(1, 4):
-        *_, terminated, truncated, info = env.step(np.zeros((400, 2)))
-        assert np.array_equal(truncated, ~terminated if step == 3 else np.zeros(400, bool))
-        assert not info["cut"].any() and not env.cuts().any()
-
-    env.reset(options={"starts": eval_starts(400, 0)})
-    assert f.first[env.origins(env.starts)].all()
-    for _ in range(3):
-        *_, truncated, _ = env.step(np.zeros((400, 2)))
-    assert not truncated.any()
-
-
 def test_a_list_of_evaluation_starts_has_every_held_out_frame_as_often_as_the_others(learnt):
     f = learnt.frames
     count = int((f.first & f.held).sum())

@@ -6,10 +6,6 @@ time limit. It is also truncated where the model does not know: uncertainty abov
 a number that is not finite (the last finite observation stays). `info` of a step: success bool[N],
 uncertainty float32[N], cut bool[N] (an episode that ended for lack of knowledge).
 
-With `branch` H an episode, but those of evaluation, begins at any recorded frame that is not held out and is
-truncated after H steps: the errors of long rollouts are not there to be exploited (the branched rollouts of
-MBPO, Janner et al. 2019, section 4.2).
-
 A start id decides the frame an episode begins from and all randomness in it. Ids from 2^31 on, which
 evaluation uses, begin from held-out episodes, the others from those that were trained on. Where there are
 enough held-out ones, the best checkpoint is chosen on one half of them and reported on the other.
@@ -53,18 +49,12 @@ def held_frames(frames: Frames, which: int = REPORT) -> np.ndarray:
     return pool[(turn % 2 == int(which != CHOOSE)) | alone]
 
 
-def learnt_frames(frames: Frames, within: bool = False) -> np.ndarray:
-    """int64[n]: first frames of the episodes that were learnt from; `within`: all that are kept of them."""
-    pool = np.flatnonzero((frames.first | within) & ~frames.held)
-    return pool if len(pool) else np.flatnonzero(frames.first)
-
-
-def frame_of(frames: Frames, starts: np.ndarray, within: bool = False) -> np.ndarray:
-    """int64[n]: the frame that each start id begins from, a first frame of an episode, or one `within` it.
-    Ids of evaluation take those of `held_frames` in turn, so that a list of starts has each as often as the
-    others."""
+def frame_of(frames: Frames, starts: np.ndarray) -> np.ndarray:
+    """int64[n]: the frame that each start id begins from, a first frame of an episode. Ids of evaluation take
+    those of `held_frames` in turn, so that a list of starts has each as often as the others."""
     out, ours = np.zeros(len(starts), np.int64), starts < EVAL_START
-    pool = learnt_frames(frames, within)
+    pool = np.flatnonzero(frames.first & ~frames.held)
+    pool = pool if len(pool) else np.flatnonzero(frames.first)
     out[ours] = pool[(hashed(starts[ours], 2) % len(pool)).astype(np.int64)]
     chooses = list_of(starts) == CHOOSE
     for which, mine in ((CHOOSE, ~ours & chooses), (REPORT, ~ours & ~chooses)):
@@ -88,7 +78,6 @@ class WorldEnv(ControlEnv):
         max_steps: int = 0,
         render: bool = False,
         difficulty: Difficulty | None = None,
-        branch: int = 0,
     ):
         n, spec = num_envs, model.spec
         if not spec.horizon:
@@ -101,13 +90,7 @@ class WorldEnv(ControlEnv):
                 f"--max-steps must be at most {spec.horizon}, the calibrated horizon of this world model, "
                 f"got {max_steps}; for more train it longer, or on more and longer episodes"
             )
-        if branch and model.frames.first.all():
-            raise UserError(
-                "this world model keeps no frames within its episodes, where branches begin: it was made by "
-                "an older version; train it again: robo_rl wm train DATASET"
-            )
         self.model, self.num_envs, self.judge, self.difficulty = model, n, judge or judges.Head(), difficulty
-        self.branch = branch
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         self.render_mode = "rgb_array" if render else None
         if render and not spec.control.views:
@@ -155,17 +138,14 @@ class WorldEnv(ControlEnv):
         if first := getattr(self.model, "first", None):
             obs, task = first(starts)
         else:
-            at = frame_of(self.model.frames, starts, self.branch > 0)
+            at = frame_of(self.model.frames, starts)
             if self.difficulty is not None:
-                pool = learnt_frames(self.model.frames, self.branch > 0)
+                pool = np.flatnonzero(self.model.frames.first & ~self.model.frames.held)
                 at = np.where(starts < EVAL_START, self.difficulty.pick(at, starts, pool), at)
             self.frame[ids], self.born[ids] = at, 0 if self.difficulty is None else self.difficulty.born[at]
             obs, task = {k: v[at] for k, v in self.model.frames.obs.items()}, self.model.frames.task[at]
         rows = torch.from_numpy(ids)
-        carry = self.model.start(obs | {"task": self.words[task]}, starts)
-        if "before" in carry and "before" in obs:  # within an episode it is in motion
-            carry["before"] = torch.from_numpy(np.ascontiguousarray(obs["before"]))
-        for k, v in carry.items():
+        for k, v in self.model.start(obs | {"task": self.words[task]}, starts).items():
             if k not in self.carry:
                 self.carry[k] = v.new_zeros((self.num_envs, *v.shape[1:]))
             self.carry[k] = self.carry[k].index_copy(0, rows, v)
@@ -233,7 +213,7 @@ class WorldEnv(ControlEnv):
         self.clips.add(before, np.where(alive, self.steps, 0))
         self.steps += alive
         self.uncertainty = np.where(known, unsure, self.uncertainty).astype(np.float32)
-        late = alive & (self.steps >= self._limits())
+        late = alive & (self.steps >= self.spec.max_steps)
         spec = self.model.spec
         last = late | (terminal > 0.5) | (self.uncertainty > spec.threshold)
         won = self._judge(known & due(self.judge, self.steps, last), before, actions, chance)
@@ -254,12 +234,6 @@ class WorldEnv(ControlEnv):
             self.truncated.copy(),
             {"success": self.success.copy(), "uncertainty": self.uncertainty.copy(), "cut": cut},
         )
-
-    def _limits(self) -> np.ndarray:
-        """int64[N]: steps of each episode."""
-        most = self.spec.max_steps
-        short = (self.starts < EVAL_START) & (self.branch > 0)
-        return np.where(short, min(self.branch, most), most)
 
     def _look(self, moved: np.ndarray) -> None:
         """Pictures of the lanes that moved and of those whose pictures are old, where the step drew none."""
@@ -305,12 +279,12 @@ class WorldEnv(ControlEnv):
     def origins(self, starts: np.ndarray) -> np.ndarray | None:
         """int64[n]: the recorded frame that the episode of each start id begins from; None: each is of its
         own."""
-        return None if hasattr(self.model, "first") else frame_of(self.model.frames, starts, self.branch > 0)
+        return None if hasattr(self.model, "first") else frame_of(self.model.frames, starts)
 
     def cuts(self) -> np.ndarray:
         """bool[N]: the episode ended because the model no longer knew."""
         doubt = self.uncertainty > self.model.spec.threshold
-        return self.truncated & (doubt | (self.steps < self._limits()))
+        return self.truncated & (doubt | (self.steps < self.spec.max_steps))
 
     def in_commands(self, data):
         """A data set whose actions are in the units of what the model learnt from, in its commands.
@@ -419,11 +393,10 @@ def make_world(
     render: bool = False,
     device: str = "cpu",
     hard: float = 0.0,
-    branch: int = 0,
 ) -> WorldEnv:
     """The env of `--sim wm:PATH`; what else a simulator can be told must be what was recorded, or "" (0
     pixels) for it. `hard`: share of the episodes, but those of evaluation, that begin where success is
-    open. `branch`: see the module."""
+    open."""
     if num_envs < 1:
         raise UserError(f"num_envs must be >= 1, got {num_envs}")
     model = worlds.load(path, device)
@@ -457,5 +430,4 @@ def make_world(
         from world_models.text_tasks import difficulty_of
 
         difficulty = difficulty_of(model, hard)
-    said = judges.make(judge) if judge else None
-    return WorldEnv(model, num_envs, said, max_steps, render, difficulty, branch)
+    return WorldEnv(model, num_envs, judges.make(judge) if judge else None, max_steps, render, difficulty)

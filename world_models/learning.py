@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from world_models.wan_options import DiffusersConfig
 
 SAVE_EVERY = 20.0  # s between two saved states of an unfinished fit
-BETWEEN = 2048  # frames within episodes that a model keeps, where branches may begin
 
 
 # ---- the run -----------------------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ def fit_in(
         save_fit(fitter, saved, len(data.action))
         progress.say("measuring it on held-out episodes")
         model, report = job.finish()
-        model.frames = data.frames(BETWEEN)
+        model.frames = data.frames()
         worlds.save(model, folder / "model")
         took = time.monotonic() - began
         files.write_json(folder / "calibration.json", report | {"seconds": took})

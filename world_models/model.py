@@ -99,9 +99,9 @@ class WorldSpec:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """F recorded observations that episodes may begin from: obs {state float32[F,S], before (the state of the
-    step before; folders of older versions lack it), image/<view> uint8[F,h,w,3]}, task int64[F] into the
-    spec's tasks, first bool[F] (an episode began there), held bool[F] (kept from training)."""
+    """F recorded observations that episodes may begin from: obs {state float32[F,S], image/<view>
+    uint8[F,h,w,3]}, task int64[F] into the spec's tasks, first bool[F] (an episode began there), held bool[F]
+    (kept from training)."""
 
     obs: Mapping[str, np.ndarray]
     task: np.ndarray

@@ -121,25 +121,18 @@ class Recorded:
         want[self.end[self.success] - 1] = 1
         return bool(np.array_equal(self.reward, want))
 
-    def frames(self, between: int = 0) -> Frames:
-        """The first observation of every episode, and after them at most `between` from within the episodes
-        that are not held out, evenly spaced; half of these from episodes that succeeded."""
-        held, inside = self.held, np.ones(len(self.action), bool)
-        inside[self.first] = False
-        inside[np.repeat(held, self.lengths)] = False
-        won = np.repeat(self.success, self.lengths)
-        good, other = (spaced(np.flatnonzero(inside & x), between // 2) for x in (won, ~won))
-        row = np.concatenate([self.first, good, other])
-        of = np.searchsorted(self.end, row, side="right")
-        first = np.arange(len(row)) < len(self)
-        obs = {"state": self.state[row], "before": self.state[np.where(first, row, row - 1)]}
-        obs |= {f"image/{v}": x[row] for v, x in self.images.items()}
-        return Frames(obs, self.task[of].astype(np.int64), first, held[of])
-
-
-def spaced(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of `rows` [n], evenly spaced."""
-    return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
+    def frames(self, every: int = 0) -> Frames:
+        """The first observation of every episode, and with `every` > 0 each so-manieth one after it."""
+        rows, first, held = [], [], []
+        for e, (a, b) in enumerate(zip(self.first, self.end, strict=True)):
+            mine = np.arange(a, b, every) if every else np.array([a])
+            rows.append(mine)
+            first.append(mine == a)
+            held.append(np.full(len(mine), self.held[e]))
+        row = np.concatenate(rows)
+        task = np.repeat(self.task, [len(r) for r in rows])
+        obs = {"state": self.state[row]} | {f"image/{v}": x[row] for v, x in self.images.items()}
+        return Frames(obs, task.astype(np.int64), np.concatenate(first), np.concatenate(held))
 
 
 def control_of(features, robot: str, longest: int) -> ControlSpec:

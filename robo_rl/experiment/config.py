@@ -96,7 +96,6 @@ class TrainConfig:
             "dream_refit",
             "dream_updates",
             "dream_hard",
-            "dream_branch",
         ),
     }
 
@@ -227,9 +226,6 @@ class TrainConfig:
     dream_hard: float = 0.0
     """Share of dreamt episodes, and of those with --sim wm:PATH, that begin where success is most uncertain
     (DreamGym), not just anywhere; in a model of text also in tasks that it writes."""
-    dream_branch: int = 0
-    """With --sim wm:PATH: episodes to learn from begin anywhere in the recorded ones and last so many steps,
-    so that RL cannot exploit the errors of long rollouts (MBPO); 0: as recorded."""
     eval_episodes: int = 200
     """Starts of each evaluation, of each task."""
     eval_every: int = 0
@@ -273,7 +269,6 @@ class TrainConfig:
             ("eval_every", 0, 10**12),
             ("dream", 0, 0.99),
             ("dream_hard", 0, 1),
-            ("dream_branch", 0, 10**6),
             ("dream_refit", 1, 10**12),
             ("dream_updates", 1, 10**7),
             ("eval_envs", 0, 10**6),

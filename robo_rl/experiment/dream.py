@@ -45,8 +45,6 @@ def lanes(config: TrainConfig) -> int:
 
 def check(config: TrainConfig) -> None:
     """Raise UserError for a ratio that the envs cannot keep, and for options that nothing would follow."""
-    if config.dream_branch and not config.sim.startswith("wm:"):
-        raise UserError(f"--dream-branch goes with --sim wm:PATH, got --sim {config.sim}")
     if not config.dream:
         if config.dream_model:
             raise UserError(

@@ -70,7 +70,6 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
 
 def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "ControlEnv":
     """The env of these options."""
-    in_model = {"hard": config.dream_hard, "branch": config.dream_branch}
     return make(
         config.sim,
         config.task,
@@ -86,7 +85,7 @@ def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "Contr
         judge=config.judge,
         **({"cameras": config.cameras} if config.cameras else {}),
         **({"device": config.device} if config.sim in ON_DEVICE or config.sim.startswith("wm:") else {}),
-        **(in_model if config.sim.startswith("wm:") else {}),
+        **({"hard": config.dream_hard} if config.sim.startswith("wm:") and config.dream_hard else {}),
     )
 
 

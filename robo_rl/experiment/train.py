@@ -291,7 +291,7 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
 
         offline.check(config)
         return
-    if config.dream or config.dream_model or config.dream_hard or config.dream_branch:
+    if config.dream or config.dream_model or config.dream_hard:
         from robo_rl.experiment import dream
 
         dream.check(config)
