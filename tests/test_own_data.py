@@ -1,5 +1,6 @@
 """Data sets of any robot: their units, cameras, labels; trained on without an env, in bounded memory."""
 
+import gc
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from robo_rl.data.episode import Episode, Features
 from robo_rl.data.frames import FrameStore, choose_views
 from robo_rl.data.lerobot import load
 from robo_rl.data.meta import load_meta
+from robo_rl.data.video import VideoReader
 from robo_rl.data.writer import Writer
 from robo_rl.demos import axis_statistics, demo_sampler, fit_normalisers
 from robo_rl.errors import UserError
@@ -88,6 +90,21 @@ def test_a_process_whose_threads_have_videos_open_can_fork(sets):
         time.sleep(0.01)
     batches.close()
     assert os.waitstatus_to_exitcode(done[1]) == 7
+
+
+def test_videos_that_were_read_ahead_do_not_stay_open(sets):
+    def opened() -> int:
+        gc.collect()
+        return sum(type(x) is VideoReader for x in gc.get_objects())
+
+    before = opened()
+    store = FrameStore(load(sets["droid"]), {"a": "wrist_left"}, budget=1, threads=2)
+    for _ in range(2):
+        assert len(list(store.ahead([np.arange(8)] * 9))) == 9
+    end = time.monotonic() + 60
+    while (now := opened()) > before and time.monotonic() < end:
+        time.sleep(0.01)  # its threads may not have ended yet
+    assert now <= before
 
 
 def test_a_picture_that_was_kept_is_not_decoded_again(sets):

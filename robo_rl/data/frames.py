@@ -21,6 +21,10 @@ from robo_rl.data.reader import Dataset
 from robo_rl.errors import UserError
 
 Pictures = dict[str, np.ndarray]
+OpenVideos = OrderedDict[Path, video.VideoReader]
+# by thread. Not a threading.local: a forked child empties that, and would wait for ever to close a video that
+# another thread had open
+Readers = dict[int, OpenVideos]
 PIECE = 16  # pictures that are decoded before they are changed
 OPEN = 8  # videos that a thread keeps open
 
@@ -62,9 +66,7 @@ class FrameStore:
         self._slot = np.full(rows, -1, np.int64)  # of a row
         self._row = np.full(slots, -1, np.int64)  # of a slot
         self._next, self._lock = 0, threading.Lock()
-        # by thread. Not a threading.local: a forked child empties that, and would wait for ever to close a
-        # video that another thread had open
-        self._readers: dict[int, OrderedDict[Path, video.VideoReader]] = {}
+        self._readers: Readers = {}  # of threads that ask without `ahead`
         self.decoded = 0  # rows, so far
 
     def all(self, tick: Callable[[int], None] = lambda rows: None) -> Pictures:
@@ -79,8 +81,9 @@ class FrameStore:
             tick(int(self.data.to[e]))
         return self._kept
 
-    def get(self, rows: np.ndarray) -> Pictures:
-        """The pictures of `rows` int64[B]. BrokenDataset: a video is damaged."""
+    def get(self, rows: np.ndarray, readers: Readers | None = None) -> Pictures:
+        """The pictures of `rows` int64[B]. `readers`: where open videos are kept. BrokenDataset: a video is
+        damaged."""
         rows = np.asarray(rows, np.int64)
         out = {name: np.empty((len(rows), *shape), np.uint8) for name, shape in self.shapes.items()}
         with self._lock:
@@ -91,7 +94,9 @@ class FrameStore:
         missing, back = np.unique(rows[~there], return_inverse=True)
         if not len(missing) or not self.views:
             return out
-        made = {name: self._decode(source, missing) for name, source in self.views.items()}
+        readers = self._readers if readers is None else readers
+        opened = readers.setdefault(threading.get_ident(), OrderedDict())
+        made = {name: self._decode(source, missing, opened) for name, source in self.views.items()}
         for name, x in made.items():
             out[name][~there] = x[back]
         with self._lock:
@@ -113,10 +118,11 @@ class FrameStore:
                 yield rows, self.get(rows)
             return
         waiting: deque[tuple[np.ndarray, Future[Pictures]]] = deque()
+        readers: Readers = {}
         pool = ThreadPoolExecutor(self.threads, "decode")
         try:
             for rows in batches:
-                waiting.append((rows, pool.submit(self.get, rows)))
+                waiting.append((rows, pool.submit(self.get, rows, readers)))
                 if len(waiting) > self.threads:
                     rows, made = waiting.popleft()
                     yield rows, made.result()
@@ -125,7 +131,7 @@ class FrameStore:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _decode(self, source: str, rows: np.ndarray) -> np.ndarray:
+    def _decode(self, source: str, rows: np.ndarray, readers: OpenVideos) -> np.ndarray:
         """Changed pictures of one camera for rising rows."""
         data, parts = self.data, []
         episodes = np.searchsorted(data.to, rows, side="right")
@@ -135,7 +141,8 @@ class FrameStore:
                 parts.append(self._change(data.frames(source, e)[inside]))
                 continue
             path = data.sound_video(source, e)
-            numbers, reader = inside + int(data.meta.video_start[source][e]), self._reader(source, path)
+            numbers = inside + int(data.meta.video_start[source][e])
+            reader = self._reader(source, path, readers)
             try:
                 parts += [
                     self._change(reader.read(numbers[i : i + PIECE])) for i in range(0, len(numbers), PIECE)
@@ -144,9 +151,8 @@ class FrameStore:
                 raise BrokenDataset(path, f"episode {e}: {error}", data.meta.root, e) from None
         return np.concatenate(parts)
 
-    def _reader(self, source: str, path: Path) -> video.VideoReader:
+    def _reader(self, source: str, path: Path, readers: OpenVideos) -> video.VideoReader:
         """This thread's open video."""
-        readers = self._readers.setdefault(threading.get_ident(), OrderedDict())
         if (found := readers.get(path)) is None:
             found = readers[path] = video.VideoReader(path, self.data.features.fps, self.data.views[source])
             if len(readers) > OPEN:
