@@ -120,9 +120,12 @@ class LeaseClient:
     def release(self) -> None:
         self.orders.publish(Text(f"release {self.name}"))
 
+    def disarm(self) -> None:
+        self.orders.publish(Text("disarm"))
+
     def give_up(self) -> None:
         """Disarm the arm, which is ours, and release it."""
-        self.orders.publish(Text("disarm"))
+        self.disarm()
         self.release()
 
     def refusals(self) -> list[str]:

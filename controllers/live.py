@@ -141,6 +141,11 @@ class LiveArm:
             self.sleep(left)
         self.bridge.measure(self.clock())
 
+    def rest(self) -> None:
+        """Disarm the arm at once: what comes next (results, a learner's update) may take longer than the
+        silence after which its governor stops for good."""
+        self.lease.disarm()
+
     def state(self) -> np.ndarray:
         return self.bridge.observation()
 

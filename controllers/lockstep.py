@@ -115,6 +115,9 @@ class LockstepArm:
             self.run()
         self.bridge.measure(self.arm.t)
 
+    def rest(self) -> None:
+        """Nothing: time stands still between episodes."""
+
     def tick(self, policy: PolicyClient) -> None:
         """One period of the whole bridge, with its schedule and a policy."""
         self.bridge.tick(policy, self.arm.t)

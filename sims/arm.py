@@ -50,6 +50,9 @@ class Body(Scenery, Protocol):
     def act(self, action: np.ndarray) -> None:
         """Do an action [7], for as long as it takes."""
 
+    def rest(self) -> None:
+        """The episode is over: nothing more comes until the next begins."""
+
     def state(self) -> np.ndarray:
         """float32 [S], in the order of `state_names_of(task)`."""
         ...
@@ -191,6 +194,8 @@ class ArmEnv(ControlEnv):
             reward[i] = self.success[i] = self.terminated[i] = succeeded(self.task, self.bodies[i])
         self.steps += alive
         self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
+        for i in np.flatnonzero(alive & (self.terminated | self.truncated)).tolist():
+            self.bodies[i].rest()
         self._look(np.flatnonzero(alive))
         return (
             self._obs(),

@@ -457,7 +457,7 @@ def test_lockstep_publishes_simulated_time():
 # ---- the arm as an env over services -----------------------------------------------------------------------
 
 
-def live(there):
+def live(there, max_steps=0):
     robot = load_robot("sim")
     task = policy_interface(Config, ObsSpec(state=36, action=7))
     body = LiveArm(
@@ -469,7 +469,21 @@ def live(there):
         clock=there.client.now,
         sleep=there.run,
     )
-    return ArmEnv(TASKS["pick_cube"], [body]), body
+    return ArmEnv(TASKS["pick_cube"], [body], max_steps), body
+
+
+def test_an_arm_whose_episode_is_over_is_disarmed_and_not_left_to_stop():
+    there = There(speed=1.5)
+    env, body = live(there, max_steps=3)
+    for start in (5, 6):
+        env.reset(options={"starts": np.array([start])})
+        for _ in range(3):
+            _, _, _, truncated, _ = env.step(np.float32([[0.3, 0, 0, 0, 0, 0, 1]]))
+        assert truncated.all()
+        there.run(3.0)  # what a learner's update takes, or writing the results: more than `give_up`
+        assert there.node.governor.state == "DISARMED"
+    body.end()
+    assert not body.stops
 
 
 def test_the_live_arm_does_what_the_lockstep_arm_does():
