@@ -131,7 +131,7 @@ class FrameStore:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _decode(self, source: str, rows: np.ndarray, readers: OpenVideos) -> np.ndarray:
+    def _decode(self, source: str, rows: np.ndarray, opened: OpenVideos) -> np.ndarray:
         """Changed pictures of one camera for rising rows."""
         data, parts = self.data, []
         episodes = np.searchsorted(data.to, rows, side="right")
@@ -142,7 +142,7 @@ class FrameStore:
                 continue
             path = data.sound_video(source, e)
             numbers = inside + int(data.meta.video_start[source][e])
-            reader = self._reader(source, path, readers)
+            reader = self._reader(source, path, opened)
             try:
                 parts += [
                     self._change(reader.read(numbers[i : i + PIECE])) for i in range(0, len(numbers), PIECE)
@@ -151,13 +151,13 @@ class FrameStore:
                 raise BrokenDataset(path, f"episode {e}: {error}", data.meta.root, e) from None
         return np.concatenate(parts)
 
-    def _reader(self, source: str, path: Path, readers: OpenVideos) -> video.VideoReader:
+    def _reader(self, source: str, path: Path, opened: OpenVideos) -> video.VideoReader:
         """This thread's open video."""
-        if (found := readers.get(path)) is None:
-            found = readers[path] = video.VideoReader(path, self.data.features.fps, self.data.views[source])
-            if len(readers) > OPEN:
-                readers.popitem(last=False)[1].close()
-        readers.move_to_end(path)
+        if (found := opened.get(path)) is None:
+            found = opened[path] = video.VideoReader(path, self.data.features.fps, self.data.views[source])
+            if len(opened) > OPEN:
+                opened.popitem(last=False)[1].close()
+        opened.move_to_end(path)
         return found
 
 
