@@ -1047,3 +1047,17 @@ def test_of_a_kind_of_world_model_that_is_given_twice_the_last_one_counts():
 
     made = wm.parse(["train", "data", "--kind=video", "--kind", "encoded"])
     assert made == wm.parse(["train", "data", "--kind", "encoded"]) and made.kind == "encoded"
+
+
+@pytest.mark.parametrize(
+    "typed, cut, learn",
+    [
+        ([], None, None),
+        (["--cut"], True, None),
+        (["--no-cut", "--learn-from-successes", "--seed", "3"], False, True),
+        (["--cut", "False", "--learn-from-successes", "True"], False, True),
+    ],
+)
+def test_an_option_that_is_on_off_or_left_to_the_protocol_is_a_flag_as_its_help_says(typed, cut, learn):
+    options = parse_arguments(["correct", "runs/a", *typed])[1]
+    assert (options.cut, options.learn_from_successes) == (cut, learn)

@@ -221,4 +221,4 @@ def test_rounds_that_made_it_no_better_are_followed_by_what_else_helps(best, cap
     result = {"success": 0.9, "low": 0.8, "high": 1.0, "n": 20, "list": 1, "round": best}
     nobody = {"operator_minutes": None}
     print_table([result | nobody | {"round": k} for k in range(2)], result)
-    assert ("--learn-from-successes True" in capsys.readouterr().out) == (best == 0)
+    assert ("--learn-from-successes" in capsys.readouterr().out) == (best == 0)

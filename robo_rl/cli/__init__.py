@@ -9,6 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from typing import get_type_hints
 
 from robo_rl.child import set_openmp
 from robo_rl.errors import UserError, choose, is_swapped, utf8
@@ -186,7 +187,7 @@ def parse_options(cls, command: str, argv: list[str], **default):
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(cls, prog=f"robo_rl {command}", args=argv, **default)
+            return tyro.cli(cls, prog=f"robo_rl {command}", args=with_values(cls, argv), **default)
     except SystemExit as e:
         if not e.code:  # --tyro-print-completion
             raise
@@ -202,6 +203,21 @@ def parse_options(cls, command: str, argv: list[str], **default):
             more = "" if "did you mean" in told or command != "train" else of_other_methods(argv, options)
             told = ours(command, argv, options) or more or told
         raise UserError(f"{told} (robo_rl {command} --help lists the options)") from None
+
+
+def with_values(cls, argv: list[str]) -> list[str]:
+    """argv with the flags of a field `cut: bool | None` as tyro takes them: `--cut True` for `--cut`, `--cut
+    False` for `--no-cut`."""
+    flags = {n.replace("_", "-") for n, kind in get_type_hints(cls).items() if kind == (bool | None)}
+    out: list[str] = []
+    for arg, following in zip(argv, [*argv[1:], ""], strict=True):
+        if arg[:2] == "--" and arg[2:] in flags and following not in ("True", "False", "None"):
+            out += [arg, "True"]
+        elif arg[:5] == "--no-" and arg[5:] in flags:
+            out += [f"--{arg[5:]}", "False"]
+        else:
+            out.append(arg)
+    return out
 
 
 PLAIN = (  # what Python and tyro say of a value, and what people understand

@@ -74,5 +74,5 @@ def print_table(rows: list[dict], report: dict) -> None:
     if report["round"] == 0 and len(rows) > 1:
         print(
             "no round was better than the policy that practised. Where it mostly succeeds, its own successes "
-            "keep what it can: --learn-from-successes True; else more help: --human-steps or --episodes"
+            "keep what it can: --learn-from-successes; else more help: --human-steps or --episodes"
         )
