@@ -2,17 +2,27 @@
 ends it with its words."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from commands import robo_rl
+from streams import NORTH, TR, Feed, key, press, stick
 from toys import PointReach
 
+from robo_rl.data.reader import load
 from robo_rl.experiment import evaluation
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.options import PolicyOptions
+from robo_rl.human.intervention import CORRECTION
+from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.rollout import Collector
+from robo_rl.runtime.branches import make_control
+from robo_rl.runtime.episode_slots import EpisodeSlots
+from robo_rl.runtime.in_process import InProcessFeed
+from robo_rl.runtime.worker import Worker
 from robo_rl.starts import CHOOSE
 
 ENV = '''
@@ -64,7 +74,12 @@ SMALL = [
     256,
 ]
 ON = [*RUN, *SMALL, "--algo", "ppo", "--rl.decisions", 16, "--rl.minibatch", 16]
+GROUPS = [*ON, "--envs", 4, "--rl.advantage", "grpo", "--rl.whiten", "batch", "--rl.group", 2]
+PERIODIC = [*GROUPS, "--periodic", 2, "--rl.epochs", 1]
+SLOTS = [*GROUPS, "--max-staleness", 1]
 OFF = [*RUN, *SMALL, "--algo", "rlpd", "--rl.warmup", 64, "--rl.utd", 1, "--policy.critic-hidden", 8]
+RUNS = [ON, OFF, GROUPS, PERIODIC, SLOTS]
+NAMES = ["on-policy", "from replay", "groups", "periodic", "episode slots"]
 
 
 def run(place, command, fails):
@@ -75,13 +90,14 @@ def run(place, command, fails):
     return done, rows
 
 
-@pytest.mark.parametrize("command", [ON, OFF], ids=["on-policy", "from replay"])
+@pytest.mark.parametrize("command", RUNS, ids=NAMES)
 def test_a_run_in_one_process_goes_on_where_its_simulator_failed(tmp_path, command):
     done, rows = run(tmp_path, command, "53")  # of each life
     assert done.code == 0, done
     assert done.err.count("the simulator ended and is started anew") == 1, "said once"
-    assert "step of env 0 failed: RuntimeError: the solver diverged" in done.err
+    assert re.search(r"step of env \d failed: RuntimeError: the solver diverged", done.err)
     assert rows[-1]["step"] >= 240 and "nothing was learnt" not in done.err
+    assert max(row.get("health/restarts", 0) for row in rows) >= 1, "counted"
 
 
 @pytest.mark.parametrize("command", [ON, OFF], ids=["on-policy", "from replay"])
@@ -96,6 +112,65 @@ def test_one_that_fails_all_the_time_ends_the_run_with_its_words_and_the_run_is_
     done, rows = run(tmp_path, [*command, "--steps", "100000"], "9")
     assert done.code == 2 and "6 times by the same error" in done.err
     assert "the solver diverged" in done.err and "robo_rl train --resume run" in done.err
+
+
+POINTS = '''
+from toys import PointReach
+
+
+class Points(PointReach):
+    """Its step `fails` fails."""
+
+    made, fails = 0, 150
+
+    def step(self, actions):
+        self.made += 1
+        if self.made == self.fails:
+            raise RuntimeError("the solver diverged")
+        return super().step(actions)
+
+
+def make(num_envs, task="", reward="", max_steps=0):
+    env = Points(num_envs, max_steps or 20)
+    env.fails = 40 if max_steps else 150  # a person has longer episodes
+    return env
+'''
+HELPED = [
+    *["train", "--sim", "points:make", "--workers", 0, "--no-video", "--out", "run", *SMALL],
+    *["--algo", "hil_serl", "--demos", 2, "--bc.updates", 5, "--rl.warmup", 32, "--rl.utd", 1],
+]
+
+
+def helped(place, *more):
+    """A run with help whose simulator fails -> (its rows of RL, the data set of its corrections)."""
+    (place / "points.py").write_text(POINTS)
+    done = robo_rl(place, *HELPED, *more)
+    assert done.code == 0, done
+    assert done.err.count("the simulator ended and is started anew: RuntimeError: the solver diverged") == 1
+    rows = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "health/restarts" in row], load(place / "run" / "corrections")
+
+
+def test_a_run_with_a_scripted_person_goes_on_where_its_simulator_failed_and_so_does_the_person(tmp_path):
+    quick = ["--rl.operator", "scripted", "--rl.scripted-operator.notice-time", 0.2]
+    rows, corrections = helped(tmp_path, "--envs", 2, "--steps", 600, *quick)
+    failed = next(i for i, row in enumerate(rows) if row["health/restarts"])
+    minutes = [row["human/operator_minutes"] for row in rows]
+    assert rows[-1]["step"] >= 600 and 0 < minutes[failed] < minutes[-1] and minutes == sorted(minutes)
+    assisted = sum(round(row.get("human/assisted", 0) * row["train/episodes"]) for row in rows)
+    assert len(corrections) == assisted > 0, "each episode with help that ended, once"
+
+
+def test_a_person_keeps_the_device_where_the_simulator_failed(tmp_path):
+    idle, help_ = [b""] * 6, [key(TR) + stick(1, -1), *[b""] * 4, press(NORTH), key(TR, 0)]
+    held = [key(TR) + stick(1, -1), *[b""] * 25]  # while it fails
+    feed = Feed(tmp_path / "pad", [*idle, *help_, *idle, *held, press(NORTH), key(TR, 0), *idle])
+    person = ["--rl.operator", f"gamepad:{feed.path}", "--rl.operator-speed", 0]
+    rows, corrections = helped(tmp_path, "--envs", 1, "--steps", 56, *person)
+    feed.close()
+    assert rows[-1]["health/restarts"] == 1 and rows[-1]["step"] >= 56
+    assert len(corrections) == 2 and corrections.success.all()
+    assert (corrections.phase == CORRECTION).sum() >= 4
 
 
 def test_an_evaluation_begins_anew_where_the_simulator_failed(tmp_path):
@@ -162,3 +237,76 @@ def test_a_simulator_that_fails_costs_the_video_and_not_the_run(judged, monkeypa
     monkeypatch.setattr(evaluation, "film", mistake)
     with pytest.raises(RuntimeError, match="of ours"):
         evaluator.film("sft", policy())
+
+
+class Fails(PointReach):
+    """Its step number `fails` fails; 0: none does."""
+
+    fails = 0
+
+    def __init__(self, n):
+        super().__init__(n, limit=24, radius=0.4)  # episodes of 1 to 12 decisions
+        self.made = 0
+
+    def step(self, actions):
+        self.made += 1
+        if self.made == self.fails:
+            raise RuntimeError("the solver diverged")
+        return super().step(actions)
+
+
+def feed_of(kind, fails=0, seed=0, uid=0):
+    """A feed of groups of 4 in 8 envs, whose simulator fails once; `uid` of its first lease."""
+    small = PolicyOptions(horizon=2, execute=2, hidden=32, layers=2)
+    acts = make_policy(small, ObsSpec(state=4, action=2, action_names=("x", "y")), 0)
+    trees = PiRlOptions(decisions=0, advantage="tree", group=4, tree_roots=2, tree_forks=1)
+
+    def collector(env, key):
+        return Collector(env, acts, 0.99, key)
+
+    def make(i, refresh):
+        env = Fails(8)
+        env.fails = fails
+        c = collector(env, seed)
+        if kind == "trees":
+            return EpisodeSlots(i, c, acts, refresh, 4, control=make_control(trees, c))
+        return Worker(i, c, acts, refresh, 0, True, 4)
+
+    batch = 16 if kind == "periodic" else 8
+    feed = InProcessFeed(1, make, batch, 0, 12, 0, again=lambda i, key: collector(Fails(8), key))
+    feed.ledger.next_uid = uid
+    return feed
+
+
+def batch_of(kind, feed):
+    pieces = list(feed.stream()) if kind == "periodic" else [feed.next()]
+    feed.publish()
+    feed.commit()
+    feed.ledger.check()
+    return pieces
+
+
+@pytest.mark.parametrize("kind", ["groups", "periodic", "trees"])
+def test_groups_that_a_failure_cut_are_made_anew_whole_and_nothing_of_them_is_learnt_from(kind, capfd):
+    feed = feed_of(kind, 3)  # before a group is whole
+    leased = 2 if kind == "trees" else 1
+    got = batch_of(kind, feed)
+    assert feed.restarts == 1 and feed.note() == "1 restart" and feed.stats()["health/restarts"] == 1
+    assert (
+        capfd.readouterr().err.count("the simulator ended and is started anew: RuntimeError: the solver") == 1
+    )
+    clean = feed_of(kind, seed=leased, uid=leased)  # begins where the other began anew
+    for a, b in zip(got, batch_of(kind, clean), strict=True):
+        assert torch.equal(a.outcome, b.outcome) and torch.equal(a.x0, b.x0) and torch.equal(a.mask, b.mask)
+        assert a.stats["episodes"] == b.stats["episodes"]
+
+
+@pytest.mark.parametrize("kind", ["groups", "periodic", "trees"])
+def test_whenever_a_simulator_fails_the_batches_after_it_are_of_whole_episodes(kind):
+    for fails in (25, 31, 40, 52):
+        feed = feed_of(kind, fails)
+        pieces = [piece for _ in range(6) for piece in batch_of(kind, feed)]
+        assert feed.restarts == 1
+        for piece in pieces:
+            played = piece.mask.any(0)
+            assert piece.done.any(0)[played].all() and piece.mask.shape[1] == 8

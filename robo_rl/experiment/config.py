@@ -320,9 +320,14 @@ def by_person(config: TrainConfig) -> bool:
     return isinstance(config.rl, OffPolicyOptions) and config.rl.operator not in ("none", "scripted")
 
 
+def on_the_wire(config: TrainConfig) -> bool:
+    """Whether the env is an arm on the wire, which nobody but a person starts anew."""
+    return config.sim.split(":")[0] == "dds"
+
+
 def is_live(config: TrainConfig) -> bool:
-    """Whether a step may wait for a person or for hardware, which nobody but a person starts anew."""
-    return by_person(config) or config.sim.split(":")[0] == "dds"
+    """Whether a step may wait for a person or for hardware."""
+    return by_person(config) or on_the_wire(config)
 
 
 def load_config(folder: Path) -> TrainConfig:

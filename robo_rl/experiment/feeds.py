@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig, is_live, rollout_options
+from robo_rl.experiment.config import TrainConfig, on_the_wire, rollout_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size, shares, staleness, workers
 from robo_rl.noise import mix
@@ -118,10 +118,10 @@ def collectors_anew(config: TrainConfig, policy, build, control):
     """`again` of an `InProcessFeed`; None: a failure of the simulator is to end the run."""
     from robo_rl.rollout import Collector
 
-    if group_size(config) or config.periodic or is_live(config):
+    if on_the_wire(config):
         return None
     make, gamma = build or functools.partial(make_env, config), rollout_options(config).gamma
-    return lambda i, k: Collector(make(config.envs), policy, gamma, mix(config.seed + 1, k), i, control)
+    return lambda i, key: Collector(make(config.envs), policy, gamma, mix(config.seed + 1, key), i, control)
 
 
 def make_pool(config: TrainConfig, jobs: list, policy):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig, by_person, is_live, replay_options
+from robo_rl.experiment.config import TrainConfig, by_person, is_live, on_the_wire, replay_options
 from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.marks import marked_states, seen_frames, seen_last
 from robo_rl.experiment.methods import find_method
@@ -28,7 +28,7 @@ from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
-from robo_rl.experiment.stage import check_operator, stage
+from robo_rl.experiment.stage import check_operator, renewed, stage
 from robo_rl.experiment.starts import make_control
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.noise import mix
@@ -224,7 +224,7 @@ class ReplayStage:
         """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's
         was."""
         from robo_rl.replay_collector import ReplayCollector
-        from robo_rl.runtime.actor import ActorJob, InProcessActor, SeparateProcessActor
+        from robo_rl.runtime.actor import ActorJob, InProcessActor, SeparateProcessActor, Stage
 
         config, policy, e = self.config, self.learner.policy, self.config.policy.execute
         helped = int(state.get("helped", 0))
@@ -251,34 +251,26 @@ class ReplayStage:
                 job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang
             )
         here = stage(config, self.run.folder, self.run.env)
-        collector = ReplayCollector(
-            here.env,
-            policy,
-            self.online,
-            self.demos,
-            config.seed + 1,
-            here.judge,
-            here.record,
-            here.recorded if self.repeats else 0,
-            self.control,
-        )
+
+        def collector(on: Stage, seed: int) -> ReplayCollector:
+            recorded = on.recorded if self.repeats else 0
+            stores = policy, self.online, self.demos
+            return ReplayCollector(on.env, *stores, seed, on.judge, on.record, recorded, self.control)
+
+        first = collector(here, config.seed + 1)
         if self.repeats and state:
-            collector.set_state(state["gatherer"])
+            first.set_state(state["gatherer"])
         elif any(self.kept):
             self.demos.cut()
             self.online.cut()
-            collector.steps, collector.help_steps = self.run.step, helped
+            first.steps, first.help_steps = self.run.step, helped
 
-        def again(k: int) -> ReplayCollector:
+        def again(key: int) -> ReplayCollector:
             self.demos.cut()
             self.online.cut()
-            new, seed = stage(config, self.run.folder), mix(config.seed + 1, k) >> 33
-            return ReplayCollector(
-                new.env, policy, self.online, self.demos, seed, new.judge, starts=self.control
-            )
+            return collector(renewed(config, self.run.folder, here), mix(config.seed + 1, key) >> 33)
 
-        plain = replay_options(config).operator == "none" and not is_live(config)
-        return InProcessActor(collector, ROUND * e, here.close, again if plain else None)
+        return InProcessActor(first, ROUND * e, here.close, None if on_the_wire(config) else again)
 
     def train_judge(self, first: bool) -> None:
         """The classifier of `--rl.judge classifier`, trained and guarded once per run; `first`: nothing was

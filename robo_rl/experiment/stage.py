@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from robo_rl.experiment.config import TrainConfig, by_person, replay_options
+from robo_rl.experiment.config import TrainConfig, by_person, on_the_wire, replay_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.robot_names import twin
 from robo_rl.human.intervention import InterventionEnv
@@ -81,13 +81,22 @@ def stage(config: TrainConfig, folder: Path, env=None, judged: bool = True):
     return Stage(made, judge, keep, close, len(writer))
 
 
+def renewed(config: TrainConfig, folder: Path, old):
+    """The stage `old` with an env that is made anew; who helps, and the keeper of episodes, stay."""
+    env = person_env(config)[0] if by_person(config) else make_env(config, config.envs)
+    if isinstance(old.env, InterventionEnv):
+        old.env.renew(env)
+        env = old.env
+    return replace(old, env=env, judge=judge_of(config, folder, env.num_envs))
+
+
 def person_env(config: TrainConfig, env=None) -> tuple[Any, bool, int]:
     """(an env that a person has time in, whether it is not `env`, control steps of an episode that nobody
     attends).
 
     An arm on the wire has one commander: `env` stays where it is one, with its own limit.
     """
-    if env is not None and config.sim.split(":")[0] == "dds":
+    if env is not None and on_the_wire(config):
         return env, False, 0
     probe = make_env(replace(config, sim=twin(config.sim)), 1)
     limit = probe.spec.max_steps

@@ -12,7 +12,7 @@ does not blend. A blended command is not learned from: until k = B a person's ph
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces
@@ -74,6 +74,13 @@ class Operator(Protocol):
         ...
 
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray) -> None: ...
+
+
+@runtime_checkable
+class EnvOperator(Protocol):
+    """An operator who looks at the env itself."""
+
+    env: Any
 
 
 class NoOperator:
@@ -242,6 +249,13 @@ class InterventionEnv(VectorWrapper):
         if self._after_step is not None:
             self._after_step(obs, alive & r["over"], info)
         return obs, reward, terminated, truncated, info
+
+    def renew(self, env: ControlEnv) -> None:
+        """Go on in `env`, which is like the one before, after its simulator failed; the operator stays. A
+        reset of all robots comes next."""
+        self.env = env
+        if isinstance(self.operator, EnvOperator):
+            self.operator.env = env
 
     @property
     def get_state(self):

@@ -189,8 +189,8 @@ def may_step(grant: int, g: ReplayCollector, whole: bool) -> bool:
 
 
 class InProcessActor:
-    """The actor in the learner's own process; a round is `round_` control steps of every env. `again(k)`: a
-    collector in a simulator that is made anew, for the k-th time; None: a failure ends the run."""
+    """The actor in the learner's own process; a round is `round_` control steps of every env. `again(key)`: a
+    collector in a simulator that is made anew, its draws by `key`; None: a failure ends the run."""
 
     def __init__(
         self,
@@ -223,7 +223,9 @@ class InProcessActor:
             self.restarts += 1
             with contextlib.suppress(Exception):
                 self.collector.env.close()
-            old, self.collector = self.collector, self.again(self.restarts)
+            old = self.collector
+            # a resumed run counts its steps on: it makes no simulator twice
+            self.collector = self.again(old.steps + self.restarts)
             self.collector.take_over(old)
         else:
             self.errors.finished += 1

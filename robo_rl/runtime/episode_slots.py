@@ -306,6 +306,11 @@ class EpisodeSlots:
         g.over[members[done]] = True
         self.uid[envs[done]] = -1
 
+    def end(self) -> None:
+        """The groups that are open are given back."""
+        self.groups.clear()
+        self.uid[:], self.collector.alive[:] = -1, False
+
     # ---- state
 
     def state(self) -> dict:

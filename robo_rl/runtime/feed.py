@@ -82,6 +82,11 @@ def merge_batch_stats(stats: list[dict[str, float]]) -> dict[str, float]:
     return out
 
 
+def restarts(count: int) -> str:
+    """So many, for the progress line; "" for none."""
+    return f"{count} restart{'s' * (count > 1)}" * bool(count)
+
+
 @dataclass(slots=True)
 class WorkIntervals:
     """Intervals of work per role since the last `take`, in monotonic nanoseconds, for the timeline."""

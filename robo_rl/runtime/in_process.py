@@ -13,7 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.noise import mix
 from robo_rl.rollout import Collector, Columns, Layout, Rollout, new_columns
 from robo_rl.runtime.episode_slots import EpisodeSlots
-from robo_rl.runtime.feed import make_batch
+from robo_rl.runtime.feed import make_batch, restarts
 from robo_rl.runtime.ledger import Fragment, Ledger
 from robo_rl.runtime.planned import PlannedGroups, make_batch_of
 from robo_rl.runtime.rollout_buffer import Lease, finite
@@ -26,9 +26,9 @@ class InProcessFeed:
     weights are the learner's own, so they are always new.
 
     `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in
-    flight. `planned`: the groups of episode slots have sizes that are decided. `again(index, k)`: the
-    collector of a worker in a simulator that is made anew, for the k-th time, after one that failed; None:
-    a failure ends the run.
+    flight. `planned`: the groups of episode slots have sizes that are decided. `again(index, key)`: the
+    collector of a worker in a simulator that is made anew after one that failed, its draws by `key`; None: a
+    failure ends the run.
     """
 
     def __init__(
@@ -68,6 +68,14 @@ class InProcessFeed:
         return mix(self.seed, 77, self.moves) % n
 
     def _move(self, worker: Worker | EpisodeSlots) -> bool:
+        """One decision of a worker, or the end of a simulator that failed -> False where it must wait."""
+        try:
+            return self._decide(worker)
+        except Exception as e:  # noqa: BLE001 (of a user's simulator)
+            self._anew(worker, e)
+            return True
+
+    def _decide(self, worker: Worker | EpisodeSlots) -> bool:
         """One decision of a worker -> False where it must wait."""
         if isinstance(worker, EpisodeSlots):
             for _ in range(worker.wants()):
@@ -89,28 +97,31 @@ class InProcessFeed:
             if f is None:
                 return False
             worker.begin(*self._work(f, worker.collector.layout(worker.policy, worker.explore)))
-        try:
-            finished = worker.decide()
-        except Exception as e:  # noqa: BLE001 (of a user's simulator)
-            self._anew(worker, e)
-            return True
-        if finished:
+        if worker.decide():
             assert worker.lease is not None
             self._seal(worker.lease.uid, worker.made, worker.oldest)
             worker.end()
         return True
 
-    def _anew(self, worker: Worker, e: Exception) -> None:
-        """Go on in a simulator that is made anew: what the worker made stays, the episodes in it are cut."""
+    def _anew(self, worker: Worker | EpisodeSlots, e: Exception) -> None:
+        """Go on in a simulator that is made anew after one that raised `e`."""
         if self.again is None:
             raise e
-        self.errors.failed(e, worker.made > 0)
+        self.errors.failed(e, worker.collector.decision > 0)
         self.restarts += 1
         with contextlib.suppress(Exception):
             worker.collector.env.close()
-        worker.collector = self.again(worker.index, self.restarts)
-        assert worker.lease is not None
-        self._seal(worker.lease.uid, worker.made, worker.oldest)
+        # a resumed run counts its leases on: it makes no simulator twice
+        worker.collector = self.again(worker.index, self.ledger.next_uid)
+        self._cut(worker)
+
+    def _cut(self, worker: Worker | EpisodeSlots) -> None:
+        """Cut the episodes of a worker whose simulator is lost. Decisions that a critic judges stay up to
+        the cut. A group is judged by whole episodes: one that is open is given back with all it has, for its
+        episodes that had ended would be the shorter ones."""
+        for f in self.ledger.held(worker.index):
+            rows, oldest = (worker.made, worker.oldest) if isinstance(worker, Worker) else (0, 0)
+            self._seal(f.uid, 0 if self.whole else rows, oldest)
         worker.end()
 
     def _work(self, f: Fragment, rows: Layout) -> tuple[Lease, Columns]:
@@ -135,7 +146,7 @@ class InProcessFeed:
     def _seal(self, uid: int, rows: int, oldest: int) -> None:
         f = self.ledger.fragments[uid]
         f.rows = rows
-        self.errors.finished += rows == f.decisions
+        self.errors.finished += rows >= f.decisions  # of whole episodes 1
         self.ledger.seal(uid, min(1, rows) if self.whole else rows, oldest)
         if rows and finite(self.columns[f.slot], rows):
             self.ledger.refuse(uid)
@@ -195,7 +206,7 @@ class InProcessFeed:
 
     def stats(self) -> dict[str, float]:
         """Seconds per stage since the last call, and samples refused so far."""
-        out = {"health/refused": float(self.ledger.refused)}
+        out = {"health/refused": float(self.ledger.refused), "health/restarts": float(self.restarts)}
         for w in self.workers:
             for k, v in w.collector.timer.take().items():
                 out[f"time/{k}"] = out.get(f"time/{k}", 0.0) + v
@@ -206,8 +217,8 @@ class InProcessFeed:
         return []
 
     def note(self) -> str:
-        """A few words for the progress line."""
-        return ""
+        """A few words for the progress line: restarts of the simulator."""
+        return restarts(self.restarts)
 
     def state(self) -> dict:
         """Everything in flight; where the sim has no snapshots, the unfinished fragments are cut when it is

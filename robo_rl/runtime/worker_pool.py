@@ -23,7 +23,7 @@ from robo_rl.files import private_folder, read_json
 from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.batches import BatchBuilder
-from robo_rl.runtime.feed import WorkIntervals, make_batch
+from robo_rl.runtime.feed import WorkIntervals, make_batch, restarts
 from robo_rl.runtime.ledger import Fragment, Ledger
 from robo_rl.runtime.planned import PlannedGroups, make_batch_of
 from robo_rl.runtime.recovery import checkpoint_state, recover_fragments
@@ -320,11 +320,10 @@ class WorkerPoolFeed:
 
     def note(self) -> str:
         """A few words for the progress line: how old the data are, restarts."""
-        n = self.pool.restarts
         words = (
             f"data {self.stale:.1f} updates old" * bool(self.ledger.staleness),
             f"{self.workers} workers" * (self.workers != len(self.envs)),
-            f"{n} restart{'s' * (n > 1)}" * bool(n),
+            restarts(self.pool.restarts),
         )
         return " · ".join(filter(None, words))
 
