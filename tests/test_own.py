@@ -93,7 +93,7 @@ def write_page(page: str, folder: Path) -> list[list[str]]:
         if name := re.match(r"# (\w+\.py)\n", block):
             (folder / name[1]).write_text(block)
     lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()]
-    return [shlex.split(line)[1:] for line in lines if line.startswith("robo_rl ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("robo_rl ")]
 
 
 @pytest.fixture
