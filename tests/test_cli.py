@@ -1061,3 +1061,8 @@ def test_of_a_kind_of_world_model_that_is_given_twice_the_last_one_counts():
 def test_an_option_that_is_on_off_or_left_to_the_protocol_is_a_flag_as_its_help_says(typed, cut, learn):
     options = parse_arguments(["correct", "runs/a", *typed])[1]
     assert (options.cut, options.learn_from_successes) == (cut, learn)
+
+
+@pytest.mark.parametrize("argv", [["results", "page"], ["doctor"], ["train"]])
+def test_a_command_without_options_is_one(argv):
+    assert parse_arguments(argv)

@@ -210,7 +210,7 @@ def with_values(cls, argv: list[str]) -> list[str]:
     False` for `--no-cut`."""
     flags = {n.replace("_", "-") for n, kind in get_type_hints(cls).items() if kind == (bool | None)}
     out: list[str] = []
-    for arg, following in zip(argv, [*argv[1:], ""], strict=True):
+    for arg, following in zip(argv, [*argv, ""][1:], strict=True):
         if arg[:2] == "--" and arg[2:] in flags and following not in ("True", "False", "None"):
             out += [arg, "True"]
         elif arg[:5] == "--no-" and arg[5:] in flags:
