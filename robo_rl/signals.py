@@ -55,4 +55,8 @@ class StopSignal:
                 raise KeyboardInterrupt
             return
         self.asked, self.at = number, time.monotonic()
-        print("\nstopping: saving a checkpoint (press again to stop without)", file=sys.stderr)
+        print(
+            "\nstopping: after the decision, update or evaluation that is under way (with --periodic, or a "
+            "simulator on a device, the rollout) a checkpoint is saved; press again to end at once, without",
+            file=sys.stderr,
+        )

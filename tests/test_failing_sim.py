@@ -310,3 +310,22 @@ def test_whenever_a_simulator_fails_the_batches_after_it_are_of_whole_episodes(k
         for piece in pieces:
             played = piece.mask.any(0)
             assert piece.done.any(0)[played].all() and piece.mask.shape[1] == 8
+
+
+class Blind(Fails):
+    """One without snapshots."""
+
+    @property
+    def get_state(self):
+        raise AttributeError("get_state")
+
+
+def test_groups_that_a_stop_cut_in_a_simulator_without_snapshots_are_made_anew_whole(monkeypatch):
+    monkeypatch.setitem(globals(), "Fails", Blind)
+    feed, asked = feed_of("groups"), iter([False] * 3 + [True])
+    assert feed.next(lambda: next(asked)) is None
+    assert feed.workers[0].made == 3, "it stops at the next decision"
+    again = feed_of("groups", seed=1)
+    assert not again.load_state(feed.state())
+    (a,), (b,) = batch_of("groups", again), batch_of("groups", feed_of("groups", seed=1))
+    assert torch.equal(a.outcome, b.outcome) and torch.equal(a.x0, b.x0), "nothing of what was cut"

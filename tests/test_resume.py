@@ -269,6 +269,60 @@ def test_a_run_killed_at_five_random_points_ends_as_one_that_was_not(name, tmp_p
     assert_same_runs(tmp_path / "whole", tmp_path / "killed")
 
 
+POINTS = '''
+import os
+import signal
+from pathlib import Path
+from toys import PointReach
+
+
+class Points(PointReach):
+    """Step AT of its first life asks the run to stop; counts the steps of a life."""
+
+    made, name = 0, "before"
+
+    def step(self, actions):
+        self.made += 1
+        if self.name in ("first", "second"):
+            Path(self.name).write_text(str(self.made))
+            if self.made == int(os.environ["AT"]) and self.name == "first":
+                os.kill(os.getpid(), signal.SIGINT)
+        return super().step(actions)
+
+
+def make(num_envs, task="", reward="", max_steps=0):
+    env = Points(num_envs, 24, radius=0.4)
+    if num_envs == 8:  # neither demonstrations nor evaluations
+        env.name = "second" if Path("first").exists() else "first"
+    return env
+'''
+POINT = [
+    w for k, v in zip(TINY[::2], TINY[1::2], strict=False) if k not in ("--task", "--envs") for w in (k, v)
+]
+STOPPED = (*POINT, "--no-video", "--sim", "points:make", "--envs", 8, "--algo", "pi_rl")
+GROUPED = ("--rl.advantage", "grpo", "--rl.group", 4)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), GROUPED, (*GROUPED, "--max-staleness", 2), ("--rl.advantage", "tree", "--rl.group", 8)],
+    ids=["decisions", "groups", "groups ahead", "trees"],
+)
+def test_a_run_in_one_process_stops_within_a_rollout_and_goes_on_as_if_it_had_not(more, tmp_path):
+    (tmp_path / "points.py").write_text(POINTS)
+    argv = (*STOPPED, *more, "--steps", 1600, "--eval-every", 600)
+    assert (done := robo_rl(tmp_path, "train", *argv, "--out", "whole", env={"AT": "0"})).code == 0, done
+    (tmp_path / "first").unlink()
+    stopped = robo_rl(tmp_path, "train", *argv, "--out", "stopped", env={"AT": "34"})
+    assert stopped.code == 128 + signal.SIGINT and "press again to end at once" in stopped.err, stopped
+    assert int((tmp_path / "first").read_text()) <= 40, "to the end of its chunk, of 8 steps"
+    (worker,) = checkpoint.load_train(checkpoint.checkpoints(tmp_path / "stopped")[-1])[0]["feed"]["workers"]
+    assert worker.get("lease") or worker.get("groups"), "within a rollout"
+    again = robo_rl(tmp_path, "train", "--resume", "stopped", env={"AT": "0"})
+    assert again.code == 0 and (tmp_path / "second").exists(), again
+    assert_same_runs(tmp_path / "whole", tmp_path / "stopped", checkpoints=1)
+
+
 @pytest.mark.slow
 # the critic's stage comes after the warm-up, or first of all
 @pytest.mark.parametrize("name", ["hil_serl", "calql"])

@@ -115,6 +115,30 @@ def train(learner, feed, updates, each=lambda i, feed: None):
     return seen
 
 
+class Waits(PointReach):
+    """Its steps wait for a file."""
+
+    def __init__(self, file, n):
+        super().__init__(n, limit=12)
+        self.file = file
+
+    def step(self, actions):
+        while not self.file.exists():
+            time.sleep(0.01)
+        return super().step(actions)
+
+
+def test_a_learner_that_is_asked_to_stop_waits_for_no_batch_and_the_next_one_is_whole_all_the_same(tmp_path):
+    learner = make_learner()
+    feed = processes(tmp_path / "run", learner, 2, env=functools.partial(Waits, tmp_path / "go"))
+    try:
+        assert feed.next(lambda: True) is None
+        (tmp_path / "go").touch()
+        train(learner, feed, 1)
+    finally:
+        feed.close()
+
+
 def taken_uids(feed):
     """A list to which every fragment that is taken from now on is added."""
     uids, take = [], feed.ledger.take

@@ -190,7 +190,7 @@ class Counting:
     def close(self):
         pass
 
-    def next(self):
+    def next(self, stop):
         class Rollout:
             stats, ended = {"env_steps": 1000, "success": 0.5}, None
 

@@ -84,6 +84,7 @@ def steps_per_second(
                     psutil.cpu_percent()
                 clock = time.perf_counter()
                 rollout = feed.next()
+                assert rollout is not None
                 waited = time.perf_counter() - clock
                 learner.update(rollout, 0.1, feed.version)
                 feed.publish()
@@ -327,7 +328,9 @@ def overhead(args: "BenchOptions", report: "Report") -> None:
         )
 
         def loop():
-            learner.update(feed.next(), 0.1, feed.version)
+            rollout = feed.next()
+            assert rollout is not None
+            learner.update(rollout, 0.1, feed.version)
             feed.publish()
 
         return loop

@@ -32,6 +32,7 @@ from robo_rl.files import private_folder
 from robo_rl.options import RL_OPTIONS, RolloutOptions
 from robo_rl.recording import Recorder
 from robo_rl.rollout import Collector, Rollout
+from robo_rl.runtime.feed import never
 
 LEAST = 64  # episodes before a first model
 HORIZON = 32  # steps of its held-out calibration
@@ -238,8 +239,10 @@ class DreamFeed:
     def ledger(self):
         return self.inner.ledger
 
-    def next(self) -> Rollout:
-        real = self.inner.next()
+    def next(self, stop: Callable[[], bool] = never) -> Rollout | None:
+        real = self.inner.next(stop)
+        if real is None:
+            return None
         for episode in spooled(self.folder / "spool"):
             self.writer.add(episode)
         self.since += int(real.stats["env_steps"])

@@ -182,9 +182,9 @@ def make_outcomes(run: Run, saved: "dict | None") -> Outcomes:
 
 def learn(
     run: Run, learner, feed, outcomes: Outcomes, sharing: "ExperienceSharing | None" = None
-) -> tuple[dict[str, float], dict[str, float], float, list]:
+) -> tuple[dict[str, float], dict[str, float], float, list] | None:
     """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it, its
-    episodes that ended)."""
+    episodes that ended); None: a signal came before it was whole."""
     from robo_rl.runtime.feed import merge_batch_stats
 
     config, rollouts, waited, recycler = run.config, [], 0.0, getattr(learner, "lessons", None)
@@ -207,7 +207,9 @@ def learn(
         pieces = feed.stream()
         metrics = learner.accumulate(arriving(lambda: next(pieces, None)), min(1.0, run.step / config.steps))
     else:
-        rollout = next(arriving(feed.next))
+        rollout = next(arriving(lambda: feed.next(lambda: bool(run.stop.asked))), None)
+        if rollout is None:
+            return None
         batch = rollout if sharing is None else sharing.mix(rollout, learner.policy, feed.version)
         metrics = learner.update(batch, min(1.0, run.step / config.steps), feed.version)
     for rollout in rollouts:
@@ -294,7 +296,9 @@ def improve(
     cadence = Cadence(run, save, SAVE_EVERY, looked)
     while run.goes_on():
         begin, clock = time.perf_counter(), time.monotonic_ns()
-        stats, metrics, waited, ended = learn(run, learner, feed, outcomes, sharing)
+        if (learnt := learn(run, learner, feed, outcomes, sharing)) is None:
+            break
+        stats, metrics, waited, ended = learnt
         if control is not None:
             for episodes in ended:
                 control.observe(episodes)

@@ -6,6 +6,7 @@ backend). The host waits for the device once per decision, to know which envs be
 Axes as in `robo_rl.rollout`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.policies.policy import Obs
 from robo_rl.rollout import Rollout, Timer
+from robo_rl.runtime.feed import never
 
 
 def on_device(env) -> bool:
@@ -191,8 +193,8 @@ class DeviceFeed:
         if group and collector.n % group:
             raise UserError(f"--envs must be a multiple of --rl.group {group}, got {collector.n}")
 
-    def next(self) -> Rollout:
-        """The next batch."""
+    def next(self, stop: Callable[[], bool] = never) -> Rollout:
+        """The next batch, which is not kept in part: `stop` is not asked."""
         c = self.collector
         if not self.group:
             return c.collect(self.policy, self.decisions, self.version, self.explore)

@@ -2,19 +2,24 @@
 
 while training:                              (periodic: learner.accumulate(feed.stream(), progress) in their
                                              place)
-    rollout = feed.next()                    fresh enough: no decision in it is more than `staleness` versions
-                                             old
+    rollout = feed.next(stop)                fresh enough: no decision in it is more than `staleness` versions
+                                             old; None: `stop()`, which is asked while it waits, said so
     learner.update(rollout, progress, feed.version)
     feed.publish()                           version + 1
     save(..., feed.state()); feed.commit()   what was learnt from is durable, its slots are free
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from robo_rl.rollout import Columns, Rollout, rollout_of
 from robo_rl.runtime.ledger import Ledger
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
 
 
 class Feed(Protocol):
@@ -23,7 +28,7 @@ class Feed(Protocol):
     version: int
     ledger: Ledger
 
-    def next(self) -> Rollout: ...
+    def next(self, stop: Callable[[], bool] = never) -> Rollout | None: ...
     def stream(self) -> Iterator[Rollout]: ...
     def publish(self) -> None: ...
     def commit(self) -> None: ...

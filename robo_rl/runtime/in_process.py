@@ -13,7 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.noise import mix
 from robo_rl.rollout import Collector, Columns, Layout, Rollout, new_columns
 from robo_rl.runtime.episode_slots import EpisodeSlots
-from robo_rl.runtime.feed import make_batch, restarts
+from robo_rl.runtime.feed import make_batch, never, restarts
 from robo_rl.runtime.ledger import Fragment, Ledger
 from robo_rl.runtime.planned import PlannedGroups, make_batch_of
 from robo_rl.runtime.rollout_buffer import Lease, finite
@@ -57,6 +57,7 @@ class InProcessFeed:
         per_batch = max(workers, -(-batch // min(n for _, n in shares.values())) if self.whole else 0)
         self.ledger = Ledger(batch, staleness, 2 * per_batch * (staleness + 2), shares)
         self.columns: dict[int, Columns] = {}  # by slot
+        self.ahead: int | None = None  # decisions that workers go on for with a batch ready; None: not drawn
 
     @property
     def version(self) -> int:
@@ -153,16 +154,19 @@ class InProcessFeed:
         elif rows and self.planned and not self.planned.keeps(self.columns[f.slot], rows):
             self.ledger.refuse(uid, broken=False)
 
-    def next(self) -> Rollout:
+    def next(self, stop: Callable[[], bool] = never) -> Rollout | None:
         """The next batch; with staleness, workers have by then run ahead by a number of decisions that is
-        drawn."""
-        ahead = self._draw(1 + 2 * self.rows * len(self.workers)) if self.ledger.staleness else 0
+        drawn. None: `stop()` said so, and what was made so far is in `state()`."""
+        if self.ahead is None:
+            self.ahead = self._draw(1 + 2 * self.rows * len(self.workers)) if self.ledger.staleness else 0
         waiting: set[int] = set()
         refused = self.ledger.refused
         while True:
             enough = self.ledger.ready() >= self.ledger.batch
-            if enough and (ahead <= 0 or len(waiting) == len(self.workers)):
+            if enough and (self.ahead <= 0 or len(waiting) == len(self.workers)):
                 break
+            if stop():
+                return None
             assert len(waiting) < len(self.workers), "every worker waits and no batch is ready"
             if self.ledger.refused - refused > 10 * self.ledger.batch:
                 raise UserError(
@@ -172,10 +176,10 @@ class InProcessFeed:
             i = self._draw(len(self.workers)) if len(self.workers) > 1 else 0
             if self._move(self.workers[i]):
                 waiting.clear()
-                ahead -= enough
+                self.ahead -= enough
             else:
                 waiting.add(i)
-        chosen = self.ledger.take()
+        chosen, self.ahead = self.ledger.take(), None
         assert chosen is not None  # there is enough
         parts = [(self.columns[f.slot], f.rows) for f in chosen]
         return make_batch_of(self.planned, parts, self.version, self.ledger.staleness, self.workers[0].group)
@@ -227,6 +231,7 @@ class InProcessFeed:
         return {
             "ledger": self.ledger.state_dict(),
             "moves": self.moves,
+            "ahead": self.ahead,
             "columns": {s: self.columns[s] for s in sorted(slots)},
             "workers": [
                 w.state()
@@ -244,7 +249,7 @@ class InProcessFeed:
     def load_state(self, state: dict) -> bool:
         """Go on from `state()` -> whether exactly (False: the sim has no snapshots)."""
         self.ledger.load_state_dict(state["ledger"])
-        self.moves, exact = state["moves"], True
+        self.moves, self.ahead, exact = state["moves"], state.get("ahead"), True  # of before it there is none
         self.columns = {s: {k: np.array(v) for k, v in c.items()} for s, c in state["columns"].items()}
         for w, saved in zip(self.workers, state["workers"], strict=True):
             if isinstance(w, EpisodeSlots):
@@ -261,8 +266,7 @@ class InProcessFeed:
                 w.lease, w.columns = Lease(uid, slot, rows, 0, saved["lease"][4]), self.columns[slot]
                 w.made, w.oldest = saved["lease"][3], saved["lease"][5]
                 if not saved["collector"]:
-                    self._seal(w.lease.uid, w.made, w.oldest)
-                    w.end()
+                    self._cut(w)
         return exact
 
     def close(self) -> None:

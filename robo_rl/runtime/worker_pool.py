@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from robo_rl.files import private_folder, read_json
 from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.batches import BatchBuilder
-from robo_rl.runtime.feed import WorkIntervals, make_batch, restarts
+from robo_rl.runtime.feed import WorkIntervals, make_batch, never, restarts
 from robo_rl.runtime.ledger import Fragment, Ledger
 from robo_rl.runtime.planned import PlannedGroups, make_batch_of
 from robo_rl.runtime.recovery import checkpoint_state, recover_fragments
@@ -224,11 +224,13 @@ class WorkerPoolFeed:
 
     # ---- the learner's side
 
-    def next(self) -> Rollout:
-        """Wait for the next batch."""
+    def next(self, stop: Callable[[], bool] = never) -> Rollout | None:
+        """Wait for the next batch. None: `stop()` said so; what was made stays in the rollout buffer."""
         begin = time.perf_counter()
         with self.condition:
             while (chosen := self.ledger.take()) is None:
+                if stop():
+                    return None
                 if self.failure:
                     raise WorkerFailure(self.failure)
                 if not self.ledger.free and all(f.state == led.TAKEN for f in self.ledger.fragments.values()):
