@@ -174,7 +174,7 @@ def mistake(capsys, *argv: str) -> str:
         ("train --learners 2 --algo nft", "--learners above 1 goes with pi_rl, ppo, dppo"),
         ("train --learners 2 --rl.minibatch 63", "multiple of --learners 2"),
         ("workers nowhere 3", "nowhere is no run folder"),
-        ("train --demos nowhere", "--demos must be a number or the folder of a data set, got 'nowhere'"),
+        ("train --demos nowhere", "the folder of a data set, got 'nowhere': no such folder"),
         ("train --demos -3", "--demos must be a number or the folder of a data set, got '-3'"),
         (
             "train --demos .",

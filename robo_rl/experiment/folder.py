@@ -13,7 +13,9 @@ def check_folders(config: TrainConfig) -> None:
     from world_models.options import find
 
     if not config.demos.isdigit() and not Path(config.demos).exists():
-        raise UserError(f"--demos must be a number or the folder of a data set, got {config.demos!r}")
+        raise UserError(
+            f"--demos must be a number or the folder of a data set, got {config.demos!r}: no such folder"
+        )
     for run in filter(None, (config.init, config.bc.pear)):
         if not (Path(run) / "meta.json").exists():  # a checkpoint
             open_run(run)
