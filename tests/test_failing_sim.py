@@ -186,6 +186,35 @@ def test_an_evaluation_begins_anew_where_the_simulator_failed(tmp_path):
     assert evals[0] == evals[1]
 
 
+OWN = '''
+from pathlib import Path
+from toys import PointReach
+
+
+class Points(PointReach):
+    """The first step of 12 envs fails, once."""
+
+    def step(self, actions):
+        if self.num_envs == 12 and not Path("failed").exists():
+            Path("failed").touch()
+            raise RuntimeError("the solver diverged")
+        return super().step(actions)
+
+
+def make(num_envs, task="", reward="", max_steps=0):
+    return Points(num_envs, 24, radius=0.3)
+'''
+
+
+def test_a_round_of_own_successes_begins_anew_where_the_simulator_failed(tmp_path):
+    (tmp_path / "points.py").write_text(OWN)
+    run = ["train", "--sim", "points:make", "--envs", 16, "--workers", 0, "--no-video", "--algo", "pi_rl"]
+    more = [*SMALL, "--steps", 2400, "--eval-every", 2400, "--demos", 2, "--bc.updates", 60, "--bc.own", 12]
+    done = robo_rl(tmp_path, *run, *more, "--eval-episodes", 40, "--out", "run")
+    assert done.code == 0 and (tmp_path / "failed").exists(), done
+    assert done.err.count("the simulator failed, and the round begins anew: the solver diverged") == 1
+
+
 class Diverges(PointReach):
     """Fails in its first life."""
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 ARMS = 8  # side by side with on="arm"
 FILMED = 4  # episodes of a video
-AGAIN = 2  # times that an evaluation in a run begins anew where the simulator fails
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,19 +238,15 @@ class Evaluator:
     def played(self, play: Callable[[Any], dict]) -> dict:
         """What `play(env)` gives; from its first start on again, in an env that is made anew, where the
         simulator failed."""
-        from robo_rl.runtime.worker_pool import raised_by_env
+        from robo_rl.runtime.worker_pool import tried_again
 
-        for _ in range(AGAIN):
-            try:
-                return play(self.make_env())
-            except Exception as e:  # noqa: BLE001 (of a user's simulator)
-                if not raised_by_env(e):
-                    raise
-                self.report.say(f"the simulator failed, and the evaluation begins anew: {e}", "warning")
-                with contextlib.suppress(Exception):
-                    self.env.close()
-                self.env = None
-        return play(self.make_env())
+        def failed(e: Exception) -> None:
+            self.report.say(f"the simulator failed, and the evaluation begins anew: {e}", "warning")
+            with contextlib.suppress(Exception):
+                self.env.close()
+            self.env = None
+
+        return tried_again(lambda: play(self.make_env()), failed)
 
     def make_env(self) -> Any:
         """The env of all evaluations of a run, made at the first of them."""

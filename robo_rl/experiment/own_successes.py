@@ -13,6 +13,7 @@ demonstrations. It cannot go beyond what noise finds, so RL follows.
 """
 
 import copy
+import functools
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
@@ -31,6 +32,7 @@ from robo_rl.experiment.sft import demo_folder, imitate, policy_of_demos
 from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
 from robo_rl.lora import attach
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
+from robo_rl.runtime.worker_pool import tried_again
 
 # success from which RL alone gains as much from the same steps: a flow that imitates noise samples it too
 WEAK = 0.6
@@ -74,7 +76,10 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
     longest = config.bc.own * run.env.spec.max_steps  # control steps of a round
     while made < ROUNDS and not over and run.step + longest <= SHARE * config.steps:
         before, kept = run.looks[-1].worst, run.policy
-        won, steps = play_round(run, made)
+        won, steps = tried_again(
+            functools.partial(play_round, run, made),
+            lambda e: run.report.say(f"the simulator failed, and the round begins anew: {e}", "warning"),
+        )
         if won < LEAST:
             run.report.say(
                 f"{won} successes of its own among {config.bc.own} episodes: too few to learn from"

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gymnasium.vector import VectorEnv
 
@@ -39,10 +39,13 @@ from robo_rl.runtime.rollout_buffer import (
 )
 from robo_rl.runtime.staging import Staging
 
+T = TypeVar("T")
+
 # in a row without a finished fragment, or by the same error while fewer than RARE fragments for each are
 # finished
 DEATHS = 6
 RARE = 10
+AGAIN = 2  # times that an evaluation, or a round of episodes before RL, begins anew
 BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
 USELESS = 6  # fragments in a row with numbers that are not finite
 # in the folder: the number of workers asked for, which may change while the run goes on
@@ -140,6 +143,19 @@ def raised_by_env(e: BaseException) -> bool:
         if frame.f_code.co_name in ("step", "reset") and isinstance(frame.f_locals.get("self"), VectorEnv):
             return True
     return False
+
+
+def tried_again(play: Callable[[], T], failed: Callable[[Exception], None]) -> T:
+    """What `play()` gives, whose env is made anew at each call; where its simulator raised it is called again
+    after `failed(error)`, AGAIN times at most."""
+    for _ in range(AGAIN):
+        try:
+            return play()
+        except Exception as e:  # noqa: BLE001 (of a user's simulator)
+            if not raised_by_env(e):
+                raise
+            failed(e)
+    return play()
 
 
 class WorkerPoolFeed:
