@@ -380,7 +380,7 @@ GOOD = {
         ),
         (
             {"alarm": {"over": ["a/1", "b/2"], "under": ["c/3"]}},
-            r"overrates a/1 and b/2 \(1 more below\); record episodes of a/1 next",
+            r"overrates a/1 and b/2 \(1 more below\); record episodes of a/1 with little noise next",
         ),
         (
             {"alarm": {"over": [], "under": ["c/3"]}},

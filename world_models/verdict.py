@@ -57,7 +57,7 @@ def objections(doc: dict) -> tuple[list[str], list[str]]:
     alarm, unlike, s = doc.get("alarm", {}), doc.get("probe", {}).get("alarm", {}), doc["success"]
     overrated = [x for x in doc.get("probe", {}).get("searches", ()) if x.get("side") == "over"]
     if over := alarm.get("over"):
-        add(f"it overrates {listed(over)}", f"episodes of {over[0]}")
+        add(f"it overrates {listed(over)}", f"episodes of {over[0]} with little noise")
     if overrated:
         search = max(overrated, key=lambda x: x["gap"]["value"])
         add(
