@@ -121,18 +121,12 @@ class Recorded:
         want[self.end[self.success] - 1] = 1
         return bool(np.array_equal(self.reward, want))
 
-    def frames(self, every: int = 0) -> Frames:
-        """The first observation of every episode, and with `every` > 0 each so-manieth one after it."""
-        rows, first, held = [], [], []
-        for e, (a, b) in enumerate(zip(self.first, self.end, strict=True)):
-            mine = np.arange(a, b, every) if every else np.array([a])
-            rows.append(mine)
-            first.append(mine == a)
-            held.append(np.full(len(mine), self.held[e]))
-        row = np.concatenate(rows)
-        task = np.repeat(self.task, [len(r) for r in rows])
-        obs = {"state": self.state[row]} | {f"image/{v}": x[row] for v, x in self.images.items()}
-        return Frames(obs, task.astype(np.int64), np.concatenate(first), np.concatenate(held))
+    def frames(self) -> Frames:
+        """The first observation of every episode."""
+        obs = {"state": self.state[self.first]} | {
+            f"image/{v}": x[self.first] for v, x in self.images.items()
+        }
+        return Frames(obs, self.task.astype(np.int64), np.ones(len(self), bool), self.held)
 
 
 def control_of(features, robot: str, longest: int) -> ControlSpec:
