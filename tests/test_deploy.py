@@ -594,9 +594,10 @@ def test_two_terminals(run, tmp_path):
     assert live["steps"] > 0 and live["act_after_s"]["median"] >= 0
     arm.signal(signal.SIGINT)
     end = arm.wait()
-    assert end.code == 0 and "DISARMED (disarmed) · tool" in end.out and "ticks, period median" in end.out, (
-        end
-    )
+    assert end.code == 0 and "ticks, period median" in end.out, end
+    # a busy machine may let more than the arm's command_timeout pass: then the evaluation says that it held
+    stopped = "STOPPED (held for" in end.out and live["stops"]
+    assert "DISARMED (disarmed) · tool" in end.out or stopped, (end, live)
 
 
 @pytest.mark.parametrize(
