@@ -1,0 +1,134 @@
+"""RL inside a world model, in rounds: what comes of it is recorded outside, and the model learns again.
+
+    python launch/rounds_in_model.py runs/weak data/a data/b --out runs/rounds --rounds 3
+
+Each round learns a model of all data sets so far (`robo_rl wm train`), goes on from the run POLICY by RL
+inside it (`robo_rl train --sim wm:…`), and measures the policy that came of it in the simulator and, from the
+same starts, in the model. Then `--episodes` of that policy are recorded in the simulator, with little noise
+on the actions, for the next round. Every round's RL begins from POLICY again, so that what one model was
+wrong about is not carried on. A policy of pictures learns in an `encoded` model.
+
+What is in `--out` already is not done again: a run that was stopped goes on when the same command is given.
+For models as in Dyna (Sutton 1991) and MBPO (Janner et al. 2019), with whole episodes from recorded starts.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import robo_rl
+from robo_rl.errors import UserError
+from world_models import learning, options
+
+
+def record(where: Path, policy: str, args: argparse.Namespace, seed: int) -> Path:
+    """`--episodes` of a policy in the simulator of its run, as a data set; what is missing of them."""
+    config = robo_rl.load_policy(args.policy, "last").config
+    there = len(robo_rl.load_dataset(where)) if (where / "meta" / "info.json").exists() else 0
+    if there < args.episodes:
+        robo_rl.collect(
+            where,
+            config.sim,
+            config.task,
+            episodes=args.episodes - there,
+            obs=config.obs,
+            policy=policy,
+            noise=args.noise,
+            seed=seed + there,
+        )
+    return where
+
+
+def learn(where: Path, data: list[Path], args: argparse.Namespace, seed: int) -> Path:
+    """The run of a model of `data`."""
+    if (where / "model" / "world.json").exists():
+        return where
+    pictures = robo_rl.load_policy(args.policy, "last").config.obs == "rgb"
+    kind = options.EncodedConfig if pictures else options.WorldModelConfig
+    if (where / "run.json").exists():
+        config = kind(resume=str(where))
+    else:
+        config = kind(data=tuple(map(str, data)), out=str(where), seed=seed)
+        if args.updates:
+            fit = options.FitOptions(updates=args.updates)
+            whole: Any = options.EncodedFitOptions(pictures=args.updates, dynamics=fit) if pictures else fit
+            config = replace(config, fit=whole)
+    if learning.train(config).code:
+        raise UserError("stopped; the same command goes on")
+    return where
+
+
+def improve(where: Path, model: Path, args: argparse.Namespace, seed: int) -> Path:
+    """The run of RL inside a model."""
+    if (where / "evals" / "final.json").exists():
+        return where
+    if (where / "run.json").exists():
+        result = robo_rl.resume(where)
+    else:
+        config = robo_rl.recipe(
+            sim=f"wm:{model}",
+            obs=robo_rl.load_policy(args.policy, "last").config.obs,
+            algo=args.algo,
+            preset=args.preset,
+            init=args.policy,
+            steps=args.steps,
+            seed=seed,
+            video=False,
+            out=str(where),
+        )
+        result = robo_rl.train(replace(config, patience=0))
+    if not result.finished:
+        raise UserError("stopped; the same command goes on")
+    return where
+
+
+def parsed(given: list[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=str(__doc__).split("\n\n")[0])
+    p.add_argument("policy", help="run folder of the policy that every round begins with")
+    p.add_argument("data", nargs="+", type=Path, help="data sets of the task, failures among them")
+    p.add_argument("--out", type=Path, default=Path("runs/rounds"))
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--episodes", type=int, default=600, help="that are recorded after a round")
+    p.add_argument("--noise", type=float, default=0.15, help="on their actions")
+    p.add_argument("--steps", type=int, default=400_000, help="of RL in a model")
+    p.add_argument("--algo", default="pi_rl")
+    p.add_argument("--preset", default="quick")
+    p.add_argument("--updates", type=int, default=0, help="of a model; 0: as robo_rl wm train")
+    p.add_argument("--starts", type=int, default=200, help="that success is measured on")
+    p.add_argument("--seed", type=int, default=0)
+    return p.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> None:
+    args = parsed(given)
+    torch.set_num_threads(1)
+    config = robo_rl.load_policy(args.policy, "last").config
+    env = robo_rl.make_env(config.sim, config.task, min(args.starts, 100), obs=config.obs)
+    data = list(args.data)
+    before = robo_rl.evaluate(robo_rl.load_policy(args.policy), env, args.starts)
+    print(f"{args.policy}\n  in the simulator  {before}", flush=True)
+    for k in range(args.rounds):
+        seed = args.seed + 1000 * k
+        model = learn(args.out / f"model-{k}", data, args, seed)
+        run = improve(args.out / f"inside-{k}", model, args, seed)
+        policy, world = robo_rl.load_policy(run, "last"), robo_rl.load_world_model(model)
+        real = robo_rl.evaluate(policy, env, args.starts)
+        inside = robo_rl.evaluate(policy, world, args.starts, simulator=env)
+        gain = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*real.minus(before))
+        print(f"round {k + 1}: {run}\n  in the model      {inside}")
+        print(f"  in the simulator  {real}\n  gained            {gain}", flush=True)
+        if k + 1 < args.rounds:
+            data.append(record(args.out / f"data-{k}", str(run), args, seed + 7))
+    env.close()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as e:
+        print(f"{sys.argv[0]}: {' '.join(str(e).split())}", file=sys.stderr)
+        sys.exit(2)
