@@ -37,7 +37,8 @@ def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
         what = ", ".join(unknown[:5]) or "it is empty"
         raise UserError(
             f"the run's state does not fit the robot's topics: {what}. Allowed: joints, "
-            f"gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}"
+            f"gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}. What no topic tells, a policy "
+            "may see: train it with --obs rgb"
         )
     return objects
 
