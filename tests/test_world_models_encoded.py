@@ -16,8 +16,8 @@ from sims.check import check_env
 from world_models import learning
 from world_models import model as worlds
 from world_models.calibrate import TOLD_CODED, set_shift
-from world_models.encoded import Encoded, build
-from world_models.encoded_fit import EncodedFitter
+from world_models.encoded import Encoded, build, steady_points
+from world_models.encoded_fit import FEW, EncodedFitter
 from world_models.env import WorldEnv
 from world_models.learning import saved_config
 from world_models.options import EncodedConfig, EncodedFitOptions, EncodedOptions, FitOptions, LatentOptions
@@ -255,3 +255,33 @@ def test_which_probability_is_a_success_is_told_by_short_rollouts(learnt, monkey
     job.fitter.begin_dynamics()
     job.finish()
     assert asked == {"told": TOLD_CODED}
+
+
+def test_a_point_that_flickers_is_left_out():
+    """Of two points that move alike, one is told a little wrong in every frame."""
+    draw = torch.Generator().manual_seed(0)
+    moves = torch.rand(400, 1, generator=draw) + 0.02 * torch.arange(3.0)
+    noise = 0.1 * torch.randn(400, 3, generator=draw)
+    still = torch.zeros(400, 3)
+    three = torch.stack([moves, moves, moves, moves + noise, still, still + 0.01 * noise], 2)
+    assert steady_points(three).tolist() == [1, 1, 0, 0, 1, 1]
+
+
+def test_points_that_flicker_are_no_part_of_the_state(learnt):
+    data, fitter, model = learnt
+    patches = fitter.patches(np.arange(8))
+    codec = copy.deepcopy(model.codec)
+    codec.steady[2:4] = 0
+    assert not codec.raw(patches)[:, 2:4].any() and codec.raw(patches)[:, :2].any()
+    centre, spread = codec.measured(codec.raw(patches))
+    assert ((codec.raw(patches) - centre) / spread)[:, 2:4].abs().max() == 0
+    saved = {k: v for k, v in codec.state_dict().items() if k != "steady"}
+    codec.load_state_dict(saved)  # weights of before: they know every point
+    assert codec.steady.all()
+
+
+def test_a_few_frames_leave_every_point(learnt):
+    data, _, model = learnt
+    one = squares(3)
+    fitter = EncodedFitter(Encoded(model.spec, OPTIONS), one, FIT, 0)
+    assert len(fitter.train) < FEW and fitter.model.codec.steady.all()

@@ -7,7 +7,8 @@ state beside its codes, so that pictures are drawn only where somebody looks.
 
 points: where in each picture each of some colours is (`robo_rl.colours.colour_points`). They are not
 learnt. The error of pictures is mostly the arm's: codes that are learnt from it alone do not tell where small
-things are, which success depends on.
+things are, which success depends on. A point that flickers, as two things of one colour pull at it, cannot be
+predicted and would be most of the loss: it is left out (`steady_points`).
 The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay
 small in the picture. In old recordings no picture was kept after an episode's last action: its code is the
 one before it there.
@@ -17,6 +18,7 @@ both: no recurrence, for the arm's state carries velocities; codes are not sampl
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +35,20 @@ from world_models.video import PATCH, patches_of, to_frames, to_patches
 # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
 STILL = 0.07
 STEADY = 0.02  # of a picture's half width: least std of a point
+FLICKER = 0.15  # of a point's std: most noise of one that is kept
+
+
+def steady_points(three: Tensor) -> Tensor:
+    """Which points [P], x and y of each in turn, do not flicker, of their places [B,3,P] in three frames in a
+    row. float32[P] of 0 and 1; one whose x or y flickers is 0 in both.
+
+    Noise that is new in every frame makes successive changes go against each other: its variance is
+    -mean((p_1 - p_0) (p_2 - p_1)).
+    """
+    changes = three.diff(dim=1)
+    noise = -(changes[:, 0] * changes[:, 1]).mean(0)
+    steady = noise < (FLICKER * three.flatten(0, 1).std(0).clamp(min=STEADY)).square()
+    return steady.view(-1, 2).all(1).float().repeat_interleave(2)
 
 
 class FrameCodec(nn.Module):
@@ -42,6 +58,7 @@ class FrameCodec(nn.Module):
     spread: Tensor
     mean: Tensor  # of the patches
     var: Tensor
+    steady: Tensor  # [points] 1 of those that are kept, 0 of others
 
     def __init__(self, views: int, grid: int, options: EncodedOptions):
         super().__init__()
@@ -62,6 +79,8 @@ class FrameCodec(nn.Module):
         )
         self.register_buffer("centre", torch.zeros(self.size))
         self.register_buffer("spread", torch.ones(self.size))
+        self.register_buffer("steady", torch.ones(self.points))
+        self.register_load_state_dict_pre_hook(_all_steady)
         self.register_buffer("mean", torch.zeros(48 * views, grid, grid))
         self.register_buffer("var", torch.ones(()))
 
@@ -69,10 +88,12 @@ class FrameCodec(nn.Module):
         """Codes before they are normalised."""
         h = F.silu(self.enter((patches - self.mean) / self.var.sqrt()))
         learnt = self.code(F.silu(self.shrink_again(F.silu(self.shrink(h)))).flatten(1))
-        if not self.points:
-            return learnt
+        return torch.cat([self.steady * self.places(patches), learnt], 1) if self.points else learnt
+
+    def places(self, patches: Tensor) -> Tensor:
+        """Of all points [B,P], kept or not."""
         pixels = F.pixel_shuffle(patches.unflatten(1, (self.views, -1)).flatten(0, 1), PATCH)
-        return torch.cat([colour_points(pixels).view(len(patches), -1), learnt], 1)
+        return colour_points(pixels).view(len(patches), -1)
 
     def measured(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and spread [Z] of codes [B,Z]; a point that hardly moves is not blown up."""
@@ -179,3 +200,8 @@ def build(spec: WorldSpec, options: dict) -> Encoded:
     """The untrained model of a folder's JSON."""
     saved = encoded_net(options | {"dynamics": latent_options(options["dynamics"])})
     return Encoded(spec, EncodedOptions(**saved))
+
+
+def _all_steady(codec: FrameCodec, state: dict, prefix: str, *rest: Any) -> None:
+    """Weights of before kept every point."""
+    state.setdefault(prefix + "steady", torch.ones(codec.points))
