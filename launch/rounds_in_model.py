@@ -76,6 +76,8 @@ def improve(where: Path, model: Path, args: argparse.Namespace, seed: int) -> Pa
             preset=args.preset,
             init=args.policy,
             steps=args.steps,
+            eval_episodes=args.starts,
+            workers=args.workers,
             seed=seed,
             video=False,
             out=str(where),
@@ -98,6 +100,7 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
     p.add_argument("--algo", default="pi_rl")
     p.add_argument("--preset", default="quick")
     p.add_argument("--updates", type=int, default=0, help="of a model; 0: as robo_rl wm train")
+    p.add_argument("--workers", type=int, help="processes of RL; without: as robo_rl train")
     p.add_argument("--starts", type=int, default=200, help="that success is measured on")
     p.add_argument("--seed", type=int, default=0)
     return p.parse_args(given)

@@ -39,7 +39,7 @@ def begun(tmp_path_factory):
 
 def small(weak, data, out, count: int) -> list[str]:
     """A small run of `count` rounds."""
-    sizes = ("--episodes", "12", "--steps", "2000", "--updates", "60", "--starts", "10")
+    sizes = ("--episodes", "12", "--steps", "2000", "--updates", "60", "--starts", "10", "--workers", "0")
     return [str(weak), str(data), "--out", str(out), "--rounds", str(count), *sizes]
 
 
