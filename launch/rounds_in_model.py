@@ -22,12 +22,17 @@ import torch
 
 import robo_rl
 from robo_rl.errors import UserError
+from robo_rl.experiment.config import load_config
+from robo_rl.experiment.envs import make_env
 from world_models import learning, options
+
+# what is recorded is as in the run
+ALIKE = ("obs", "reward", "control", "randomise", "image_size", "max_steps")
 
 
 def record(where: Path, policy: str, args: argparse.Namespace, seed: int) -> Path:
     """`--episodes` of a policy in the simulator of its run, as a data set; what is missing of them."""
-    config = robo_rl.load_policy(args.policy, "last").config
+    config = load_config(Path(args.policy))
     there = len(robo_rl.load_dataset(where)) if (where / "meta" / "info.json").exists() else 0
     if there < args.episodes:
         robo_rl.collect(
@@ -35,10 +40,10 @@ def record(where: Path, policy: str, args: argparse.Namespace, seed: int) -> Pat
             config.sim,
             config.task,
             episodes=args.episodes - there,
-            obs=config.obs,
             policy=policy,
             noise=args.noise,
             seed=seed + there,
+            **{k: getattr(config, k) for k in ALIKE},
         )
     return where
 
@@ -47,7 +52,7 @@ def learn(where: Path, data: list[Path], args: argparse.Namespace, seed: int) ->
     """The run of a model of `data`."""
     if (where / "model" / "world.json").exists():
         return where
-    pictures = robo_rl.load_policy(args.policy, "last").config.obs == "rgb"
+    pictures = load_config(Path(args.policy)).obs == "rgb"
     kind = options.EncodedConfig if pictures else options.WorldModelConfig
     if (where / "run.json").exists():
         config = kind(resume=str(where))
@@ -71,7 +76,7 @@ def improve(where: Path, model: Path, args: argparse.Namespace, seed: int) -> Pa
     else:
         config = robo_rl.recipe(
             sim=f"wm:{model}",
-            obs=robo_rl.load_policy(args.policy, "last").config.obs,
+            obs=load_config(Path(args.policy)).obs,
             algo=args.algo,
             preset=args.preset,
             init=args.policy,
@@ -109,9 +114,7 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> None:
     args = parsed(given)
     torch.set_num_threads(1)
-    config = robo_rl.load_policy(args.policy, "last").config
-    env = robo_rl.make_env(config.sim, config.task, min(args.starts, 100), obs=config.obs)
-    data = list(args.data)
+    env, data = make_env(load_config(Path(args.policy)), min(args.starts, 100)), list(args.data)
     before = robo_rl.evaluate(robo_rl.load_policy(args.policy), env, args.starts)
     print(f"{args.policy}\n  in the simulator  {before}", flush=True)
     for k in range(args.rounds):
