@@ -16,7 +16,7 @@ import sys
 from contextlib import closing, nullcontext
 
 import robo_rl
-from robo_rl.errors import UserError
+from robo_rl.errors import as_script
 from robo_rl.experiment.foreign import foreign_policy
 from robo_rl.experiment.world_model import obs_spec_of, shortened, simulator_of
 from robo_rl.options.foreign import FOREIGN
@@ -75,8 +75,4 @@ def find_policy(name: str, spec, args: argparse.Namespace):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as e:
-        print(f"{sys.argv[0]}: {' '.join(str(e).split())}", file=sys.stderr)
-        sys.exit(2)
+    as_script(main)

@@ -13,7 +13,6 @@ For models as in Dyna (Sutton 1991) and MBPO (Janner et al. 2019), with whole ep
 """
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 import robo_rl
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, as_script
 from robo_rl.experiment.config import load_config
 from robo_rl.experiment.envs import make_env
 from world_models import learning, options
@@ -32,7 +31,7 @@ ALIKE = ("obs", "reward", "control", "randomise", "image_size", "max_steps")
 
 def record(where: Path, policy: str, args: argparse.Namespace, seed: int) -> Path:
     """`--episodes` of a policy in the simulator of its run, as a data set; what is missing of them."""
-    config = load_config(Path(args.policy))
+    config = args.config
     there = len(robo_rl.load_dataset(where)) if (where / "meta" / "info.json").exists() else 0
     if there < args.episodes:
         robo_rl.collect(
@@ -52,7 +51,7 @@ def learn(where: Path, data: list[Path], args: argparse.Namespace, seed: int) ->
     """The run of a model of `data`."""
     if (where / "model" / "world.json").exists():
         return where
-    pictures = load_config(Path(args.policy)).obs == "rgb"
+    pictures = args.config.obs == "rgb"
     kind = options.EncodedConfig if pictures else options.WorldModelConfig
     if (where / "run.json").exists():
         config = kind(resume=str(where))
@@ -76,24 +75,26 @@ def improve(where: Path, model: Path, args: argparse.Namespace, seed: int) -> Pa
     else:
         config = robo_rl.recipe(
             sim=f"wm:{model}",
-            obs=load_config(Path(args.policy)).obs,
+            obs=args.config.obs,
             algo=args.algo,
             preset=args.preset,
             init=args.policy,
             steps=args.steps,
+            patience=0,
             eval_episodes=args.starts,
             workers=args.workers,
             seed=seed,
             video=False,
             out=str(where),
         )
-        result = robo_rl.train(replace(config, patience=0))
+        result = robo_rl.train(config)
     if not result.finished:
         raise UserError("stopped; the same command goes on")
     return where
 
 
 def parsed(given: list[str] | None) -> argparse.Namespace:
+    """The options, and `config`, that of the run POLICY."""
     p = argparse.ArgumentParser(description=str(__doc__).split("\n\n")[0])
     p.add_argument("policy", help="run folder of the policy that every round begins with")
     p.add_argument("data", nargs="+", type=Path, help="data sets of the task, failures among them")
@@ -108,13 +109,15 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
     p.add_argument("--workers", type=int, help="processes of RL; without: as robo_rl train")
     p.add_argument("--starts", type=int, default=200, help="that success is measured on")
     p.add_argument("--seed", type=int, default=0)
-    return p.parse_args(given)
+    args = p.parse_args(given)
+    args.config = load_config(Path(args.policy))
+    return args
 
 
 def main(given: list[str] | None = None) -> None:
     args = parsed(given)
     torch.set_num_threads(1)
-    env, data = make_env(load_config(Path(args.policy)), min(args.starts, 100)), list(args.data)
+    env, data = make_env(args.config, min(args.starts, 100)), list(args.data)
     before = robo_rl.evaluate(robo_rl.load_policy(args.policy), env, args.starts)
     print(f"{args.policy}\n  in the simulator  {before}", flush=True)
     for k in range(args.rounds):
@@ -133,8 +136,4 @@ def main(given: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as e:
-        print(f"{sys.argv[0]}: {' '.join(str(e).split())}", file=sys.stderr)
-        sys.exit(2)
+    as_script(main)

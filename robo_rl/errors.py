@@ -1,7 +1,8 @@
 """The one error a user sees, and the helpers that make it helpful."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -20,6 +21,15 @@ class UnreadOption(UserError):
 class LostDaemon(UserError):
     """A process that this one stands on (Ray's raylet, a worker of ManiSkill) is dead: a new process can go
     on from the last checkpoint."""
+
+
+def as_script(main: Callable[[], None]) -> None:
+    """Run the `main` of a plain script: a UserError is one line on stderr, and exit code 2."""
+    try:
+        main()
+    except UserError as e:
+        print(f"{sys.argv[0]}: {' '.join(str(e).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 def choose(kind: str, name: str, allowed: Iterable[str]) -> str:

@@ -37,10 +37,10 @@ class EncodedFitter:
         self.update = 0
         self.dynamics: Fitter | None = None
         self.coded: Recorded | None = None
-        some = self.patches(self.spaced())
+        at = self.spaced()
+        some = self.patches(at)
         model.codec.mean.copy_(some.mean(0))
         model.codec.var.copy_((some - some.mean(0)).square().mean().clamp(min=1e-6))
-        at = self.spaced()
         at = at[at + 2 < np.repeat(data.end, data.lengths)[at]]  # two more frames follow
         if model.codec.points and len(at) >= FEW:
             three = torch.stack([model.codec.places(self.patches(at + k)) for k in range(3)], 1)
