@@ -26,7 +26,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from robo_rl import plugins
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
-from robo_rl.plugins import load_module, split_arguments
+from robo_rl.plugins import has_module, load_module, split_arguments
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.gym_obs import GymObservation
@@ -98,11 +98,15 @@ def make_gym(
 
 
 def find_spec(id: str) -> EnvSpec:
-    """What Gymnasium has registered as "[MODULE:]ID", or a spec of the class or function ID of the module."""
+    """What Gymnasium has registered as "[MODULE:]ID", or a spec of the class or function ID of the module. "NAME/ID"
+    that is not registered is looked for in a module NAME, as packages are named: gym_pusht/PushT-v0."""
     module, colon, rest = id.rpartition(":")
+    namespace, slash, _ = rest.rpartition("/")
+    if slash and not colon and rest not in gym.registry and has_module(namespace):
+        module = namespace
     found = None
     try:
-        if colon:  # Gymnasium's "module:Id": importing the module registers the id
+        if module:  # Gymnasium's "module:Id": importing the module registers the id
             before = set(gym.registry)
             set_mujoco_gl()
             found = load_module(module, f"gym:{id}", "--sim")
@@ -117,8 +121,8 @@ def find_spec(id: str) -> EnvSpec:
         if found is None:
             near = difflib.get_close_matches(rest, gym.registry, n=5, cutoff=0.3)
             raise UserError(
-                f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}; an env of your own is named "
-                "gym:MODULE:ID, after the module that registers it or has its class"
+                f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}; an env of your own or of "
+                "another package is named gym:MODULE:ID, after the module that registers it or has its class"
             ) from None
         own = [n for n, v in vars(found).items() if isinstance(v, type) and issubclass(v, gym.Env)]
         own = [i for i, s in gym.registry.items() if i not in before or _is_of(s, module)] + own
@@ -131,7 +135,9 @@ def find_spec(id: str) -> EnvSpec:
 
 def _is_of(spec: EnvSpec, module: str) -> bool:
     made_by = spec.entry_point
-    return (made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")).startswith(module)
+    return spec.namespace == module or (
+        made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")
+    ).startswith(module)
 
 
 def render_modes(name: str, spec: EnvSpec) -> list[str]:

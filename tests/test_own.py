@@ -272,6 +272,19 @@ def test_arguments_of_ones_own_simulator_follow_its_name(here):
     assert robo_rl.recipe("point:make,max_steps=7", algo="ppo").demos == "0"
 
 
+def test_an_id_with_the_name_of_its_package_is_looked_for_there(here):
+    (here / "pushing_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "made_by = 'gymnasium.envs.classic_control:PendulumEnv'\n"
+        "gym.register('pushing_envs/Push-v0', made_by, max_episode_steps=7)\n"
+    )
+    assert robo_rl.make_env("gym:pushing_envs/Push-v0", num_envs=1).spec.max_steps == 7
+    with pytest.raises(UserError, match="Nearest: gym:pushing_envs:pushing_envs/Push-v0"):
+        robo_rl.make_env("gym:pushing_envs/Pusk-v0", num_envs=1)
+    with pytest.raises(UserError, match="unknown gym id 'no_such_package/Push-v0'"):
+        robo_rl.make_env("gym:no_such_package/Push-v0", num_envs=1)
+
+
 MISTAKES = {
     "takes no control (got 'ee_delta'); it takes task, num_envs, reward, max_steps": "--sim point:make "
     "--control ee_delta",

@@ -117,7 +117,7 @@ def test_an_end_on_the_last_step_is_a_termination():
             "no_such_module:Env-v0",
             "there is no module 'no_such_module'.*run the command in the folder that holds it",
         ),
-        ("OwnEnv-v0", "an env of your own is named gym:MODULE:ID"),
+        ("OwnEnv-v0", "an env of your own or of another package is named gym:MODULE:ID"),
         ("", "needs an id after the colon"),
     ],
 )
