@@ -1,6 +1,7 @@
 """Recording a scripted expert or a policy that shows how, and turning recorded episodes into what supervised
 learning samples from."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,9 +24,10 @@ from robo_rl.policies.images import fit_bytes
 from robo_rl.policies.policy import words_of
 from robo_rl.policies.protocol import Obs
 from robo_rl.rollout import announce
-from robo_rl.types import has_success, task_names
+from robo_rl.types import ControlSpec, has_success, task_names, to_commands
 
 DEMO_START = 1_500_000_000
+BEYOND = 0.01  # of an axis's range, and of its recorded numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,19 +237,67 @@ def check_expert(env) -> None:
 
 def load_demos(folder: "str | Path", env, label: str = ""):
     """A data set (`robo_rl.data.reader.Dataset`) with the commands of `env` for actions: a world model's env
-    knows what recordings in the units of its data mean (`WorldEnv.in_commands`). UserError: axes of the same
-    names mean something else there (joint targets here, steps of joints there)."""
+    knows what recordings in the units of its data mean (`WorldEnv.in_commands`), and to an env whose actions
+    have no names they are numbers of its Box (`in_box`). UserError: axes of the same names mean something
+    else there (joint targets here, steps of joints there)."""
     from robo_rl.data.reader import load
     from robo_rl.data.writer import Writer
 
     data = load(folder, label=label)
     if hasattr(env, "in_commands"):
         return env.in_commands(data)
-    if data.spec is None or data.spec.action_names != env.spec.action_names:
+    if data.spec is None:
+        told = getattr(env, "describes_task", False)
+        return in_box(data, env.spec, told) if is_of_box(data, env.spec) else data
+    if data.spec.action_names != env.spec.action_names:
         return data
     if bad := Writer.spec_differences(env.spec, data.spec):
         raise UserError(f"data set {folder}: {bad[0]}. Take the --control that it was recorded with")
     return data
+
+
+def is_of_box(data, spec: ControlSpec) -> bool:
+    """Whether the actions of a data set that others recorded are numbers of the env's Box: as many as the
+    axes of `spec`, which has no names of its own for them."""
+    named = tuple(f"action{i}" for i in range(len(spec.axes)))
+    return (
+        data.spec is None
+        and spec.action_names == named != data.features.action
+        and len(data.features.action) == len(named)
+    )
+
+
+def in_box(data, spec: ControlSpec, told: bool):
+    """The data set with commands of -1 to 1 for actions between the ends of the axes of `spec`, in their
+    order; a warning says so. Unless the env is `told` to describe its task, the task's name takes the place
+    of the instructions, as it does in the env's observations. UserError: more than BEYOND of the numbers of
+    an axis lie outside these."""
+    low, high = (np.array([getattr(a, end) for a in spec.axes], np.float64) for end in ("low", "high"))
+    commands = to_commands(data.action, low, high)
+    outside = (np.abs(commands) > 1 + BEYOND).mean(0)
+    if outside.max() > BEYOND:
+        i = int(outside.argmax())
+        x = data.action[:, i]
+        raise UserError(
+            f"data set {data.meta.root}: action {data.features.action[i]!r} goes from {x.min():.3g} to "
+            f"{x.max():.3g}, the action {i} of the env from {low[i]:.3g} to {high[i]:.3g}: these are other "
+            "units, or another order; record it in the env's own"
+        )
+    within = ", ".join(f"{a:.6g} to {b:.6g}" for a, b in zip(low, high, strict=True))
+    warnings.warn(
+        f"data set {data.meta.root}: its actions {', '.join(data.features.action)} are taken for those of "
+        f"the env, in this order and in its units ({within})",
+        stacklevel=2,
+    )
+    meta = replace(data.meta, spec=spec, features=replace(data.features, action=spec.action_names))
+    new = replace(data, action=np.clip(commands, -1, 1), meta=meta)
+    return new if told else as_task(new, spec.task)
+
+
+def as_task(data, task: str):
+    """The data set with one instruction, whatever it says."""
+    meta = replace(data.meta, tasks=[task])
+    return replace(data, meta=meta, task_index=np.zeros_like(data.task_index))
 
 
 def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:

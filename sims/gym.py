@@ -6,7 +6,8 @@ of its keys), with obs "rgb" pictures among them are views (`sims.gym_obs`), act
 to the env's Box, and success is `info["is_success"]` or `info["success"]` where the env reports it, from that
 step until the reset. The reward is the env's own; with reward "sparse" the step that first reports success
 pays 1, all others 0, and it ends the episode. An env whose class, or a wrapper, has `expert_action()`, which
-returns an action of its Box, has an expert. There is no `get_state`: Gymnasium has no common way to take one.
+returns an action of its Box, has an expert. The instruction is its `task_description` after a reset, else the
+id. There is no `get_state`: Gymnasium has no common way to take one.
 """
 
 import contextlib
@@ -98,8 +99,8 @@ def make_gym(
 
 
 def find_spec(id: str) -> EnvSpec:
-    """What Gymnasium has registered as "[MODULE:]ID", or a spec of the class or function ID of the module. "NAME/ID"
-    that is not registered is looked for in a module NAME, as packages are named: gym_pusht/PushT-v0."""
+    """What Gymnasium has registered as "[MODULE:]ID", or a spec of the class or function ID of the module. An
+    unknown "NAME/ID" is looked for in a module NAME, as packages do: gym_pusht/PushT-v0."""
     module, colon, rest = id.rpartition(":")
     namespace, slash, _ = rest.rpartition("/")
     if slash and not colon and rest not in gym.registry and has_module(namespace):
@@ -228,6 +229,7 @@ class GymEnv(ControlEnv):
         self.reports_success: bool | None = None  # None: no step said so, and no episode ended, so far
         self.info_flags: tuple[str, ...] = ()  # what is true or false in the info of an env that does not
         self._sparse, self._calls = reward == "sparse", 0
+        self.describes_task = first.has_wrapper_attr("task_description")
         if first.has_wrapper_attr("expert_action"):
             self.expert_action = self._expert_action
 
@@ -239,6 +241,11 @@ class GymEnv(ControlEnv):
             for i, start in zip(ids, starts, strict=True):
                 x, _ = self._envs[i].reset(seed=int(start))
                 seen.append(x)
+            if self.describes_task:
+                told = self._task.tolist()
+                for i in ids:
+                    told[i] = str(self._envs[i].get_wrapper_attr("task_description"))
+                self._task = np.array(told)
         for flag in (self._terminated, self._truncated, self._success):
             flag[ids] = False
         self._read(np.asarray(ids), seen)
@@ -360,7 +367,12 @@ class GymEnv(ControlEnv):
 
 
 def _period(env: gym.Env) -> float:
-    """Control period [s]: the env's `dt`, else one frame of its video, else 1."""
+    """Control period [s]: of the env's rate of control, where it tells one [1/s] (its `dt` may be a step of
+    physics then), else its `dt`, else one frame of its video, else 1."""
+    for name in ("control_freq", "control_hz"):
+        rate = getattr(env.unwrapped, name, None)
+        if isinstance(rate, (int, float)) and rate > 0:
+            return 1.0 / rate
     dt = getattr(env.unwrapped, "dt", None)
     if isinstance(dt, (int, float)) and dt > 0:
         return float(dt)

@@ -234,7 +234,8 @@ def test_demonstrations_in_the_models_units_are_told_in_its_commands(aloha, tmp_
         match=r"rad \(absolute\) in the model, .* deg \(absolute\) in the data; give demonstrations in the",
     ):
         load_demos(other, env)
-    np.testing.assert_array_equal(load_demos(aloha, object()).action, load(aloha).action)
+    arm = SimpleNamespace(spec=spec.control)
+    np.testing.assert_array_equal(load_demos(aloha, arm).action, load(aloha).action)
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""A run in a world model of a robot's own data, on that robot: the model's commands of -1 to 1 are actions in
-the units of the recordings.
+"""A run whose commands of -1 to 1 are actions in the units of recordings: in a world model of a robot's own
+data, or in an env whose demonstrations were recorded in the units of its Box.
 
     action = low + (command + 1) / 2 (high - low)        low .. high: what -1 and 1 are, kept in the run's
                                                          dataset.json
@@ -66,10 +66,30 @@ def keep_facts(folder: Path, env: Any, demos: str) -> None:
     files.write_json(folder / NAME, asdict(facts))
 
 
+def keep_box_facts(folder: Path, env: Any, demos: str) -> None:
+    """RUN/dataset.json of a run that learns from a data set in the units of the Box of `env`; demos: as of
+    `keep_facts`."""
+    if not (Path(demos) / "meta" / "info.json").is_file():
+        return
+    from robo_rl.data.reader import load
+    from robo_rl.demos import is_of_box
+
+    data, control = load(demos), env.spec
+    if not is_of_box(data, control):
+        return
+    facts, n = facts_of(data), len(control.axes)
+    if not getattr(env, "describes_task", False):
+        facts = replace(facts, tasks=(control.task,))
+    if not facts.unit:
+        facts = replace(facts, unit=("as recorded",) * n, kind=("absolute",) * n)
+    low, high = (tuple(getattr(a, end) for a in control.axes) for end in ("low", "high"))
+    files.write_json(folder / NAME, asdict(replace(facts, command_low=low, command_high=high)))
+
+
 def units_of_run(folder: Path, sim: str, spec: Any) -> tuple[Any, CommandUnits | None]:
-    """(ObsSpec of what a run's policy does on the robot, its units) of a run folder; of any run but one in a
-    world model of a robot's own data its own ObsSpec and None."""
-    facts = read_facts(folder, "") if sim.startswith("wm:") else DataFacts()
+    """(ObsSpec of what a run's policy does on the robot, its units) of a run folder in the simulator `sim`;
+    of any run whose commands have no units its own ObsSpec and None."""
+    facts = DataFacts() if sim == "none" else read_facts(folder, "")
     if not facts.command_low:
         return spec, None
     known = CommandUnits(np.array(facts.command_low), np.array(facts.command_high))

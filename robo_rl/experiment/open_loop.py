@@ -175,10 +175,11 @@ def evaluate_recorded(
     from robo_rl import checkpoint as checkpoints
     from robo_rl.data.labels import units_of
     from robo_rl.data.reader import load
-    from robo_rl.demos import check_fits
+    from robo_rl.demos import as_task, check_fits
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.data_facts import facts_of, read_facts
     from robo_rl.experiment.folder import pick_checkpoint
+    from robo_rl.experiment.model_units import units_of_run
 
     run, at = pick_checkpoint(Path(path), checkpoint)
     config = load_config(run)
@@ -190,11 +191,16 @@ def evaluate_recorded(
     check_alike(known, facts_of(data), demos)
     torch.set_num_threads(config.torch_threads)
     policy, meta = checkpoints.load_policy(at, device)
-    check_fits(data.meta, policy.spec, config.data)
+    spec, units = units_of_run(run, config.sim, policy.spec)
+    check_fits(data.meta, spec, config.data)
     count = min(episodes or len(data), len(data))
     rows = np.concatenate([chunk_starts(data, e, policy.options.execute) for e in range(count)])
     begin(len(rows))
-    made = predict(policy, data, config.data, rows, config.seed, tick)
+    # an env that says its task by one name alone
+    shown = as_task(data, known.tasks[0]) if units is not None and len(known.tasks) == 1 else data
+    made = predict(policy, shown, config.data, rows, config.seed, tick)
+    if units is not None:
+        made = units.actions(made)
     return {
         "run": run.name,
         "checkpoint": at.name,

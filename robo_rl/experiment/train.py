@@ -16,7 +16,7 @@ from robo_rl.experiment.config import TrainConfig, from_file, is_live, load_conf
 from robo_rl.experiment.envs import NONE, check_names, check_shown, obs_spec, probe_env
 from robo_rl.experiment.folder import check_folders
 from robo_rl.experiment.latency import with_latency
-from robo_rl.experiment.model_units import keep_facts
+from robo_rl.experiment.model_units import keep_box_facts, keep_facts
 from robo_rl.experiment.reporting import Event, Reporter
 from robo_rl.options import OffPolicyOptions, RecapOptions
 from robo_rl.provenance import git_hash, machine_name, versions
@@ -93,6 +93,8 @@ def train(
         )
         if config.sim.startswith("wm:"):
             keep_facts(folder, env, config.demos)
+        elif env is not None:
+            keep_box_facts(folder, env, config.demos)
         began(folder)
         return folder, go(config, folder, env, Reporter(callback, quiet))
 
