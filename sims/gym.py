@@ -15,7 +15,7 @@ import difflib
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 import gymnasium as gym
@@ -31,6 +31,7 @@ from robo_rl.plugins import has_module, load_module, split_arguments
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.gym_obs import GymObservation
+from sims.gym_remote import RemoteEnvs
 from sims.mujoco.gl import set_mujoco_gl
 
 NO_SPARSE = (
@@ -62,8 +63,8 @@ def make_gym(
     device: str = "cpu",
 ) -> "GymEnv":
     """The vector env of "[MODULE:]ID[,argument=value…]": a registered id, or an env class, or a function that
-    makes one, of the module; the arguments are those of `gymnasium.make`. The options are those of
-    `sims.make`, of which most do not apply."""
+    makes one, of the module; the arguments are those of `gymnasium.make`, and `python`: another Python that
+    steps the envs (`gym_remote`). The options are those of `sims.make`, of which most do not apply."""
     name = f"gym:{id}"
     own_only(name, "state", control, randomise, device)
     if max_steps < 0:
@@ -73,6 +74,14 @@ def make_gym(
     known, arguments = split_arguments(id)
     for key in OURS.keys() & arguments:
         raise UserError(f"{name}: {key} is set by {OURS[key]}")
+    if python := str(arguments.pop("python", "")):
+        remote = RemoteEnvs(name, python, known, num_envs, max_steps, MAX_STEPS, render, arguments)
+        try:
+            seen = GymObservation(name, remote.envs[0].observation_space, obs, image_size)
+            return GymEnv(re.sub(",python=[^,]*", "", id), remote.envs, remote.limit, seen, reward, remote)
+        except BaseException:
+            remote.close()
+            raise
     spec = find_spec(known)
     limit = max_steps or spec.max_episode_steps or MAX_STEPS
     if render and "rgb_array" not in render_modes(name, spec):
@@ -203,8 +212,16 @@ class GymEnv(ControlEnv):
     truncates_early = True  # an env may end an episode by itself, before the limit of steps
     expert_remedy = "give the env a method expert_action(), which returns an action of its action_space"
 
-    def __init__(self, id: str, envs: list[gym.Env], max_steps: int, seen: GymObservation, reward: str = ""):
-        first = envs[0]
+    def __init__(
+        self,
+        id: str,
+        envs: Sequence[gym.Env],
+        max_steps: int,
+        seen: GymObservation,
+        reward: str = "",
+        remote: RemoteEnvs | None = None,
+    ):
+        first, self._remote = envs[0], remote
         self._low, self._high = own_actions(f"gym:{id}", first.action_space)
         self.num_envs, self._envs, self._name, self._seen = len(envs), envs, f"gym:{id}", seen
         self.render_mode = first.render_mode
@@ -238,6 +255,8 @@ class GymEnv(ControlEnv):
         ids, starts = self._stream.due(seed, mask, starts)
         i, seen = 0, []
         with said(lambda: f"{self._name}: reset of env {i} failed"):
+            if self._remote is not None and len(ids):
+                self._remote.ahead("reset", np.asarray(ids), np.asarray(starts, np.int64))
             for i, start in zip(ids, starts, strict=True):
                 x, _ = self._envs[i].reset(seed=int(start))
                 seen.append(x)
@@ -260,6 +279,8 @@ class GymEnv(ControlEnv):
         live = np.flatnonzero(~(self._terminated | self._truncated))
         i, seen, info, begin = 0, [], {}, time.perf_counter()
         with said(lambda: f"{self._name}: step of env {i} failed"):  # one for all: it costs as much as a step
+            if self._remote is not None and len(live):
+                self._remote.ahead("step", live, a[live])
             for i in live.tolist():
                 x, paid, terminated, truncated, info = self._envs[i].step(a[i])
                 reward[i] = paid if isinstance(paid, float) else np.asarray(paid).item()
