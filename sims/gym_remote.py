@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -157,8 +157,6 @@ class RemoteEnvs:
 
 class RemoteEnv(gym.Env):
     """Env `i` of `owner`, as `about` (`gym_worker.Envs.describe`) says it is."""
-
-    metadata: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, owner: RemoteEnvs, i: int, about: dict[str, Any], render: bool):
         self.owner, self.i = owner, i
