@@ -35,9 +35,9 @@ def check_shown(name: str, task: str) -> None:
     which takes a quarter of a minute."""
     if name != "maniskill":
         return
-    from sims.maniskill.tasks import EXPERT_REMEDY, EXPERT_TASKS, split_task
+    from sims.maniskill.tasks import EXPERT_REMEDY, EXPERT_TASKS, NEEDS_DOWNLOAD, split_task
 
-    if task and split_task(task)[1] not in EXPERT_TASKS:
+    if task and split_task(task)[1] not in (*EXPERT_TASKS, *NEEDS_DOWNLOAD):  # to download comes first
         raise no_expert(f"{name}:{task}", EXPERT_REMEDY)
 
 
