@@ -8,7 +8,6 @@ folder first, as `python -m` does, then where Python finds its packages. Names w
 import ast
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import os
 import re
@@ -71,7 +70,10 @@ def load_object(name: str, what: str) -> Any:
 
 def load_module(module: str, name: str, what: str) -> ModuleType:
     """The module `module` of `name`, looked for in the current folder first; errors as of `load_object`."""
-    here = _look_here()
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
     try:
         with said(f"{what} {name}: {module} cannot be imported", passed=(ModuleNotFoundError,)):
             return importlib.import_module(module)
@@ -88,21 +90,6 @@ def load_module(module: str, name: str, what: str) -> ModuleType:
             f"{what} {name}: there is no module {e.name!r} in {here} nor among the installed packages; run "
             "the command in the folder that holds it, put that folder on PYTHONPATH, or install the package"
         ) from None
-
-
-def has_module(name: str) -> bool:
-    """Whether `load_module` would find a module of this name, without a dot; nothing is imported."""
-    _look_here()
-    return name.isidentifier() and importlib.util.find_spec(name) is not None
-
-
-def _look_here() -> str:
-    """The current folder, which is the first to be searched for modules from now on."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    return here
 
 
 def check_call(

@@ -27,9 +27,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from robo_rl import plugins
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
-from robo_rl.plugins import has_module, load_module, split_arguments
+from robo_rl.plugins import load_module, split_arguments
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
+from sims.elsewhere import has_module
 from sims.gym_obs import GymObservation
 from sims.gym_remote import RemoteEnvs
 from sims.mujoco.gl import set_mujoco_gl
