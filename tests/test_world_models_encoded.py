@@ -210,7 +210,7 @@ def test_from_recordings_to_an_env_on_the_command_line(tmp_path):
         60,
     ]
     done = robo_rl(tmp_path, "wm", "train", "data", "--kind", "encoded", *little, "--out", "m")
-    assert done.code == 0, done
+    assert done.code == 0 and " frames" in done.out + done.err and "encoding " in done.out + done.err, done
     assert robo_rl(tmp_path, "wm", "train", "--kind", "encoded", "--resume", "m").code == 0
     done = robo_rl(tmp_path, "wm", "eval", "m", "data", "--windows", 8, "--horizon", 8, "--inverse", 5)
     assert done.code == 0, done

@@ -67,6 +67,7 @@ class FitJob:
     every: int  # updates between two lines of metrics
     row: Callable[[dict], dict]  # losses -> metrics
     note: Callable[[dict], str]  # losses -> words beside the progress
+    says: Callable[[int], str] = lambda update: ""  # a line after so many updates, "": none
 
 
 def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learned:
@@ -170,6 +171,8 @@ def fit_in(
         def tick(update: int, parts: dict[str, float]) -> bool:
             nonlocal kept
             progress.update(update, note=job.note(parts))
+            if line := job.says(update):
+                progress.say(line)
             if update % job.every == 0 or update == job.updates:
                 log.log(update, job.row(parts), stage="sft")
             if time.monotonic() - kept > SAVE_EVERY or stop.asked:
@@ -306,6 +309,7 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
         every=25,
         row=finite_row,
         note=finite_note,
+        says=lambda n: f"encoding {len(data.action):,} frames" if n == config.fit.pictures else "",
         done=lambda: fitter.update + (fitter.dynamics.update if fitter.dynamics else 0),
         finish=finish,
     )
