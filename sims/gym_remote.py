@@ -92,10 +92,10 @@ class RemoteEnvs:
                 self.wire.sendall(gym_worker.pack([what, *rest]))
             self.wire.settimeout(1.0)
             return self._answer(ANSWER)
-        except BaseException as e:
+        except BaseException:
             self.broken = self.broken or f"{self.name}: an answer was interrupted; make the env anew"
             self.close()
-            raise e
+            raise
 
     def ahead(self, what: str, ids: np.ndarray, rest: np.ndarray) -> None:
         """Ask `what` ("reset", with seeds, or "step", with actions) of the envs `ids` at once; each of these
