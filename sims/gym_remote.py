@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from robo_rl.errors import LostDaemon, UserError
+from robo_rl.files import parse_json
 from sims import gym_worker
 from sims.mujoco.gl import set_mujoco_gl
 
@@ -124,8 +125,10 @@ class RemoteEnvs:
                 self._lost(f"gave no answer within {patience:g} s")
 
         try:
-            told = gym_worker.receive(self.wire, wait)
-        except ValueError as e:
+            told = gym_worker.receive(self.wire, wait, parsed)
+        except LostDaemon:
+            raise
+        except (ValueError, UserError) as e:
             self._lost(f"speaks no robo_rl: {e}")
         if told is None:
             self._lost("ended")
@@ -153,6 +156,11 @@ class RemoteEnvs:
             os.killpg(self.process.pid, signal.SIGKILL)  # what it started too
         self.process.wait(10)
         self.log.close()
+
+
+def parsed(text: str) -> Any:
+    """The tree of a message. UserError: it is none."""
+    return parse_json(text, "a message", list, limit=gym_worker.LIMIT, depth=4 * gym_worker.DEPTH, nan=True)
 
 
 class RemoteEnv(gym.Env):

@@ -55,11 +55,11 @@ def _node(value, arrays):
     return ["a", [x.dtype.newbyteorder("<").str, list(x.shape)]]
 
 
-def unpack(tree: bytes, body: bytes) -> Any:
-    """The value of a message's tree and arrays. ValueError: it is none."""
+def unpack(tree: bytes, body: bytes, parse=json.loads) -> Any:
+    """The value of a message's tree and arrays; `parse` reads JSON. ValueError: it is none."""
     rest = [0]
     try:
-        value = _value(json.loads(tree.decode()), body, rest, 0)
+        value = _value(parse(tree.decode()), body, rest, 0)
     except (TypeError, OverflowError, RecursionError) as e:
         raise ValueError(str(e)) from None
     if rest[0] != len(body):
@@ -88,9 +88,9 @@ def _value(node, body, rest, depth):
     raise ValueError("a node of the message is malformed")
 
 
-def receive(wire: socket.socket, patience) -> Any:
+def receive(wire: socket.socket, patience, parse=json.loads) -> Any:
     """The next message; None: the other side has gone. `patience()` is called whenever the socket's timeout
-    passes without a byte. ValueError: what came is no message."""
+    passes without a byte; `parse` reads JSON. ValueError: what came is no message."""
     head = _exactly(wire, 8, patience)
     if head is None:
         return None
@@ -99,7 +99,7 @@ def receive(wire: socket.socket, patience) -> Any:
         raise ValueError(f"a message of {sum(sizes)} bytes")
     tree = _exactly(wire, sizes[0], patience)
     body = _exactly(wire, sizes[1], patience)
-    return None if tree is None or body is None else unpack(tree, body)
+    return None if tree is None or body is None else unpack(tree, body, parse)
 
 
 def _exactly(wire, count, patience):
