@@ -140,10 +140,10 @@ def test_a_process_that_dies_or_hangs_is_a_lost_one(here, monkeypatch):
     for _ in range(2):  # once more: it stays lost
         with pytest.raises(LostDaemon, match="its Python ended; it last printed"):
             env.step(np.zeros((1, 2)))
-    monkeypatch.setattr(gym_remote, "ANSWER", 1.5)
-    monkeypatch.setattr(gym_remote, "LEAVE", 0.1)
     env = remote(",fault=hang", num_envs=1)
     env.reset(seed=0)
+    monkeypatch.setattr(gym_remote, "ANSWER", 1.5)
+    monkeypatch.setattr(gym_remote, "LEAVE", 0.1)
     with pytest.raises(LostDaemon, match=r"gave no answer within 1.5 s"):
         env.step(np.zeros((1, 2)))
     assert env._remote.process.returncode is not None
