@@ -248,7 +248,7 @@ def load_demos(folder: "str | Path", env, label: str = ""):
         return env.in_commands(data)
     if data.spec is None:
         told = getattr(env, "describes_task", False)
-        return in_box(data, env.spec, told) if is_of_box(data, env.spec) else data
+        return in_box(data, env.spec, told) if is_of_box(data.meta, env.spec) else data
     if data.spec.action_names != env.spec.action_names:
         return data
     if bad := Writer.spec_differences(env.spec, data.spec):
@@ -256,14 +256,14 @@ def load_demos(folder: "str | Path", env, label: str = ""):
     return data
 
 
-def is_of_box(data, spec: ControlSpec) -> bool:
-    """Whether the actions of a data set that others recorded are numbers of the env's Box: as many as the
-    axes of `spec`, which has no names of its own for them."""
+def is_of_box(meta, spec: ControlSpec) -> bool:
+    """Whether the actions of a data set (`reader.Meta`) that others recorded are numbers of the env's Box: as
+    many as the axes of `spec`, which has no names of its own for them."""
     named = tuple(f"action{i}" for i in range(len(spec.axes)))
     return (
-        data.spec is None
-        and spec.action_names == named != data.features.action
-        and len(data.features.action) == len(named)
+        meta.spec is None
+        and spec.action_names == named != meta.features.action
+        and len(meta.features.action) == len(named)
     )
 
 
