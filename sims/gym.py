@@ -30,6 +30,7 @@ from robo_rl.errors import MissingDependency, UserError
 from robo_rl.plugins import load_module, split_arguments
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
+from sims import gym_worker
 from sims.elsewhere import has_module
 from sims.gym_obs import GymObservation
 from sims.gym_remote import RemoteEnvs
@@ -91,13 +92,10 @@ def make_gym(
         )
     if render:  # an env of one's own need not know the word
         arguments["render_mode"] = "rgb_array"
-    envs: list[gym.Env] = []
     try:
         with said(f"{name} cannot be made"):
-            envs.extend(
-                gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **arguments)
-                for _ in range(num_envs)
-            )
+            settings = dict(arguments, max_episode_steps=limit, disable_env_checker=True)
+            envs = gym_worker.made(lambda: gym.make(spec, **settings), num_envs)
     except gym.error.DependencyNotInstalled as e:
         raise MissingDependency(f"{name}: {e}") from None
     except UserError as e:
@@ -247,6 +245,7 @@ class GymEnv(ControlEnv):
         self.reports_success: bool | None = None  # None: no step said so, and no episode ended, so far
         self.info_flags: tuple[str, ...] = ()  # what is true or false in the info of an env that does not
         self._sparse, self._calls = reward == "sparse", 0
+        self._room = gym_worker.Room(n)  # pictures are often set up by the first reset
         self.describes_task = first.has_wrapper_attr("task_description")
         if first.has_wrapper_attr("expert_action"):
             self.expert_action = self._expert_action
@@ -261,6 +260,7 @@ class GymEnv(ControlEnv):
             for i, start in zip(ids, starts, strict=True):
                 x, _ = self._envs[i].reset(seed=int(start))
                 seen.append(x)
+                self._room.look(i)
             if self.describes_task:
                 told = self._task.tolist()
                 for i in ids:

@@ -27,6 +27,7 @@ LIMIT = 1 << 30  # bytes of a message
 DEPTH = 32  # lists in lists of a tree
 KINDS = "biuf"  # of NumPy's types
 FACTS = ("dt", "control_freq", "control_hz")
+FEW = 8  # envs, whose mean tells what one takes
 ORPHAN = 5.0  # s between looks at whether who started us is there
 
 
@@ -121,6 +122,57 @@ def _exactly(wire, count, patience):
 # ---- envs --------------------------------------------------------------------------------------------------
 
 
+class Room:
+    """Whether the machine's memory holds what `count` envs take, from what the second and later ones took so
+    far: the first pays also for what they share. Looked at after each env, once for each."""
+
+    def __init__(self, count):
+        self.count, self.seen, self.first = count, 0, 0
+
+    def look(self, i):
+        """After env `i`, in order. MemoryError: the rest will not fit."""
+        if i != self.seen:
+            return
+        self.seen += 1
+        now, free = memory()
+        if i == 0:
+            self.first = now
+            return
+        each = (now - self.first) / i
+        rest = self.count - self.seen
+        if i < FEW and now - self.first < free / 4:  # what a second env takes may be taken once
+            return
+        if each * rest > free:
+            text = "each env takes %.0f MB, and %d of %d would fit: take fewer (--envs N)"
+            raise MemoryError(text % (each / 1e6, self.seen + int(free / each), self.count))
+
+
+def memory():
+    """(bytes of this process, bytes that are free); (0, 0) where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as f:
+            pages = int(f.read().split()[1])
+        with open("/proc/meminfo") as f:
+            free = next(int(line.split()[1]) for line in f if line.startswith("MemAvailable"))
+        return pages * os.sysconf("SC_PAGESIZE"), free << 10
+    except (OSError, ValueError, StopIteration):
+        return 0, 0
+
+
+def made(make, count):
+    """`count` envs. MemoryError: they would not fit."""
+    envs, room = [], Room(count)
+    try:
+        for i in range(count):
+            envs.append(make())
+            room.look(i)
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    return envs
+
+
 class Envs:
     """`count` envs of "[MODULE:]ID", and what may be asked of them; `ids` are numbers of envs. limit: of
     steps; 0 for the env's own, else `most`."""
@@ -133,13 +185,12 @@ class Envs:
             arguments = dict(arguments, render_mode="rgb_array")
         if isinstance(made_by, str):
             self.limit = limit or gym.spec(made_by).max_episode_steps or most
-            self.envs = [
-                gym.make(made_by, max_episode_steps=self.limit, disable_env_checker=True, **arguments)
-                for _ in range(count)
-            ]
+            settings = dict(arguments, max_episode_steps=self.limit, disable_env_checker=True)
+            self.envs = made(lambda: gym.make(made_by, **settings), count)
         else:
             self.limit = limit or most
-            self.envs = [gym.wrappers.TimeLimit(made_by(**arguments), self.limit) for _ in range(count)]
+            self.envs = made(lambda: gym.wrappers.TimeLimit(made_by(**arguments), self.limit), count)
+        self.room = Room(count)  # until the first reset has shown what it takes
 
     def describe(self):
         """What the first env is."""
@@ -165,9 +216,12 @@ class Envs:
 
     def reset(self, ids, seeds):
         """[(observation, task_description)] of each."""
-        return [
-            self._of(i, lambda e, s=s: (e.reset(seed=int(s))[0], self.task(e))) for i, s in zip(ids, seeds)
-        ]
+        return [self._of(i, lambda e, i=i, s=s: self._reset(e, i, int(s))) for i, s in zip(ids, seeds)]
+
+    def _reset(self, env, i, seed):
+        seen, _ = env.reset(seed=seed)
+        self.room.look(i)
+        return seen, self.task(env)
 
     def step(self, ids, actions):
         """[(observation, reward, terminated, truncated, flags of the info)] of each."""

@@ -35,6 +35,7 @@ class Push(gym.Env):
 
     def __init__(self, far=3.0, fault="", render_mode=None):
         self.far, self.fault, self.render_mode, self.task_description = far, fault, render_mode, ""
+        self.scene = np.ones(20_000_000, np.uint8) if fault == "large" else None
 
     def _seen(self):
         eye = np.full((8, 8, 3), int(20 * abs(self.q[0])) % 256, np.uint8)
@@ -122,6 +123,21 @@ def test_a_class_ends_with_the_limit_of_steps_that_is_asked_for(here):
 def test_what_cannot_be_made_there_says_why(here, id, fault):
     with pytest.raises(UserError, match=fault):
         make(f"gym:{id}")
+
+
+@pytest.mark.parametrize("python", ["", f",python={sys.executable}"])
+def test_envs_that_memory_does_not_hold_are_refused_before_it_is_full(here, python):
+    """Unlike the kernel, which would kill whoever asks for the next page."""
+    with pytest.raises(UserError, match=r"cannot be made.*each env takes \d+ MB, and \d+ of 1000000 would fit: "):
+        make(f"gym:push_here/Push-v0,fault=large{python}", num_envs=1_000_000)
+
+
+def test_what_the_first_reset_takes_counts_too(here, monkeypatch):
+    monkeypatch.setattr(gym_worker, "memory", iter([(0, 900), (0, 900), (0, 900), (1000, 900), (2000, 800), (2500, 800)]).__next__)
+    env: Any = make("gym:push_here/Push-v0", num_envs=3)
+    with pytest.raises(UserError, match="reset of env 1 failed: MemoryError: each env takes"):
+        env.reset(seed=0)
+    env.close()
 
 
 def test_what_an_env_raises_there_names_it_and_its_line(here):
