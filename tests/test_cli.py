@@ -661,11 +661,20 @@ def test_a_run_leaves_what_it_promises(runs):
     assert len(list((run / "tensorboard").glob("events.*"))) == 1
 
 
+def test_options_beside_resume_are_refused_where_nobody_would_heed_them(runs):
+    said = robo_rl(runs, "train", "--resume", "runs/a", "--seed", "7", "--no-video").mistake
+    assert "so --seed, --no-video cannot be given beside it; to train the run's policy on" in said
+    assert "--init RUN" in said
+    said = robo_rl(runs, "wm", "train", "--resume=runs/a", "--fit.updates=7").mistake
+    assert "so --fit.updates cannot be given beside it" in said
+
+
 def test_a_finished_run_says_so_and_stays_as_it_is(runs):
     before = content(runs / "runs" / "a")
     for argv in (["--resume", "auto"], ["--resume", "runs/a"]):
         result = robo_rl(runs, "train", *argv)
         assert result.code == 0 and "this run is finished; nothing to resume" in result.err
+        assert result.err.rstrip().endswith("robo_rl train --init runs/a")
     assert content(runs / "runs" / "a") == before
     said = robo_rl(runs, "train", *TINY, "--out", "runs/a").mistake
     assert (

@@ -128,12 +128,18 @@ def test_what_cannot_be_made_there_says_why(here, id, fault):
 @pytest.mark.parametrize("python", ["", f",python={sys.executable}"])
 def test_envs_that_memory_does_not_hold_are_refused_before_it_is_full(here, python):
     """Unlike the kernel, which would kill whoever asks for the next page."""
-    with pytest.raises(UserError, match=r"cannot be made.*each env takes \d+ MB, and \d+ of 1000000 would fit: "):
+    with pytest.raises(
+        UserError, match=r"cannot be made.*each env takes \d+ MB, and \d+ of 1000000 would fit: "
+    ):
         make(f"gym:push_here/Push-v0,fault=large{python}", num_envs=1_000_000)
 
 
 def test_what_the_first_reset_takes_counts_too(here, monkeypatch):
-    monkeypatch.setattr(gym_worker, "memory", iter([(0, 900), (0, 900), (0, 900), (1000, 900), (2000, 800), (2500, 800)]).__next__)
+    monkeypatch.setattr(
+        gym_worker,
+        "memory",
+        iter([(0, 900), (0, 900), (0, 900), (1000, 900), (2000, 800), (2500, 800)]).__next__,
+    )
     env: Any = make("gym:push_here/Push-v0", num_envs=3)
     with pytest.raises(UserError, match="reset of env 1 failed: MemoryError: each env takes"):
         env.reset(seed=0)

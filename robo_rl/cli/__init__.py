@@ -164,6 +164,18 @@ def given(argv: list[str], option: str) -> str | None:
     return None
 
 
+def resumes_alone(argv: list[str], remedy: str, *known: str) -> None:
+    """UserError with the `remedy` if options other than the `known` ones stand beside --resume: a run goes on
+    with its own, and nobody would heed them."""
+    flags = [arg.partition("=")[0] for arg in argv if arg.startswith("--")]
+    others = [flag for flag in flags if flag not in ("--resume", "--help", *known)]
+    if "--resume" in flags and others:
+        raise UserError(
+            f"--resume goes on with the options of the run, so {', '.join(others)} cannot be given beside it; "
+            f"{remedy}"
+        )
+
+
 def choose_subcommand(command: str, subcommands: dict[str, tuple], argv: list[str]) -> str:
     """Which of `subcommands` {name: (options, what it does)} argv begins with; without one, or asked for
     help, they are listed."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from robo_rl.cli import given, parse_options
+from robo_rl.cli import given, parse_options, resumes_alone
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import check_folders, newest_run
@@ -41,6 +41,7 @@ def parse(argv: list[str]) -> TrainConfig:
         return str(document.get(name, default)) if found is None else found
 
     argv = short_policy(argv)
+    resumes_alone(argv, "to train the run's policy on with other options, begin a new run: --init RUN")
     document: dict = {}
     if file := peek("config", ""):
         document = config_file.read_config(Path(file))

@@ -33,12 +33,13 @@ CUT = 0.05  # share of held-out predictions within the threshold, below which a 
 
 def parse(argv: list[str]):
     """The options of the subcommand argv[0]; those of train are the kind's."""
-    from robo_rl.cli import choose_subcommand, given, parse_options
+    from robo_rl.cli import choose_subcommand, given, parse_options, resumes_alone
 
     name = choose_subcommand("wm", SUBCOMMANDS, argv)
     config = SUBCOMMANDS[name][0]
     if name != "train":
         return parse_options(config, f"wm {name}", argv[1:])
+    resumes_alone(argv, "other options need a model that is learnt anew", "--kind")
     kind, resumed = given(argv, "--kind"), given(argv, "--resume")
     if resumed and not kind:  # every option comes from the run, the kind too
         kind = kind_of_run(resumed)

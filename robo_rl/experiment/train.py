@@ -173,7 +173,10 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 run.taught, run.updates = taught_of(meta)
                 if meta["finished"]:
                     tidy_end(run)
-                    report.say("this run is finished; nothing to resume")
+                    report.say(
+                        "this run is finished; nothing to resume. To train its policy on, begin a new run: "
+                        f"robo_rl train --init {folder}"
+                    )
                     return 0
                 keep_files(run)
                 run.forget_after(run.step)
