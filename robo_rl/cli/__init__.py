@@ -168,11 +168,10 @@ def resumes_alone(argv: list[str], remedy: str, *known: str) -> None:
     """UserError with the `remedy` if options other than the `known` ones stand beside --resume: a run goes on
     with its own, and nobody would heed them."""
     flags = [arg.partition("=")[0] for arg in argv if arg.startswith("--")]
-    others = [flag for flag in flags if flag not in ("--resume", "--help", *known)]
+    others = ", ".join(flag for flag in flags if flag not in ("--resume", "--help", *known))
     if "--resume" in flags and others:
         raise UserError(
-            f"--resume goes on with the options of the run, so {', '.join(others)} cannot be given beside it; "
-            f"{remedy}"
+            f"--resume goes on with the options of the run, so {others} cannot be given beside it; {remedy}"
         )
 
 
