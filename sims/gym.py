@@ -87,9 +87,7 @@ def make_gym(
     spec = find_spec(known)
     limit = max_steps or spec.max_episode_steps or MAX_STEPS
     if render and "rgb_array" not in render_modes(name, spec):
-        raise UserError(
-            f"{name} draws no pictures: 'rgb_array' is not among the render_modes of its metadata"
-        )
+        raise UserError(f"{name}: {gym_worker.NO_PICTURES}")
     if render:  # an env of one's own need not know the word
         arguments["render_mode"] = "rgb_array"
     try:

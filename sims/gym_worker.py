@@ -27,6 +27,7 @@ LIMIT = 1 << 30  # bytes of a message
 DEPTH = 32  # lists in lists of a tree
 KINDS = "biuf"  # of NumPy's types
 FACTS = ("dt", "control_freq", "control_hz")
+NO_PICTURES = "it draws no pictures: 'rgb_array' is not among the render_modes of its metadata"
 FEW = 8  # envs, whose mean tells what one takes
 ORPHAN = 5.0  # s between looks at whether who started us is there
 
@@ -182,6 +183,8 @@ class Envs:
 
         made_by = found(gym, id)
         if render:
+            if not draws(gym, made_by):
+                raise ValueError(NO_PICTURES)
             arguments = dict(arguments, render_mode="rgb_array")
         if isinstance(made_by, str):
             self.limit = limit or gym.spec(made_by).max_episode_steps or most
@@ -260,6 +263,17 @@ def found(gym, id: str) -> Any:
     known = getattr(gym.envs.registration, "registry", {})
     made_by = getattr(there, rest, None)
     return made_by if callable(made_by) and rest not in known else rest
+
+
+def draws(gym, made_by):
+    """Whether the class behind an id, or a class, says that it can draw; a function says nothing."""
+    if isinstance(made_by, str):
+        made_by = gym.spec(made_by).entry_point
+    if isinstance(made_by, str):
+        module, _, name = made_by.partition(":")
+        made_by = getattr(importlib.import_module(module), name)
+    modes = getattr(made_by, "metadata", {}).get("render_modes", ())
+    return not isinstance(made_by, type) or "rgb_array" in modes
 
 
 def attribute(env: Any, name: str) -> Any:

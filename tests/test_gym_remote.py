@@ -62,7 +62,11 @@ class Push(gym.Env):
     def expert_action(self):
         return np.array([2.0, -1.0])
 
+class Blind(Push):
+    metadata = {}
+
 gym.register("push_here/Push-v0", Push, max_episode_steps=9)
+gym.register("push_here/Blind-v0", Blind, max_episode_steps=9)
 """
 
 
@@ -123,6 +127,13 @@ def test_a_class_ends_with_the_limit_of_steps_that_is_asked_for(here):
 def test_what_cannot_be_made_there_says_why(here, id, fault):
     with pytest.raises(UserError, match=fault):
         make(f"gym:{id}")
+
+
+@pytest.mark.parametrize("python", ["", f",python={sys.executable}"])
+@pytest.mark.parametrize("id", ["push_here/Blind-v0", "push_here:Blind"])
+def test_an_env_that_does_not_draw_says_so_before_it_is_made(here, id, python):
+    with pytest.raises(UserError, match="it draws no pictures: 'rgb_array' is not among"):
+        make(f"gym:{id}{python}", render=True)
 
 
 @pytest.mark.parametrize("python", ["", f",python={sys.executable}"])
