@@ -11,8 +11,9 @@ import sims
 from robo_rl.demos import record
 from robo_rl.errors import UserError
 from robo_rl.experiment import policy_server, tasks
+from robo_rl.experiment.by_task import by_instruction, by_task, told_of
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.evaluation import EvalConfig, by_task, chosen_starts
+from robo_rl.experiment.evaluation import EvalConfig, chosen_starts
 from robo_rl.rollout_control import Uniform
 from robo_rl.rollout_control.mixtures import RuleReasoner
 from robo_rl.rollout_control.reverse import Reverse
@@ -254,6 +255,30 @@ def test_demonstrations_are_as_many_of_each_task_each_from_a_start_of_it():
     assert [e.start % 3 for e in episodes] == [0] * 3 + [1] * 3 + [2] * 3 and len(
         {e.start for e in episodes}
     ) == 9 <= tried
+
+
+def test_an_instruction_that_falls_behind_is_told_and_what_to_do_about_it():
+    won = {"pick red": [0] * 28, "pick blue": [1] * 30 + [0], "pick green": [1] * 20 + [0] * 20}
+    result: dict = {
+        "task": [t for t, s in won.items() for _ in s],
+        "success": [x for s in won.values() for x in s],
+    }
+    result["instructions"] = by_instruction(result)
+    assert {t: row["n"] for t, row in result["instructions"].items()} == {t: len(s) for t, s in won.items()}
+    line, hint = told_of(result, hint=True)
+    assert line.strip().split("   ") == ["pick red 0.000 [0.000, 0.121]", "pick green 0.500 [0.352, 0.648]"]
+    assert hint.startswith(
+        "RL tries actions near those of the policy, and may find no success of 'pick red'. Show"
+    )
+    assert told_of(result, hint=False) == [line]
+    alike = {"task": ["a", "b"] * 20, "success": [1, 0, 0, 1] * 10}
+    assert told_of({"instructions": by_instruction(alike)}, hint=True) == []
+    assert by_instruction({"task": ["a"] * 4, "success": [1] * 4}) == {}
+    many = {f"{i:02}": {"success": 0.0, "low": 0.0, "high": 0.1, "n": 40} for i in range(6)}
+    line, hint = told_of(
+        {"instructions": many | {"all": {"success": 1.0, "low": 0.9, "high": 1.0, "n": 40}}}, hint=True
+    )
+    assert line.endswith("03 0.000 [0.000, 0.100]   and 2 more") and "'00', '01', '02', '03'." in hint
 
 
 def test_each_task_is_evaluated_on_as_many_starts_and_one_alone_on_the_same():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from robo_rl.device_names import check_device
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
+from robo_rl.experiment.by_task import by_instruction, by_task, told_of
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import NONE, ON_DEVICE, make, make_env, obs_spec, task_count
 from robo_rl.experiment.folder import pick_checkpoint
@@ -195,6 +196,8 @@ class Evaluator:
         gain, judged = sum(result["return"]) / len(starts), "no_success" not in result
         if count > 1:
             result["tasks"] = by_task(result["success"], starts, task_names(self.env))
+        elif judged and (of_each := by_instruction(result)):
+            result["instructions"] = of_each
         result |= {
             "label": label,
             "step": step,
@@ -219,14 +222,8 @@ class Evaluator:
             f"{label:>14}  {told}  at {self.report.elapsed:.0f} s  "
             f"(starts of list {which}, {'reported' if which == REPORT else 'which choose'})"
         )
-        if count > 1:
-            self.report.say(
-                "                "
-                + "   ".join(
-                    f"{task} {one['success']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
-                    for task, one in result["tasks"].items()
-                )
-            )
+        for line in told_of(result, hint=label in ("sft", "final")):
+            self.report.say(line)
         if not judged and not self.told:
             self.told = True
             self.report.say(NO_SUCCESS.format(self.env.spec.id) + other_flags(self.env))
@@ -282,21 +279,6 @@ class Evaluator:
             if not isinstance(e, UserError) and not raised_by_env(e):
                 raise
             self.report.say(f"no video: {e}")
-
-
-def by_task(success: list, starts: "np.ndarray", tasks: tuple[str, ...]) -> dict[str, dict]:
-    """Success, its 95 % Wilson interval and n of each of several tasks, from episodes of `starts` [n]."""
-    from robo_rl.starts import task_of
-    from robo_rl.stats import wilson
-
-    out, which = {}, task_of(starts, len(tasks))
-    for k, task in enumerate(tasks):
-        mine = [s for s, t in zip(success, which, strict=True) if t == k]
-        if mine:
-            out[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=True)) | {
-                "n": len(mine)
-            }
-    return out
 
 
 def chosen_starts(options: EvalConfig, tasks: tuple[str, ...]) -> "np.ndarray":
@@ -422,14 +404,7 @@ def evaluate_checkpoint(
             result |= planning.told(who, options)
     result |= close() | ({"policy": options.policy} if options.policy else {})
     rate, low, high = success_rate(result["success"], result.get("origin"))
-    tasks = by_task(result["success"], starts, names) if len(names) > 1 else {}
-    for task in () if tasks else sorted(set(result["task"])):
-        mine = [i for i, t in enumerate(result["task"]) if t == task]
-        won = [result["success"][i] for i in mine]
-        origin = [result["origin"][i] for i in mine] if "origin" in result else None
-        tasks[task] = dict(zip(("success", "low", "high"), success_rate(won, origin), strict=True)) | {
-            "n": len(mine)
-        }
+    tasks = by_task(result["success"], starts, names) if len(names) > 1 else by_instruction(result, least=1)
     if "no_success" in result:
         rate = low = high = None
         tasks = dict.fromkeys(tasks, {"n": len(starts)})
