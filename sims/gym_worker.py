@@ -10,6 +10,7 @@ its envs are (`describe`), or {"error"}; then every question, a list that begins
 of `Envs`, has one answer.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -154,10 +155,16 @@ def memory():
         with open("/proc/self/statm") as f:
             pages = int(f.read().split()[1])
         with open("/proc/meminfo") as f:
-            free = next(int(line.split()[1]) for line in f if line.startswith("MemAvailable"))
-        return pages * os.sysconf("SC_PAGESIZE"), free << 10
+            free = next(int(line.split()[1]) for line in f if line.startswith("MemAvailable")) << 10
     except (OSError, ValueError, StopIteration):
         return 0, 0
+    with contextlib.suppress(OSError, ValueError):  # without a limit of the control group
+        group = []
+        for name in ("max", "current"):
+            with open("/sys/fs/cgroup/memory." + name) as f:
+                group.append(int(f.read()))
+        free = min(free, group[0] - group[1])
+    return pages * os.sysconf("SC_PAGESIZE"), free
 
 
 def made(make, count):
@@ -169,7 +176,8 @@ def made(make, count):
             room.look(i)
     except BaseException:
         for env in envs:
-            env.close()
+            with contextlib.suppress(Exception):
+                env.close()
         raise
     return envs
 
