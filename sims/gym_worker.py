@@ -196,8 +196,8 @@ class Envs:
             arguments = dict(arguments, render_mode="rgb_array")
         if isinstance(made_by, str):
             self.limit = limit or gym.spec(made_by).max_episode_steps or most
-            settings = dict(arguments, max_episode_steps=self.limit, disable_env_checker=True)
-            self.envs = made(lambda: gym.make(made_by, **settings), count)
+            settings = dict(arguments, max_episode_steps=self.limit)
+            self.envs = made(lambda: gym.make(made_by, disable_env_checker=True, **settings), count)
         else:
             self.limit = limit or most
             self.envs = made(lambda: gym.wrappers.TimeLimit(made_by(**arguments), self.limit), count)
