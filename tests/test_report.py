@@ -166,6 +166,19 @@ def test_the_page_needs_nothing_from_outside(good, capsys):
     assert f"open {good / 'report.html'}" in out.out and "improved" in out.out
 
 
+def test_the_page_names_an_instruction_that_falls_behind(tmp_path, capsys):
+    folder = make_run(tmp_path / "run", updates=12, videos=False)
+    assert "Behind the other instructions" not in build(folder, capsys)[0]
+    final = json.loads((folder / "evals" / "final.json").read_text())
+    final["success"] = [
+        bool(s) and t != TASKS[0] for s, t in zip(final["success"], final["task"], strict=True)
+    ]
+    write_json(folder / "evals" / "final.json", final)
+    html, _ = build(folder, capsys)
+    assert f"<li>Behind the other instructions: {TASKS[0]} 0.000 [0.000, " in html
+    assert "robo_rl correct.</li>" in html
+
+
 def test_the_page_shows_the_numbers_of_the_evaluations(good, capsys):
     html, _ = build(good, capsys)
     sft, final = (json.loads((good / "evals" / f"{k}.json").read_text())["success"] for k in ("sft", "final"))

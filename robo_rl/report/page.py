@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from robo_rl.experiment.by_task import by_instruction, told_of
 from robo_rl.experiment.correct import read_rounds
 from robo_rl.files import write_bytes
 from robo_rl.health import newest_findings
@@ -332,6 +333,19 @@ def not_finite(run: RunRecord) -> list[str]:
     return out
 
 
+def lagging(end: Evaluation | None) -> list[str]:
+    """What is told of the instructions that succeed less often than the others."""
+    if end is None or not end.judged or not end.task:
+        return []
+    rows = by_instruction({"task": end.task, "success": end.success, "origin": end.origins})
+    told = told_of({"instructions": rows}, hint=True)
+    return (
+        [f"Behind the other instructions: {told[0].strip()}.", *(f"{hint}." for hint in told[1:])]
+        if told
+        else []
+    )
+
+
 def page(run: RunRecord) -> str:
     """The whole page."""
     notes = [
@@ -353,6 +367,7 @@ def page(run: RunRecord) -> str:
             f"list {REPORT}."
             + (" In a model both begin from the same recorded frames." if chosen_on_its_frames(run) else "")
         )
+    notes += lagging(run.end or run.start)
     alone = is_without_env(run)
     if run.metrics and not alone and not any(e.label == "final" for e in run.evals):
         notes.append("There is no final evaluation: the run is still going, or it was stopped.")
