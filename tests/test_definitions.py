@@ -33,6 +33,16 @@ def generators(*seeds):
 # ---- losses
 
 
+def test_entries_count_by_their_error_over_the_mean_one():
+    weights = losses.error_weights
+    err, mask = torch.tensor([[[1.0, -3.0], [0.2, 20.0], [7.0, 7.0]]]), torch.tensor([[1.0, 1.0, 0.0]])
+    mean = (1 + 3 + 0.2 + 20) / 4
+    assert torch.allclose(weights(err, mask)[0, :2], torch.tensor([[0.5, 0.5], [0.5, 20 / mean]]))
+    assert torch.allclose(weights(err, mask)[0, 2], torch.tensor(7 / mean))
+    assert weights(torch.tensor([[[1.0] * 19 + [100.0]]]), torch.ones(1, 1))[0, 0, -1] == 5.0
+    assert torch.allclose(weights(1e-6 * err, mask), weights(err, mask))  # whatever the unit
+
+
 def ppo_number_by_number(logp, old, adv, low, high, dual, weight):
     gains, clipped, kl = [], [], []
     for x, y, a, lo, hi, w in zip(

@@ -15,7 +15,6 @@ from robo_rl.experiment.evaluation import EvalConfig
 from robo_rl.experiment.latency import evaluate_late, increments_of
 from robo_rl.experiment.policy_server import Actor, actor_of, in_numpy
 from robo_rl.experiment.recipes import begun
-from robo_rl.losses import error_weights
 from robo_rl.options import BcOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
@@ -272,12 +271,7 @@ def test_supervision_with_a_window_and_no_row_given_is_plain_flow_matching(windo
         assert torch.equal(few, plain.act(obs, g.manual_seed(1), explore=False).x0)
 
 
-def test_entries_count_by_their_error_over_the_mean_one():
-    err, mask = torch.tensor([[[1.0, -3.0], [0.2, 20.0], [7.0, 7.0]]]), torch.tensor([[1.0, 1.0, 0.0]])
-    mean = (1 + 3 + 0.2 + 20) / 4
-    assert torch.allclose(error_weights(err, mask)[0, :2], torch.tensor([[0.5, 0.5], [0.5, 20 / mean]]))
-    assert torch.allclose(error_weights(err, mask)[0, 2], torch.tensor(7 / mean))
-    assert error_weights(torch.tensor([[[1.0] * 19 + [100.0]]]), torch.ones(1, 1))[0, 0, -1] == 5.0
+def test_supervision_counts_entries_by_their_error():
     policy = windowed(2, weigh_errors=True)
     same = windowed(2)
     same.load_state_dict(policy.state_dict())
