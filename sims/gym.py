@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robo_rl import plugins
@@ -86,9 +86,10 @@ def make_gym(
             raise
     spec = find_spec(known)
     limit = max_steps or spec.max_episode_steps or MAX_STEPS
-    if render and "rgb_array" not in render_modes(name, spec):
-        raise UserError(f"{name}: {gym_worker.NO_PICTURES}")
     if render:  # an env of one's own need not know the word
+        with said(f"{name} cannot be made"):
+            if not gym_worker.draws(spec.entry_point):
+                raise UserError(f"{name}: {gym_worker.NO_PICTURES}")
         arguments["render_mode"] = "rgb_array"
     try:
         with said(f"{name} cannot be made"):
@@ -145,19 +146,6 @@ def _is_of(spec: EnvSpec, module: str) -> bool:
     return spec.namespace == module or (
         made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")
     ).startswith(module)
-
-
-def render_modes(name: str, spec: EnvSpec) -> list[str]:
-    """What the class of a registered id says that it can draw; of a function that makes envs nothing is
-    known: rgb_array."""
-    with said(f"{name} cannot be made"):
-        made_by = spec.entry_point
-        made_by = load_env_creator(made_by) if isinstance(made_by, str) else made_by
-    return (
-        getattr(made_by, "metadata", {}).get("render_modes", [])
-        if isinstance(made_by, type)
-        else ["rgb_array"]
-    )
 
 
 @contextlib.contextmanager

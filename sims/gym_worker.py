@@ -191,7 +191,7 @@ class Envs:
 
         made_by = found(gym, id)
         if render:
-            if not draws(gym, made_by):
+            if not draws(gym.spec(made_by).entry_point if isinstance(made_by, str) else made_by):
                 raise ValueError(NO_PICTURES)
             arguments = dict(arguments, render_mode="rgb_array")
         if isinstance(made_by, str):
@@ -273,10 +273,9 @@ def found(gym, id: str) -> Any:
     return made_by if callable(made_by) and rest not in known else rest
 
 
-def draws(gym, made_by):
-    """Whether the class behind an id, or a class, says that it can draw; a function says nothing."""
-    if isinstance(made_by, str):
-        made_by = gym.spec(made_by).entry_point
+def draws(made_by):
+    """Whether a class says that it can draw; a function that makes envs says nothing. made_by: "module:name",
+    or what it names."""
     if isinstance(made_by, str):
         module, _, name = made_by.partition(":")
         made_by = getattr(importlib.import_module(module), name)

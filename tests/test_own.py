@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from commands import robo_rl as command
+from test_readme import SKIPPED
 
 import robo_rl
 from controllers.robot import PRESETS, load_robot
@@ -90,7 +91,7 @@ def write_page(page: str, folder: Path) -> list[list[str]]:
     """Write the files that a page shows into `folder` -> the commands that it shows, in words, but those of
     which it says that no test runs them."""
     text = (TUTORIALS / f"{page}.md").read_text()
-    text = re.sub(r"^\*Not run by the tests.*\*\n\n```bash\n(.*?)```", "", text, flags=re.S | re.M)
+    text = re.sub(rf"{SKIPPED.rstrip('?')}```bash\n.*?```", "", text, flags=re.S)
     for block in re.findall(r"```python\n(.*?)```", text, re.S):
         if name := re.match(r"# (\w+\.py)\n", block):
             (folder / name[1]).write_text(block)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from robo_rl.starts import task_of
-from robo_rl.stats import per_task, wilson
+from robo_rl.stats import per_task
 
 INDENT = " " * 16
 TOLD = 4  # of the instructions that fall behind
@@ -19,14 +19,10 @@ HINT = (
 
 def by_task(success: list, starts: np.ndarray, tasks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Success, its 95 % Wilson interval and n of each of several tasks, from episodes of `starts` [n]."""
-    out, which = {}, task_of(starts, len(tasks))
-    for k, task in enumerate(tasks):
-        mine = [s for s, t in zip(success, which, strict=True) if t == k]
-        if mine:
-            out[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=True)) | {
-                "n": len(mine)
-            }
-    return out
+    rows = by_instruction(
+        {"task": [tasks[k] for k in task_of(starts, len(tasks))], "success": success}, least=1
+    )
+    return {task: rows[task] for task in tasks if task in rows}
 
 
 def by_instruction(result: Mapping[str, Any], least: int = 2) -> dict[str, dict[str, Any]]:
@@ -38,19 +34,23 @@ def by_instruction(result: Mapping[str, Any], least: int = 2) -> dict[str, dict[
 
 
 def told_of(result: Mapping[str, Any], hint: bool) -> list[str]:
-    """Lines for people: success of each of several tasks, or of the instructions that fall behind the others,
-    the lowest first; with `hint` what to do about one that hardly ever succeeds."""
+    """Lines for people: success of each of several tasks, or of the instructions that fall behind the others;
+    with `hint` what to do about one that hardly ever succeeds."""
     if tasks := result.get("tasks"):
         return [INDENT + "   ".join(words_of(t, one) for t, one in tasks.items())]
-    rows = result.get("instructions", {})
+    words, advice = behind(result.get("instructions", {}))
+    return [line for line in (words and INDENT + words, hint and advice) if line]
+
+
+def behind(rows: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """(success of the instructions whose interval lies below that of the best, the lowest first; what to do
+    about those that hardly ever succeed) of the `rows` of `by_instruction`; "" where there are none."""
     best = max((one["low"] for one in rows.values()), default=0.0)
-    behind = sorted((t for t, one in rows.items() if one["high"] < best), key=lambda t: rows[t]["success"])
-    if not behind:
-        return []
-    more = f"   and {len(behind) - TOLD} more" if len(behind) > TOLD else ""
-    lines = [INDENT + "   ".join(words_of(t, rows[t]) for t in behind[:TOLD]) + more]
-    hopeless = [repr(t) for t in behind if rows[t]["high"] < HOPELESS]
-    return lines + ([HINT.format(", ".join(hopeless[:TOLD]))] if hint and hopeless else [])
+    lagging = sorted((t for t, one in rows.items() if one["high"] < best), key=lambda t: rows[t]["success"])
+    hopeless = [repr(t) for t in lagging if rows[t]["high"] < HOPELESS]
+    more = f"   and {len(lagging) - TOLD} more" if len(lagging) > TOLD else ""
+    words = "   ".join(words_of(t, rows[t]) for t in lagging[:TOLD]) + more
+    return words, HINT.format(", ".join(hopeless[:TOLD])) if hopeless else ""
 
 
 def words_of(task: str, row: Mapping[str, Any]) -> str:

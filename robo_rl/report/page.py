@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.experiment.by_task import by_instruction, told_of
+from robo_rl.experiment.by_task import behind, by_instruction
 from robo_rl.experiment.correct import read_rounds
 from robo_rl.files import write_bytes
 from robo_rl.health import newest_findings
@@ -337,13 +337,8 @@ def lagging(end: Evaluation | None) -> list[str]:
     """What is told of the instructions that succeed less often than the others."""
     if end is None or not end.judged or not end.task:
         return []
-    rows = by_instruction({"task": end.task, "success": end.success, "origin": end.origins})
-    told = told_of({"instructions": rows}, hint=True)
-    return (
-        [f"Behind the other instructions: {told[0].strip()}.", *(f"{hint}." for hint in told[1:])]
-        if told
-        else []
-    )
+    words, advice = behind(by_instruction({"task": end.task, "success": end.success, "origin": end.origins}))
+    return [f"{line}." for line in (words and f"Behind the other instructions: {words}", advice) if line]
 
 
 def page(run: RunRecord) -> str:
