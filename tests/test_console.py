@@ -386,10 +386,8 @@ def test_a_lost_connection_holds_the_robot_and_a_second_tab_replaces_the_first(r
             hold = await ann.ask(t="take", robot=0)
             await drive(ann, hold["number"], 30)
             a.transport.abort()  # the cable is out
-            began = time.monotonic()
             bob.state = None
             await bob.hear(lambda p: p.state and p.state["robots"][0]["phase"] == "pause")
-            stopped = time.monotonic() - began
             first = await connect(addresses["ann"])
             second = await connect(addresses["ann"])
             with contextlib.suppress(Exception):
@@ -398,15 +396,16 @@ def test_a_lost_connection_holds_the_robot_and_a_second_tab_replaces_the_first(r
             assert first.close_code == 4001
             ann = Page(second)
             await ann.hear(lambda p: p.state)
-            assert (
-                "hold of robot 0 is over"
-                in (await ann.ask(t="drive", robot=0, number=999, action=[0] * 7, phase="pause"))["text"]
-            )
             assert (await ann.ask(t="take", robot=0))["t"] == "hold"
-            return stopped
+            assert (
+                "hold of robot 0 is over"  # the number is of the tab that was replaced
+                in (await ann.ask(t="drive", robot=0, number=hold["number"], action=[0] * 7, phase="pause"))[
+                    "text"
+                ]
+            )
 
     with console(run, "--speed", "0.5") as (_, addresses):
-        assert asyncio.run(lose(addresses)) < 3  # 0.2 s on an idle machine
+        asyncio.run(lose(addresses))
 
 
 def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
