@@ -142,7 +142,7 @@ FLOOR = (
         "returns to the best checkpoint",
         high=0.0,
         alarm=1.0,
-        meaning=f"success fell below that of the supervised policy, on the same starts: {SMALLER}",
+        meaning=f"success fell below that of the policy that RL began with, on the same starts: {SMALLER}",
     ),
 )
 SUCCESS = (

@@ -162,7 +162,7 @@ def test_a_method_that_is_made_to_fail_ends_no_worse_than_it_began_and_the_repor
     )
     assert done.code == 0, done.err
     run = tmp_path / "run"
-    said = re.findall(r"success fell below that of the supervised policy.*", done.err)
+    said = re.findall(r"success fell below that of the policy that RL began with.*", done.err)
     assert said and "of step" in said[0]
     first, last = (json.loads((run / "evals" / f"{x}.json").read_text())["success"] for x in ("sft", "final"))
     assert np.mean(first) > 0.3  # there was something to lose

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from robo_rl.runtime.planned import PlannedGroups
 
 SAVE_EVERY = 20.0  # s
-RETURNS = 4  # most that a run that fell below its supervised policy goes back to its best checkpoint
+RETURNS = 4  # most that a run that fell below the policy RL began with goes back to its best checkpoint
 SMALLER = 0.5  # factor on the size of its steps from then on: a quarter of their KL
 
 
@@ -94,6 +94,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
             own_successes.learn_from_successes(run, state)
         except Stopped:
             return run.end_stopped()
+        run.rl_from = run.looks[-1].step
         run.policy.train()
     state = state if "learner" in state else {}
     average_weights(run, state.get("learns"))
@@ -220,8 +221,8 @@ def learn(
 
 
 def go_back(run: Run, learner) -> bool:
-    """After a look: where success fell below that of the supervised policy, put policy and learner back to
-    the best checkpoint, with smaller steps -> whether it did."""
+    """After a look: where success fell below that of the policy that RL began with, put policy and learner
+    back to the best checkpoint, with smaller steps -> whether it did."""
     from robo_rl import checkpoint
     from robo_rl.optim import AdamW
 

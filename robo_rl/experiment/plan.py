@@ -238,7 +238,7 @@ def supervision_of(config: TrainConfig, env, policy, update: float) -> tuple[tup
     """(times of supervision, which rounds may follow its first), `update` [s] of one of its updates. How many
     frames demonstrations will have is not known before: as many as an episode may have."""
     from robo_rl.data.meta import load_meta
-    from robo_rl.experiment.sft import rounds
+    from robo_rl.experiment.sft import asks, rounds
     from robo_rl.types import task_names
 
     if not (planned := rounds(config)):
@@ -247,13 +247,14 @@ def supervision_of(config: TrainConfig, env, policy, update: float) -> tuple[tup
     recorded = planned[0].demos > 0
     if recorded:
         each = len(task_names(env)) * (1 + (env.spec.max_steps - 1) // every)
-        first, most = planned[0].demos * each, planned[-1].demos * each
+        first = planned[0].demos * each
+        most = planned[-1].demos * each if asks(config) else first * len(planned)
         actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
         drawing = timed(lambda: env.step(actions)) / env.num_envs if config.bc.head else 0.0
     else:
         first = int(load_meta(config.demos).info["total_frames"]) // every
         most, drawing = first * len(planned), 0.0
-    option = f"--demos-most {config.demos_most}" if recorded else f"--bc.most {config.bc.most}"
+    option = f"--demos-most {config.demos_most}" if asks(config) else f"--bc.most {config.bc.most}"
     more = f"{len(planned) - 1} rounds more ({option})" if len(planned) > 1 else ""
     return supervised_times(config, policy, planned, update, (first, most), drawing), more
 

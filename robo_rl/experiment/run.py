@@ -84,6 +84,7 @@ class Run:
         self.policy: Any = None  # a Policy, from the supervised stage or a checkpoint on
         self.average: AveragedWeights | None = None
         self.step, self.looks = 0, []
+        self.rl_from = 0  # step of the look that RL began with, after rounds of the policy's own successes
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         # supervised updates: of the policy, and of all that were made before it too
         self.taught, self.updates = 0, 0
@@ -173,20 +174,14 @@ class Run:
             )
 
     def fallen(self) -> Interval | None:
-        """Success at the newest look minus that of the supervised policy, start by start, where the whole
-        interval is below 0 and nothing was done about it yet."""
+        """Success at the newest look minus that of the policy that RL began with, start by start, where the
+        whole interval is below 0 and nothing was done about it yet."""
         from robo_rl import files
 
-        if (
-            not self.looks
-            or self.looks[0].step
-            or not self.looks[-1].step
-            or self.looks[-1].step in {at for at, _ in self.returns}
-        ):
+        steps = [look.step for look in self.looks]
+        if self.rl_from not in steps[:-1] or steps[-1] in {at for at, _ in self.returns}:
             return None
-        paths = [
-            self.folder / "evals" / f"step_{look.step:09d}.json" for look in (self.looks[0], self.looks[-1])
-        ]
+        paths = [self.folder / "evals" / f"step_{step:09d}.json" for step in (self.rl_from, steps[-1])]
         if not all(path.exists() for path in paths):
             return None  # somebody has cleaned up
         first, last = map(files.read_json, paths)
@@ -205,7 +200,7 @@ class Run:
             self.average.add(1.0)
         self.returns.append((self.step, best))
         self.report.say(
-            f"success fell below that of the supervised policy: {why.value:+.3f}, 95 % interval "
+            f"success fell below that of the policy that RL began with: {why.value:+.3f}, 95 % interval "
             f"[{why.low:+.3f}, {why.high:+.3f}], on the same starts; {then} the best checkpoint, of step "
             f"{best}",
             "warning",
@@ -232,6 +227,7 @@ class Run:
                     "step": self.step,
                     "best": {"success": best.rate, "return": best.gain, "step": best.step},
                     "looks": [list(x) for x in self.looks],
+                    "rl_from": self.rl_from,
                     "returns": [list(x) for x in self.returns],
                     "finished": finished,
                     "taught": [self.taught, self.updates],

@@ -25,9 +25,11 @@ from robo_rl.types import task_names
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
 GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
 GROUNDED = ("pi0", "pi05", "smolvla")  # whose trunks give keys and values
-HOLD = 10  # of so many episodes of a data set one is held out
+HOLD = 10  # of so many episodes one is held out
+FEW = 20  # episodes, of fewer none is: each teaches more than it would tell
 MORE = 1.5  # that factor where the head alone learns on: looking at pictures costs most
 LESS = 0.98  # of the loss on those before it: it falls
+RISE = 0.03  # of success, which is more than chance often brings
 READS = 1.05  # a loss with another row's instruction so many times that with the own one: the policy reads
 TRIES = 100  # most starts kept for each demonstration: those that expert or policy fail from are left out
 STARTS = 90_000  # of all that a seed has
@@ -174,7 +176,7 @@ def sft_stage(run: Run) -> None:
     elif config.init or not config.bc.updates:
         teach(run, demos, config.bc.updates)
         evaluate_supervised(run)
-    elif config.demos.isdigit():
+    elif asks(config):
         ask_until_enough(run, demos)
     else:
         repeat_until_enough(run, demos)
@@ -379,7 +381,7 @@ def report_reading(run: Run, ratio: float, update: int) -> None:
 def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float:
     """Make `run.policy` from the demonstrations in `folder` (with --init teach it on) in so many updates,
     after the `run.updates` of policies that were given up -> its loss on the episodes that `hold_out` leaves
-    out, every tenth; nan without any."""
+    out, every tenth of `FEW` and more; nan without any."""
     from robo_rl.algos import bc
     from robo_rl.devices import device_of, sampled_on
     from robo_rl.experiment.head_stage import teach_head, teach_head_if_better
@@ -392,6 +394,7 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
         run.policy = policy_of_demos(run, dataset)
         if not run.updates:
             report_cameras(run)
+    hold_out = hold_out and len(dataset) >= FEW
     out = (dataset.episode_index % HOLD == HOLD - 1) & hold_out
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
     if grounds(config, dataset) and run.begun is None:
@@ -409,8 +412,7 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
     run.taught = updates
     run.updates += updates
     # what the head does elsewhere, demonstrations that are asked for mend
-    asks = config.demos.isdigit() and len(rounds(config)) > 1
-    teach_more = teach_head if asks else teach_head_if_better
+    teach_more = teach_head if asks(config) else teach_head_if_better
     run.updates += teach_more(run, frames, ~out, run.updates, weights)
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()
@@ -433,11 +435,17 @@ class SupervisedRound(NamedTuple):
     head: int
 
 
+def asks(config: TrainConfig) -> bool:
+    """Whether supervision may ask the simulator's expert for more demonstrations than it begins with."""
+    return config.demos.isdigit() and config.demos_most > int(config.demos)
+
+
 def rounds(config: TrainConfig) -> list[SupervisedRound]:
     """The rounds that supervision makes, all but the first only while success is not enough: with `GROWTH`
     times as many demonstrations and updates up to --demos-most (with --bc.head `MORE` times as many, from
-    which the head learns on), or of a data set with `GROWTH` times as many updates up to --bc.most."""
-    recorded, bc = config.demos.isdigit(), config.bc
+    which the head learns on), or of those that are there with `GROWTH` times as many updates up to
+    --bc.most."""
+    recorded, more, bc = config.demos.isdigit(), asks(config), config.bc
     demos = int(config.demos) if recorded else 0
     if recorded and not demos or config.init and not bc.updates:
         return []
@@ -446,11 +454,11 @@ def rounds(config: TrainConfig) -> list[SupervisedRound]:
         return out
     while True:
         demos, updates, _ = out[-1]
-        if recorded and demos < config.demos_most:
+        if demos < config.demos_most and more:
             count = min(round((MORE if bc.head else GROWTH) * demos), config.demos_most)
             out.append(SupervisedRound(count, 0 if bc.head else updates * count // demos, bc.head))
-        elif not recorded and GROWTH * updates <= bc.most:
-            out.append(SupervisedRound(0, GROWTH * updates, bc.head))
+        elif not more and GROWTH * updates <= bc.most:
+            out.append(SupervisedRound(demos, GROWTH * updates, bc.head))
         else:
             return out
 
@@ -459,10 +467,6 @@ def ask_until_enough(run: Run, folder: Path) -> None:
     """`teach` and evaluate, and until success `is_enough` ask the expert for the demonstrations of another of
     the `rounds`."""
     config, planned = run.config, rounds(run.config)
-    if len(planned) == 1:
-        teach(run, folder, planned[0].updates)
-        evaluate_supervised(run)
-        return
     of = " of each task, in the worst," if len(task_names(run.env)) > 1 else ""
     made, _ = load_rounds(run)
     while True:
@@ -511,38 +515,44 @@ def is_enough(look: Look) -> bool:
 
 
 def repeat_until_enough(run: Run, folder: Path) -> None:
-    """`teach` from a data set and evaluate, and while success is below `ENOUGH` teach anew by another of the
-    `rounds`, as long as the loss on held-out episodes falls or success rises."""
-    planned, most = rounds(run.config), run.config.bc.most
+    """`teach` from the demonstrations that there are and evaluate, and while success is below `ENOUGH` teach
+    anew by another of the `rounds`, as long as the loss on held-out episodes falls or success rises."""
+    config, planned = run.config, rounds(run.config)
     if len(planned) == 1:
         teach(run, folder, planned[0].updates)
         evaluate_supervised(run)
         return
     made, state = load_rounds(run)
     best, least = state.get("best", -1.0), state.get("least", float("inf"))
-    best_policy = run.policy if made else None
+    best_policy, taught = run.policy if made else None, run.taught  # of which that policy is
     while True:
         updates = planned[made].updates
         held_out, success = teach(run, folder, updates, hold_out=True), first_look(run)
-        helped, made = success > best or held_out < LESS * least, made + 1
-        best, best_policy, least = (
-            (success, run.policy, held_out) if success >= best else (best, best_policy, min(held_out, least))
-        )
-        said = f"supervised {success:.3f} with {updates:,} updates, loss on held-out episodes {held_out:.3f}"
+        helped, made = success >= best + RISE or held_out < LESS * least, made + 1
+        if success >= best:
+            best, best_policy, taught = success, run.policy, updates
+        least = min(held_out, least) if math.isfinite(held_out) else least
+        told = f", loss on held-out episodes {held_out:.3f}" if math.isfinite(held_out) else ""
+        said = f"supervised {success:.3f} with {updates:,} updates{told}"
         if success >= ENOUGH or not helped or made == len(planned):
             break
-        run.report.say(f"{said}: {planned[made].updates:,} updates (--bc.most {most})")
+        run.report.say(f"{said}: {planned[made].updates:,} updates (--bc.most {config.bc.most})")
         if run.policy is not best_policy:  # the next one begins anew
             run.policy, run.pooled, run.looks = best_policy, None, []
+        run.taught = taught
         keep_rounds(run, made, best=best, least=least)
+    run.taught = taught
     if run.policy is not best_policy:
         run.report.say(f"{said}: the policy of before is kept")
         run.policy, run.pooled, run.looks, success = best_policy, None, [], best
         first_look(run)
     if success < ENOUGH:
-        run.report.say(
-            f"supervised {success:.3f}: what would help is more demonstrations than those in {folder}"
+        there = (
+            f"{config.demos} (--demos; --demos-most M asks for as many as are needed)"
+            if config.demos.isdigit()
+            else f"those in {folder}"
         )
+        run.report.say(f"supervised {success:.3f}: what would help is more demonstrations than {there}")
     evaluate_supervised(run)
 
 

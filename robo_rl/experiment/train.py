@@ -169,6 +169,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 if env is not None:
                     checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
                 run.step, run.looks = meta["step"], looks_of(meta, config.eval_episodes)
+                run.rl_from = meta.get("rl_from", 0)
                 run.returns = [tuple(x) for x in meta.get("returns", [])]
                 run.taught, run.updates = taught_of(meta)
                 if meta["finished"]:
