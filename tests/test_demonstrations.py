@@ -107,31 +107,29 @@ def test_more_demonstrations_are_asked_for_until_success_or_the_most_is_reached_
     assert _successes(tmp_path / "run") == _successes_of(before)
 
 
-def test_a_data_set_is_learnt_in_more_updates_while_they_help_and_a_tenth_of_it_says_whether_they_do(
-    tmp_path,
+@pytest.mark.parametrize("recorded", [False, True])
+def test_demonstrations_are_learnt_in_more_updates_while_they_help_and_a_tenth_says_whether_they_do(
+    tmp_path, recorded
 ):
-    package.collect(tmp_path / "data", task="reach", episodes=10, envs=10)
-    done = robo_rl(
-        tmp_path,
-        "train",
-        *TINY,
-        "--steps",
-        0,
-        "--demos",
-        "data",
-        "--bc.updates",
-        90,
-        "--bc.most",
-        280,
-        "--out",
-        "run",
-    )
+    demos: object = 20
+    if not recorded:
+        demos = package.collect(tmp_path / "data", task="reach", episodes=20, envs=10).folder.name
+    more = ("--steps", 0, "--demos", demos, "--bc.updates", 90, "--bc.most", 280, "--out", "run")
+    done = robo_rl(tmp_path, "train", *TINY, *more)
     lines = [line for line in done.err.splitlines() if line.startswith("supervised ")]
-    assert done.code == 0 and "with 90 updates, loss on held-out episodes" in lines[0]
+    assert done.code == 0 and "with 90 updates, loss on held-out episodes" in lines[0], done.err
     assert lines[0].endswith(": 270 updates (--bc.most 280)")
-    assert "more demonstrations than those in data" in lines[-1]
+    assert "more demonstrations than " + ("20 (--demos; " if recorded else "those in data") in lines[-1]
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log if "sft/loss" in row][-1] == 90 + 270
+
+
+def test_of_few_demonstrations_none_is_held_out_and_they_are_learnt_once(tmp_path):
+    more = ("--steps", 0, "--demos", 19, "--bc.updates", 1, "--bc.most", 9, "--out", "run")
+    done = robo_rl(tmp_path, "train", *TINY, *more)
+    assert done.code == 0 and "held-out" not in done.err and "than 19 (--demos; " in done.err, done.err
+    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log if "sft/loss" in row][-1] == 1
 
 
 class Told:

@@ -254,4 +254,9 @@ def test_a_run_learns_from_its_own_successes_counts_their_steps_and_goes_on_bit_
         for name in ("whole", "killed")
     ]
     assert last[0] == last[1]
+    begins = [
+        checkpoint.read_meta(checkpoint.checkpoints(tmp_path / name)[-1])["rl_from"]
+        for name in ("whole", "killed")
+    ]
+    assert begins[0] == begins[1] in steps[1:]  # what RL is measured against
     shutil.rmtree(tmp_path / "killed")

@@ -81,6 +81,18 @@ def test_a_run_without_a_better_checkpoint_goes_back_to_its_supervised_policy_an
     assert learner.iteration == 0 and learner.step_scale == 0.5
 
 
+def test_rl_after_rounds_of_own_successes_is_measured_against_what_they_made(tmp_path):
+    run, learner = run_of(tmp_path, s0=30, s1=80, s2=50, s3=50)
+    moved(run, learner, 1)
+    run.rl_from = 1
+    assert not run.fallen()  # nothing of RL has been looked at
+    assert moved(run, learner, 2) and run.returns == [(2, 1)]  # better than supervision, worse than its start
+    assert weights(run.policy).unique().tolist() == pytest.approx([0.001])
+    assert checkpoint.load_train(checkpoint.checkpoints(tmp_path)[-1])[1]["rl_from"] == 1
+    run.rl_from = 0
+    assert not moved(run, learner, 3)
+
+
 def test_a_difference_that_chance_may_have_made_changes_nothing(tmp_path):
     run, learner = run_of(tmp_path, s0=60, s1=58)
     assert not moved(run, learner, 1) and run.returns == [] and learner.step_scale == 1.0

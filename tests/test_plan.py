@@ -168,6 +168,8 @@ def test_rounds_of_supervision_are_those_of_demonstrations_or_of_updates():
     assert made(*asked, "--bc.head", "0") == [(20, 600, 0), (60, 1800, 0), (100, 3000, 0)]
     assert made(*asked, "--obs", "rgb", "--bc.head", "7")[-2:] == [(68, 0, 7), (100, 0, 7)]
     assert made("--demos", "folder", "--bc.most", "2000") == [(0, 600, 0), (0, 1800, 0)]
+    assert made("--demos", "20", "--bc.most", "2000") == [(20, 600, 0), (20, 1800, 0)]
+    assert made("--demos", "20", "--bc.most", "1799") == [(20, 600, 0)]
     assert made("--demos", "0") == []
     assert rounds(replace(parse([*asked, "--bc.updates", "600"]), init="run")) == [(20, 600, 0)]
 

@@ -161,7 +161,7 @@ HEAD = replace(ROUNDS, obs="rgb", image_size=32, bc=replace(ROUNDS.bc, head=4, h
     [
         (ROUNDS, "demo", 1),  # while the expert is asked for more
         (HEAD, "look", 1),
-        (replace(ROUNDS, demos_most=0, bc=replace(ROUNDS.bc, most=30)), "sft", 7),
+        (replace(ROUNDS, demos="20", demos_most=0, bc=replace(ROUNDS.bc, most=30)), "sft", 7),
     ],
 )
 def test_a_run_killed_in_the_second_round_of_supervision_does_not_make_the_first_again(

@@ -26,7 +26,7 @@ ENOUGH = 0.9  # success of the supervised policy from which no more demonstratio
 GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
 GROUNDED = ("pi0", "pi05", "smolvla")  # whose trunks give keys and values
 HOLD = 10  # of so many episodes one is held out
-FEW = 20  # episodes, of fewer none is: each teaches more than it would tell
+FEW = 20  # episodes; of fewer none is, for each teaches more than it would tell
 MORE = 1.5  # that factor where the head alone learns on: looking at pictures costs most
 LESS = 0.98  # of the loss on those before it: it falls
 RISE = 0.03  # of success, which is more than chance often brings
@@ -516,7 +516,8 @@ def is_enough(look: Look) -> bool:
 
 def repeat_until_enough(run: Run, folder: Path) -> None:
     """`teach` from the demonstrations that there are and evaluate, and while success is below `ENOUGH` teach
-    anew by another of the `rounds`, as long as the loss on held-out episodes falls or success rises."""
+    anew by another of the `rounds`, as long as the loss on held-out episodes falls or success rises. Where
+    none is held out once is enough: few are soon learnt by heart."""
     config, planned = run.config, rounds(run.config)
     if len(planned) == 1:
         teach(run, folder, planned[0].updates)
@@ -531,10 +532,9 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
         helped, made = success >= best + RISE or held_out < LESS * least, made + 1
         if success >= best:
             best, best_policy, taught = success, run.policy, updates
-        least = min(held_out, least) if math.isfinite(held_out) else least
-        told = f", loss on held-out episodes {held_out:.3f}" if math.isfinite(held_out) else ""
-        said = f"supervised {success:.3f} with {updates:,} updates{told}"
-        if success >= ENOUGH or not helped or made == len(planned):
+        least = min(held_out, least)
+        said = f"supervised {success:.3f} with {updates:,} updates, loss on held-out episodes {held_out:.3f}"
+        if success >= ENOUGH or not helped or made == len(planned) or math.isnan(held_out):
             break
         run.report.say(f"{said}: {planned[made].updates:,} updates (--bc.most {config.bc.most})")
         if run.policy is not best_policy:  # the next one begins anew
