@@ -18,7 +18,7 @@ from robo_rl.experiment import recipes
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.exploration import choose_noise
-from robo_rl.experiment.own_successes import mixed, play_round
+from robo_rl.experiment.own_successes import PRECISE, WEAK, enough, mixed, play_round
 from robo_rl.experiment.run import Stopped, taught_of
 from robo_rl.options import BcOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -125,6 +125,14 @@ def test_a_policy_that_is_told_its_latency_keeps_its_noise_and_the_run_says_so()
     before, run.config = run.policy, replace(run.config, latency=0.1)
     choose_noise(run)
     assert run.policy is before and "with --latency explores as it is" in run.report.said[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_that_bears_little_noise_learns_from_its_successes_until_more_succeeds(kind):
+    policy = policy_of(kind)
+    known = {level: enough(with_level(policy, level).options) for level in (0.5, 0.35, 0.25, 0.15)}
+    assert known == {0.5: WEAK, 0.35: WEAK, 0.25: PRECISE, 0.15: PRECISE}
+    assert enough(PolicyOptions(kind="diffusion")) == WEAK  # it has no level
 
 
 @dataclass

@@ -31,11 +31,14 @@ from robo_rl.experiment.run import Run, Stopped
 from robo_rl.experiment.sft import demo_folder, imitate, policy_of_demos
 from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
 from robo_rl.lora import attach
+from robo_rl.options import PolicyOptions
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
 from robo_rl.runtime.worker_pool import tried_again
 
 # success from which RL alone gains as much from the same steps: a flow that imitates noise samples it too
 WEAK = 0.6
+# that success, where the noise is no more than FAINT: little of it is imitated, and RL under it gains slowly
+PRECISE, FAINT = 0.9, 0.25
 ROUNDS = 4
 SHARE = 0.25  # of --steps that rounds may take
 RISE = 0.03  # of success, from which another round is worth its steps
@@ -52,7 +55,7 @@ def begins(config: TrainConfig, run: Run) -> bool:
         config.bc.own
         and run.looks
         and run.looks[0].successes
-        and run.looks[-1].worst < WEAK
+        and run.looks[-1].worst < enough(run.policy.options)
         and not (
             config.init
             or config.demos == "0"
@@ -61,6 +64,11 @@ def begins(config: TrainConfig, run: Run) -> bool:
             or config.sim.split(":")[0] in ROBOTS
         )
     )
+
+
+def enough(options: PolicyOptions) -> float:
+    """Success from which a policy of these options, which explores as it does, leaves the rest to RL."""
+    return PRECISE if explores_by_level(options) and round(level_of(options), 6) <= FAINT else WEAK
 
 
 def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
@@ -90,7 +98,7 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
             run.step += steps
             run.policy.eval()
             after = run.look()
-            made, over = made + 1, after >= WEAK or after < before + RISE
+            made, over = made + 1, after >= enough(kept.options) or after < before + RISE
             run.report.say(
                 f"learnt from {won} successes of its own among {config.bc.own} episodes ({steps:,} control "
                 f"steps): success {before:.3f} -> {after:.3f}"

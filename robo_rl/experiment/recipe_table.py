@@ -29,8 +29,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     (
         "fast on_policy state",
         "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs; "
-        "of those that are given as many updates; while that is not enough, the policy's own successes; residual "
-        "layers of tanh learn more from few demonstrations",
+        "of those that are given as many updates; while that is not enough, the policy's own successes; "
+        "residual layers of tanh learn more from few demonstrations",
         {
             "demos_most": 540,
             "bc": {"most": 16_200, "own": 256},
