@@ -306,13 +306,14 @@ class BcOptions:
     updates: int = 600
     """Optimizer steps; 0: no supervised stage."""
     most: int = 0
-    """Most of them on a data set, while success after them is below 0.9 and the loss on every tenth episode,
-    held out, falls or success rises: three times as many each time. 0, and with --bc.updates: no more than
-    --bc.updates."""
+    """Most of them on a data set, or on the demonstrations of --demos N, from 20 episodes on, while success
+    after them is below 0.9 and the loss on every tenth episode, held out, falls or success rises: three times
+    as many each time. 0, and with --bc.updates: no more than --bc.updates."""
     own: int = 0
-    """Methods that learn online, while supervised success is between 0 and 0.6: before RL the policy plays so
-    many episodes with exploration noise, and learns from its successes beside the demonstrations (with
-    --bc.head its head alone); again while that raises success. 0: none."""
+    """Methods that learn online, while supervised success is between 0 and 0.6 (0.9 with exploration noise of
+    no more than 0.25): before RL the policy plays so many episodes with exploration noise, and learns from
+    its successes beside the demonstrations (with --bc.head its head alone); again while that raises success.
+    0: none."""
     ground: int = 0
     """Most optimizer steps before those, where demonstrations have several instructions: the trunk of a
     vision-language-action model with fresh weights learns to tell from the first observation of an episode
