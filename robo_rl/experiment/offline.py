@@ -56,6 +56,11 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             "--bc.pear weighs demonstrations for the RL that follows them; with --sim none none does"
         )
+    if config.bc.most:
+        raise UserError(
+            "--bc.most goes on while success rises, and --sim none sees none: give --bc.updates three times "
+            "as many and compare the errors of the two runs on held-out episodes"
+        )
     from robo_rl.experiment.sft import check_changes, check_relative
 
     data = open_data(config)

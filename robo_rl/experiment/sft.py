@@ -515,8 +515,8 @@ def is_enough(look: Look) -> bool:
 
 
 def repeat_until_enough(run: Run, folder: Path) -> None:
-    """`teach` from the demonstrations that there are and evaluate, and while success is below `ENOUGH` teach
-    anew by another of the `rounds`, as long as the loss on held-out episodes falls or success rises. Where
+    """`teach` from the demonstrations that there are and evaluate, and until success `is_enough` teach anew
+    by another of the `rounds`, as long as the loss on held-out episodes falls or success rises. Where
     none is held out once is enough: few are soon learnt by heart."""
     config, planned = run.config, rounds(run.config)
     if len(planned) == 1:
@@ -534,7 +534,8 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
             best, best_policy, taught = success, run.policy, updates
         least = min(held_out, least)
         said = f"supervised {success:.3f} with {updates:,} updates, loss on held-out episodes {held_out:.3f}"
-        if success >= ENOUGH or not helped or made == len(planned) or math.isnan(held_out):
+        enough = is_enough(run.looks[-1])
+        if enough or not helped or made == len(planned) or math.isnan(held_out):
             break
         run.report.say(f"{said}: {planned[made].updates:,} updates (--bc.most {config.bc.most})")
         if run.policy is not best_policy:  # the next one begins anew
