@@ -18,7 +18,7 @@ from robo_rl.experiment import recipes
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.exploration import choose_noise
-from robo_rl.experiment.own_successes import PRECISE, WEAK, enough, mixed, play_round
+from robo_rl.experiment.own_successes import LARGER, PRECISE, SHARE, WEAK, limits, mixed, play_round
 from robo_rl.experiment.run import Stopped, taught_of
 from robo_rl.options import BcOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -130,9 +130,10 @@ def test_a_policy_that_is_told_its_latency_keeps_its_noise_and_the_run_says_so()
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_that_bears_little_noise_learns_from_its_successes_until_more_succeeds(kind):
     policy = policy_of(kind)
-    known = {level: enough(with_level(policy, level).options) for level in (0.5, 0.35, 0.25, 0.15)}
-    assert known == {0.5: WEAK, 0.35: WEAK, 0.25: PRECISE, 0.15: PRECISE}
-    assert enough(PolicyOptions(kind="diffusion")) == WEAK  # it has no level
+    known = {level: limits(with_level(policy, level).options) for level in (0.5, 0.35, 0.25, 0.15)}
+    usual, faint = (WEAK, SHARE), (PRECISE, LARGER)
+    assert known == {0.5: usual, 0.35: usual, 0.25: faint, 0.15: faint}
+    assert limits(PolicyOptions(kind="diffusion")) == usual  # it has no level
 
 
 @dataclass

@@ -37,10 +37,10 @@ from robo_rl.runtime.worker_pool import tried_again
 
 # success from which RL alone gains as much from the same steps: a flow that imitates noise samples it too
 WEAK = 0.6
-# that success, where the noise is no more than FAINT: little of it is imitated, and RL under it gains slowly
-PRECISE, FAINT = 0.9, 0.25
-ROUNDS = 4
 SHARE = 0.25  # of --steps that rounds may take
+# both, where the noise is no more than FAINT: little of it is imitated, and RL under it gains slowly
+PRECISE, LARGER, FAINT = 0.9, 0.5, 0.25
+ROUNDS = 4
 RISE = 0.03  # of success, from which another round is worth its steps
 LEAST = 8  # successes of a round that are worth learning from
 MORE = 2  # factor on --bc.updates, for there are several times as many rows
@@ -55,7 +55,7 @@ def begins(config: TrainConfig, run: Run) -> bool:
         config.bc.own
         and run.looks
         and run.looks[0].successes
-        and run.looks[-1].worst < enough(run.policy.options)
+        and run.looks[-1].worst < limits(run.policy.options)[0]
         and not (
             config.init
             or config.demos == "0"
@@ -66,9 +66,11 @@ def begins(config: TrainConfig, run: Run) -> bool:
     )
 
 
-def enough(options: PolicyOptions) -> float:
-    """Success from which a policy of these options, which explores as it does, leaves the rest to RL."""
-    return PRECISE if explores_by_level(options) and round(level_of(options), 6) <= FAINT else WEAK
+def limits(options: PolicyOptions) -> tuple[float, float]:
+    """(success from which a policy of these options, which explores as it does, leaves the rest to RL; share
+    of --steps that its rounds may take)."""
+    faint = explores_by_level(options) and round(level_of(options), 6) <= FAINT
+    return (PRECISE, LARGER) if faint else (WEAK, SHARE)
 
 
 def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
@@ -82,7 +84,8 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
     config = run.config
     made, over = state.get("own", (0, False))
     longest = config.bc.own * run.env.spec.max_steps  # control steps of a round
-    while made < ROUNDS and not over and run.step + longest <= SHARE * config.steps:
+    enough, share = limits(run.policy.options)
+    while made < ROUNDS and not over and run.step + longest <= share * config.steps:
         before, kept = run.looks[-1].worst, run.policy
         won, steps = tried_again(
             functools.partial(play_round, run, made),
@@ -98,7 +101,7 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
             run.step += steps
             run.policy.eval()
             after = run.look()
-            made, over = made + 1, after >= enough(kept.options) or after < before + RISE
+            made, over = made + 1, after >= enough or after < before + RISE
             run.report.say(
                 f"learnt from {won} successes of its own among {config.bc.own} episodes ({steps:,} control "
                 f"steps): success {before:.3f} -> {after:.3f}"
