@@ -85,10 +85,14 @@ def runs_near(path: "str | Path") -> list[Path]:
 
 
 def open_run(path: "str | Path") -> Path:
-    """The run folder at `path` (the folder or a file directly in it); UserError lists the runs nearby."""
+    """The run folder at `path` (the folder or a file directly in it); UserError lists the runs nearby, or the
+    checkpoints where it is the path of one."""
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if str(path) and (folder / "run.json").is_file() and Path(path).exists():
         return folder
+    if (beside := Path(path).parent).name == "checkpoints" and (beside.parent / "run.json").is_file():
+        kept = sorted(p.name for p in beside.iterdir() if (p / "meta.json").exists())
+        raise UserError(f"{beside.parent} has no checkpoint {Path(path).name!r}. Allowed: {', '.join(kept)}")
     near = [os.path.relpath(p) for p in runs_near(path)]
     what = (
         f"{path} does not exist"

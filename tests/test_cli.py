@@ -732,6 +732,10 @@ def test_two_checkpoints_are_compared_on_the_same_starts(runs):
 def test_a_checkpoint_that_is_not_there_lists_those_that_are(runs):
     said = robo_rl(runs, "eval", "runs/a", "--checkpoint", "step_1").mistake
     assert "has no checkpoint 'step_1'. Allowed: best, last, sft, step_000000000000" in said
+    for command in (("eval", "runs/a/checkpoints/step_1"), ("train", "--init", "runs/a/checkpoints/step_1")):
+        assert (
+            "runs/a has no checkpoint 'step_1'. Allowed: step_000000000000" in robo_rl(runs, *command).mistake
+        )
     assert "Runs nearby, newest first: runs/a" in robo_rl(runs, "eval", "runs/b").mistake
     # before any work
     assert "nowhere does not exist" in robo_rl(runs, "eval", "runs/a", "--against", "nowhere").mistake
