@@ -94,9 +94,9 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
             own_successes.learn_from_successes(run, state)
         except Stopped:
             return run.end_stopped()
-        run.rl_from = run.looks[-1].step
         run.policy.train()
-    state = state if "learner" in state else {}
+    if "learner" not in state:
+        state, run.rl_from = {}, run.looks[-1].step if run.looks else 0
     average_weights(run, state.get("learns"))
     saved, control = state.get("feed"), make_control(run, state.get("starts"))
     planned = allocation.make_planned(config, control, state.get("groups"))
