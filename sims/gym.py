@@ -37,8 +37,8 @@ from sims.gym_remote import RemoteEnvs
 from sims.mujoco.gl import set_mujoco_gl
 
 NO_SPARSE = (
-    "{}, so it has no sparse reward: leave reward out; what a policy does there is recorded by "
-    "robo_rl collect --policy RUN"
+    "{}, so it has no sparse reward: take what it pays (--reward dense); what a policy does there is "
+    "recorded by robo_rl collect --policy RUN"
 )
 SLOW = 1.0  # step of all envs [s]
 MAX_STEPS = 1000  # where the env has no limit of its own

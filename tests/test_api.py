@@ -408,12 +408,12 @@ def test_every_number_of_a_recipe_that_is_not_the_default_has_a_row_with_a_reaso
         assert {origin[k] for k in base if base[k] != plain.get(k)} <= reasons | {"chosen"}, chosen
 
 
-def paid_data(folder, paid=1.0):
+def paid_data(folder, paid=1.0, sim="gym:Pendulum-v1"):
     """A data set of two episodes, of which the first succeeds and is paid for it."""
     from robo_rl.data.episode import Episode
     from robo_rl.data.writer import Writer
 
-    env = robo_rl.make_env("gym:Pendulum-v1")
+    env = robo_rl.make_env(sim)
     with Writer(folder, spec=env.spec) as writer:
         for success in (True, False):
             writer.add(
@@ -466,6 +466,47 @@ def test_so_many_successes_of_an_envs_own_expert_are_learnt_from_as_a_data_set_o
     assert own.policy == counted.policy and own.reward == ""
     assert (own.rl.max_return, own.rl.timeout) == (0.0, "bootstrap")
     assert robo_rl.recipe("pour:make", demos=20, reward="sparse").rl == counted.rl
+
+
+SWING = """
+import gymnasium as gym
+
+class Swing(gym.Wrapper):
+    def __init__(self, render_mode=None):
+        super().__init__(gym.make("Pendulum-v1", render_mode=render_mode))
+
+    def step(self, action):
+        seen, reward, over, cut, info = self.env.step(action)
+        return seen, reward, over, cut, {"is_success": bool(seen[0] > 0.9)}
+"""
+
+
+def test_rl_of_a_policy_that_learnt_from_demonstrations_goes_on_as_theirs_does(tmp_path, monkeypatch):
+    """--init in an env taken as it is: not the recipe of policies that begin with nothing, which ruins it."""
+    (tmp_path / "swings.py").write_text(SWING)
+    monkeypatch.syspath_prepend(tmp_path)
+    sim, small = "gym:swings:Swing", {"policy": {"hidden": 16}, "bc": {"updates": 1}, "video": False}
+    few = {"eval_episodes": 2, "envs": 2, "threads": 1, "workers": 0}
+    paid = {"demos": paid_data(tmp_path / "paid", sim=sim), **small, **few}
+    shown = robo_rl.recipe(sim, steps=0, max_steps=12, out=str(tmp_path / "shown"), **paid)
+    robo_rl.train(shown, quiet=True)
+    offline = robo_rl.recipe("none", algo="bc", out=str(tmp_path / "offline"), **paid)
+    robo_rl.train(offline, quiet=True)
+    theirs = robo_rl.recipe(sim, demos=paid["demos"])
+    for name in ("shown", "offline"):
+        again = robo_rl.recipe(sim, init=str(tmp_path / name))
+        assert (again.reward, again.rl, again.envs) == ("sparse", theirs.rl, theirs.envs), name
+        assert again.policy.noise == theirs.policy.noise and again.bc.updates == 0
+        assert again.max_steps == (12 if name == "shown" else 0)
+    assert robo_rl.recipe(sim, init=str(tmp_path / "shown"), max_steps=9).max_steps == 9
+    # a run of its kind that was itself begun so
+    longer = robo_rl.recipe(sim, init=str(tmp_path / "shown"), steps=1, out=str(tmp_path / "longer"), **few)
+    robo_rl.train(longer, quiet=True)
+    assert robo_rl.recipe(sim, init=str(tmp_path / "longer")).rl == theirs.rl
+    nothing = robo_rl.recipe(sim, algo="ppo", steps=1, out=str(tmp_path / "nothing"), **small, **few)
+    robo_rl.train(nothing, quiet=True)
+    scratch = robo_rl.recipe(sim, algo="ppo")
+    assert robo_rl.recipe(sim, algo="ppo", init=str(tmp_path / "nothing")).rl == scratch.rl != theirs.rl
 
 
 @pytest.mark.parametrize(

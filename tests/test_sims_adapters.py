@@ -546,7 +546,7 @@ def test_a_sparse_reward_pays_the_first_success_alone_and_ends_the_episode_with_
     silent = make_gym("Pendulum-v1", reward="sparse", max_steps=2)
     silent.reset(seed=0)
     silent.step(np.zeros((1, 1), np.float32))
-    with pytest.raises(UserError, match="says nothing of success.*leave reward out.*collect --policy RUN"):
+    with pytest.raises(UserError, match="says nothing of success.*--reward dense.*collect --policy RUN"):
         silent.step(np.zeros((1, 1), np.float32))
 
 

@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> TrainConfig:
     args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
     config = TrainConfig(**{k: getattr(args, k) for k in names})
     if args.print_config:
-        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen, demos, model)}
+        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen, demos, model, init)}
         print(
             config_file.as_toml(config, config_file.origins([*made, ("command line", config)]), reasons),
             end="",

@@ -9,8 +9,9 @@ counts. All of them make one TrainConfig, over which `--config` and the command 
 manipulation  starts from demonstrations: maniskill, or fast (all others, whose steps cost little)
 scratch       policies learn from nothing: locomotion, gym:, envpool:, and simulators of one's own (own_sim
               too)
-taken         gym:, envpool: or a simulator of one's own, and success is demonstrated (`shows_success`);
-              manipulation as well, of a data set with episodes no longer than its `demo_limit`
+taken         gym:, envpool: or a simulator of one's own, and success is demonstrated (`shows_success`), or
+              was to the policy of --init; manipulation as well, of a data set with episodes no longer than
+              its `demo_limit`
 several       a run over several tasks
 data          no simulator: a data set of any robot, in its own units
 robot         the arm as an env, lockstep (arm) or in real time (dds); manipulation as well
@@ -104,10 +105,18 @@ PAPERS = tuple(sorted(row.where.removeprefix("paper ") for row in ROWS if row.wh
 
 
 def rows(
-    sim: str, task: str, algo: str, obs: str, preset: str, reward: str = "", demos: str = "", model: str = ""
+    sim: str,
+    task: str,
+    algo: str,
+    obs: str,
+    preset: str,
+    reward: str = "",
+    demos: str = "",
+    model: str = "",
+    init: str = "",
 ) -> list[RecipeRow]:
     """The rows of a run, in the order in which they count. demos: the folder of a data set, where it says
-    that success is paid; model: as `model_words` has it."""
+    that success is paid; model: as `model_words` has it; init: --init."""
     choose("preset", preset, PRESETS)
     if preset == "paper" and algo not in PAPERS:
         raise UserError(
@@ -130,7 +139,8 @@ def rows(
         *(("own_method", like or ("iql" if family == "replay" else "pi_rl")) if own else ("ours", algo)),
     }
     if preset != "paper":
-        taken = shows_success(sim, task, demos)
+        shown = bool(init) and scratch(sim, task) and was_shown(Path(init))
+        taken = shown or shows_success(sim, task, demos)
         words |= (
             {"scratch"}
             if scratch(sim, task) and not taken
@@ -140,7 +150,8 @@ def rows(
         )
         words |= {"taken"} if taken else set()
         words |= {obs, *(["own_sim"] if is_object(sim) else [])}
-        unknown = taken and is_object(sim) and demos.isdecimal() and reward != "sparse"  # what it pays
+        # what it pays
+        unknown = taken and is_object(sim) and (shown or demos.isdecimal()) and reward != "sparse"
         dense = reward == "dense" or unknown or sim == "maniskill" and task.startswith("MS-")
         words |= {"dense"} if dense else set()
     words |= {"robot", kind} if kind in ROBOTS else set()
@@ -225,7 +236,7 @@ def steps(
     base = TrainConfig(algo=algo, rl=method_options(algo)())
     settings: dict[str, object] = {"sim": sim, "task": task, "obs": obs, "preset": name}
     origin = dict.fromkeys(settings, "chosen")
-    for row in rows(sim, task, algo, obs, name, reward, demos, model):
+    for row in rows(sim, task, algo, obs, name, reward, demos, model, init):
         changes = flat(row.settings)
         settings |= changes
         origin |= dict.fromkeys(changes, f"recipe {row.name}")
@@ -326,10 +337,29 @@ def policy_of(init: Path) -> dict[str, Any]:
     return checkpoint.read_meta(folder)["policy"]["options"]
 
 
+def run_of(init: Path) -> TrainConfig:
+    """The configuration of the run `init`, or of which it is a checkpoint."""
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.folder import pick_run
+
+    return load_config(pick_run(init))
+
+
+def was_shown(init: Path) -> bool:
+    """Whether the policy of a run or checkpoint learnt from demonstrations, or from a policy that did: its
+    RL goes on as theirs does."""
+    from robo_rl import checkpoint
+    from robo_rl.experiment.folder import pick_checkpoint
+    from robo_rl.experiment.run import taught_of
+
+    folder = pick_checkpoint(init, "best")[1]
+    return taught_of(checkpoint.read_meta(folder))[1] > 0 or run_of(init).reward == "sparse"
+
+
 def begun(base: TrainConfig, init: Path) -> TrainConfig:
     """The preset for a run that begins with the policy of `init`: its networks, the method's exploration,
-    nothing supervised."""
-    had = policy_of(init)
+    nothing supervised; in the same task episodes as long as there."""
+    had, before = policy_of(init), run_of(init)
     had |= {
         k: v
         for k, v in asdict(base.policy).items()
@@ -343,6 +373,8 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
     if isinstance(base.rl, OffPolicyOptions):
         had["execute"] = had["horizon"]  # their critics judge whole chunks
     base = replace(base, policy=PolicyOptions(**had))
+    if (before.sim, before.task) == (base.sim, base.task):
+        base = replace(base, max_steps=before.max_steps)
     if base.algo == "bc":
         return base
     return replace(
