@@ -18,8 +18,9 @@ from robo_rl.experiment import recipes
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.exploration import choose_noise
+from robo_rl.experiment.folder import taught_of
 from robo_rl.experiment.own_successes import LARGER, PRECISE, SHARE, WEAK, limits, mixed, play_round
-from robo_rl.experiment.run import Stopped, taught_of
+from robo_rl.experiment.run import Stopped
 from robo_rl.options import BcOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.exploration import BAND, level_of, with_level

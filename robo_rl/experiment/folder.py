@@ -62,6 +62,13 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     return run, at
 
 
+def taught_of(meta: dict) -> tuple[int, int]:
+    """(supervised updates of a checkpoint's policy, all that were made before it too); of an older one they
+    are equal."""
+    taught = meta.get("taught", 0)
+    return tuple(taught) if isinstance(taught, list) else (taught, taught)
+
+
 def half_taught(run: Path, folder: Path) -> str:
     """That supervision of a checkpoint, as `pick_checkpoint` gives it, was not over, and what ends it; ""
     where it was."""

@@ -349,8 +349,7 @@ def was_shown(init: Path) -> bool:
     """Whether the policy of a run or checkpoint learnt from demonstrations, or from a policy that did: its
     RL goes on as theirs does."""
     from robo_rl import checkpoint
-    from robo_rl.experiment.folder import pick_checkpoint
-    from robo_rl.experiment.run import taught_of
+    from robo_rl.experiment.folder import pick_checkpoint, taught_of
 
     folder = pick_checkpoint(init, "best")[1]
     return taught_of(checkpoint.read_meta(folder))[1] > 0 or run_of(init).reward == "sparse"

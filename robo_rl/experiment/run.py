@@ -46,13 +46,6 @@ def looks_of(meta: dict, episodes: int) -> list[Look]:
     )
 
 
-def taught_of(meta: dict) -> tuple[int, int]:
-    """(supervised updates of a checkpoint's policy, all that were made before it too); of an older one they
-    are equal."""
-    taught = meta.get("taught", 0)
-    return tuple(taught) if isinstance(taught, list) else (taught, taught)
-
-
 def supervised_tick(
     run: "Run", stage: str, updates: int, made: int, look: "Callable[[int], dict[str, float]] | None" = None
 ) -> Callable[[int, float], None]:

@@ -100,7 +100,8 @@ def load_rounds(run: "Run") -> tuple[int, dict[str, Any]]:
     """Go on from the checkpoint that the run begins with, if it was made between rounds -> how many of these
     are made, and the `state` of `keep_rounds`; (0, {}): none."""
     from robo_rl import checkpoint
-    from robo_rl.experiment.run import looks_of, taught_of
+    from robo_rl.experiment.folder import taught_of
+    from robo_rl.experiment.run import looks_of
 
     begun, made = run.begun, rounds_of(run.begun)
     if begun is None or not made:

@@ -143,8 +143,9 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.device_names import check_device
     from robo_rl.devices import slow_bf16
     from robo_rl.experiment.exploration import choose_noise
+    from robo_rl.experiment.folder import taught_of
     from robo_rl.experiment.offline import learn
-    from robo_rl.experiment.run import Run, Stopped, looks_of, taught_of
+    from robo_rl.experiment.run import Run, Stopped, looks_of
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
 
@@ -233,7 +234,7 @@ def shows_nothing(config: TrainConfig, env) -> bool:
 def stopped_words(folder: Path) -> str:
     """What a run says that a signal stopped before RL."""
     from robo_rl import checkpoint
-    from robo_rl.experiment.run import taught_of
+    from robo_rl.experiment.folder import taught_of
     from robo_rl.experiment.teaching import begun_in
 
     kept = begun_in(checkpoint.checkpoints(folder))
