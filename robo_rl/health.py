@@ -54,6 +54,7 @@ class Range:
 
 
 SMALLER = "lower --rl.lr or --rl.epochs, or set --rl.trust-kl"
+BOUNDED = "lower --rl.trust-kl"  # where there is one, these follow it
 RATIO = (
     Range("kl", "KL", high=1.0, alarm=5.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
     Range("clip_fraction", "clip fraction", high=0.6, meaning=f"most samples no longer push: {SMALLER}"),
@@ -190,7 +191,10 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
         )
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
-    return own + STEPS + FLOOR + (SUCCESS if sparse else UNPAID)
+    found = own + STEPS + FLOOR + (SUCCESS if sparse else UNPAID)
+    if isinstance(options, OnPolicyOptions) and options.trust_kl:
+        return tuple(replace(r, meaning=r.meaning.replace(SMALLER, BOUNDED)) for r in found)
+    return found
 
 
 def trusted(target: float) -> Range:

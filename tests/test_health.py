@@ -211,6 +211,13 @@ def test_the_options_of_every_on_policy_method_have_ranges():
     }
 
 
+def test_what_helps_is_what_bounds_a_step():
+    for target in (0.0, 0.004):
+        found = ranges(PiRlOptions(trust_kl=target), PolicyOptions(), 7, True)
+        told = next(r.meaning for r in found if r.metric == "returns")
+        assert told.endswith("lower --rl.trust-kl" if target else "or set --rl.trust-kl")
+
+
 # ---- the command
 
 
