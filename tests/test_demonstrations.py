@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.demos import Lead, demo_sampler, record
 from robo_rl.errors import UserError
+from robo_rl.experiment import sft
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.sft import is_enough
 from robo_rl.options import BcOptions
@@ -122,6 +125,69 @@ def test_demonstrations_are_learnt_in_more_updates_while_they_help_and_a_tenth_s
     assert "more demonstrations than " + ("20 (--demos; " if recorded else "those in data") in lines[-1]
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log if "sft/loss" in row][-1] == 90 + 270
+
+
+@dataclass
+class Taught:
+    """What `repeat_until_enough` reads of a run; its rounds are told: (loss on held-out episodes, successes
+    of 100)."""
+
+    told: list[tuple[float, int]]
+    config: TrainConfig = field(
+        default_factory=lambda: TrainConfig(demos="20", bc=BcOptions(updates=600, most=16_200))
+    )
+    said: list[str] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    policy: int = 0
+    pooled: None = None
+    taught: int = 0
+    begun: None = None
+
+    def teach(self, run, folder, updates, hold_out):
+        assert run is self and hold_out
+        loss, won = self.told[self.policy]
+        self.policy, self.taught, self.looks = self.policy + 1, updates, [Look(0, won, 100, 0.0)]
+        return loss
+
+    def look(self) -> float:
+        self.looks = [Look(0, self.told[self.policy - 1][1], 100, 0.0)]
+        return self.looks[-1].worst
+
+    @property
+    def report(self):
+        return self
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(
+    ("told", "made", "kept"),
+    [
+        ([(0.2, 50), (0.1, 80), (0.05, 97)], 3, 3),  # enough, with its interval
+        ([(0.2, 90), (0.1, 92), (0.05, 93), (0.04, 94)], 4, 4),  # not with its interval
+        ([(0.2, 50), (0.21, 51)], 2, 2),  # neither falls the loss nor rises success by 0.03
+        ([(0.2, 50), (0.19, 40), (0.195, 45)], 3, 1),  # the loss falls once, success does not
+        ([(0.2, 50), (0.25, 53), (0.3, 53)], 3, 3),  # success rises once
+        ([(float("nan"), 50)], 1, 1),  # nothing is held out
+    ],
+)
+def test_more_updates_are_made_while_they_help_and_the_policy_with_the_most_success_is_kept(
+    monkeypatch, told, made, kept
+):
+    run, policies = Taught([*told, (0.0, 0)]), []
+    monkeypatch.setattr(sft, "keep_rounds", lambda run, made, **state: policies.append(run.policy))
+    monkeypatch.setattr(sft, "evaluate_supervised", lambda run: policies.append(run.policy))
+    counted = iter(range(9))
+
+    def teach(run, *words, **named):  # a policy that was given up is no count of those that were made
+        run.policy = next(counted)
+        return Taught.teach(run, run, *words, **named)
+
+    monkeypatch.setattr(sft, "teach", teach)
+    sft.repeat_until_enough(run, None)
+    assert next(counted) == made and policies[-1] == run.policy == kept
+    assert run.taught == (600, 1800, 5400, 16_200)[kept - 1] and run.looks[-1].successes == told[kept - 1][1]
 
 
 def test_of_few_demonstrations_none_is_held_out_and_they_are_learnt_once(tmp_path):
