@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import tomllib
 from dataclasses import asdict, replace
 
@@ -499,6 +500,10 @@ def test_rl_of_a_policy_that_learnt_from_demonstrations_goes_on_as_theirs_does(t
         assert again.policy.noise == theirs.policy.noise and again.bc.updates == 0
         assert again.max_steps == (12 if name == "shown" else 0)
     assert robo_rl.recipe(sim, init=str(tmp_path / "shown"), max_steps=9).max_steps == 9
+    # a checkpoint that was copied alone
+    shutil.copytree(next((tmp_path / "shown/checkpoints").iterdir()), tmp_path / "alone")
+    alone = robo_rl.recipe(sim, init=str(tmp_path / "alone"))
+    assert (alone.reward, alone.rl, alone.max_steps) == ("sparse", theirs.rl, 0)
     # a run of its kind that was itself begun so
     longer = robo_rl.recipe(sim, init=str(tmp_path / "shown"), steps=1, out=str(tmp_path / "longer"), **few)
     robo_rl.train(longer, quiet=True)

@@ -337,12 +337,14 @@ def policy_of(init: Path) -> dict[str, Any]:
     return checkpoint.read_meta(folder)["policy"]["options"]
 
 
-def run_of(init: Path) -> TrainConfig:
-    """The configuration of the run `init`, or of which it is a checkpoint."""
+def run_of(init: Path) -> TrainConfig | None:
+    """The configuration of the run `init`, or of which it is a checkpoint; None: a checkpoint that was copied
+    alone."""
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.folder import pick_run
 
-    return load_config(pick_run(init))
+    run = pick_run(init)
+    return load_config(run) if (run / "run.json").is_file() else None
 
 
 def was_shown(init: Path) -> bool:
@@ -352,7 +354,8 @@ def was_shown(init: Path) -> bool:
     from robo_rl.experiment.folder import pick_checkpoint, taught_of
 
     folder = pick_checkpoint(init, "best")[1]
-    return taught_of(checkpoint.read_meta(folder))[1] > 0 or run_of(init).reward == "sparse"
+    before = run_of(init)
+    return taught_of(checkpoint.read_meta(folder))[1] > 0 or before is not None and before.reward == "sparse"
 
 
 def begun(base: TrainConfig, init: Path) -> TrainConfig:
@@ -372,7 +375,7 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
     if isinstance(base.rl, OffPolicyOptions):
         had["execute"] = had["horizon"]  # their critics judge whole chunks
     base = replace(base, policy=PolicyOptions(**had))
-    if (before.sim, before.task) == (base.sim, base.task):
+    if before is not None and (before.sim, before.task) == (base.sim, base.task):
         base = replace(base, max_steps=before.max_steps)
     if base.algo == "bc":
         return base
