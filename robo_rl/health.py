@@ -182,8 +182,9 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
     versions.
     """
     own = NFT if isinstance(options, NftOptions) else RATIO
-    if isinstance(options, OnPolicyOptions) and options.trust_kl:
-        own = tuple(trusted(options.trust_kl) if r.metric == "kl" else r for r in own)
+    bound = options.trust_kl if isinstance(options, OnPolicyOptions) else 0.0
+    if bound:
+        own = tuple(trusted(bound) if r.metric == "kl" else r for r in own)
     elif policy.logp_reduction == "mean":
         n2 = (policy.execute * action) ** 2
         own = tuple(
@@ -192,7 +193,7 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
     found = own + STEPS + FLOOR + (SUCCESS if sparse else UNPAID)
-    if isinstance(options, OnPolicyOptions) and options.trust_kl:
+    if bound:
         return tuple(replace(r, meaning=r.meaning.replace(SMALLER, BOUNDED)) for r in found)
     return found
 

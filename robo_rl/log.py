@@ -92,7 +92,7 @@ def open_run(path: "str | Path") -> Path:
         return folder
     if (beside := Path(path).parent).name == "checkpoints" and (beside.parent / "run.json").is_file():
         kept = sorted(p.name for p in beside.iterdir() if (p / "meta.json").exists())
-        raise UserError(f"{beside.parent} has no checkpoint {Path(path).name!r}. Allowed: {', '.join(kept)}")
+        raise no_checkpoint(beside.parent, Path(path).name, kept)
     near = [os.path.relpath(p) for p in runs_near(path)]
     what = (
         f"{path} does not exist"
@@ -103,6 +103,11 @@ def open_run(path: "str | Path") -> Path:
         raise UserError(f"{what}; no runs nearby: make one with robo_rl train")
     more = f" and {len(near) - 8} more" if len(near) > 8 else ""
     raise UserError(f"{what}. Runs nearby, newest first: {', '.join(near[:8])}{more}")
+
+
+def no_checkpoint(run: Path, name: str, allowed: Sequence[str]) -> UserError:
+    """What is told of a checkpoint that a run does not have."""
+    return UserError(f"{run} has no checkpoint {name!r}. Allowed: {', '.join(allowed)}")
 
 
 # ------------------------------------------------------------------------------------------------- writing

@@ -45,6 +45,7 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     if (path / "meta.json").exists():
         return run, path
     from robo_rl import checkpoint  # torch comes with it: a name that is wrong is told before
+    from robo_rl.log import no_checkpoint
 
     root = run / "checkpoints"
     found = checkpoint.checkpoints(run)
@@ -58,7 +59,7 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     if at not in found:
         sft = ["sft"] if root / checkpoint.name(0) in found else []
         allowed = ["best", "last", *sft, *(p.name for p in found)]
-        raise UserError(f"{run} has no checkpoint {name!r}. Allowed: {', '.join(allowed)}")
+        raise no_checkpoint(run, name, allowed)
     return run, at
 
 

@@ -28,7 +28,7 @@ from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.head_stage import teach_head
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run, Stopped
-from robo_rl.experiment.sft import demo_folder, imitate, policy_of_demos
+from robo_rl.experiment.sft import RISE, demo_folder, imitate, policy_of_demos
 from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
 from robo_rl.lora import attach
 from robo_rl.options import PolicyOptions
@@ -41,7 +41,6 @@ SHARE = 0.25  # of --steps that rounds may take
 # both, where the noise is no more than FAINT: little of it is imitated, and RL under it gains slowly
 PRECISE, LARGER, FAINT = 0.9, 0.5, 0.25
 ROUNDS = 4
-RISE = 0.03  # of success, from which another round is worth its steps
 LEAST = 8  # successes of a round that are worth learning from
 MORE = 2  # factor on --bc.updates, for there are several times as many rows
 SEED = 3000  # episodes begin where demonstrations of so much higher a seed would

@@ -248,12 +248,13 @@ def supervision_of(config: TrainConfig, env, policy, update: float) -> tuple[tup
     if recorded:
         each = len(task_names(env)) * (1 + (env.spec.max_steps - 1) // every)
         first = planned[0].demos * each
-        most = planned[-1].demos * each if asks(config) else first * len(planned)
         actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
         drawing = timed(lambda: env.step(actions)) / env.num_envs if config.bc.head else 0.0
     else:
         first = int(load_meta(config.demos).info["total_frames"]) // every
-        most, drawing = first * len(planned), 0.0
+        drawing = 0.0
+    # of other demonstrations each round, or of the same ones again
+    most = first * planned[-1].demos // planned[0].demos if asks(config) else first * len(planned)
     option = f"--demos-most {config.demos_most}" if asks(config) else f"--bc.most {config.bc.most}"
     more = f"{len(planned) - 1} rounds more ({option})" if len(planned) > 1 else ""
     return supervised_times(config, policy, planned, update, (first, most), drawing), more

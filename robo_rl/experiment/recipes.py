@@ -150,7 +150,7 @@ def rows(
         )
         words |= {"taken"} if taken else set()
         words |= {obs, *(["own_sim"] if is_object(sim) else [])}
-        # what it pays
+        # what a simulator of one's own pays
         unknown = taken and is_object(sim) and (shown or demos.isdecimal()) and reward != "sparse"
         dense = reward == "dense" or unknown or sim == "maniskill" and task.startswith("MS-")
         words |= {"dense"} if dense else set()
@@ -327,14 +327,19 @@ def demo_limit(sim: str, task: str, demos: str) -> int | None:
     return 0 if data.spec is None else min(wanted, data.spec.max_steps)
 
 
-def policy_of(init: Path) -> dict[str, Any]:
-    """The options of the policy that a run which begins with `init` takes over."""
+def meta_of(init: Path) -> dict[str, Any]:
+    """meta.json of the checkpoint that a run which begins with `init` takes over."""
     from robo_rl.experiment.folder import pick_checkpoint
 
     folder = pick_checkpoint(init, "best")[1]
     from robo_rl import checkpoint
 
-    return checkpoint.read_meta(folder)["policy"]["options"]
+    return checkpoint.read_meta(folder)
+
+
+def policy_of(init: Path) -> dict[str, Any]:
+    """The options of its policy."""
+    return meta_of(init)["policy"]["options"]
 
 
 def run_of(init: Path) -> TrainConfig | None:
@@ -350,12 +355,10 @@ def run_of(init: Path) -> TrainConfig | None:
 def was_shown(init: Path) -> bool:
     """Whether the policy of a run or checkpoint learnt from demonstrations, or from a policy that did: its
     RL goes on as theirs does."""
-    from robo_rl import checkpoint
-    from robo_rl.experiment.folder import pick_checkpoint, taught_of
+    from robo_rl.experiment.folder import taught_of
 
-    folder = pick_checkpoint(init, "best")[1]
     before = run_of(init)
-    return taught_of(checkpoint.read_meta(folder))[1] > 0 or before is not None and before.reward == "sparse"
+    return taught_of(meta_of(init))[1] > 0 or before is not None and before.reward == "sparse"
 
 
 def begun(base: TrainConfig, init: Path) -> TrainConfig:

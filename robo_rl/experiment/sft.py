@@ -29,7 +29,7 @@ HOLD = 10  # of so many episodes one is held out
 FEW = 20  # episodes; of fewer none is, for each teaches more than it would tell
 MORE = 1.5  # that factor where the head alone learns on: looking at pictures costs most
 LESS = 0.98  # of the loss on those before it: it falls
-RISE = 0.03  # of success, which is more than chance often brings
+RISE = 0.03  # of success, from which another round, of this stage or of own successes, is worth it
 READS = 1.05  # a loss with another row's instruction so many times that with the own one: the policy reads
 TRIES = 100  # most starts kept for each demonstration: those that expert or policy fail from are left out
 STARTS = 90_000  # of all that a seed has
@@ -394,8 +394,7 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
         run.policy = policy_of_demos(run, dataset)
         if not run.updates:
             report_cameras(run)
-    hold_out = hold_out and len(dataset) >= FEW
-    out = (dataset.episode_index % HOLD == HOLD - 1) & hold_out
+    out = (dataset.episode_index % HOLD == HOLD - 1) & (hold_out and len(dataset) >= FEW)
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
     if grounds(config, dataset) and run.begun is None:
         ground_trunk(run, frames, ~out)
@@ -534,18 +533,15 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
             best, best_policy, taught = success, run.policy, updates
         least = min(held_out, least)
         said = f"supervised {success:.3f} with {updates:,} updates, loss on held-out episodes {held_out:.3f}"
-        enough = is_enough(run.looks[-1])
-        if enough or not helped or made == len(planned) or math.isnan(held_out):
+        if is_enough(run.looks[-1]) or not helped or made == len(planned) or math.isnan(held_out):
             break
         run.report.say(f"{said}: {planned[made].updates:,} updates (--bc.most {config.bc.most})")
         if run.policy is not best_policy:  # the next one begins anew
-            run.policy, run.pooled, run.looks = best_policy, None, []
-        run.taught = taught
+            run.policy, run.taught, run.pooled, run.looks = best_policy, taught, None, []
         keep_rounds(run, made, best=best, least=least)
-    run.taught = taught
     if run.policy is not best_policy:
         run.report.say(f"{said}: the policy of before is kept")
-        run.policy, run.pooled, run.looks, success = best_policy, None, [], best
+        run.policy, run.taught, run.pooled, run.looks, success = best_policy, taught, None, [], best
         first_look(run)
     if success < ENOUGH:
         there = (

@@ -306,9 +306,9 @@ class BcOptions:
     updates: int = 600
     """Optimizer steps; 0: no supervised stage."""
     most: int = 0
-    """Most of them on a data set, or on the demonstrations of --demos N, from 20 episodes on, while success
-    after them is below 0.9 and the loss on every tenth episode, held out, falls or success rises: three times
-    as many each time. 0, and with --bc.updates: no more than --bc.updates."""
+    """Most of them on a data set, or on the demonstrations of --demos N, from 20 episodes on: three times as
+    many each time, until success is 0.9 with its 95 % interval, and while the loss on every tenth episode,
+    held out, falls or success rises. 0, and with --bc.updates: no more than --bc.updates."""
     own: int = 0
     """Methods that learn online, while supervised success is between 0 and 0.6 (0.9 with exploration noise of
     no more than 0.25): before RL the policy plays so many episodes with exploration noise, and learns from
