@@ -18,9 +18,9 @@ from robo_rl.data.reader import load
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.head_stage import encoded, teach_head, teach_head_if_better
+from robo_rl.experiment.new_policy import fresh_policy
 from robo_rl.experiment.own_successes import teach_round
 from robo_rl.experiment.run import Stopped
-from robo_rl.experiment.sft import fresh_policy
 from robo_rl.experiment.supervised_frames import SupervisedFrames, chosen
 from robo_rl.options import BcOptions, DataOptions, PolicyOptions
 from robo_rl.policies import obs_tensors

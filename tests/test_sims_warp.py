@@ -358,5 +358,5 @@ def test_a_run_learns_on_warp_is_evaluated_elsewhere_and_goes_on(tmp_path):
         main(["eval", str(tmp_path / "run"), "--sim", "mujoco", "--task", "Hopper-v5", "--episodes", "2"])
     assert not end.value.code
     with pytest.raises(SystemExit) as end:
-        main(["train", "--resume", str(tmp_path / "run"), "--steps", "6000"])
+        main([*argv.split(), "--init", str(tmp_path / "run"), "--out", str(tmp_path / "on")])
     assert not end.value.code

@@ -61,7 +61,8 @@ def check(config: TrainConfig) -> None:
             "--bc.most goes on while success rises, and --sim none sees none: give --bc.updates three times "
             "as many and compare the errors of the two runs on held-out episodes"
         )
-    from robo_rl.experiment.sft import check_changes, check_relative
+    from robo_rl.experiment.new_policy import check_relative
+    from robo_rl.experiment.sft import check_changes
 
     data = open_data(config)
     spec = spec_of(config, data)
@@ -139,15 +140,9 @@ def learn(run: "Run") -> None:
     from robo_rl.experiment.data_facts import write_facts
     from robo_rl.experiment.folder import half_taught, pick_checkpoint
     from robo_rl.experiment.head_stage import teach_head
+    from robo_rl.experiment.new_policy import fresh_policy
     from robo_rl.experiment.run import looks_of
-    from robo_rl.experiment.sft import (
-        first_policy,
-        fresh_policy,
-        ground_trunk,
-        grounds,
-        imitate,
-        report_cameras,
-    )
+    from robo_rl.experiment.sft import first_policy, ground_trunk, grounds, imitate, report_cameras
     from robo_rl.experiment.supervised_frames import SupervisedFrames
 
     config, data = run.config, open_data(run.config)

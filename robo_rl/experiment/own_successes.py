@@ -26,9 +26,10 @@ from robo_rl.algos.onpolicy import Demos
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.head_stage import teach_head
+from robo_rl.experiment.new_policy import policy_of_demos
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run, Stopped
-from robo_rl.experiment.sft import RISE, demo_folder, imitate, policy_of_demos
+from robo_rl.experiment.sft import RISE, demo_folder, imitate
 from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
 from robo_rl.lora import attach
 from robo_rl.options import PolicyOptions
@@ -167,7 +168,7 @@ def teach_round(run: Run, k: int) -> None:
         return
     frames = load_frames(run, folder)
     demos = frames.data
-    run.policy = policy_of_demos(run, demos)
+    run.policy = policy_of_demos(run, demos, noisy.options.activation)
     spec = run.policy.spec
     parts = [
         (frames.sampler(config, spec), len(demos.action if frames.rows is None else frames.rows)),

@@ -266,9 +266,13 @@ def supervised_times(
     """Times of the `sft.SupervisedRound`s `planned`. update, drawing [s]: of a supervised update, of the
     picture of a frame; frames: that the trunk looks at for the head, in the first round and in all."""
     from robo_rl.experiment.head_stage import PIECE, head_batch
+    from robo_rl.experiment.new_policy import COMPARED, SHORT, compares
     from robo_rl.policies.check import observations
 
     times = [SupervisedTime("updates", planned[0].updates, sum(r.updates for r in planned), update)]
+    if compares(config):
+        tried = SHORT * len(COMPARED)
+        times.append(SupervisedTime("updates of two policies that are compared", tried, tried, update))
     if config.bc.head:
         obs = {k: v.to(config.device) for k, v in observations(policy.spec, PIECE).items()}
         with torch.no_grad():

@@ -263,6 +263,7 @@ def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
     }:
         base = replace(base, rl=replace(base.rl, explore=0.0))
     base = replace(base, bc=replace(base.bc, most=0)) if "bc.updates" in named else base
+    base = replace(base, bc=replace(base.bc, compare=False)) if "policy.activation" in named else base
     if "demos" in named:
         data, bc = replace(base.data, every=1), replace(base.bc, head_every=0)
         base = replace(base, demos_most=0, data=data, bc=bc)

@@ -81,6 +81,8 @@ class Run:
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         # supervised updates: of the policy, and of all that were made before it too
         self.taught, self.updates = 0, 0
+        # of how many episodes the activation was compared, and which was better
+        self.compared: tuple[int, str] = (0, "")
         self.begun: Path | None = None  # the checkpoint that supervision goes on from
         self.frames: Any = None  # the `supervised_frames.SupervisedFrames` whose pictures were drawn last
         # rows of a data set that the trunk, as it is, has looked at, and what it pools of each

@@ -13,6 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import half_taught, pick_checkpoint
+from robo_rl.experiment.new_policy import FEW, HOLD, better_activation, policy_of_demos
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, demonstrated, load_frames
 from robo_rl.experiment.teaching import Teaching, keep_rounds, load_rounds, rounds_of
@@ -25,8 +26,6 @@ from robo_rl.types import task_names
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
 GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
 GROUNDED = ("pi0", "pi05", "smolvla")  # whose trunks give keys and values
-HOLD = 10  # of so many episodes one is held out
-FEW = 20  # episodes; of fewer none is, for each teaches more than it would tell
 MORE = 1.5  # that factor where the head alone learns on: looking at pictures costs most
 LESS = 0.98  # of the loss on those before it: it falls
 RISE = 0.03  # of success, from which another round, of this stage or of own successes, is worth it
@@ -182,30 +181,6 @@ def sft_stage(run: Run) -> None:
         repeat_until_enough(run, demos)
 
 
-def fresh_policy(config: TrainConfig, spec, dataset, rows: np.ndarray | None = None):
-    """A policy that knows the scales of a data set's rows (None: all) and nothing else. Adapters are for RL:
-    of weights that know nothing all must learn."""
-    from robo_rl.data.reader import chunks
-    from robo_rl.demos import fit_normalisers
-    from robo_rl.policies import make_policy
-
-    policy = make_policy(replace(config.policy, lora=LoraOptions()), spec, config.seed)
-    check_relative(policy, dataset)
-    if not (config.policy.folder and config.policy.statistics == "folder"):
-        fit_normalisers(policy, dataset, config.data.normaliser, rows)
-    if learn := getattr(policy, "fit_actions", None):
-        _, taught, _ = chunks(dataset, config.policy.horizon)
-        learn(taught if rows is None else taught[rows])
-    return policy.to(config.device)
-
-
-def policy_of_demos(run: Run, dataset):
-    """A `fresh_policy` for the run's env that knows the scales of what was demonstrated."""
-    config, told = run.config, demonstrated(run.config, dataset)
-    spec = obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text)
-    return fresh_policy(config, spec, dataset, None if told.all() else np.flatnonzero(told))
-
-
 def check_changes(config: TrainConfig, views: Sequence[str]) -> None:
     """Raise UserError where supervision is to change what it sees, or its head is to learn on, and there are
     no pictures (`views`), or no policy that pools them."""
@@ -226,27 +201,6 @@ def check_changes(config: TrainConfig, views: Sequence[str]) -> None:
         raise UserError(
             f"--bc.head keeps the vector that a trunk pools of each frame, and that of {kind} {why}: leave "
             "it out (--bc.head 0)"
-        )
-
-
-def check_relative(policy, dataset) -> None:
-    """Raise UserError where a model's actions are relative to the state and those of the data set are no
-    positions."""
-    from robo_rl.data.labels import need_units
-
-    delta = getattr(getattr(policy, "processor", None), "options", None)
-    if delta is None or not any(delta.delta):
-        return
-    kinds, names = need_units(dataset.meta).kind, dataset.features.action
-    if wrong := [
-        f"{name} ({kind})"
-        for name, kind, moves in zip(names, kinds, delta.delta, strict=False)
-        if moves and kind != "absolute"
-    ]:
-        raise UserError(
-            f"{policy.options.folder}: its actions are positions relative to the state; of the data set "
-            f"{dataset.meta.root} {', '.join(wrong)} are none. State what they are: robo_rl data label "
-            f"{dataset.meta.root} --units …"
         )
 
 
@@ -391,7 +345,7 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
     config, frames, run.pooled, run.looks = run.config, load_frames(run, folder), None, []
     dataset = frames.data
     if not config.init:
-        run.policy = policy_of_demos(run, dataset)
+        run.policy = policy_of_demos(run, dataset, better_activation(run, frames))
         if not run.updates:
             report_cameras(run)
     out = (dataset.episode_index % HOLD == HOLD - 1) & (hold_out and len(dataset) >= FEW)

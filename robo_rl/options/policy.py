@@ -309,6 +309,10 @@ class BcOptions:
     """Most of them on a data set, or on the demonstrations of --demos N, from 20 episodes on: three times as
     many each time, until success is 0.9 with its 95 % interval, and while the loss on every tenth episode,
     held out, falls or success rises. 0, and with --bc.updates: no more than --bc.updates."""
+    compare: bool = False
+    """From 20 demonstrations on: hidden layers of tanh or of ReLU, whichever has the lower loss on every
+    tenth episode, held out, after 600 updates. Few demonstrations of a smooth motion ask for tanh, precise
+    tasks for ReLU. False, and with --policy.activation: that one."""
     own: int = 0
     """Methods that learn online, while supervised success is between 0 and 0.6 (0.9 with exploration noise of
     no more than 0.25): before RL the policy plays so many episodes with exploration noise, and learns from

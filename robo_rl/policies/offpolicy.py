@@ -16,7 +16,7 @@ from torch.nn.functional import layer_norm, softplus
 
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.context import Context
-from robo_rl.policies.nets import mlp
+from robo_rl.policies.nets import mlp, residual_mlp
 from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, PolicyBase
 from robo_rl.sampling import Noise, randint, randn
 
@@ -88,9 +88,18 @@ def squash(u: Tensor, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
 class SquashedHead(nn.Module):
     """x [B,I] -> mean and log std [B,D] of the Gaussian under the tanh."""
 
-    def __init__(self, inputs: int, action: int, hidden: int, layers: int, init_std: float):
+    def __init__(
+        self,
+        inputs: int,
+        action: int,
+        hidden: int,
+        layers: int,
+        init_std: float,
+        act: str = "relu",
+        residual: bool = False,
+    ):
         super().__init__()
-        self.net = mlp([inputs] + [hidden] * layers + [2 * action], "relu")
+        self.net = (residual_mlp if residual else mlp)([inputs] + [hidden] * layers + [2 * action], act)
         last = self.net[-1]
         assert isinstance(last, nn.Linear)
         nn.init.uniform_(last.weight, -1e-2 / math.sqrt(hidden), 1e-2 / math.sqrt(hidden))
@@ -162,10 +171,17 @@ class SquashedPolicy(OwnUnits):
         self.axes = [i for i in range(spec.action) if i != self.gripper]
         self.size = e * len(self.axes)
         self.actor = SquashedHead(
-            self.context_size, self.size, options.hidden, options.layers, options.init_std
+            self.context_size,
+            self.size,
+            options.hidden,
+            options.layers,
+            options.init_std,
+            options.activation,
+            options.residual,
         )
         if self.gripper >= 0:
-            self.grasp = mlp([self.context_size] + [options.hidden] * options.layers + [2 * e], "relu")
+            sizes = [self.context_size] + [options.hidden] * options.layers + [2 * e]
+            self.grasp = (residual_mlp if options.residual else mlp)(sizes, options.activation)
             self.register_buffer("sequences", gripper_options(e), persistent=False)
         self.judge = self.teacher = None
         if options.teacher:
