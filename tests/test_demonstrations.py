@@ -1,8 +1,12 @@
 """Demonstrations that begin where a policy leads, and supervision that asks for as many as it needs."""
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,16 +16,18 @@ from toys import PointReach
 
 import robo_rl as package
 import sims
+from robo_rl import checkpoint
 from robo_rl.algos import bc
 from robo_rl.cli.train import parse
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.demos import Lead, demo_sampler, record
 from robo_rl.errors import UserError
-from robo_rl.experiment import sft
+from robo_rl.experiment import new_policy, sft
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.sft import is_enough
+from robo_rl.experiment.supervised_frames import SupervisedFrames
 from robo_rl.options import BcOptions
 from robo_rl.selection import Look
 
@@ -125,6 +131,40 @@ def test_demonstrations_are_learnt_in_more_updates_while_they_help_and_a_tenth_s
     assert "more demonstrations than " + ("20 (--demos; " if recorded else "those in data") in lines[-1]
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log if "sft/loss" in row][-1] == 90 + 270
+
+
+def test_layers_of_tanh_or_of_relu_are_taken_as_held_out_demonstrations_tell(tmp_path):
+    more = ("--steps", 0, "--demos", 20, "--bc.updates", 600, "--bc.compare", "--out", "run")
+    done = robo_rl(tmp_path, "train", *TINY, *more)
+    said = re.search(r"episodes ([\d.]+) with tanh, ([\d.]+) with relu: --policy.activation (\w+)", done.err)
+    assert done.code == 0 and said, done.err
+    losses = dict(zip(("tanh", "relu"), map(float, said.groups()[:2]), strict=True))
+    assert losses[said[3]] == min(losses.values()) < max(losses.values())
+    _, meta = checkpoint.load_policy(checkpoint.checkpoints(tmp_path / "run")[-1])
+    assert meta["policy"]["options"]["activation"] == said[3]
+
+
+def test_the_worse_of_two_activations_is_not_taken(monkeypatch):
+    env, run, made = PointReach(5, limit=40), SimpleNamespace(compared=(0, "")), []
+    with TemporaryDirectory() as folder:
+        with Writer(Path(folder), spec=env.spec) as w:
+            record(env, 20, 0, w.add)
+        data = load(Path(folder))
+    run.config = package.recipe(demos="20", bc={"compare": True})
+    run.env, run.stop = env, SimpleNamespace(asked=False)
+    run.report = SimpleNamespace(start=lambda *a: None, advance=lambda *a, **k: None, say=made.append)
+    monkeypatch.setattr(new_policy, "SHORT", 3)
+    for worse, better in (("tanh", "relu"), ("relu", "tanh")):
+        told = {worse: 0.2, better: 0.1}
+        monkeypatch.setattr(bc, "mean_loss", lambda policy, *a, told=told: told[policy.options.activation])
+        run.compared = (0, "")
+        assert new_policy.better_activation(run, SupervisedFrames(data)) == better and better in made[-1]
+        assert new_policy.better_activation(run, SupervisedFrames(data)) == better  # found once
+    assert len(made) == 2
+    run.config = package.recipe(demos="20", policy={"activation": "silu"})  # which a user names, is that
+    assert new_policy.better_activation(run, SupervisedFrames(data)) == "silu"
+    named = ([], ["--bc.updates", "1"], ["--demos", "0"], ["--policy.activation", "tanh"])
+    assert [new_policy.compares(parse(words)) for words in named] == [True, False, False, False]
 
 
 @dataclass

@@ -65,9 +65,10 @@ def policy_of_demos(run: Run, dataset, activation: str):
 
 
 def compares(config: TrainConfig) -> bool:
-    """Whether supervision compares the activations of a policy of ours, which it makes."""
-    made = bool(config.bc.updates) and not config.init and config.demos != "0"
-    return config.bc.compare and made and config.policy.kind in OURS
+    """Whether supervision compares the activations of a policy of ours, which it makes in no fewer updates
+    than that takes."""
+    made = config.demos != "0" and not config.init and config.policy.kind in OURS
+    return config.bc.compare and made and config.bc.updates >= SHORT
 
 
 def better_activation(run: Run, frames: SupervisedFrames) -> str:
