@@ -496,6 +496,8 @@ def test_without_an_env_only_supervised_learning_is_offered(sets, capsys):
     assert "--demos FOLDER" in capsys.readouterr().err
     more = ("--sim", "none", "--algo", "bc", "--demos", str(sets["aloha"]), "--bc.most", "9000")
     assert run_command("train", *more) == 2 and "--bc.updates" in capsys.readouterr().err
+    assert run_command("train", *more[:-2], "--bc.compare") == 2
+    assert "--policy.activation relu and tanh" in capsys.readouterr().err
 
 
 def test_actions_in_other_units_are_not_taken_for_commands_of_an_env(tmp_path, capsys):

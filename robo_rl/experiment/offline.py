@@ -61,6 +61,11 @@ def check(config: TrainConfig) -> None:
             "--bc.most goes on while success rises, and --sim none sees none: give --bc.updates three times "
             "as many and compare the errors of the two runs on held-out episodes"
         )
+    if config.bc.compare:
+        raise UserError(
+            "--bc.compare is of supervision in a simulator: with --sim none compare the errors of two runs on "
+            "held-out episodes, of --policy.activation relu and tanh"
+        )
     from robo_rl.experiment.new_policy import check_relative
     from robo_rl.experiment.sft import check_changes
 

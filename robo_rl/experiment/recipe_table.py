@@ -677,8 +677,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     # ---- the arm, whose time is a robot's
     (
         "robot",
-        "an arm's time is dear",
-        {"envs": 8, "eval_episodes": 100, "steps": 10_000, "eval_every": 5000},
+        "an arm's time is dear, and every round of supervision ends with an evaluation",
+        {"envs": 8, "eval_episodes": 100, "steps": 10_000, "eval_every": 5000, "bc": {"most": 0}},
     ),
     ("robot replay", "an arm does not wait for updates", {"workers": 1, "rl": {"warmup": 2000}}),
     (

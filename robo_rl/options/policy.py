@@ -86,8 +86,8 @@ class PolicyOptions:
     layers: int = 3
     """Hidden layers of the action head."""
     residual: bool = False
-    """flow, diffusion, gaussian: each hidden layer of the action head but the first, which is linear, adds to
-    what it reads, normalised. Few demonstrations then say more."""
+    """flow, diffusion, gaussian, squashed, guided: each hidden layer of the action head but the first, which
+    is linear, adds to what it reads, normalised. Few demonstrations then say more."""
     width: int = 96
     """Token width of the vision-language trunk (obs rgb)."""
     depth: int = 2
@@ -120,7 +120,7 @@ class PolicyOptions:
     init_std: float = 0.6
     """Gaussian: initial std (normalised action units)."""
     activation: Literal["relu", "silu", "tanh"] = "relu"
-    """Flows, diffusion, gaussian: of the hidden layers of the action head and of the critic."""
+    """Of the hidden layers of the action head, and of the critic of methods that learn on-policy."""
     logp_reduction: Literal["sum", "mean"] = "sum"
     """Over the executed E x A entries. Clip ranges do not carry over between the two."""
     gripper: Literal["continuous", "toggle"] = "continuous"
