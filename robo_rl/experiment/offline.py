@@ -63,8 +63,8 @@ def check(config: TrainConfig) -> None:
         )
     if config.bc.compare:
         raise UserError(
-            "--bc.compare is of supervision in a simulator: with --sim none compare the errors of two runs on "
-            "held-out episodes, of --policy.activation relu and tanh"
+            "--bc.compare is of supervision in a simulator: with --sim none compare the errors of two runs "
+            "on held-out episodes, of --policy.activation relu and tanh"
         )
     from robo_rl.experiment.new_policy import check_relative
     from robo_rl.experiment.sft import check_changes
