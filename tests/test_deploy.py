@@ -145,7 +145,8 @@ def test_a_deployment_ends_where_the_arm_no_longer_follows(says, ends):
         print,
         SimpleNamespace(take=lambda: said.pop(0) if said else []),
     )
-    assert (governor.reason == f"the arm says {says}") == ends and (bridge.ticks == 3) == ends
+    assert (governor.reason == f"the arm says {says}") == ends == (governor.state == "HOLD")
+    assert bridge.ticks == 3 if ends else bridge.ticks >= 3  # a machine that stalls makes few in its time
 
 
 def test_a_dry_run_says_what_it_would_do(run, tmp_path):

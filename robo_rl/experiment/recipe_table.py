@@ -509,6 +509,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"bc": {"most": 16_200, "compare": True}, "policy": {"residual": True, "activation": "tanh"}},
     ),
     (
+        "fast demo_sac state",
+        "held by what succeeded, so that young critics do not undo a precise actor",
+        {"rl": {"bc_coef": 200.0}},
+    ),
+    (
         "manipulation replay rgb",
         "the trunk is supervised alone",
         {"demos": "50", "eval_envs": 64, "policy": {"keypoints": "white"}, "bc": {"batch": 16, "noises": 16}},
