@@ -64,6 +64,20 @@ def policy_of_demos(run: Run, dataset, activation: str):
     return fresh_policy(config, spec, dataset, None if told.all() else np.flatnonzero(told))
 
 
+def held_out(data) -> np.ndarray:
+    """bool [F]: the frames of every tenth episode of a data set; of fewer than `FEW` episodes none."""
+    return (data.episode_index % HOLD == HOLD - 1) & (len(data) >= FEW)
+
+
+def loss_on(policy, frames: SupervisedFrames, config: TrainConfig, which: np.ndarray) -> float:
+    """Supervised loss of a policy on the frames that are in `which` bool [F]."""
+    from robo_rl.algos import bc
+    from robo_rl.devices import device_of, sampled_on
+
+    sample = sampled_on(device_of(policy), frames.sampler(config, policy.spec, which))
+    return bc.mean_loss(policy, sample, config.bc, config.seed + 11)
+
+
 def compares(config: TrainConfig) -> bool:
     """Whether supervision compares the activations of a policy of ours, which it makes in no fewer updates
     than that takes."""
@@ -83,22 +97,20 @@ def better_activation(run: Run, frames: SupervisedFrames) -> str:
         return config.policy.activation
     if run.compared[0] == len(data):
         return run.compared[1]
-    out, losses = data.episode_index % HOLD == HOLD - 1, dict.fromkeys(COMPARED, 0.0)
+    out, losses = held_out(data), dict.fromkeys(COMPARED, 0.0)
     options = replace(config.bc, updates=SHORT)
     run.report.start("compare", SHORT * len(COMPARED), "updates")
     for i, activation in enumerate(COMPARED):
         policy = policy_of_demos(run, data, activation)
-
-        def sampler(which: np.ndarray, policy=policy):
-            return sampled_on(device_of(policy), frames.sampler(config, policy.spec, which))
+        sample = sampled_on(device_of(policy), frames.sampler(config, policy.spec, ~out))
 
         def tick(update: int, loss: float, before: int = i * SHORT) -> None:
             run.report.advance(before + update, note=f"loss {loss:.3f}")
             if run.stop.asked:
                 raise Stopped
 
-        bc.train(policy, sampler(~out), options, config.seed + 10, tick)
-        losses[activation] = bc.mean_loss(policy, sampler(out), options, config.seed + 11)
+        bc.train(policy, sample, options, config.seed + 10, tick)
+        losses[activation] = loss_on(policy, frames, config, out)
     run.compared = len(data), min(losses, key=losses.__getitem__)
     said = ", ".join(f"{loss:.3f} with {name}" for name, loss in losses.items())
     run.report.say(f"loss on held-out episodes {said}: --policy.activation {run.compared[1]}")

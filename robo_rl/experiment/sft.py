@@ -13,7 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import half_taught, pick_checkpoint
-from robo_rl.experiment.new_policy import FEW, HOLD, better_activation, policy_of_demos
+from robo_rl.experiment.new_policy import HOLD, better_activation, held_out, loss_on, policy_of_demos
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, demonstrated, load_frames
 from robo_rl.experiment.teaching import Teaching, keep_rounds, load_rounds, rounds_of
@@ -335,9 +335,7 @@ def report_reading(run: Run, ratio: float, update: int) -> None:
 def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float:
     """Make `run.policy` from the demonstrations in `folder` (with --init teach it on) in so many updates,
     after the `run.updates` of policies that were given up -> its loss on the episodes that `hold_out` leaves
-    out, every tenth of `FEW` and more; nan without any."""
-    from robo_rl.algos import bc
-    from robo_rl.devices import device_of, sampled_on
+    out (`new_policy.held_out`); nan without any."""
     from robo_rl.experiment.head_stage import teach_head, teach_head_if_better
     from robo_rl.experiment.pear import PearWeights
     from robo_rl.lora import attach
@@ -348,7 +346,7 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
         run.policy = policy_of_demos(run, dataset, better_activation(run, frames))
         if not run.updates:
             report_cameras(run)
-    out = (dataset.episode_index % HOLD == HOLD - 1) & (hold_out and len(dataset) >= FEW)
+    out = held_out(dataset) & hold_out
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
     if grounds(config, dataset) and run.begun is None:
         ground_trunk(run, frames, ~out)
@@ -369,14 +367,7 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
     run.updates += teach_more(run, frames, ~out, run.updates, weights)
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()
-    if not out.any():
-        return float("nan")
-    return bc.mean_loss(
-        run.policy,
-        sampled_on(device_of(run.policy), frames.sampler(config, run.policy.spec, out)),
-        config.bc,
-        config.seed + 11,
-    )
+    return loss_on(run.policy, frames, config, out) if out.any() else float("nan")
 
 
 class SupervisedRound(NamedTuple):

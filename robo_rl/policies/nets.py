@@ -71,7 +71,10 @@ def time_features(t: Tensor) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 
-def mlp(sizes: list[int], act: str) -> nn.Sequential:
+def mlp(sizes: list[int], act: str, residual: bool = False) -> nn.Sequential:
+    """Linear layers of these sizes with an activation between them; residual: `residual_mlp`."""
+    if residual:
+        return residual_mlp(sizes, act)
     layers: list[nn.Module] = []
     for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=False)):
         layers.append(nn.Linear(a, b))

@@ -16,7 +16,7 @@ from torch.nn.functional import layer_norm, softplus
 
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.context import Context
-from robo_rl.policies.nets import mlp, residual_mlp
+from robo_rl.policies.nets import mlp
 from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, PolicyBase
 from robo_rl.sampling import Noise, randint, randn
 
@@ -99,7 +99,7 @@ class SquashedHead(nn.Module):
         residual: bool = False,
     ):
         super().__init__()
-        self.net = (residual_mlp if residual else mlp)([inputs] + [hidden] * layers + [2 * action], act)
+        self.net = mlp([inputs] + [hidden] * layers + [2 * action], act, residual)
         last = self.net[-1]
         assert isinstance(last, nn.Linear)
         nn.init.uniform_(last.weight, -1e-2 / math.sqrt(hidden), 1e-2 / math.sqrt(hidden))
@@ -181,7 +181,7 @@ class SquashedPolicy(OwnUnits):
         )
         if self.gripper >= 0:
             sizes = [self.context_size] + [options.hidden] * options.layers + [2 * e]
-            self.grasp = (residual_mlp if options.residual else mlp)(sizes, options.activation)
+            self.grasp = mlp(sizes, options.activation, options.residual)
             self.register_buffer("sequences", gripper_options(e), persistent=False)
         self.judge = self.teacher = None
         if options.teacher:

@@ -29,7 +29,6 @@ from robo_rl.policies.nets import (
     VisionLanguageTrunk,
     mlp,
     orthogonal,
-    residual_mlp,
     text_tokens,
     tokenize,
 )
@@ -477,7 +476,7 @@ class GaussianPolicy(PolicyBase):
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
         sizes = [self.context_size] + [options.hidden] * options.layers + [self.chunk]
-        self.net = (residual_mlp if options.residual else mlp)(sizes, options.activation)
+        self.net = mlp(sizes, options.activation, options.residual)
         orthogonal(self.net, 0.01)
         self.log_std = nn.Parameter(torch.full((self.chunk,), float(np.log(options.init_std))))
 
