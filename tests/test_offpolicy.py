@@ -440,6 +440,22 @@ def test_an_actor_may_begin_slowly_and_goes_on_at_its_pace_after_a_checkpoint():
     assert b.actor_opt.param_groups[0]["lr"] == 7.5e-4
 
 
+@pytest.mark.parametrize("name", ["demo_sac", "hil_serl", "calql"])
+def test_the_average_follows_each_update_of_the_actor_and_what_learns_does_not_heed_it(name):
+    kind = {"demo_sac": DemoSacOptions, "hil_serl": HilSerlOptions, "calql": CalQlOptions}[name]
+    a, plain = (build(name, options=kind(**RL, average=share)) for share in (0.25, 0.0))
+    assert plain.average is None and a.average is not None
+    rows, mean = batch(a), [p.detach().clone() for p in a.actor_params]
+    for _ in range(3):
+        a.actor_step(rows)
+        plain.actor_step(rows)
+        mean = [0.75 * m + 0.25 * p.detach() for m, p in zip(mean, a.actor_params, strict=True)]
+    for want, got in zip(mean, a.average.mean, strict=True):
+        torch.testing.assert_close(got, want)
+    assert all(torch.equal(x, y) for x, y in zip(a.actor_params, plain.actor_params, strict=True))
+    assert any(not torch.equal(x, y) for x, y in zip(a.actor_params, a.average.mean, strict=True))
+
+
 @pytest.mark.parametrize(
     ("imitate", "led_to", "held"),
     [("taught", 1.0, False), ("success", 1.0, True), ("success", 0.0, False), ("success", -math.inf, False)],

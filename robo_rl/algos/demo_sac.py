@@ -21,6 +21,7 @@ the method of that paper as it is); there are few critics and few updates, so th
 import torch
 from torch import Tensor
 
+from robo_rl.algos.averaged_weights import AveragedWeights
 from robo_rl.algos.offpolicy import Rows, check_judge
 from robo_rl.algos.rlpd import RlpdLearner, check_squashed
 from robo_rl.options import DemoSacOptions
@@ -37,6 +38,8 @@ class DemoSacLearner(RlpdLearner):
         super().__init__(policy, options, seed)
         if policy.teacher is not None and not policy.taught:
             policy.remember()
+        if options.average:
+            self.average = AveragedWeights(self.actor_params)
 
     def target(self, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """y [B], and with a teacher how often the learning actor's action was the better one."""
@@ -64,7 +67,10 @@ class DemoSacLearner(RlpdLearner):
         if o.ramp:
             made = self.actor_opt.state.get(self.actor_params[0], {}).get("step", 0)
             self.actor_opt.param_groups[0]["lr"] = o.lr * min(1.0, (int(made) + 1) / o.ramp)
-        return super().actor_step(rows)
+        told = super().actor_step(rows)
+        if self.average is not None:
+            self.average.add(o.average)
+        return told
 
 
 def make(policy, options: DemoSacOptions, seed: int, demos=None) -> DemoSacLearner:

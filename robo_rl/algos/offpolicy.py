@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.algos import credit
+from robo_rl.algos.averaged_weights import AveragedWeights
 from robo_rl.algos.credit import descend
 from robo_rl.devices import device_of
 from robo_rl.errors import UserError
@@ -239,6 +240,7 @@ class OffPolicyLearner:
         return {k: float(v) / times[k] for k, v in sums.items()}
 
     offline_actor = False  # whether the actor learns in the offline stage too
+    average: AveragedWeights | None = None  # of the actor, where it is that which is evaluated and kept
     owns: tuple[str, ...] = ()  # attributes with a state_dict of their own, which a checkpoint carries
 
     def begin_online(self) -> None:

@@ -510,8 +510,10 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "fast demo_sac state",
-        "held by what succeeded, so that young critics do not undo a precise actor",
-        {"rl": {"bc_coef": 200.0}},
+        "held by what succeeded, so that young critics do not undo a precise actor, and little noise, which "
+        "would cost it its successes; critics of more updates before it is heard; the average of the actor, "
+        "which follows every turn of the critics' slopes",
+        {"rl": {"bc_coef": 200.0, "target_entropy": 3.0, "pretrain": 4000, "average": 0.005}},
     ),
     (
         "manipulation replay rgb",

@@ -180,11 +180,15 @@ class ReplayStage:
         self.repeats = not workers(config) and not by_person(config) and hasattr(self.run.env, "get_state")
         self.stores(state)
         self.learner = find_method(config.algo)(self.run.policy, o, config.seed)
+        self.run.average = self.learner.average
         self.rng, self.owed, self.online_now = np.random.default_rng([config.seed, 11]), 0.0, False
         self.due = self.pretrained = 0  # control steps not learnt from yet; updates of the critic's stage
         self.train_judge(not state)
         if state:
             self.learner.load_state_dict(state["learner"])
+            if self.run.average is not None:  # the checkpoint's policy is the average
+                self.run.average.load_state_dict(state["learns"])
+                self.run.average.swap()
             self.rng.bit_generator.state = state["rng"]
             self.owed, self.online_now = state["owed"], state["online"]
             self.due, self.pretrained = state["due"], state["pretrained"]

@@ -188,10 +188,14 @@ class DemoSacOptions(SacOptions):
     ramp: int = 0
     """Actor updates over which its learning rate grows to --rl.lr: the slopes of young critics are no
     guide."""
+    average: float = 0.0
+    """The actor that is evaluated, kept and deployed follows the one that learns by this share per update of
+    it (`robo_rl/algos/averaged_weights.py`); 0: the one that learns."""
 
     def __post_init__(self) -> None:
         SacOptions.__post_init__(self)
         in_range("rl.ramp", self.ramp, 0, 10**9)
+        in_range("rl.average", self.average, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
