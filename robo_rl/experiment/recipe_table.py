@@ -500,13 +500,22 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "as on-policy: a network that predicts the chunk, as many updates on the demonstrations as teach it",
         {
             "bc": {"most": 16_200, "compare": True},
-            "policy": {"predict": "action", "residual": True, "activation": "tanh"},
+            "policy": {
+                "predict": "action",
+                "residual": True,
+                "activation": "tanh",
+                "hidden": 256,
+                "layers": 3,
+            },
         },
     ),
     (
         "fast teacher state",
-        "as on-policy: residual layers, and as many updates on the demonstrations as teach it",
-        {"bc": {"most": 16_200, "compare": True}, "policy": {"residual": True, "activation": "tanh"}},
+        "as on-policy: residual layers of its size, and as many updates on the demonstrations as teach it",
+        {
+            "bc": {"most": 16_200, "compare": True},
+            "policy": {"residual": True, "activation": "tanh", "hidden": 256, "layers": 3},
+        },
     ),
     (
         "fast demo_sac state",
