@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import TINY, robo_rl
+from commands import TINY, TINY_REPLAY, robo_rl
 from torch import nn
 
 from robo_rl import checkpoint
@@ -168,3 +168,15 @@ def test_a_run_keeps_the_average_as_its_policy_and_beside_it_what_learns(tmp_pat
         kept, learns = weights(checkpoint.load_policy(path)[0]), checkpoint.load_train(path)[0]["learns"]
         differ.append(any(not torch.equal(a, b) for a, b in zip(kept, learns, strict=True)))
     assert any(differ)  # where a run fell below its start and ends with its best checkpoint they are the same
+
+
+def test_a_run_from_replay_keeps_the_average_of_its_actor_and_beside_it_what_learns(tmp_path: Path):
+    argv = ("--algo", "demo_sac", "--rl.lr", 0.01, "--rl.average", 0.1)
+    assert (end := robo_rl(tmp_path, "train", *TINY_REPLAY, *argv, "--out", "run")).code == 0, end
+    supervised, *later = checkpoint.checkpoints(tmp_path / "run")
+    assert later and "learns" not in checkpoint.load_train(supervised)[0]
+    for path in later:
+        policy, learns = checkpoint.load_policy(path)[0], checkpoint.load_train(path)[0]["learns"]
+        kept = [p.detach() for name, p in policy.named_parameters() if name.startswith("actor.")]
+        assert len(kept) == len(learns)
+        assert any(not torch.equal(a, b) for a, b in zip(kept, learns, strict=True))

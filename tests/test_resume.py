@@ -36,6 +36,8 @@ RUNS = (
             300,
             "--policy.hidden",
             64,
+            "--policy.layers",
+            2,
             "--bc.batch",
             128,
             "--demos",

@@ -186,7 +186,7 @@ class ReplayStage:
         self.train_judge(not state)
         if state:
             self.learner.load_state_dict(state["learner"])
-            if self.run.average is not None:  # the checkpoint's policy is the average
+            if self.run.average is not None and "learns" in state:  # the checkpoint's policy is the average
                 self.run.average.load_state_dict(state["learns"])
                 self.run.average.swap()
             self.rng.bit_generator.state = state["rng"]
