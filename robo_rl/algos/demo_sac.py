@@ -2,7 +2,8 @@
 
     y = r + gamma^n (1 - terminated) [min_{j in subset} Q'_j(s', a') - alpha log pi(a'|s')]        a' ~ pi
     critic: mean_i (Q_i(s, a) - y)^2
-    actor:  alpha log pi(a|s) - mean_i Q_i(s, a) + bc_coef imitation        alpha: entropy -> -D/2
+    actor:  alpha log pi(a|s) - mean_i Q_i(s, a) + bc_coef imitation
+    alpha:  entropy -> -target_entropy D
 
 A fresh critic undoes an actor that knows more. So the actor waits until the critics have learnt what it is
 worth (`warmup`, `pretrain`), begins slowly (`ramp`) and may be held near demonstrations, corrections and its
