@@ -86,6 +86,26 @@ TINY_REPLAY = (
     "0",
     "--no-video",
 )
+# a classifier pays the reward; the policy whose episodes are marked for it succeeds in some, fails in others
+CLASSIFIER = (
+    "--algo",
+    "demo_sac",
+    "--demos",
+    "20",
+    "--bc.updates",
+    "550",
+    "--bc.batch",
+    "128",
+    "--policy.hidden",
+    "64",
+    "--policy.no-residual",
+    "--rl.judge",
+    "classifier",
+    "--rl.judge-episodes",
+    "60",
+    "--rl.judge-rate",
+    "0.2",
+)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from commands import TINY, TINY_REPLAY, Command, robo_rl
+from commands import CLASSIFIER, TINY, TINY_REPLAY, Command, robo_rl
 
 from robo_rl import checkpoint
 from robo_rl.options import OFF_POLICY
@@ -28,26 +28,7 @@ RUNS = (
     | {name: (*ROLLOUT, "--algo", name) for name in ("ppo", "pi_rl", "dppo", "reinflow", "nft")}
     | {
         "a person": (*REPLAY, "--algo", "hil_serl", "--policy.gripper", "toggle", *PERSON),
-        "a classifier": (
-            *REPLAY,
-            "--algo",
-            "demo_sac",
-            "--bc.updates",
-            550,
-            "--policy.hidden",
-            64,
-            "--policy.no-residual",
-            "--bc.batch",
-            128,
-            "--demos",
-            20,
-            "--rl.judge",
-            "classifier",
-            "--rl.judge-episodes",
-            60,
-            "--rl.judge-rate",
-            0.2,
-        ),
+        "a classifier": (*REPLAY, *CLASSIFIER),
         "synthetic": (
             *REPLAY,
             "--algo",

@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from commands import TINY_REPLAY, Command, robo_rl
+from commands import CLASSIFIER, TINY_REPLAY, Command, robo_rl
 
 from robo_rl import checkpoint
 from robo_rl.experiment.recipes import preset
@@ -199,32 +199,7 @@ def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp
 
 @pytest.mark.slow
 def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
-    result = robo_rl(
-        tmp_path,
-        "train",
-        *TINY_REPLAY,
-        "--algo",
-        "demo_sac",
-        "--demos",
-        20,
-        "--bc.updates",
-        550,
-        "--bc.batch",
-        128,
-        "--policy.hidden",
-        64,
-        "--policy.no-residual",
-        "--steps",
-        1500,
-        "--out",
-        "run",
-        "--rl.judge",
-        "classifier",
-        "--rl.judge-episodes",
-        60,
-        "--rl.judge-rate",
-        0.2,
-    )
+    result = robo_rl(tmp_path, "train", *TINY_REPLAY, *CLASSIFIER, "--steps", 1500, "--out", "run")
     assert result.code == 0 and "success classifier: threshold" in result.out + result.err, result
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("judge/recall" in r for r in rows) and any("judge/false" in r for r in rows)

@@ -53,6 +53,12 @@ class AveragedWeights:
         finally:
             self.swap()
 
+    def resume(self, state: list) -> None:
+        """The policy's weights are the average, as a checkpoint that was made within `shown` has them; those
+        of its `state` learn on."""
+        self.load_state_dict(state)
+        self.swap()
+
     def state_dict(self) -> list:
         """What the policy does not hold: within `shown` the weights that learn, else the average; of those in
         16 bits [the weights that learn, or None; the average]."""

@@ -160,8 +160,7 @@ def average_weights(run: Run, learns: "list | None") -> None:
         [p for p in run.policy.parameters() if p.requires_grad and id(p) not in fixed]
     )
     if learns is not None:
-        run.average.load_state_dict(learns)
-        run.average.swap()
+        run.average.resume(learns)
 
 
 def newest_weight(least: float, stats: dict[str, float]) -> float:

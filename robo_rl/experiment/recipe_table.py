@@ -496,30 +496,24 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"policy": {"spread": 0.5, "keep": 2, "local_steps": 1, "softness": 0.02}},
     ),
     (
-        "fast guided state",
-        "as on-policy: a network that predicts the chunk, as many updates on the demonstrations as teach it",
-        {
-            "bc": {"most": 16_200, "compare": True},
-            "policy": {
-                "predict": "action",
-                "residual": True,
-                "activation": "tanh",
-                "hidden": 256,
-                "layers": 3,
-            },
-        },
-    ),
-    (
-        "fast teacher state",
-        "as on-policy: residual layers of its size, and as many updates on the demonstrations as teach it; "
-        "held by what succeeded, so that young critics do not undo a precise actor, and little noise, which "
-        "would cost it its successes; critics of more updates before they are heard; the average of the "
-        "actor, which follows every turn of their slopes",
+        "fast supervised state",
+        "as on-policy: residual layers of its size, and as many updates on the demonstrations as teach it",
         {
             "bc": {"most": 16_200, "compare": True},
             "policy": {"residual": True, "activation": "tanh", "hidden": 256, "layers": 3},
-            "rl": {"bc_coef": 200.0, "target_entropy": 3.0, "pretrain": 4000, "average": 0.005},
         },
+    ),
+    (
+        "fast guided state",
+        "as on-policy: a network that predicts the chunk",
+        {"policy": {"predict": "action"}},
+    ),
+    (
+        "fast teacher state",
+        "held by what succeeded, so that young critics do not undo a precise actor, and little noise, which "
+        "would cost it its successes; critics of more updates before they are heard; the average of the "
+        "actor, which follows every turn of their slopes",
+        {"rl": {"bc_coef": 200.0, "target_entropy": 3.0, "pretrain": 4000, "average": 0.005}},
     ),
     (
         "manipulation replay rgb",

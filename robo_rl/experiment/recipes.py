@@ -18,7 +18,7 @@ robot         the arm as an env, lockstep (arm) or in real time (dds); manipulat
 dense         the reward is dense, so returns lie in no known range
 on_policy     methods that learn from fresh rollouts, and bc; replay: from replay; offline: from data sets of
               whole episodes
-sac, teacher, guided: what methods share (SHARED)
+sac, teacher, guided: what methods share (SHARED); supervised: a teacher's and a guided actor begin so
 ours          a method of ours; own_method: of the user's (own options; the rest as pi_rl or iql has it)
 vla           the policy is a vision-language-action model that is a flow; fresh: of weights that know
               nothing
@@ -62,12 +62,12 @@ ACTING = (
 )
 SHARED = {
     "rlpd": "sac",
-    "demo_sac": "sac teacher",
-    "hil_serl": "sac teacher",
+    "demo_sac": "sac teacher supervised",
+    "hil_serl": "sac teacher supervised",
     "calql": "sac",
     "wsrl": "sac",
-    "expo": "guided",
-    "pa_rl": "guided",
+    "expo": "guided supervised",
+    "pa_rl": "guided supervised",
 }
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 

@@ -186,9 +186,8 @@ class ReplayStage:
         self.train_judge(not state)
         if state:
             self.learner.load_state_dict(state["learner"])
-            if self.run.average is not None and "learns" in state:  # the checkpoint's policy is the average
-                self.run.average.load_state_dict(state["learns"])
-                self.run.average.swap()
+            if self.run.average is not None and "learns" in state:
+                self.run.average.resume(state["learns"])
             self.rng.bit_generator.state = state["rng"]
             self.owed, self.online_now = state["owed"], state["online"]
             self.due, self.pretrained = state["due"], state["pretrained"]

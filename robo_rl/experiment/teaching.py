@@ -41,8 +41,7 @@ class Teaching:
             return
         state = checkpoint.load_train(begun)[0]
         checkpoint.load_weights(begun, self.run.policy)
-        fit.average.load_state_dict(state["learns"])
-        fit.average.swap()
+        fit.average.resume(state["learns"])
         fit.load_state_dict(state["fit"])
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
