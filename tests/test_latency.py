@@ -178,7 +178,7 @@ def test_only_flows_are_guided_and_only_by_chunks_of_their_shape(tmp_path):
         guided_chunk(
             policy, {"state": torch.zeros(1, 6)}, torch.Generator(), np.zeros((6, 2)), np.zeros(6), [0.0] * 4
         )
-    for kind in ("gaussian", "diffusion", "guided"):  # the last acts as its critics choose, not as a flow
+    for kind in ("gaussian", "diffusion", "guided", "steered"):  # the last two act as critics have it
         options = PolicyOptions(kind=kind, hidden=16, layers=2, horizon=6, execute=3, critic_hidden=16)
         act = actor_of(make_policy(options, SPEC, 0), 0)
         with pytest.raises(UserError, match="guides flow policies alone"):

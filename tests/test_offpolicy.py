@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from toys import PointReach
 
-from robo_rl.algos import aloe, calql, demo_sac, expo, hil_serl, iql, pa_rl, rlpd, wsrl
+from robo_rl.algos import aloe, calql, demo_sac, dsrl, expo, hil_serl, iql, pa_rl, rlpd, wsrl
 from robo_rl.algos.offpolicy import CriticLearner, cql_penalty, polyak, td_loss, td_target, tensors
 from robo_rl.demos import record
 from robo_rl.errors import UserError
@@ -20,6 +20,7 @@ from robo_rl.options import (
     AloeOptions,
     CalQlOptions,
     DemoSacOptions,
+    DsrlOptions,
     ExpoOptions,
     HilSerlOptions,
     IqlOptions,
@@ -60,6 +61,7 @@ METHODS = {
         dict(kind="guided", local_steps=2, candidates=4, keep=2, **NET),
         PaRlOptions(**RL, cql_alpha=0.1),
     ),
+    "dsrl": (dict(kind="steered", init_std=1.0, **NET), DsrlOptions(**RL, average=0.1)),
     "iql": ({}, IqlOptions(**RL)),
     "aloe": ({}, AloeOptions(**RL)),
 }
@@ -648,6 +650,112 @@ def test_nothing_of_pa_rls_critic_changes_when_the_flow_learns():
     )
 
 
+def ode(policy, context, x):
+    """Euler's steps of the flow of the policy from the noise x [B,D], as the page of the conventions has them."""
+    k = policy.options.denoise_steps
+    for i in range(k):
+        t = torch.tensor(1 - i / k)
+        [time] = policy.head.steps(policy.head.features(t[None]))
+        x = x - policy.head(policy.head.embed(context), x, time) / k
+    return policy.commands(x).clamp(-1, 1).flatten(1)
+
+
+def test_a_steered_policy_is_the_plain_flow_until_rl_begins_and_then_the_flow_of_the_noise_that_is_chosen():
+    policy, obs = build("dsrl").policy, {"state": torch.randn(9, S)}
+    context = policy.encode(obs)
+    played = policy.act(obs, torch.Generator().manual_seed(3), True).actions.flatten(1)
+    plain = flow_samples(policy, context, 1, torch.Generator().manual_seed(3))[:, 0]
+    torch.testing.assert_close(played, plain, atol=1e-5, rtol=0)
+    policy.steered.fill_(True)
+    nn.init.constant_(policy.steer.net[-1].bias[: policy.noise_size], 0.3)
+    policy.steer.net[-1].bias.data[policy.noise_size :] = -5  # hardly random
+    policy.steer.net[-1].weight.data.zero_()
+    chosen = torch.full((9, policy.noise_size), 1.5 * math.tanh(0.3))
+    done = policy.act(obs, torch.Generator().manual_seed(3), False).actions.flatten(1)
+    torch.testing.assert_close(done, ode(policy, context, chosen), atol=0.03, rtol=0)
+
+
+def test_one_row_of_noise_begins_every_step_of_a_chunk():
+    policy = build("dsrl", policy={"steer_row": True, "steer_reach": 2.0}).policy
+    assert policy.noise_size == A and policy.plain_noise(7, torch.Generator()).shape == (7, A)
+    noise, context = torch.randn(5, A), Context(torch.randn(5, S))
+    x = policy.begin(noise).view(5, E, A)
+    assert (x == 2 * noise[:, None]).all()
+    torch.testing.assert_close(policy.follow(context, noise), ode(policy, context, x.flatten(1)))
+    assert policy.act({"state": torch.randn(5, S)}, torch.Generator(), True).actions.shape == (5, E, A)
+
+
+@pytest.mark.parametrize("backup", [False, True])
+def test_dsrls_critics_learn_what_the_flow_of_the_next_noise_is_worth(backup):
+    """Algorithm 1: the target is at the end of the flow that begins at the next state's noise."""
+    learner = build("dsrl", options=DsrlOptions(**RL, entropy_backup=backup, alpha=0.1, subset=3))
+    rows, state = batch(learner), learner.generator.get_state()
+    target, q = copy.deepcopy(learner.critics.target), copy.deepcopy(learner.critics.critic)
+    noise, logp = learner.policy.steer.sample(rows.next_context.pooled, learner.generator)
+    a = ode(learner.policy, rows.next_context, 1.5 * noise)
+    v = target(rows.next_context.pooled, a).min(0).values - (0.1 * logp if backup else 0)
+    learner.generator.set_state(state)
+    torch.testing.assert_close(
+        learner.critic_step(rows)["critic_loss"],
+        td_loss(q(rows.context.pooled, rows.flat), rows.rewards + rows.discounts * v).detach(),
+    )
+
+
+def test_a_critic_of_noise_is_taught_what_the_critic_of_actions_says_of_the_flow():
+    learner = build("dsrl")
+    rows, state = batch(learner), learner.generator.get_state()
+    noise = torch.randn(32, learner.policy.noise_size, generator=learner.generator) / 1.5
+    a = ode(learner.policy, rows.context, 1.5 * noise)
+    goal = learner.critics.critic(rows.context.pooled, a)
+    want = (learner.noise(rows.context.pooled, noise) - goal).square().mean().detach()
+    learner.generator.set_state(state)
+    torch.testing.assert_close(learner.distil(rows)["noise_loss"], want)
+    for p in learner.critics.params:
+        assert p.grad is None, "the critic of actions is the teacher"
+
+
+def test_the_slope_through_the_flow_is_that_of_the_critic_of_actions_by_the_chain_rule():
+    learner = build("dsrl", options=DsrlOptions(**RL, slope="flow"))
+    assert not hasattr(learner, "noise")
+    rows, policy, critic = batch(learner), learner.policy, copy.deepcopy(learner.critics.critic).double()
+    learner.actor_step(rows)
+    policy.double()
+    context = Context(rows.context.pooled.double())
+    noise = torch.randn(32, policy.noise_size, dtype=torch.double).requires_grad_()
+    [slope] = torch.autograd.grad(critic(context.pooled, policy.follow(context, noise)).mean(0).sum(), noise)
+    step = 1e-6 * torch.randn_like(noise)
+    with torch.no_grad():
+        up, down = (critic(context.pooled, policy.follow(context, noise + s * step)).mean(0) for s in (1, -1))
+    near = torch.isclose((slope * step).sum(1), (up - down) / 2, rtol=1e-4, atol=1e-12)
+    assert near.float().mean() > 0.9 and slope.abs().sum() > 0  # but for kinks of ReLU and the box
+
+
+@pytest.mark.parametrize("slope", ["distilled", "flow"])
+def test_dsrl_leaves_the_flow_and_all_else_that_supervision_taught_as_it_is(slope):
+    learner = build("dsrl", options=DsrlOptions(**RL, slope=slope))
+    learner.begin_online()
+    before = {k: v.clone() for k, v in learner.policy.state_dict().items()}
+    learner.update(lambda n: filled().sample(n, np.random.default_rng(0)), 4)
+    moved = {k.split(".")[0] for k, v in learner.policy.state_dict().items() if not torch.equal(v, before[k])}
+    assert moved == {"steer"}
+    assert all(p.requires_grad for p in learner.policy.head.parameters())
+
+
+def test_the_paper_preset_of_dsrl_is_the_authors_robomimic_run():
+    from robo_rl.experiment.recipes import preset
+
+    c = preset("mujoco", "pick_cube", "dsrl", "state", "paper")
+    assert (c.envs, c.policy.horizon, c.policy.execute, c.policy.steer_reach) == (4, 4, 4, 1.5)
+    assert (c.policy.critic_hidden, c.policy.critic_layers, c.policy.denoise_steps) == (2048, 3, 8)
+    r = c.rl
+    assert (r.critics, r.subset, r.critic_hidden, r.critic_layers, r.layer_norm) == (2, 2, 2048, 3, True)
+    assert (r.batch, r.lr, r.critic_lr, r.tau) == (256, 3e-4, 3e-4, 0.005)
+    assert r.utd * c.envs == 20 and (r.actor_every, r.distil_every) == (1, 2)
+    assert (r.alpha, r.target_entropy, r.entropy_backup, r.demo_share) == (1.0, 0.0, True, 0.0)
+    assert math.isclose(r.gamma**4, 0.99, abs_tol=1e-4) and r.warmup == 1501 * 4 * 4
+    assert (r.max_target, r.floor, r.pretrain, r.average) == (0.0, False, 0, 0.0)
+
+
 def test_the_expectile_of_one_half_is_the_mean_and_higher_ones_lean_to_the_best():
     u = torch.randn(1000)
     torch.testing.assert_close(iql.expectile_loss(u, 0.5), 0.5 * u.square().mean())
@@ -863,6 +971,7 @@ def test_methods_refuse_policies_they_cannot_train():
         (expo, flow, ExpoOptions(), "guided"),
         (expo, guided, ExpoOptions(), "local-steps"),
         (pa_rl, guided, PaRlOptions(), "edit-scale"),
+        (dsrl, flow, DsrlOptions(), "steered"),
         (iql, squashed, IqlOptions(), "flow"),
         (expo, guided, ExpoOptions(critics=3), "critics"),
         (aloe, squashed, AloeOptions(), "flow"),
@@ -894,6 +1003,7 @@ LEARNS = {
     "wsrl": ({"kind": "squashed", "init_std": 0.5}, WsrlOptions(**TOY, demo_share=0.0)),
     "expo": (dict(**GUIDED, edit_scale=0.3, candidates=4), ExpoOptions(**TOY, slow=0.01)),
     "pa_rl": (dict(**GUIDED, local_steps=5, local_rate=0.05, candidates=8, keep=4), PaRlOptions(**TOY)),
+    "dsrl": ({"kind": "steered", "init_std": 1.0, "critic_hidden": 64}, DsrlOptions(**TOY)),
     "iql": ({}, IqlOptions(**TOY)),
     "aloe": ({}, AloeOptions(**TOY)),
 }

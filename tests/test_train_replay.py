@@ -210,6 +210,8 @@ def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
     ("argv", "says"),
     [
         ("--algo demo_sac --obs rgb --rl.synthetic 0.2", "--rl.synthetic makes transitions of --obs state"),
+        ("--algo dsrl --policy.steer-reach 0", "policy.steer_reach must be in (0, 100]"),
+        ("--algo dsrl --policy.kind flow", "dsrl needs --policy.kind steered, got flow"),
         ("--algo expo --workers 2", "learns beside one actor"),
         (
             "--algo pa_rl --policy.horizon 8 --policy.execute 4",

@@ -31,6 +31,7 @@ UNREAD = [
     ("pi_rl", "entropy_coef", 0.1),
     ("expo", "bc_coef", 1.0),
     ("pa_rl", "bc_coef", 1.0),
+    ("dsrl", "bc_coef", 1.0),
     ("iql", "bc_coef", 1.0),
     ("aloe", "bc_coef", 1.0),
     ("hil_serl", "grasp_penalty", 0.1),
@@ -155,7 +156,19 @@ def test_the_entropy_is_of_the_entries_that_run(kind):
 def test_every_recipe_of_every_method_is_taken_by_it():
     """No recipe sets an option that its method refuses."""
     for sim, task in (("mujoco", "pick_cube"), ("maniskill", "PickCube-v1"), ("gym:Pendulum-v1", "")):
-        for algo in ("pi_rl", "ppo", "dppo", "reinflow", "nft", "hil_serl", "expo", "pa_rl", "iql", "aloe"):
+        for algo in (
+            "pi_rl",
+            "ppo",
+            "dppo",
+            "reinflow",
+            "nft",
+            "hil_serl",
+            "expo",
+            "pa_rl",
+            "dsrl",
+            "iql",
+            "aloe",
+        ):
             for reward in ("sparse", "dense"):
                 config = preset(sim, task, algo, "state", "full", reward)
                 policy = make_policy(replace(config.policy, hidden=16), SPEC, 0)

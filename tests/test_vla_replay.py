@@ -32,6 +32,7 @@ SMALL = {"horizon": E, "execute": E, "denoise_steps": 2, "hidden": 16, "layers":
 ACTING = {
     "expo": {"actor": "guided", "edit_scale": 0.2, "candidates": 2},
     "pa_rl": {"actor": "guided", "local_steps": 1, "candidates": 3, "keep": 2},
+    "dsrl": {"actor": "steered", "steer_row": True},
     "hil_serl": {"actor": "squashed", "teacher": True},
     "aloe": {},
     "iql": {},
@@ -84,6 +85,8 @@ def weights(policy):
     [
         ("expo", "pi05"),
         ("pa_rl", "smolvla"),
+        ("dsrl", "pi0"),
+        ("dsrl", "xvla"),
         ("hil_serl", "pi0"),
         ("aloe", "pi05"),
         ("iql", "smolvla"),
@@ -112,7 +115,10 @@ def test_a_method_of_replay_trains_what_acts_on_the_trunk_and_resumes_bit_for_bi
     after, theirs = weights(policy), weights(again.policy)
     assert all(torch.equal(v, theirs[k]) for k, v in after.items())
     moved = {k.split(".")[0] for k, v in before.items() if not torch.equal(v, after[k])}
-    assert moved & ({"actor"} if algo == "hil_serl" else {"head"}) and not moved & {"trunk", "processor"}
+    assert moved & {"hil_serl": {"actor"}, "dsrl": {"steer"}}.get(algo, {"head"}) and not moved & {
+        "trunk",
+        "processor",
+    }
     obs = observations(SPEC, 2, 9)
     chunks = [x.policy.act(obs, torch.Generator().manual_seed(1), False) for x in (first, again)]
     assert torch.equal(chunks[0].actions, chunks[1].actions) and chunks[0].actions.shape == (2, E, A)
@@ -192,6 +198,7 @@ def test_the_gaussian_on_a_trunk_acts_with_the_density_that_its_actor_has_of_the
     "make",
     [
         lambda: build("pi05", "expo"),
+        lambda: build("smolvla", "dsrl"),
         lambda: build("smolvla", "hil_serl"),
         lambda: build("xvla", "pa_rl"),
         lambda: make_policy(
@@ -234,6 +241,7 @@ def test_the_recipe_of_a_method_says_what_acts_on_a_trunk():
     assert {algo: config(algo).policy.acts for algo in ACTING} == {
         "expo": "guided",
         "pa_rl": "guided",
+        "dsrl": "steered",
         "hil_serl": "squashed",
         "aloe": "flow",
         "iql": "flow",
@@ -304,6 +312,7 @@ def test_replay_that_will_not_fit_into_memory_is_refused_with_what_makes_it_smal
     [
         ("expo", "pi05", {}),
         ("pa_rl", "smolvla", {"keep_prefix": True}),
+        ("dsrl", "smolvla", {}),
         ("hil_serl", "pi0", {}),
         ("aloe", "xvla", {}),
         ("iql", "pi05", {"keep_prefix": True}),

@@ -131,7 +131,7 @@ def _head(options: CheckOptions, algo: str):
 
 
 def _policy(options: CheckOptions) -> tuple[str, ...]:
-    if options.policy in ("squashed", "guided"):
+    if options.policy in ("squashed", "guided", "steered"):
         raise UserError(
             f"--policy {options.policy} acts for methods that learn from replay: it has no log-probs to check"
         )

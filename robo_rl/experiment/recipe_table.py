@@ -424,6 +424,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"policy": {"candidates": 4, "local_steps": 3}},
     ),
     (
+        "dsrl",
+        "the flow as pi_rl has it; noise as wide as it was taught with at first, chosen by a small network",
+        {"policy": {"kind": "steered", "actor": "steered", "init_std": 1.0, "critic_hidden": 128}},
+    ),
+    (
         "wsrl",
         "the paper: no offline data after the offline stage, and a warm-up of 5,000 steps",
         {"rl": {"demo_share": 0.0, "warmup": 5000}},
@@ -483,6 +488,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             }
         },
     ),
+    ("manipulation dsrl", "critics first", {"rl": {"pretrain": 1000, "tau": 0.02}}),
     (
         "manipulation expo",
         "from few demonstrations young critics mislead what goes far: samples near the demonstrated mean, "
@@ -508,6 +514,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "as on-policy: a network that predicts the chunk",
         {"policy": {"predict": "action"}},
     ),
+    ("fast dsrl state", "as on-policy: a network that predicts the chunk", {"policy": {"predict": "action"}}),
     (
         "fast teacher state",
         "held by what succeeded, so that young critics do not undo a precise actor, and little noise, which "
@@ -679,6 +686,40 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             "eval_every": 20_000,
             "policy": {"horizon": 1, "execute": 1, "hidden": 256, "layers": 3},
             "rl": {"critic_layers": 3, "entropy_backup": False},
+        },
+    ),
+    (
+        "paper dsrl",
+        "DSRL (arXiv 2506.15799), the authors' Robomimic runs; 1,501 warm-up decisions of 4 envs, 20 updates per "
+        "step of all of them; its gamma 0.99 is per decision of 4 control steps",
+        {
+            "envs": 4,
+            "steps": 1_000_000,
+            "eval_every": 20_000,
+            "policy": {
+                "horizon": 4,
+                "execute": 4,
+                "hidden": 512,
+                "layers": 3,
+                "residual": True,
+                "denoise_steps": 8,
+                "critic_hidden": 2048,
+                "critic_layers": 3,
+            },
+            "rl": {
+                "critics": 2,
+                "critic_hidden": 2048,
+                "critic_layers": 3,
+                "utd": 5.0,
+                "actor_every": 1,
+                "distil_every": 2,
+                "warmup": 24_016,
+                "pretrain": 0,
+                "gamma": 0.9975,
+                "alpha": 1.0,
+                "entropy_backup": True,
+                "demo_share": 0.0,
+            },
         },
     ),
     # ---- the arm, whose time is a robot's

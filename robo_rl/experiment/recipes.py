@@ -54,6 +54,8 @@ ACTING = (
     "local_steps",
     # of what acts on the trunk of a vision-language-action model
     "local_rate",
+    "steer_reach",
+    "steer_row",
     "hidden",
     "layers",
     "init_std",
@@ -68,6 +70,7 @@ SHARED = {
     "wsrl": "sac",
     "expo": "guided supervised",
     "pa_rl": "guided supervised",
+    "dsrl": "supervised",
 }
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 

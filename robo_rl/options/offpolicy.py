@@ -248,6 +248,29 @@ class PaRlOptions(OffPolicyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DsrlOptions(SacOptions):
+    """DSRL: the flow stays as it is, SAC chooses the noise that it begins with (`robo_rl/algos/dsrl.py`)."""
+
+    target_entropy: float = 0.0
+    """The target entropy is minus this per entry of the noise, in units of its reach; the most that is
+    possible is log 2."""
+    slope: Literal["distilled", "flow"] = "distilled"
+    """Where the noise's slope comes from: a critic of the noise that is taught by the critic of actions (the
+    paper's noise aliasing: the flow may be a black box), or the critic of actions through the flow."""
+    distil_every: int = 2
+    """Critic updates per update of the critic of the noise."""
+    average: float = 0.0
+    """What chooses the noise when it is evaluated, kept and deployed follows the one that learns by this share
+    per update of it (`robo_rl/algos/averaged_weights.py`); 0: the one that learns."""
+
+    def __post_init__(self) -> None:
+        SacOptions.__post_init__(self)
+        choose("rl.slope", self.slope, ("distilled", "flow"))
+        in_range("rl.distil_every", self.distil_every, 1, 10**6)
+        in_range("rl.average", self.average, 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class IqlOptions(OffPolicyOptions):
     """IQL: expectile values of the data's own actions, weighted imitation (`robo_rl/algos/iql.py`)."""
 

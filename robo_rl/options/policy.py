@@ -10,7 +10,7 @@ from robo_rl.plugins import OWN, is_object
 FLOWS = ("pi0", "pi05", "smolvla", "xvla", "groot", "groot_n17")
 TOKENS = ("pi0_fast", "openvla_oft")
 VLAS = (*FLOWS, *TOKENS)
-POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided", *VLAS)
+POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided", "steered", *VLAS)
 # kinds whose chunks may have rows that are given, and a window
 ROW_KINDS = ("flow", "pi0", "pi05", "smolvla")
 TEXT = 256  # bytes of an instruction that a vision-language-action model is given
@@ -22,7 +22,7 @@ class PolicyOptions:
 
     kind: str = "flow"
     """flow, diffusion, gaussian, squashed: tanh-Gaussian (SAC's), guided: a flow whose samples a critic
-    chooses among (EXPO, PA-RL), the vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and
+    chooses among (EXPO, PA-RL), steered: a flow whose noise a network chooses (DSRL), the vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and
     groot_n17 (flows too), pi0_fast and openvla_oft (tokens), or module:function of your own."""
     size: Literal["tiny", "small", "full"] = "tiny"
     """Vision-language-action models, of fresh weights. tiny: seconds, to see it move; small: trains on a CPU;
@@ -52,9 +52,10 @@ class PolicyOptions:
     learning with a frozen trunk encodes nothing; costs memory (small: half a megabyte per decision). Methods
     that learn from replay keep one per control step; without it they keep what was observed, and encode every
     batch again."""
-    actor: Literal["own", "guided", "squashed"] = "own"
+    actor: Literal["own", "guided", "steered", "squashed"] = "own"
     """pi0, pi05, smolvla, xvla, groot, groot_n17: what acts on their trunk. own: their expert; guided: their
-    expert, among whose samples a critic chooses (expo, pa_rl); squashed: a tanh-Gaussian on the pooled vector
+    expert, among whose samples a critic chooses (expo, pa_rl); steered: their expert, whose noise a network
+    chooses (dsrl); squashed: a tanh-Gaussian on the pooled vector
     (hil_serl and other SAC), without the expert."""
     horizon: int = 8
     """H: steps in a predicted chunk."""
@@ -86,7 +87,7 @@ class PolicyOptions:
     layers: int = 3
     """Hidden layers of the action head."""
     residual: bool = False
-    """flow, diffusion, gaussian, squashed, guided: each hidden layer of the action head but the first, which
+    """flow, diffusion, gaussian, squashed, guided, steered: each hidden layer of the action head but the first, which
     is linear, adds to what it reads, normalised. Few demonstrations then say more."""
     width: int = 96
     """Token width of the vision-language trunk (obs rgb)."""
@@ -131,7 +132,7 @@ class PolicyOptions:
     critics: int = 4
     """Guided, and squashed with a teacher: critics that judge."""
     critic_hidden: int = 256
-    """Guided, and squashed with a teacher: width of those critics."""
+    """Guided, and squashed with a teacher: width of those critics; steered: of what chooses the noise."""
     critic_layers: int = 2
     """Their hidden layers."""
     candidates: int = 8
@@ -149,6 +150,11 @@ class PolicyOptions:
     """Guided: PA-RL's gradient steps on each kept candidate."""
     local_rate: float = 3e-4
     """PA-RL's steps and their size."""
+    steer_reach: float = 1.5
+    """Steered: the noise that is chosen lies in -reach .. reach (DSRL's b_W)."""
+    steer_row: bool = False
+    """Steered: one row of noise is chosen, and all steps of a chunk begin with it (as DSRL steers pi0). A few
+    numbers then move a long chunk."""
     advantage: bool = False
     """A flow or a diffusion that is told how good an action is, and acts as if told that it is good
     (recap)."""
@@ -194,13 +200,13 @@ class PolicyOptions:
             choose("policy.kind", self.kind, (*POLICIES, OWN))
         if isinstance(self.lora, dict):  # of a checkpoint
             object.__setattr__(self, "lora", LoraOptions(**self.lora))
-        choose("policy.actor", self.actor, ("own", "guided", "squashed"))
+        choose("policy.actor", self.actor, ("own", "guided", "steered", "squashed"))
         what = (
             self.kind
             if self.acts == self.kind or self.acts == "flow"
             else f"{self.kind} and policy.actor {self.actor}"
         )
-        if self.lora.rank and self.acts in ("squashed", "guided"):
+        if self.lora.rank and self.acts in ("squashed", "guided", "steered"):
             raise UserError(
                 "policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind "
                 f"{what}"
@@ -217,7 +223,7 @@ class PolicyOptions:
             )
         choose("policy.action_head", self.action_head, ("tokens", "l1"))
         in_range("policy.action_tokens", self.action_tokens, 0, 4096)
-        if self.advantage and self.acts in ("gaussian", "squashed", "guided", *TOKENS):
+        if self.advantage and self.acts in ("gaussian", "squashed", "guided", "steered", *TOKENS):
             raise UserError(
                 f"policy.advantage goes with flow, diffusion, {', '.join(FLOWS)}, got policy.kind {what}"
             )
@@ -265,6 +271,7 @@ class PolicyOptions:
             ("spread", 0, 1),
         ):
             in_range(f"policy.{name}", getattr(self, name), low, high)
+        in_range("policy.steer_reach", self.steer_reach, 0, 100, open_low=True)
         in_range("policy.softness", self.softness, 0, 1e6, open_low=True)
         if self.is_flow and self.noise == "cps":
             in_range("policy.noise_level (of noise cps)", self.noise_level, 0, 1)

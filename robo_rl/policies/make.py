@@ -13,11 +13,13 @@ from robo_rl.policies.blocks import recompute
 from robo_rl.policies.committed import CommittedPolicy
 from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy
+from robo_rl.policies.steered import SteeredPolicy
 
 KINDS: dict[str, type[ChainPolicy] | type[GaussianPolicy] | type[SquashedPolicy]] = {
     # every other one is a chain
     "squashed": SquashedPolicy,
     "guided": GuidedPolicy,
+    "steered": SteeredPolicy,
     "gaussian": GaussianPolicy,
 }
 WHAT = "--policy.kind"
@@ -44,7 +46,7 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
             own = {"xvla": XVlaPolicy, "pi0_fast": TokenPolicy, "openvla_oft": OneStepPolicy}
             kind = (
                 replay_policy(options)
-                if options.acts in ("guided", "squashed")
+                if options.acts in ("guided", "steered", "squashed")
                 else own.get(options.kind, VlaPolicy)
             )
         return attach(slimmed(kind(options, spec)), options.lora, seed)

@@ -389,17 +389,22 @@ def flow_samples(
     `head` may stand in for the policy's own. With `spread` s < 1 the noise is s eps, and none for the first
     sample, which is then near the mean of the demonstrated chunks: few updates teach a flow that long before
     they teach it to sample."""
-    head = head or policy.head
     b, d = len(context), policy.chunk
-    embedded = head.embed(context, m)
     x = randn(generator, b, m * d).to(policy.times.device)
     if spread < 1:
         x *= spread
         x[:, :d] = 0
-    x = x.view(b * m, d)
+    return flow_from(policy, context, x.view(b * m, d), m, head)
+
+
+def flow_from(policy: ChainPolicy, context: Context, x: Tensor, m: int, head=None) -> Tensor:
+    """Where the plain chain of a flow policy leads from the noise x [B*m,D], m of each row of the context ->
+    actions [B,m,D], clipped to the box."""
+    head = head or policy.head
+    embedded = head.embed(context, m)
     for (a, b_out), time in zip(policy.plain, head.steps(policy.features), strict=True):
         x = a * x + b_out * head(embedded, x, time)
-    return policy.commands(x).clamp(-1, 1).reshape(b, m, -1)
+    return policy.commands(x).clamp(-1, 1).reshape(len(context), m, -1)
 
 
 def gumbel(like: Tensor, generator: Noise) -> Tensor:

@@ -9,6 +9,7 @@ without `keep_prefix`, the observation.
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
 from robo_rl.policies.protocol import ObsSpec
+from robo_rl.policies.steered import SteeredPolicy
 from robo_rl.policies.vla.policy import VlaBase, VlaPolicy, XVlaPolicy
 
 
@@ -17,6 +18,14 @@ class GuidedVlaPolicy(GuidedPolicy, VlaPolicy):
 
 
 class GuidedXVlaPolicy(GuidedPolicy, XVlaPolicy):
+    """The same of X-VLA."""
+
+
+class SteeredVlaPolicy(SteeredPolicy, VlaPolicy):
+    """A network on the pooled vector chooses the expert's noise (DSRL)."""
+
+
+class SteeredXVlaPolicy(SteeredPolicy, XVlaPolicy):
     """The same of X-VLA."""
 
 
@@ -30,10 +39,10 @@ class SquashedVlaPolicy(SquashedPolicy, VlaBase):
         del self.expert
 
 
-def replay_policy(
-    options: PolicyOptions,
-) -> type[GuidedVlaPolicy] | type[GuidedXVlaPolicy] | type[SquashedVlaPolicy]:
+def replay_policy(options: PolicyOptions) -> type[VlaBase]:
     """The class of a policy whose `actor` is not the model's own."""
     if options.actor == "squashed":
         return SquashedVlaPolicy
+    if options.actor == "steered":
+        return SteeredXVlaPolicy if options.kind == "xvla" else SteeredVlaPolicy
     return GuidedXVlaPolicy if options.kind == "xvla" else GuidedVlaPolicy
