@@ -27,7 +27,10 @@ from robo_rl.files import keep_row, kept_rows, read_json
 ALONE = "--policy.no-teacher --rl.bc-coef 0 --rl.ramp 0 --rl.lr 3e-4"
 METHODS = (
     {"sac": ("demo_sac", ALONE)}
-    | {m: (m, "") for m in ("rlpd", "demo_sac", "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")}
+    | {
+        m: (m, "")
+        for m in ("rlpd", "demo_sac", "hil_serl", "expo", "pa_rl", "dsrl", "iql", "calql", "wsrl", "aloe")
+    }
     | {
         "synther": ("demo_sac", "--rl.synthetic 0.25"),
         "guided": ("demo_sac", "--rl.synthetic 0.25 --rl.synthetic-kind guided"),

@@ -651,7 +651,7 @@ def test_nothing_of_pa_rls_critic_changes_when_the_flow_learns():
 
 
 def ode(policy, context, x):
-    """Euler's steps of the flow of the policy from the noise x [B,D], as the page of the conventions has them."""
+    """Euler's steps of a flow policy from the noise x [B,D], as the page of the conventions has them."""
     k = policy.options.denoise_steps
     for i in range(k):
         t = torch.tensor(1 - i / k)

@@ -2,17 +2,18 @@
 2506.15799, algorithm 1: noise aliasing).
 
     w ~ pi(s) = reach tanh(Gaussian)         a = flow(s, w), the end of its ODE
-    critic:  Q(s, a)     -> y = r + gamma^n (1 - terminated) [min_{j in subset} Q'_j(s', flow(s', w')) - alpha log pi]
-    noise:   Q_w(s, w)   -> Q(s, flow(s, w)), w ~ N(0, 1)                      one critic for each of Q's
-    actor:   alpha log pi(w|s) - mean_i Q_w,i(s, w)          alpha: entropy of w / reach -> -target_entropy N
+    critic:  Q(s, a)   -> r + gamma^n (1 - terminated) [min_{j in subset} Q'_j(s', a') - alpha log pi(w'|s')]
+             a' = flow(s', w'),  w' ~ pi(s')
+    noise:   Q_w(s, w) -> Q(s, flow(s, w)),  w ~ N(0, 1)                   one critic for each of Q's
+    actor:   alpha log pi(w|s) - min_i Q_w,i(s, w)         alpha: entropy of w / reach -> -target_entropy N
 
 Actions of any origin teach Q: demonstrations, corrections, what the plain flow did. With `slope="flow"` there
-is no Q_w: the actor's slope is that of Q through the steps of the ODE.
+is no Q_w: the actor's slope is that of min_i Q_i(s, flow(s, w)) through the steps of the ODE.
 
-The paper's choices (its Robomimic runs): reach 1.5, 2 critics and the least of them, 20 critic updates, 20 of the
-actor and 10 of Q_w per decision of 4 envs, target entropy 0, entropy in the target, no demonstrations in replay.
-`--preset paper` has them. Where we differ: a flow in place of DDIM's steps; the actor takes the critics' mean;
-chunks that a person cut.
+The paper's choices (its Robomimic runs): reach 1.5, 2 critics, target entropy 0, entropy in the target, no
+demonstrations in replay; per decision of 4 envs 20 updates of Q and of the actor, 10 of Q_w. `--preset paper`
+has them. Where we differ: a flow and its ODE in place of a diffusion policy and DDIM; chunks that a person
+cut.
 """
 
 import torch
@@ -95,11 +96,11 @@ class DsrlLearner(OffPolicyLearner):
         noise, logp = policy.steer.sample(seen, self.generator)
         if self.distilled:
             with frozen(self.noise_params):
-                q = self.noise(seen, noise).mean(0)
+                q = self.noise(seen, noise)
         else:
             with frozen(self.critics.params):
-                q = self.critics.critic(seen, policy.follow(rows.context, noise)).mean(0)
-        loss = (self.alpha.value * logp - q).mean()
+                q = self.critics.critic(seen, policy.follow(rows.context, noise))
+        loss = (self.alpha.value * logp - q.min(0).values).mean()
         descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm)
         self.alpha.step(logp)
         if self.average is not None:

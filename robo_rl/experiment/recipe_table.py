@@ -690,8 +690,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "paper dsrl",
-        "DSRL (arXiv 2506.15799), the authors' Robomimic runs; 1,501 warm-up decisions of 4 envs, 20 updates per "
-        "step of all of them; its gamma 0.99 is per decision of 4 control steps",
+        "DSRL (arXiv 2506.15799), the authors' Robomimic runs; 1,501 decisions of 4 envs first, then 20 "
+        "updates after each of all 4; its gamma 0.99 is per decision of 4 control steps",
         {
             "envs": 4,
             "steps": 1_000_000,

@@ -260,8 +260,8 @@ class DsrlOptions(SacOptions):
     distil_every: int = 2
     """Critic updates per update of the critic of the noise."""
     average: float = 0.0
-    """What chooses the noise when it is evaluated, kept and deployed follows the one that learns by this share
-    per update of it (`robo_rl/algos/averaged_weights.py`); 0: the one that learns."""
+    """What chooses the noise where it is evaluated, kept and deployed follows what learns by this share per
+    update of it (`robo_rl/algos/averaged_weights.py`); 0: what learns."""
 
     def __post_init__(self) -> None:
         SacOptions.__post_init__(self)

@@ -22,8 +22,9 @@ class PolicyOptions:
 
     kind: str = "flow"
     """flow, diffusion, gaussian, squashed: tanh-Gaussian (SAC's), guided: a flow whose samples a critic
-    chooses among (EXPO, PA-RL), steered: a flow whose noise a network chooses (DSRL), the vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and
-    groot_n17 (flows too), pi0_fast and openvla_oft (tokens), or module:function of your own."""
+    chooses among (EXPO, PA-RL), steered: a flow whose noise a network chooses (DSRL), the
+    vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and groot_n17 (flows too), pi0_fast
+    and openvla_oft (tokens), or module:function of your own."""
     size: Literal["tiny", "small", "full"] = "tiny"
     """Vision-language-action models, of fresh weights. tiny: seconds, to see it move; small: trains on a CPU;
     full: the published size."""
@@ -87,8 +88,8 @@ class PolicyOptions:
     layers: int = 3
     """Hidden layers of the action head."""
     residual: bool = False
-    """flow, diffusion, gaussian, squashed, guided, steered: each hidden layer of the action head but the first, which
-    is linear, adds to what it reads, normalised. Few demonstrations then say more."""
+    """flow, diffusion, gaussian, squashed, guided, steered: each hidden layer of the action head but the
+    first, which is linear, adds to what it reads, normalised. Few demonstrations then say more."""
     width: int = 96
     """Token width of the vision-language trunk (obs rgb)."""
     depth: int = 2

@@ -2,8 +2,8 @@
 
     w = reach tanh(N(mean(s), std(s)^2))        a = the end of the flow's ODE that begins at w
 
-The flow is the supervised one and stays as it is. Axes as in `policies.offpolicy`; N = R W entries of noise, R the
-rows of a chunk, or one that all of them begin with.
+The flow is the supervised one and stays as it is. Axes as in `policies.offpolicy`; N = R W entries of noise,
+R the rows of a chunk, or one that all of them begin with.
 """
 
 import torch
