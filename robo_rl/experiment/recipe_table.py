@@ -488,7 +488,12 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             }
         },
     ),
-    ("manipulation dsrl", "critics first", {"rl": {"pretrain": 1000, "tau": 0.02}}),
+    (
+        "manipulation dsrl",
+        "critics first; the slope of the critic through the flow, which teaches sooner than a second critic; "
+        "the average of what chooses the noise",
+        {"rl": {"pretrain": 1000, "tau": 0.02, "slope": "flow", "average": 0.005}},
+    ),
     (
         "manipulation expo",
         "from few demonstrations young critics mislead what goes far: samples near the demonstrated mean, "
