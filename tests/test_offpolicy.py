@@ -730,6 +730,18 @@ def test_the_slope_through_the_flow_is_that_of_the_critic_of_actions_by_the_chai
     assert near.float().mean() > 0.9 and slope.abs().sum() > 0  # but for kinks of ReLU and the box
 
 
+def test_dsrl_says_so_where_noise_changes_nothing_and_there_is_nothing_to_choose():
+    learner, store = build("dsrl"), filled()
+
+    def told():
+        return learner.doubt(lambda n: store.sample(n, np.random.default_rng(0)))
+
+    assert told() == "", "a fresh flow makes of every noise another chunk"
+    follow = learner.policy.follow  # a flow that one way was demonstrated to
+    learner.policy.follow = lambda context, noise: torch.tanh(context.pooled) + 1e-4 * follow(context, noise)
+    assert "dsrl has little to choose from" in told() and "(--algo demo_sac)" in told()
+
+
 @pytest.mark.parametrize("slope", ["distilled", "flow"])
 def test_dsrl_leaves_the_flow_and_all_else_that_supervision_taught_as_it_is(slope):
     learner = build("dsrl", options=DsrlOptions(**RL, slope=slope))

@@ -25,17 +25,22 @@ from robo_rl.algos.offpolicy import (
     CriticLearner,
     OffPolicyLearner,
     Rows,
+    Sample,
     Temperature,
     frozen,
     make_adam,
     on_trunk,
     td_target,
+    tensors,
 )
 from robo_rl.devices import device_of
 from robo_rl.errors import UserError
 from robo_rl.options import DsrlOptions
 from robo_rl.policies.offpolicy import Ensemble
 from robo_rl.policies.steered import SteeredPolicy
+
+STATES, TRIES = 64, 8  # and draws of noise for each, that tell whether it changes anything
+LEAST = 0.02  # of what actions differ by from state to state
 
 
 class DsrlLearner(OffPolicyLearner):
@@ -106,6 +111,22 @@ class DsrlLearner(OffPolicyLearner):
         if self.average is not None:
             self.average.add(self.options.average)
         return {"actor_loss": loss.detach(), "entropy": -logp.detach().mean(), "alpha": self.alpha.value}
+
+    @torch.no_grad()
+    def doubt(self, sample: Sample) -> str:
+        policy, generator = self.policy, torch.Generator().manual_seed(0)
+        rows = tensors(policy, sample(STATES))
+        made = torch.stack(
+            [policy.follow(rows.context, policy.plain_noise(len(rows.flat), generator)) for _ in range(TRIES)]
+        )
+        by_noise, by_state = float(made.std(0).mean()), float(made.mean(0).std(0).mean())
+        if by_noise >= LEAST * by_state:
+            return ""
+        return (
+            f"whatever its noise the flow does nearly the same (a std of {by_noise:.4f} in actions that differ "
+            f"by {by_state:.2f} from state to state): dsrl has little to choose from. Demonstrations that "
+            "differ would help, or a method that learns actions (--algo demo_sac)"
+        )
 
     def begin_online(self) -> None:
         self.policy.steered.fill_(True)

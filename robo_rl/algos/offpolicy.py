@@ -246,6 +246,11 @@ class OffPolicyLearner:
     def begin_online(self) -> None:
         """The critic is ready to be listened to: the offline stage is over."""
 
+    def doubt(self, sample: Sample) -> str:
+        """Why little may come of it, in a sentence, as a batch tells before the actor learns; "": nothing
+        says so."""
+        return ""
+
     def state_dict(self) -> dict:
         return {"generator": self.generator.get_state(), "updates": self.updates} | {
             name: getattr(self, name).state_dict() for name in self.owns

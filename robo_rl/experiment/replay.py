@@ -327,6 +327,8 @@ class ReplayStage:
             if not self.pretrain(lambda n: self.mixture.sample(n, self.rng)):
                 return False
             self.report.start("rl", self.config.steps, "steps", done=self.run.step)
+        if doubt := self.learner.doubt(lambda n: self.mixture.sample(n, np.random.default_rng(0))):
+            self.report.say(doubt, "warning")
         self.learner.begin_online()
         self.online_now = True
         return True
