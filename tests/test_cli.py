@@ -839,6 +839,39 @@ def test_a_run_begins_with_another_runs_policy_whatever_teaches_it_on(runs, demo
     assert torch.equal(old["obs_norm.mean"], taught["obs_norm.mean"])  # weights were learnt in these units
 
 
+@pytest.mark.parametrize("algo", ["dsrl", "expo"])
+def test_a_small_flow_goes_on_under_a_method_that_acts_around_it_and_back(algo, runs, demos, tmp_path):
+    """Its weights are the run's, what acts around it is the method's and fresh."""
+    from robo_rl import checkpoint
+
+    few = ("--task", "reach", "--envs", 2, "--threads", 1, "--workers", 0, "--eval-episodes", 4, "--no-video")
+    small = ("--rl.batch", 8, "--rl.warmup", 64, "--rl.pretrain", 2, "--rl.utd", 0.2, "--demos", demos)
+    made = robo_rl(
+        tmp_path,
+        "train",
+        *few,
+        *small,
+        *("--algo", algo, "--init", runs / "runs" / "a", "--steps", 128, "--out", "around"),
+    )
+    assert made.code == 0, made
+    flow = checkpoint.load_policy(checkpoint.best(runs / "runs" / "a"))[0]
+    first, last = (checkpoint.load_policy(checkpoint.checkpoints(tmp_path / "around")[i])[0] for i in (0, -1))
+    assert first.options.kind == {"dsrl": "steered", "expo": "guided"}[algo]
+    assert (first.options.hidden, first.options.predict) == (flow.options.hidden, flow.options.predict)
+    old, new, learnt = (p.state_dict() for p in (flow, first, last))
+    assert all(
+        torch.equal(v, new[k]) for k, v in old.items() if k.startswith(("head.", "trunk.", "obs_norm"))
+    )
+    assert not first.steered and last.steered
+    assert any(not torch.equal(v, learnt[k]) for k, v in new.items() if k.startswith(("steer.", "judge.")))
+    back = robo_rl(tmp_path, "train", *few, "--init", "around", "--steps", 0, "--out", "back")
+    assert back.code == 0, back
+    again = checkpoint.load_policy(checkpoint.checkpoints(tmp_path / "back")[0])[0]
+    best = checkpoint.load_policy(checkpoint.best(tmp_path / "around"))[0].state_dict()
+    assert again.options.kind == "flow"
+    assert all(torch.equal(v, best[k]) for k, v in again.state_dict().items() if k.startswith("head."))
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -846,7 +879,7 @@ def test_a_run_begins_with_another_runs_policy_whatever_teaches_it_on(runs, demo
         (("--policy.hidden", 24), "its weights do not fit these --policy options (size mismatch"),
         (("--bc.updates", 5), "--bc.updates needs demonstrations to teach from"),
         (("--task", "pick_cube"), "the policy's state size is 33, the env's 36"),
-        (("--algo", "expo"), "expo needs --policy.kind guided, got flow"),
+        (("--algo", "demo_sac"), "demo_sac needs --policy.kind squashed with"),
         (("--algo", "ppo"), "ppo needs --policy.kind gaussian, pi0_fast, openvla_oft, got flow"),
     ],
     ids=str,

@@ -123,9 +123,9 @@ class DsrlLearner(OffPolicyLearner):
         if by_noise >= LEAST * by_state:
             return ""
         return (
-            f"whatever its noise the flow does nearly the same (a std of {by_noise:.4f} in actions that differ "
-            f"by {by_state:.2f} from state to state): dsrl has little to choose from. Demonstrations that "
-            "differ would help, or a method that learns actions (--algo demo_sac)"
+            f"whatever its noise the flow does nearly the same (a std of {by_noise:.4f} in actions that "
+            f"differ by {by_state:.2f} from state to state): dsrl has little to choose from. Demonstrations "
+            "that differ would help, or a method that learns actions (--algo demo_sac)"
         )
 
     def begin_online(self) -> None:

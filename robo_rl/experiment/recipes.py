@@ -36,13 +36,20 @@ from robo_rl.experiment.config import EXPLORATION, RL_OPTIONS, TrainConfig, meth
 from robo_rl.experiment.config_file import flat, merged
 from robo_rl.experiment.recipe_table import TABLE
 from robo_rl.experiment.robot_names import ROBOTS
-from robo_rl.options import FLOWS, VLAS, OffPolicyOptions, OnPolicyOptions, PolicyOptions, RolloutOptions
+from robo_rl.options import (
+    AROUND_FLOWS,
+    FLOWS,
+    VLAS,
+    OffPolicyOptions,
+    OnPolicyOptions,
+    PolicyOptions,
+    RolloutOptions,
+)
 from robo_rl.plugins import is_object
 
 PRESETS = ("quick", "full", "paper")
 ADVANTAGE = ("advantage", "guidance")  # of a policy that a method tells the advantage
-ACTING = (
-    "actor",
+AROUND = (  # of what acts around a flow
     "critics",
     "critic_hidden",
     "critic_layers",
@@ -52,16 +59,13 @@ ACTING = (
     "edit_scale",
     "keep",
     "local_steps",
-    # of what acts on the trunk of a vision-language-action model
     "local_rate",
     "steer_reach",
     "steer_row",
-    "hidden",
-    "layers",
     "init_std",
-    "teacher",
-    "gripper",
 )
+# of what acts on the trunk of a vision-language-action model
+ACTING = ("actor", *AROUND, "hidden", "layers", "teacher", "gripper")
 SHARED = {
     "rlpd": "sac",
     "demo_sac": "sac teacher supervised",
@@ -374,7 +378,9 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
         for k, v in asdict(base.policy).items()
         if k in EXPLORATION or base.policy.advantage and k in ADVANTAGE
     }
-    # what acts on the trunk is the method's
+    # what acts around the flow, or on the trunk, is the method's
+    if {had["kind"], base.policy.kind} <= set(AROUND_FLOWS):
+        had |= {k: getattr(base.policy, k) for k in ("kind", *AROUND)}
     if had["kind"] in FLOWS and had.get("actor", "own") != base.policy.actor:
         had |= {k: getattr(base.policy, k) for k in ACTING}
     if had["kind"] == "flow" and had.get("window") and had["noise"] == "learned":

@@ -17,7 +17,7 @@ from robo_rl.experiment.new_policy import HOLD, better_activation, held_out, los
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, demonstrated, load_frames
 from robo_rl.experiment.teaching import Teaching, keep_rounds, load_rounds, rounds_of
-from robo_rl.options import FLOWS, VLAS, LoraOptions
+from robo_rl.options import AROUND_FLOWS, FLOWS, VLAS, LoraOptions
 from robo_rl.plugins import is_object
 from robo_rl.selection import Look
 from robo_rl.stats import wilson
@@ -51,7 +51,7 @@ def first_policy(config: TrainConfig, env, spec=None):
     had = old.options.lora.merged(old.state_dict())
     if getattr(policy, "noise", None) is None:  # how the run before explored is not what it learnt
         had = {k: v for k, v in had.items() if not k.startswith("noise.")}
-    if config.policy.kind in FLOWS:  # nor is what acted on the trunk
+    if config.policy.kind in (*FLOWS, *AROUND_FLOWS):  # nor is what acted on the trunk, or around the flow
         own = {k.split(".")[0] for k in policy.state_dict()}
         had = {k: v for k, v in had.items() if k.split(".")[0] in own}
     entry = "head.from_context.weight"

@@ -31,7 +31,7 @@ from robo_rl.options.onpolicy import (
     PpoOptions,
     ReinFlowOptions,
 )
-from robo_rl.options.policy import FLOWS, TOKENS, VLAS, BcOptions, PolicyOptions
+from robo_rl.options.policy import AROUND_FLOWS, FLOWS, TOKENS, VLAS, BcOptions, PolicyOptions
 from robo_rl.options.recap import RecapOptions
 from robo_rl.options.scripted_operator import ScriptedOperatorOptions
 
@@ -61,6 +61,7 @@ ALGOS = (*RL_OPTIONS, "bc")
 
 __all__ = [
     "ALGOS",
+    "AROUND_FLOWS",
     "AloeOptions",
     "BcOptions",
     "CORRECTIONS",

@@ -11,6 +11,7 @@ FLOWS = ("pi0", "pi05", "smolvla", "xvla", "groot", "groot_n17")
 TOKENS = ("pi0_fast", "openvla_oft")
 VLAS = (*FLOWS, *TOKENS)
 POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided", "steered", *VLAS)
+AROUND_FLOWS = ("flow", "guided", "steered")  # a small flow, and what acts with its samples
 # kinds whose chunks may have rows that are given, and a window
 ROW_KINDS = ("flow", "pi0", "pi05", "smolvla")
 TEXT = 256  # bytes of an instruction that a vision-language-action model is given
