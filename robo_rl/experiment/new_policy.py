@@ -15,14 +15,8 @@ HOLD = 10  # of so many episodes one is held out
 FEW = 20  # episodes; of fewer none is, for each teaches more than it would tell
 SHORT = 600  # updates that tell which of two policies generalises
 COMPARED = ("tanh", "relu")
-OURS = (
-    "flow",
-    "diffusion",
-    "gaussian",
-    "squashed",
-    "guided",
-    "steered",
-)  # whose hidden layers have an activation
+# whose hidden layers have an activation
+OURS = ("flow", "diffusion", "gaussian", "squashed", "guided", "steered")
 
 
 def fresh_policy(config: TrainConfig, spec, dataset, rows: np.ndarray | None = None):

@@ -379,7 +379,7 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
         if k in EXPLORATION or base.policy.advantage and k in ADVANTAGE
     }
     # what acts around the flow, or on the trunk, is the method's
-    if {had["kind"], base.policy.kind} <= set(AROUND_FLOWS):
+    if had["kind"] != base.policy.kind and {had["kind"], base.policy.kind} <= set(AROUND_FLOWS):
         had |= {k: getattr(base.policy, k) for k in ("kind", *AROUND)}
     if had["kind"] in FLOWS and had.get("actor", "own") != base.policy.actor:
         had |= {k: getattr(base.policy, k) for k in ACTING}

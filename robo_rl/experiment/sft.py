@@ -51,7 +51,8 @@ def first_policy(config: TrainConfig, env, spec=None):
     had = old.options.lora.merged(old.state_dict())
     if getattr(policy, "noise", None) is None:  # how the run before explored is not what it learnt
         had = {k: v for k, v in had.items() if not k.startswith("noise.")}
-    if config.policy.kind in (*FLOWS, *AROUND_FLOWS):  # nor is what acted on the trunk, or around the flow
+    around = policy.options.kind in AROUND_FLOWS and policy.options.kind != old.options.kind
+    if around or policy.options.kind in FLOWS:  # nor is what acted around the flow, or on the trunk
         own = {k.split(".")[0] for k in policy.state_dict()}
         had = {k: v for k, v in had.items() if k.split(".")[0] in own}
     entry = "head.from_context.weight"
