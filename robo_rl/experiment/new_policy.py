@@ -65,9 +65,12 @@ def policy_of_demos(run: Run, dataset, activation: str):
     return fresh_policy(config, spec, dataset, None if told.all() else np.flatnonzero(told))
 
 
-def held_out(data) -> np.ndarray:
-    """bool [F]: the frames of every tenth episode of a data set; of fewer than `FEW` episodes none."""
-    return (data.episode_index % HOLD == HOLD - 1) & (len(data) >= FEW)
+def held_out(frames: SupervisedFrames) -> np.ndarray:
+    """bool [F]: the frames of every tenth episode of those that are learnt from; of fewer than `FEW` episodes
+    none."""
+    episodes = frames.episodes
+    out = episodes[HOLD - 1 :: HOLD] if len(episodes) >= FEW else episodes[:0]
+    return np.isin(frames.data.episode_index, out)
 
 
 def loss_on(policy, frames: SupervisedFrames, config: TrainConfig, which: np.ndarray) -> float:
@@ -93,12 +96,12 @@ def better_activation(run: Run, frames: SupervisedFrames) -> str:
     from robo_rl.algos import bc
     from robo_rl.devices import device_of, sampled_on
 
-    config, data = run.config, frames.data
-    if not compares(config) or len(data) < FEW:
+    config, data, count = run.config, frames.data, len(frames.episodes)
+    if not compares(config) or count < FEW:
         return config.policy.activation
-    if run.compared[0] == len(data):
+    if run.compared[0] == count:
         return run.compared[1]
-    out, losses = held_out(data), dict.fromkeys(COMPARED, 0.0)
+    out, losses = held_out(frames), dict.fromkeys(COMPARED, 0.0)
     options = replace(config.bc, updates=SHORT)
     run.report.start("compare", SHORT * len(COMPARED), "updates")
     for i, activation in enumerate(COMPARED):
@@ -112,7 +115,7 @@ def better_activation(run: Run, frames: SupervisedFrames) -> str:
 
         bc.train(policy, sample, options, config.seed + 10, tick)
         losses[activation] = loss_on(policy, frames, config, out)
-    run.compared = len(data), min(losses, key=losses.__getitem__)
+    run.compared = count, min(losses, key=losses.__getitem__)
     said = ", ".join(f"{loss:.3f} with {name}" for name, loss in losses.items())
     run.report.say(f"loss on held-out episodes {said}: --policy.activation {run.compared[1]}")
     return run.compared[1]

@@ -22,7 +22,7 @@ from robo_rl.experiment.plan import (
     supervised_times,
 )
 from robo_rl.experiment.sft import SupervisedRound
-from robo_rl.experiment.supervised_frames import chosen
+from robo_rl.experiment.supervised_frames import chosen, worth_imitating
 from robo_rl.policies.vla.processor import PIECE
 from robo_rl.shapes import operations_per_second
 
@@ -40,7 +40,7 @@ def plan_of_data(config: TrainConfig) -> Plan:
     check(config)
     data = open_data(config)
     spec = spec_of(config, data)
-    rows, held = split(data, config.data.held_out, config.seed)
+    rows, held = split(data, config.data.held_out, config.seed, worth_imitating(config, data))
     policy, speed = large_policy(config, spec), 0.0
     if policy is None:
         settle(make_policy(config.policy, spec, config.seed), 4)
@@ -51,9 +51,8 @@ def plan_of_data(config: TrainConfig) -> Plan:
     else:
         policy = make_policy(config.policy, spec, config.seed).to(config.device)
     more, _, learning = parts_of(replace(config, device="cpu") if speed else config, None, policy, speed)
-    looked = (
-        len(chosen(config, data, config.bc.head_every or config.data.every)) * len(rows) // len(data.action)
-    )
+    every = config.bc.head_every or config.data.every
+    looked = len(chosen(config, data, every)) * len(rows) // (len(rows) + len(held))
     once = [SupervisedRound(0, config.bc.updates, config.bc.head)]
     teaching = supervised_times(config, policy, once, max(learning, decoding), (looked, looked))
     host = [PlanPart(what, size) for what, size in pictures(config, store, rows, held, spec)]

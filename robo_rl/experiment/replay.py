@@ -30,6 +30,7 @@ from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.stage import check_operator, renewed, stage
 from robo_rl.experiment.starts import make_control
+from robo_rl.experiment.supervised_frames import worth_imitating
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.noise import mix
 from robo_rl.types import task_names
@@ -128,6 +129,8 @@ class ReplayStage:
             # nothing is said
             codes = {"policy": POLICY} | ({"human": HUMAN} if data.features.phases else {})
             source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
+            # what is not imitated counts as a policy's
+            source[~worth_imitating(config, data)[data.episode_index]] = POLICY
             add_episodes(
                 self.demos,
                 seen_frames(self.run.policy, data),

@@ -15,7 +15,13 @@ from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import half_taught, pick_checkpoint
 from robo_rl.experiment.new_policy import HOLD, better_activation, held_out, loss_on, policy_of_demos
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
-from robo_rl.experiment.supervised_frames import SupervisedFrames, by_policy, demonstrated, load_frames
+from robo_rl.experiment.supervised_frames import (
+    SupervisedFrames,
+    by_policy,
+    demonstrated,
+    load_frames,
+    say_imitated,
+)
 from robo_rl.experiment.teaching import Teaching, keep_rounds, load_rounds, rounds_of
 from robo_rl.options import AROUND_FLOWS, FLOWS, VLAS, LoraOptions
 from robo_rl.plugins import is_object
@@ -347,7 +353,9 @@ def teach(run: Run, folder: Path, updates: int, hold_out: bool = False) -> float
         run.policy = policy_of_demos(run, dataset, better_activation(run, frames))
         if not run.updates:
             report_cameras(run)
-    out = held_out(dataset) & hold_out
+    out = held_out(frames) & hold_out
+    if not run.updates:
+        say_imitated(config, dataset, run.report.say)
     weights = PearWeights(run, dataset, updates) if config.bc.pear else None
     if grounds(config, dataset) and run.begun is None:
         ground_trunk(run, frames, ~out)

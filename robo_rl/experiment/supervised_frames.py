@@ -26,6 +26,13 @@ class SupervisedFrames:
     rows: np.ndarray | None = None
     drawn: dict[str, np.ndarray] | None = None
 
+    @property
+    def episodes(self) -> np.ndarray:
+        """int64[N], rising: those that they are of."""
+        return (
+            np.arange(len(self.data)) if self.rows is None else np.unique(self.data.episode_index[self.rows])
+        )
+
     def sampler(self, config: TrainConfig, spec, among: np.ndarray | None = None, **more):
         """`demos.demo_sampler` over those that are in `among` bool[F], with its other arguments `more`."""
         from robo_rl.demos import demo_sampler
@@ -45,10 +52,32 @@ def by_policy(data: "Dataset") -> np.ndarray:
     return data.source == (data.sources.index("policy") if "policy" in data.sources else -1)
 
 
+def worth_imitating(config: TrainConfig, data: "Dataset") -> np.ndarray:
+    """bool[E]: the episodes that --data.imitate says. A policy that is told how good an action is learns
+    from all."""
+    if (
+        config.data.imitate == "all"
+        or config.policy.advantage
+        or not data.is_judged
+        or not data.success.any()
+    ):
+        return np.ones(len(data), bool)
+    return data.success
+
+
 def demonstrated(config: TrainConfig, data: "Dataset") -> np.ndarray:
-    """bool[F]: the frames that are demonstrations. Where the run recorded them itself these are of what the
-    expert did and not of the policy that led it there."""
-    return ~(by_policy(data) & config.demos.isdigit())
+    """bool[F]: the frames that are demonstrations, of episodes worth it. Where the run recorded them itself
+    these are of what the expert did and not of the policy that led it there."""
+    return worth_imitating(config, data)[data.episode_index] & ~(by_policy(data) & config.demos.isdigit())
+
+
+def say_imitated(config: TrainConfig, data: "Dataset", say) -> None:
+    """Tell how many episodes are left out."""
+    if not (kept := worth_imitating(config, data)).all():
+        say(
+            f"supervision imitates the {kept.sum()} of {len(data)} episodes that succeeded (--data.imitate "
+            "all: every one)"
+        )
 
 
 def chosen(config: TrainConfig, data: "Dataset", every: int) -> np.ndarray:
@@ -69,7 +98,8 @@ def load_frames(run: Run, folder: Path) -> SupervisedFrames:
     config, data = run.config, load_demos(folder, run.env, run.config.data.label)
     every, views = config.data.every, run.env.spec.views
     if every == 1:
-        return SupervisedFrames(data)
+        kept = worth_imitating(config, data)[data.episode_index]
+        return SupervisedFrames(data, None if kept.all() else np.flatnonzero(kept))
     rows = chosen(config, data, every)
     if not views or data.views:
         return SupervisedFrames(data, rows)
