@@ -66,10 +66,18 @@ def test_those_that_succeeded_are_worth_it_and_all_where_nobody_says_which_did(m
     say_imitated(every, data, said.append)
     assert not said
     say_imitated(config, data, said.append)
-    assert said == ["supervision imitates the 5 of 8 episodes that succeeded (--data.imitate all: every one)"]
+    assert said == ["supervision leaves out 3 of 8 episodes, which failed (--data.imitate all: none)"]
 
 
-def test_frames_scales_and_held_out_episodes_are_of_those_that_succeeded(mixed):
+def test_a_task_of_which_no_episode_succeeded_is_imitated_all_the_same(mixed):
+    data = load(mixed)
+    two = replace(data, task_index=(data.episode_index >= 5).astype(np.int64))
+    two = replace(two, meta=replace(data.meta, tasks=["reach", "press"]), success=np.arange(8) < 2)
+    worth = worth_imitating(TrainConfig(demos=str(mixed)), two)
+    assert worth.tolist() == [True, True, False, False, False, True, True, True]
+
+
+def test_frames_and_held_out_episodes_are_of_those_that_succeeded(mixed):
     class Run:
         config, env = TrainConfig(demos=str(mixed)), make("mujoco", "reach", 1)
 
@@ -99,7 +107,7 @@ def test_every_tenth_of_those_that_are_learnt_from_is_held_out(mixed):
 
 def test_a_run_leaves_failures_out_and_says_so_with_a_simulator_and_without(mixed, tmp_path):
     small = ("--bc.updates", 3, "--bc.batch", 8, "--policy.hidden", 16, "--no-video", "--workers", 0)
-    line = "supervision imitates the 5 of 8 episodes that succeeded"
+    line = "supervision leaves out 3 of 8 episodes, which failed"
     for where in (("--task", "reach", "--eval-episodes", 2, "--eval-envs", 2), ("--sim", "none")):
         made = ("train", *where, "--algo", "bc", "--demos", mixed, *small)
         told, silent = (
@@ -146,4 +154,6 @@ def test_replay_keeps_failures_as_a_policys_so_that_critics_learn_from_them_and_
     data = load(mixed)
     lost = int(np.isin(data.episode_index, LOST).sum())
     assert every.tolist() == [EXPERT] and sorted(kinds.tolist()) == sorted([POLICY, EXPERT])
-    assert dict(zip(kinds.tolist(), counts.tolist(), strict=True))[POLICY] == lost + len(LOST)  # each has a row for its end
+    assert dict(zip(kinds.tolist(), counts.tolist(), strict=True))[POLICY] == lost + len(
+        LOST
+    )  # each has a row for its end

@@ -55,14 +55,11 @@ def by_policy(data: "Dataset") -> np.ndarray:
 def worth_imitating(config: TrainConfig, data: "Dataset") -> np.ndarray:
     """bool[E]: the episodes that --data.imitate says. A policy that is told how good an action is learns
     from all."""
-    if (
-        config.data.imitate == "all"
-        or config.policy.advantage
-        or not data.is_judged
-        or not data.success.any()
-    ):
+    if config.data.imitate == "all" or config.policy.advantage or not data.is_judged:
         return np.ones(len(data), bool)
-    return data.success
+    task = data.task_index[data.from_]
+    shown = np.bincount(task, data.success, len(data.tasks)) > 0
+    return data.success | ~shown[task]
 
 
 def demonstrated(config: TrainConfig, data: "Dataset") -> np.ndarray:
@@ -75,8 +72,8 @@ def say_imitated(config: TrainConfig, data: "Dataset", say) -> None:
     """Tell how many episodes are left out."""
     if not (kept := worth_imitating(config, data)).all():
         say(
-            f"supervision imitates the {kept.sum()} of {len(data)} episodes that succeeded (--data.imitate "
-            "all: every one)"
+            f"supervision leaves out {(~kept).sum()} of {len(data)} episodes, which failed (--data.imitate "
+            "all: none)"
         )
 
 

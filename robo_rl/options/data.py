@@ -27,7 +27,7 @@ class DataOptions:
     (robo_rl data label writes it into the data set)."""
     imitate: Literal["success", "all"] = "success"
     """Which episodes supervision imitates: those that succeeded (where the data set does not say which did,
-    or none did: all), or all. Methods that learn from reward learn from the others too."""
+    or of a task none did: all), or all. Methods that learn from reward learn from the others too."""
     held_out: float = 0.1
     """Without an env: share of the episodes, drawn by the seed, that judge the policy and are not learnt
     from."""
