@@ -95,7 +95,7 @@ def mistake(capsys, *argv: str) -> str:
         ("train --preset quik", "unknown preset 'quik'; did you mean 'quick'? Allowed: quick, full, paper"),
         (
             "train --preset paper --algo nft",
-            "--preset paper is there for dppo, reinflow, rlpd, got --algo nft; use quick or full",
+            "--preset paper is there for dppo, dsrl, reinflow, rlpd, got --algo nft; use quick or full",
         ),
         (
             "train --control ee_delt",
