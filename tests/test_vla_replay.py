@@ -238,6 +238,8 @@ def config(algo, kind="pi05", policy=None, rl=None, **more):
 
 
 def test_the_recipe_of_a_method_says_what_acts_on_a_trunk():
+    assert config("dsrl").policy.steer_row
+    assert not robo_rl.recipe(task="reach", algo="dsrl", preset="quick").policy.steer_row
     assert {algo: config(algo).policy.acts for algo in ACTING} == {
         "expo": "guided",
         "pa_rl": "guided",

@@ -428,6 +428,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "the flow as pi_rl has it; noise as wide as it was taught with at first, chosen by a small network",
         {"policy": {"kind": "steered", "actor": "steered", "init_std": 1.0, "critic_hidden": 128}},
     ),
+    ("dsrl vla", "one row of noise for a chunk, as DSRL steers pi0", {"policy": {"steer_row": True}}),
     (
         "wsrl",
         "the paper: no offline data after the offline stage, and a warm-up of 5,000 steps",
