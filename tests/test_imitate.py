@@ -86,7 +86,7 @@ def test_frames_and_held_out_episodes_are_of_those_that_succeeded(mixed):
     assert frames.rows is not None and np.isin(frames.data.episode_index[frames.rows], frames.episodes).all()
     everything = SupervisedFrames(frames.data)
     assert not held_out(frames).any() and everything.episodes.tolist() == list(range(8))
-    rows, held = split(frames.data, 0.3, 0, worth_imitating(Run.config, frames.data))
+    rows, held = split(replace(Run.config, data=DataOptions(held_out=0.3)), frames.data)
     episodes = [set(frames.data.episode_index[x].tolist()) for x in (rows, held)]
     assert episodes[0] | episodes[1] == {0, 3, 4, 6, 7} and not episodes[0] & episodes[1] and episodes[1]
     Run.env.close()

@@ -398,7 +398,7 @@ def test_a_vision_language_action_model_learns_from_it_with_its_own_pictures_and
     )
     policy, _ = checkpoint.load_policy(checkpoint.checkpoints(out)[-1])
     data = load(sets["aloha"])
-    rows, _ = offline.split(data, 0.1, 0)
+    rows, _ = offline.split(TrainConfig(), data)
     own = axis_statistics(data, rows=rows)["action"]
     torch.testing.assert_close(policy.processor.action_norm.shift, torch.from_numpy(own["mean"]).float())
     torch.testing.assert_close(policy.processor.action_norm.scale, torch.from_numpy(own["std"]).float())
@@ -598,7 +598,7 @@ def test_the_page_of_a_run_without_a_simulator_is_judged_by_held_out_episodes(se
     shares = [a["error_of_state"] / a["error_of_mean"] for a in axes]
     assert f"(of staying where it is {np.mean(shares):.2f})" in said
     data = load(sets["aloha"])
-    _, held = offline.split(data, 0.1, 0)
+    _, held = offline.split(TrainConfig(), data)
     moved = np.abs(data.action[held, 0] - data.state[held, 0]).max()
     assert 0 < axes[0]["error_of_state"] < 4 * moved  # of the four rows of a chunk that are executed
     assert run_command("report", str(out), "--json") == 0

@@ -27,6 +27,7 @@ from robo_rl.algos.offpolicy import (
     Rows,
     Sample,
     Temperature,
+    fresh_critics,
     frozen,
     make_adam,
     on_trunk,
@@ -36,7 +37,6 @@ from robo_rl.algos.offpolicy import (
 from robo_rl.devices import device_of
 from robo_rl.errors import UserError
 from robo_rl.options import DsrlOptions
-from robo_rl.policies.offpolicy import Ensemble
 from robo_rl.policies.steered import SteeredPolicy
 
 STATES, TRIES = 64, 8  # and draws of noise for each, that tell whether it changes anything
@@ -57,16 +57,7 @@ class DsrlLearner(OffPolicyLearner):
         self.distilled = o.slope == "distilled"
         if self.distilled:
             self.owns = (*self.owns, "noise", "noise_opt")
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed + 3)
-                self.noise = Ensemble(
-                    policy.context_size,
-                    policy.noise_size,
-                    o.critic_hidden,
-                    o.critic_layers,
-                    o.critics,
-                    o.layer_norm,
-                ).to(device_of(policy))
+            self.noise = fresh_critics(policy, policy.noise_size, o, seed + 3)
             self.noise_params = list(self.noise.parameters())
             self.noise_opt = make_adam(self.noise_params, o.critic_lr)
         self.actor_params = list(policy.steer.parameters())

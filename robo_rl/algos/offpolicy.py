@@ -148,6 +148,18 @@ def cql_penalty(
     return (temperature * (torch.logsumexp(every, -1) - math.log(every.shape[-1])) - q_data).mean()
 
 
+def fresh_critics(policy, action: int, options: OffPolicyOptions, seed: int) -> Ensemble:
+    """Critics of a policy's contexts and `action` numbers, of weights drawn from `seed` alone, where its own
+    are."""
+    o = options
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = Ensemble(
+            policy.context_size, action, o.critic_hidden, o.critic_layers, o.critics, o.layer_norm
+        )
+    return made.to(device_of(policy))
+
+
 class CriticLearner:
     """Owns the critics of a policy's contexts and `action` numbers, where its weights are, their Polyak
     average and their optimizer. `target`: an Ensemble that is the average."""
@@ -156,12 +168,7 @@ class CriticLearner:
         self, policy, action: int, options: OffPolicyOptions, seed: int, target: Ensemble | None = None
     ):
         o = self.options = options
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed + 1)
-            self.critic = Ensemble(
-                policy.context_size, action, o.critic_hidden, o.critic_layers, o.critics, o.layer_norm
-            )
-        self.critic.to(device_of(policy))
+        self.critic = fresh_critics(policy, action, o, seed + 1)
         self.target = target if target is not None else copy.deepcopy(self.critic)
         self.target.load_state_dict(self.critic.state_dict())
         self.target.requires_grad_(False)

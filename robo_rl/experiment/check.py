@@ -11,6 +11,7 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.experiment import envs, recipes
 from robo_rl.experiment.methods import find_method
+from robo_rl.options import FROM_REPLAY
 from robo_rl.plugins import is_object
 
 STEPS = 100  # of an episode in the suite of envs, where the env's own limit is longer than that takes
@@ -131,7 +132,7 @@ def _head(options: CheckOptions, algo: str):
 
 
 def _policy(options: CheckOptions) -> tuple[str, ...]:
-    if options.policy in ("squashed", "guided", "steered"):
+    if options.policy in FROM_REPLAY:
         raise UserError(
             f"--policy {options.policy} acts for methods that learn from replay: it has no log-probs to check"
         )

@@ -124,15 +124,15 @@ def spec_of(config: TrainConfig, data: "Dataset"):
     )
 
 
-def split(
-    data: "Dataset", share: float, seed: int, among: "np.ndarray | None" = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(rows to learn from, rows held out): whole episodes of those in `among` bool[E] (None: all), drawn by
-    the seed; at least one is held out unless `share` is 0 or there is no other."""
-    episodes = np.arange(len(data)) if among is None else np.flatnonzero(among)
+def split(config: TrainConfig, data: "Dataset") -> tuple[np.ndarray, np.ndarray]:
+    """(rows to learn from, rows held out): whole episodes of those worth imitating, --data.held-out of them
+    drawn by the seed; at least one is held out unless that is 0 or there is no other."""
+    from robo_rl.experiment.supervised_frames import worth_imitating
+
+    episodes, share = np.flatnonzero(worth_imitating(config, data)), config.data.held_out
     n = len(episodes)
     count = 0 if share == 0 or n == 1 else min(n - 1, max(1, round(share * n)))
-    order = episodes[np.random.default_rng([seed, 11]).permutation(n)]
+    order = episodes[np.random.default_rng([config.seed, 11]).permutation(n)]
     held, learnt = (np.isin(data.episode_index, part) for part in (order[:count], order[count:]))
     return np.flatnonzero(learnt), np.flatnonzero(held)
 
@@ -151,12 +151,12 @@ def learn(run: "Run") -> None:
     from robo_rl.experiment.new_policy import fresh_policy
     from robo_rl.experiment.run import looks_of
     from robo_rl.experiment.sft import first_policy, ground_trunk, grounds, imitate, report_cameras
-    from robo_rl.experiment.supervised_frames import SupervisedFrames, say_imitated, worth_imitating
+    from robo_rl.experiment.supervised_frames import SupervisedFrames, say_imitated
 
     config, data = run.config, open_data(run.config)
     spec, updates = spec_of(config, data), config.bc.updates
     write_facts(run.folder, data)
-    rows, held = split(data, config.data.held_out, config.seed, worth_imitating(config, data))
+    rows, held = split(config, data)
     say_imitated(config, data, run.report.say)
     if config.init:
         if said := half_taught(*pick_checkpoint(Path(config.init), "best")):

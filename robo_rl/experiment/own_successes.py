@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import torch
 
 from robo_rl.algos.onpolicy import Demos
@@ -29,7 +30,7 @@ from robo_rl.experiment.new_policy import policy_of_demos
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run, Stopped
 from robo_rl.experiment.sft import RISE, demo_folder, imitate
-from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames, worth_imitating
+from robo_rl.experiment.supervised_frames import SupervisedFrames, load_frames
 from robo_rl.lora import attach
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.exploration import explores_by_level, level_of, with_level
@@ -162,7 +163,7 @@ def teach_round(run: Run, k: int) -> None:
     own = [load(run.folder / FOLDER / f"round_{i}") for i in range(k + 1)]
     if config.bc.head:
         run.policy, demos = copy.deepcopy(noisy), load_demos(folder, run.env, config.data.label)
-        every = worth_imitating(config, demos)[demos.episode_index]
+        every = np.ones(len(demos.action), bool)
         run.updates += teach_head(run, SupervisedFrames(demos), every, run.updates, beside=own)
         return
     frames = load_frames(run, folder)

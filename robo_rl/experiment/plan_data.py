@@ -22,7 +22,7 @@ from robo_rl.experiment.plan import (
     supervised_times,
 )
 from robo_rl.experiment.sft import SupervisedRound
-from robo_rl.experiment.supervised_frames import chosen, worth_imitating
+from robo_rl.experiment.supervised_frames import chosen
 from robo_rl.policies.vla.processor import PIECE
 from robo_rl.shapes import operations_per_second
 
@@ -40,7 +40,7 @@ def plan_of_data(config: TrainConfig) -> Plan:
     check(config)
     data = open_data(config)
     spec = spec_of(config, data)
-    rows, held = split(data, config.data.held_out, config.seed, worth_imitating(config, data))
+    rows, held = split(config, data)
     policy, speed = large_policy(config, spec), 0.0
     if policy is None:
         settle(make_policy(config.policy, spec, config.seed), 4)

@@ -516,11 +516,10 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         },
     ),
     (
-        "fast guided state",
+        "fast around state",
         "as on-policy: a network that predicts the chunk",
         {"policy": {"predict": "action"}},
     ),
-    ("fast dsrl state", "as on-policy: a network that predicts the chunk", {"policy": {"predict": "action"}}),
     (
         "fast teacher state",
         "held by what succeeded, so that young critics do not undo a precise actor, and little noise, which "

@@ -18,7 +18,8 @@ robot         the arm as an env, lockstep (arm) or in real time (dds); manipulat
 dense         the reward is dense, so returns lie in no known range
 on_policy     methods that learn from fresh rollouts, and bc; replay: from replay; offline: from data sets of
               whole episodes
-sac, teacher, guided: what methods share (SHARED); supervised: a teacher's and a guided actor begin so
+sac, teacher, guided: what methods share (SHARED); around: something acts with a flow; supervised: these and a
+              teacher's actor begin so
 ours          a method of ours; own_method: of the user's (own options; the rest as pi_rl or iql has it)
 vla           the policy is a vision-language-action model that is a flow; fresh: of weights that know
               nothing
@@ -72,9 +73,9 @@ SHARED = {
     "hil_serl": "sac teacher supervised",
     "calql": "sac",
     "wsrl": "sac",
-    "expo": "guided supervised",
-    "pa_rl": "guided supervised",
-    "dsrl": "supervised",
+    "expo": "guided around supervised",
+    "pa_rl": "guided around supervised",
+    "dsrl": "around supervised",
 }
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 

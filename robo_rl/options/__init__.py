@@ -31,7 +31,7 @@ from robo_rl.options.onpolicy import (
     PpoOptions,
     ReinFlowOptions,
 )
-from robo_rl.options.policy import AROUND_FLOWS, FLOWS, TOKENS, VLAS, BcOptions, PolicyOptions
+from robo_rl.options.policy import AROUND_FLOWS, FLOWS, FROM_REPLAY, TOKENS, VLAS, BcOptions, PolicyOptions
 from robo_rl.options.recap import RecapOptions
 from robo_rl.options.scripted_operator import ScriptedOperatorOptions
 
@@ -72,6 +72,7 @@ __all__ = [
     "DsrlOptions",
     "ExpoOptions",
     "FLOWS",
+    "FROM_REPLAY",
     "HilSerlOptions",
     "IqlOptions",
     "LoraOptions",

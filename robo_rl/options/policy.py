@@ -11,6 +11,7 @@ FLOWS = ("pi0", "pi05", "smolvla", "xvla", "groot", "groot_n17")
 TOKENS = ("pi0_fast", "openvla_oft")
 VLAS = (*FLOWS, *TOKENS)
 POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided", "steered", *VLAS)
+FROM_REPLAY = ("guided", "steered", "squashed")  # what acts for methods that learn from replay: no log-probs
 AROUND_FLOWS = ("flow", "guided", "steered")  # a small flow, and what acts with its samples
 # kinds whose chunks may have rows that are given, and a window
 ROW_KINDS = ("flow", "pi0", "pi05", "smolvla")
@@ -202,13 +203,13 @@ class PolicyOptions:
             choose("policy.kind", self.kind, (*POLICIES, OWN))
         if isinstance(self.lora, dict):  # of a checkpoint
             object.__setattr__(self, "lora", LoraOptions(**self.lora))
-        choose("policy.actor", self.actor, ("own", "guided", "steered", "squashed"))
+        choose("policy.actor", self.actor, ("own", *FROM_REPLAY))
         what = (
             self.kind
             if self.acts == self.kind or self.acts == "flow"
             else f"{self.kind} and policy.actor {self.actor}"
         )
-        if self.lora.rank and self.acts in ("squashed", "guided", "steered"):
+        if self.lora.rank and self.acts in FROM_REPLAY:
             raise UserError(
                 "policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind "
                 f"{what}"
@@ -225,7 +226,7 @@ class PolicyOptions:
             )
         choose("policy.action_head", self.action_head, ("tokens", "l1"))
         in_range("policy.action_tokens", self.action_tokens, 0, 4096)
-        if self.advantage and self.acts in ("gaussian", "squashed", "guided", "steered", *TOKENS):
+        if self.advantage and self.acts in ("gaussian", *FROM_REPLAY, *TOKENS):
             raise UserError(
                 f"policy.advantage goes with flow, diffusion, {', '.join(FLOWS)}, got policy.kind {what}"
             )

@@ -7,7 +7,7 @@ import torch
 
 from robo_rl.errors import UserError
 from robo_rl.lora import attach
-from robo_rl.options import VLAS, PolicyOptions
+from robo_rl.options import FROM_REPLAY, VLAS, PolicyOptions
 from robo_rl.plugins import check_call, is_object, load_object
 from robo_rl.policies.blocks import recompute
 from robo_rl.policies.committed import CommittedPolicy
@@ -44,11 +44,7 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
             from robo_rl.policies.vla.token_policy import TokenPolicy
 
             own = {"xvla": XVlaPolicy, "pi0_fast": TokenPolicy, "openvla_oft": OneStepPolicy}
-            kind = (
-                replay_policy(options)
-                if options.acts in ("guided", "steered", "squashed")
-                else own.get(options.kind, VlaPolicy)
-            )
+            kind = replay_policy(options) if options.acts in FROM_REPLAY else own.get(options.kind, VlaPolicy)
         return attach(slimmed(kind(options, spec)), options.lora, seed)
 
 

@@ -17,7 +17,8 @@ from robo_rl.sampling import Noise, randn
 
 
 class SteeredPolicy(OwnUnits, ChainPolicy):
-    """The flow is `head`, what chooses its noise `steer`. Until `steered` is set it is the plain flow.
+    """The flow is `head`, what chooses its noise `steer`. Until `steered` is set it is the plain flow,
+    which with `steer_row` begins with one row, too.
 
     Noise is written in units of its reach, -1..1, as `steer` gives it."""
 
