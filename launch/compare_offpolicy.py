@@ -29,7 +29,19 @@ METHODS = (
     {"sac": ("demo_sac", ALONE)}
     | {
         m: (m, "")
-        for m in ("rlpd", "demo_sac", "hil_serl", "expo", "pa_rl", "dsrl", "iql", "calql", "wsrl", "aloe")
+        for m in (
+            "rlpd",
+            "demo_sac",
+            "hil_serl",
+            "expo",
+            "pa_rl",
+            "dsrl",
+            "demo_flow",
+            "iql",
+            "calql",
+            "wsrl",
+            "aloe",
+        )
     }
     | {
         "synther": ("demo_sac", "--rl.synthetic 0.25"),

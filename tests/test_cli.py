@@ -839,7 +839,7 @@ def test_a_run_begins_with_another_runs_policy_whatever_teaches_it_on(runs, demo
     assert torch.equal(old["obs_norm.mean"], taught["obs_norm.mean"])  # weights were learnt in these units
 
 
-@pytest.mark.parametrize("algo", ["dsrl", "expo"])
+@pytest.mark.parametrize("algo", ["dsrl", "expo", "demo_flow"])
 def test_a_small_flow_goes_on_under_a_method_that_acts_around_it_and_back(algo, runs, demos, tmp_path):
     """Its weights are the run's, what acts around it is the method's and fresh."""
     from robo_rl import checkpoint
@@ -856,7 +856,7 @@ def test_a_small_flow_goes_on_under_a_method_that_acts_around_it_and_back(algo, 
     assert made.code == 0, made
     flow = checkpoint.load_policy(checkpoint.best(runs / "runs" / "a"))[0]
     first, last = (checkpoint.load_policy(checkpoint.checkpoints(tmp_path / "around")[i])[0] for i in (0, -1))
-    assert first.options.kind == {"dsrl": "steered", "expo": "guided"}[algo]
+    assert first.options.kind == ("steered" if algo == "dsrl" else "guided")
     assert (first.options.hidden, first.options.predict) == (flow.options.hidden, flow.options.predict)
     old, new, learnt = (p.state_dict() for p in (flow, first, last))
     assert all(

@@ -86,6 +86,7 @@ def test_what_replay_keeps_of_pictures_comes_from_the_device_that_encodes_them(o
         ("hil_serl", "pi05", {"keep_prefix": True, "dtype": "bf16"}),
         ("pa_rl", "pi0", {}),
         ("dsrl", "smolvla", {}),
+        ("demo_flow", "smolvla", {}),
     ],
 )
 def test_what_acts_on_the_trunk_of_a_vision_language_action_model_learns_on_a_device(algo, kind, options):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from toys import PointReach
 
-from robo_rl.algos import aloe, calql, demo_sac, dsrl, expo, hil_serl, iql, pa_rl, rlpd, wsrl
+from robo_rl.algos import aloe, calql, demo_flow, demo_sac, dsrl, expo, hil_serl, iql, pa_rl, rlpd, wsrl
 from robo_rl.algos.offpolicy import CriticLearner, cql_penalty, polyak, td_loss, td_target, tensors
 from robo_rl.demos import record
 from robo_rl.errors import UserError
@@ -19,6 +19,7 @@ from robo_rl.evaluation import evaluate
 from robo_rl.options import (
     AloeOptions,
     CalQlOptions,
+    DemoFlowOptions,
     DemoSacOptions,
     DsrlOptions,
     ExpoOptions,
@@ -62,6 +63,7 @@ METHODS = {
         PaRlOptions(**RL, cql_alpha=0.1),
     ),
     "dsrl": (dict(kind="steered", init_std=1.0, **NET), DsrlOptions(**RL, average=0.1)),
+    "demo_flow": (dict(kind="guided", candidates=1, **NET), DemoFlowOptions(**RL, average=0.1)),
     "iql": ({}, IqlOptions(**RL)),
     "aloe": ({}, AloeOptions(**RL)),
 }
@@ -654,7 +656,7 @@ def ode(policy, context, x):
     """Euler's steps of a flow policy from the noise x [B,D], as the page of the conventions has them."""
     k = policy.options.denoise_steps
     for i in range(k):
-        t = torch.tensor(1 - i / k)
+        t = torch.tensor(1 - i / k, dtype=x.dtype)
         [time] = policy.head.steps(policy.head.features(t[None]))
         x = x - policy.head(policy.head.embed(context), x, time) / k
     return policy.commands(x).clamp(-1, 1).flatten(1)
@@ -766,6 +768,82 @@ def test_the_paper_preset_of_dsrl_is_the_authors_robomimic_run():
     assert (r.alpha, r.target_entropy, r.entropy_backup, r.demo_share) == (1.0, 0.0, True, 0.0)
     assert math.isclose(r.gamma**4, 0.99, abs_tol=1e-4) and r.warmup == 1501 * 4 * 4
     assert (r.max_target, r.floor, r.pretrain, r.average) == (0.0, False, 0, 0.0)
+
+
+def test_the_critics_of_demo_flow_learn_what_one_sample_of_the_flow_is_worth():
+    learner = build("demo_flow", policy={"candidates": 5}, options=DemoFlowOptions(**RL, subset=2))
+    rows, state = batch(learner), learner.generator.get_state()
+    target, q = copy.deepcopy(learner.critics.target), copy.deepcopy(learner.critics.critic)
+    noise = torch.randn(32, learner.policy.chunk, generator=learner.generator)
+    a, subset = ode(learner.policy, rows.next_context, noise), learner.critics.subset(learner.generator)
+    y = rows.rewards + rows.discounts * target(rows.next_context.pooled, a)[subset].min(0).values
+    learner.generator.set_state(state)
+    torch.testing.assert_close(
+        learner.critic_step(rows)["critic_loss"], td_loss(q(rows.context.pooled, rows.flat), y).detach()
+    )
+
+
+def test_the_slope_of_demo_flow_is_that_of_the_critics_mean_through_every_step_of_the_flow():
+    """Against central differences in the weights of the flow's last layer."""
+    learner = build("demo_flow")
+    rows, state = batch(learner), learner.generator.get_state()
+    value = learner.value(rows)
+    [slope] = torch.autograd.grad(value, learner.policy.head.out.weight)
+    assert all(p.grad is None for p in learner.critics.params), "the critics do not learn from it"
+    noise = torch.randn(32, learner.policy.chunk, generator=learner.generator.set_state(state)).double()
+    policy, critic = copy.deepcopy(learner.policy).double(), copy.deepcopy(learner.critics.critic).double()
+    context = Context(rows.context.pooled.double())
+
+    @torch.no_grad()
+    def q() -> torch.Tensor:
+        return critic(context.pooled, ode(policy, context, noise)).mean(0)
+
+    size = q().abs().mean().item()  # nothing is learnt of it
+    assert value.item() == pytest.approx(q().mean().item() / size, rel=1e-4)
+    step, ends = 1e-6 * torch.randn_like(policy.head.out.weight), []
+    for sign in (1, -2):
+        policy.head.out.weight.data.add_(sign * step)
+        ends.append(q().mean().item())
+    assert (slope * step).sum().item() == pytest.approx((ends[0] - ends[1]) / 2 / size, rel=1e-3)
+
+
+def test_demo_flow_whose_critic_weighs_nothing_is_the_imitation_of_expo():
+    """Their flows make the same step, to the bit, on what is demonstrated and what succeeded."""
+    ours = build("demo_flow", options=DemoFlowOptions(**RL, eta=0.0))
+    theirs = build("expo", policy={"edit_scale": 0.0}, options=ExpoOptions(**RL, slow=0.1))
+    for learner in (ours, theirs):
+        learner.actor_step(batch(learner))
+    assert all(torch.equal(a, b) for a, b in zip(ours.head_params, theirs.head_params, strict=True))
+
+
+def test_demo_flow_keeps_an_average_of_its_flow_and_explores_around_what_it_does():
+    learner = build("demo_flow", policy={"explore_std": 0.05})
+    policy, obs = learner.policy, {"state": torch.randn(500, S)}
+    before = policy.head.out.weight.clone()
+    learner.actor_step(batch(learner))
+    after = policy.head.out.weight.clone()
+    assert not torch.equal(after, before)
+    with learner.average.shown():
+        torch.testing.assert_close(policy.head.out.weight, before.lerp(after, 0.1))
+    learner.begin_online()
+    still = policy.act(obs, torch.Generator().manual_seed(1), False).actions
+    tried = policy.act(obs, torch.Generator().manual_seed(1), True).actions
+    inside = still.abs() < 0.8  # the box cuts nothing
+    assert (tried - still)[inside].std().item() == pytest.approx(0.05, rel=0.1) and tried.abs().max() <= 1
+
+
+def test_what_failed_is_imitated_only_where_all_is():
+    one, two = (
+        build("demo_flow", options=DemoFlowOptions(**RL, eta=0.0, imitate=how)) for how in ("success", "all")
+    )
+    for learner in (one, two):
+        rows = batch(learner)
+        rows.source.zero_()  # the policy's own
+        rows.bound.fill_(-math.inf)  # and no return followed
+        learner.actor_step(rows)
+    fresh = build("demo_flow").head_params
+    assert all(torch.equal(a, b) for a, b in zip(one.head_params, fresh, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(two.head_params, fresh, strict=True))
 
 
 def test_the_expectile_of_one_half_is_the_mean_and_higher_ones_lean_to_the_best():
@@ -974,6 +1052,7 @@ def test_every_batch_of_an_update_has_the_shares_asked_for():
 def test_methods_refuse_policies_they_cannot_train():
     squashed, flow = (make_policy(PolicyOptions(**SMALL, kind=k), SPEC, 0) for k in ("squashed", "flow"))
     guided = make_policy(PolicyOptions(**SMALL, kind="guided", edit_scale=0.1, local_steps=1), SPEC, 0)
+    climbs = make_policy(PolicyOptions(**SMALL, kind="guided", local_steps=1), SPEC, 0)
     for module, policy, options, word in (
         (rlpd, flow, RlpdOptions(), "squashed"),
         (demo_sac, flow, DemoSacOptions(), "squashed"),
@@ -984,6 +1063,9 @@ def test_methods_refuse_policies_they_cannot_train():
         (expo, guided, ExpoOptions(), "local-steps"),
         (pa_rl, guided, PaRlOptions(), "edit-scale"),
         (dsrl, flow, DsrlOptions(), "steered"),
+        (demo_flow, flow, DemoFlowOptions(), "guided"),
+        (demo_flow, guided, DemoFlowOptions(), "edit-scale must be 0"),
+        (demo_flow, climbs, DemoFlowOptions(), "local-steps must be 0"),
         (iql, squashed, IqlOptions(), "flow"),
         (expo, guided, ExpoOptions(critics=3), "critics"),
         (aloe, squashed, AloeOptions(), "flow"),
@@ -1016,6 +1098,7 @@ LEARNS = {
     "expo": (dict(**GUIDED, edit_scale=0.3, candidates=4), ExpoOptions(**TOY, slow=0.01)),
     "pa_rl": (dict(**GUIDED, local_steps=5, local_rate=0.05, candidates=8, keep=4), PaRlOptions(**TOY)),
     "dsrl": ({"kind": "steered", "init_std": 1.0, "critic_hidden": 64}, DsrlOptions(**TOY)),
+    "demo_flow": (dict(**GUIDED, candidates=1, explore_std=0.1), DemoFlowOptions(**TOY, eta=0.3)),
     "iql": ({}, IqlOptions(**TOY)),
     "aloe": ({}, AloeOptions(**TOY)),
 }

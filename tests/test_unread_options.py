@@ -32,6 +32,7 @@ UNREAD = [
     ("expo", "bc_coef", 1.0),
     ("pa_rl", "bc_coef", 1.0),
     ("dsrl", "bc_coef", 1.0),
+    ("demo_flow", "bc_coef", 1.0),
     ("iql", "bc_coef", 1.0),
     ("aloe", "bc_coef", 1.0),
     ("hil_serl", "grasp_penalty", 0.1),
@@ -166,6 +167,7 @@ def test_every_recipe_of_every_method_is_taken_by_it():
             "expo",
             "pa_rl",
             "dsrl",
+            "demo_flow",
             "iql",
             "aloe",
         ):

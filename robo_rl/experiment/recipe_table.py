@@ -428,6 +428,19 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "the flow as pi_rl has it; noise as wide as it was taught with at first, chosen by a small network",
         {"policy": {"kind": "steered", "actor": "steered", "init_std": 1.0, "critic_hidden": 128}},
     ),
+    (
+        "demo_flow",
+        "the flow as pi_rl has it, whose one sample acts; two small critics",
+        {
+            "policy": {
+                "kind": "guided",
+                "actor": "guided",
+                "candidates": 1,
+                "critics": 2,
+                "critic_hidden": 128,
+            }
+        },
+    ),
     ("dsrl vla", "one row of noise for a chunk, as DSRL steers pi0", {"policy": {"steer_row": True}}),
     (
         "wsrl",
@@ -494,6 +507,14 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "critics first; the slope of the critic through the flow, which teaches sooner than a second critic; "
         "the average of what chooses the noise",
         {"rl": {"pretrain": 1000, "tau": 0.02, "slope": "flow", "average": 0.005}},
+    ),
+    (
+        "manipulation demo_flow",
+        "critics of more updates before they are heard; mostly imitation, for sparse rewards tell little",
+        {
+            "policy": {"explore_std": 0.02},
+            "rl": {"pretrain": 4000, "tau": 0.02, "eta": 0.02, "average": 0.005},
+        },
     ),
     (
         "manipulation expo",

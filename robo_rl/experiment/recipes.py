@@ -57,6 +57,7 @@ AROUND = (  # of what acts around a flow
     "candidates",
     "spread",
     "softness",
+    "explore_std",
     "edit_scale",
     "keep",
     "local_steps",
@@ -76,6 +77,7 @@ SHARED = {
     "expo": "guided around supervised",
     "pa_rl": "guided around supervised",
     "dsrl": "around supervised",
+    "demo_flow": "around supervised",
 }
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 

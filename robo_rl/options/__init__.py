@@ -10,6 +10,7 @@ from robo_rl.options.method import MethodOptions, RolloutOptions
 from robo_rl.options.offpolicy import (
     AloeOptions,
     CalQlOptions,
+    DemoFlowOptions,
     DemoSacOptions,
     DsrlOptions,
     ExpoOptions,
@@ -42,6 +43,7 @@ OFF_POLICY = {
     "expo": ExpoOptions,
     "pa_rl": PaRlOptions,
     "dsrl": DsrlOptions,
+    "demo_flow": DemoFlowOptions,
     "iql": IqlOptions,
     "calql": CalQlOptions,
     "wsrl": WsrlOptions,
@@ -69,6 +71,7 @@ __all__ = [
     "DataOptions",
     "DemoSacOptions",
     "DppoOptions",
+    "DemoFlowOptions",
     "DsrlOptions",
     "ExpoOptions",
     "FLOWS",

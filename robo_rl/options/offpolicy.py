@@ -271,6 +271,27 @@ class DsrlOptions(SacOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DemoFlowOptions(OffPolicyOptions):
+    """A flow from demonstrations that imitates, and climbs the critic through its own steps
+    (`robo_rl/algos/demo_flow.py`)."""
+
+    eta: float = 1.0
+    """Weight of the critic's slope beside imitation, in units of its mean size."""
+    imitate: Literal["success", "all"] = "success"
+    """What of its own the flow imitates: chunks that a return above 0 followed in an episode that terminated
+    (for sparse rewards), or all of replay."""
+    average: float = 0.0
+    """The flow that is evaluated, kept and deployed follows the one that learns by this share per update of
+    it (`robo_rl/algos/averaged_weights.py`); 0: the one that learns."""
+
+    def __post_init__(self) -> None:
+        OffPolicyOptions.__post_init__(self)
+        in_range("rl.eta", self.eta, 0, 1e6)
+        in_range("rl.average", self.average, 0, 1)
+        choose("rl.imitate", self.imitate, ("success", "all"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class IqlOptions(OffPolicyOptions):
     """IQL: expectile values of the data's own actions, weighted imitation (`robo_rl/algos/iql.py`)."""
 

@@ -24,7 +24,7 @@ class PolicyOptions:
 
     kind: str = "flow"
     """flow, diffusion, gaussian, squashed: tanh-Gaussian (SAC's), guided: a flow whose samples a critic
-    chooses among (EXPO, PA-RL), steered: a flow whose noise a network chooses (DSRL), the
+    chooses among (EXPO, PA-RL, demo_flow), steered: a flow whose noise a network chooses (DSRL), the
     vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and groot_n17 (flows too), pi0_fast
     and openvla_oft (tokens), or module:function of your own."""
     size: Literal["tiny", "small", "full"] = "tiny"
@@ -57,9 +57,9 @@ class PolicyOptions:
     batch again."""
     actor: Literal["own", "guided", "steered", "squashed"] = "own"
     """pi0, pi05, smolvla, xvla, groot, groot_n17: what acts on their trunk. own: their expert; guided: their
-    expert, among whose samples a critic chooses (expo, pa_rl); steered: their expert, whose noise a network
-    chooses (dsrl); squashed: a tanh-Gaussian on the pooled vector
-    (hil_serl and other SAC), without the expert."""
+    expert, among whose samples a critic chooses (expo, pa_rl, demo_flow); steered: their expert, whose noise
+    a network chooses (dsrl); squashed: a tanh-Gaussian on the pooled vector (hil_serl and other SAC), without
+    the expert."""
     horizon: int = 8
     """H: steps in a predicted chunk."""
     execute: int = 8
@@ -145,6 +145,8 @@ class PolicyOptions:
     all."""
     softness: float = 1.0
     """PA-RL: temperature [value] of the choice among optimised actions, where it is not the best one."""
+    explore_std: float = 0.0
+    """Guided: std of the noise that is added to what it does while it explores [-1..1 units]."""
     edit_scale: float = 0.0
     """Guided: reach of EXPO's edits [-1..1 units]; 0: none."""
     keep: int = 4
@@ -267,6 +269,7 @@ class PolicyOptions:
             ("critic_hidden", 8, 8192),
             ("critic_layers", 1, 32),
             ("candidates", 1, 4096),
+            ("explore_std", 0, 2),
             ("edit_scale", 0, 2),
             ("keep", 1, 4096),
             ("local_steps", 0, 1000),

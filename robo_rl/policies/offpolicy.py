@@ -285,7 +285,7 @@ class GuidedPolicy(OwnUnits, ChainPolicy):
         PA-RL: the `keep` best of the N by mean Q climb dQ/da for `local_steps`, each keeps its best point
 
     `judge` is the (target) critic. Until `steered` is set it explores with any candidate and is evaluated as
-    the plain flow. The flow itself is `head`.
+    the plain flow. The flow itself is `head`. Exploring adds noise of `explore_std` to what acts.
     """
 
     steered: Tensor
@@ -376,6 +376,9 @@ class GuidedPolicy(OwnUnits, ChainPolicy):
             heads = None if climbs else torch.arange(self.judge.heads, device=context.pooled.device)
             with torch.enable_grad():
                 actions, _ = self.choose(context, generator, heads=heads, greedy=not (explore and climbs))
+        if explore and (std := self.options.explore_std):
+            noise = randn(generator, *actions.shape).to(actions.device)
+            actions = (actions + std * noise).clamp(-1, 1)
         actions = actions.detach().view(len(context), self.options.execute, -1)
         return Chunk(actions, self.action_norm(actions), actions.new_empty(len(actions), 0), {})
 
