@@ -1,5 +1,6 @@
 """What a run will need, told before it starts; and its twin at a tiny size."""
 
+import re
 from dataclasses import replace
 
 import datasets
@@ -79,12 +80,10 @@ def test_activations_are_those_that_the_backward_pass_keeps_and_grow_with_the_ro
 def test_what_is_counted_from_shapes_is_what_the_same_policy_with_weights_keeps(kind):
     config = parse(["--policy", kind, "--task", "pick_by_name", "--obs", "rgb", "--image-size", "32"])
     spec = ObsSpec(state=9, action=7, views=("front",), image_size=32, language=True, text=config.policy.text)
-    want = extrapolated(
-        policy := make_policy(config.policy, spec, 0), plans.supervised_loss(config, policy), 32
-    )[0]
+    want = extrapolated(policy := make_policy(config.policy, spec, 0), plans.supervised_loss(policy), 32)[0]
     with only_shapes(large=512):
         policy = make_policy(config.policy, spec, 0)
-        bytes_kept, seconds = extrapolated(policy, plans.supervised_loss(config, policy), 32, 1e9)
+        bytes_kept, seconds = extrapolated(policy, plans.supervised_loss(policy), 32, 1e9)
     assert bytes_kept == pytest.approx(want, rel=0.05) and seconds > 0
     assert sum(isinstance(p, FakeTensor) for p in policy.parameters()) > 10
 
@@ -258,11 +257,53 @@ def test_a_twin_runs(tmp_path, capsys):
     assert ("--policy.dtype bf16: this CPU" in capsys.readouterr().err) == bool(slow_bf16())
 
 
-def test_a_plan_of_a_method_of_replay_is_refused_with_the_methods_that_it_counts(capsys):
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (("--algo", "recap"), "--plan counts pi_rl, .*, rlpd, .* and bc, got --algo recap"),
+        (("--algo", "demo_sac", "--rl.synthetic", "0.2"), "does not count the model of --rl.synthetic"),
+    ],
+)
+def test_what_no_plan_counts_is_told_in_a_line(argv, line, capsys):
     with pytest.raises(SystemExit) as e:
-        main(["train", "--algo", "rlpd", "--plan"])
-    said = capsys.readouterr().err
-    assert e.value.code == 2 and "(pi_rl, ppo, dppo, reinflow, nft) and bc, got --algo rlpd; without" in said
+        main(["train", *argv, "--plan"])
+    assert e.value.code == 2 and re.search(line, capsys.readouterr().err)
+
+
+REPLAY = ["--workers", "0", "--envs", "4", "--threads", "1", "--demos", "3", "--task", "reach"]
+
+
+def test_a_plan_of_a_method_of_replay_counts_what_its_learner_and_its_replay_take():
+    config = parse([*REPLAY, "--algo", "demo_sac", "--steps", "4000", "--rl.critic-hidden", "512"])
+    config = replace(config, policy=replace(config.policy, critic_hidden=512))
+    made = plans.make_plan(config)
+    size = {p.what: p.size for p in made.parts if p.phase != "supervised"}
+    policy = make_policy(config.policy, ObsSpec(state=23, action=7), 0)
+    critic = sum(p.nbytes for p in policy.judge.parameters())
+    actor = sum(p.nbytes for p in policy.actor.parameters())
+    # the averaged critics are the policy's; those that learn, and the average of the actor
+    assert size["critics, averages, what else learns"] == pytest.approx(critic + actor, rel=0.1)
+    assert size["gradients"] == pytest.approx(critic + actor, rel=0.1)
+    assert size["moments of Adam"] == pytest.approx(2 * (critic + actor), rel=0.1)
+    [rows] = [(k, v) for k, v in size.items() if k.startswith("replay of ")]
+    steps = int(rows[0].split()[2].replace(",", ""))
+    assert 4000 <= steps <= 4400 and rows[1] > steps * (23 + 7) * 4
+    assert [what for what, _ in made.seconds] == ["simulator", "policy", "learner, 16 updates"]
+    assert made.count == 250 and f"RL, {made.count} of them" in made.text()
+    beside = replace(made, beside=True)
+    assert beside.all == max(made.seconds[0][1] + made.seconds[1][1], made.seconds[2][1]) < made.all
+
+
+@pytest.mark.parametrize(
+    "algo", ["rlpd", "demo_flow", "hil_serl", "expo", "pa_rl", "dsrl", "iql", "calql", "wsrl", "aloe"]
+)
+def test_every_method_of_replay_has_a_plan(algo):
+    made = plans.make_plan(parse([*REPLAY, "--algo", algo, "--steps", "1000", "--rl.batch", "16"]))
+    size = {p.what: p.size for p in made.parts if p.phase != "supervised"}
+    assert made.missing <= 0 and all(s > 0 for _, s in made.seconds)
+    for what in ("critics, averages, what else learns", "gradients", "moments of Adam", "activations"):
+        assert size[what] > 0, what
+    assert size["gradients"] < size["moments of Adam"]
 
 
 def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):
@@ -278,8 +319,9 @@ def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):
         main(["train", *ARGV, "--algo", "bc", "--plan"])
     assert "supervised update" in capsys.readouterr().out
     with pytest.raises(SystemExit) as e:
-        main(["train", "--algo", "rlpd", "--plan"])
-    assert e.value.code == 2
+        main(["train", *REPLAY, "--algo", "rlpd", "--steps", "1000", "--plan"])
+    said = capsys.readouterr().out
+    assert not e.value.code and "time per decision of all 4 envs" in said and "moments of Adam" in said
 
 
 @pytest.mark.slow
@@ -314,6 +356,23 @@ def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):
 def test_the_peak_of_a_run_is_within_fifteen_percent_of_its_plan(more, tmp_path):
     argv = [*ARGV, "--envs", "16", "--steps", "512", "--starts", "uniform", "--rl.critic-warmup", "0", *more]
     _check_peak(argv, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--algo", "demo_sac", "--policy.hidden", "2048", "--rl.critic-hidden", "1024"]
+        + ["--policy.critic-hidden", "1024"],
+        ["--algo", "demo_flow", "--policy.hidden", "2048"],
+        ["--algo", "demo_sac", "--obs", "rgb", "--rl.capacity", "60000", "--steps", "2000"],
+    ],
+    ids=["wide", "flow", "pictures"],
+)
+def test_the_peak_of_a_run_from_replay_is_within_fifteen_percent_of_its_plan(more, tmp_path):
+    argv = [*REPLAY, "--steps", "1000", "--rl.warmup", "400", "--rl.pretrain", "20", "--rl.utd", "0.5"]
+    quick = ["--bc.updates", "20", "--bc.most", "0", "--eval-episodes", "4", "--no-video", "--target", "0"]
+    _check_peak([*argv, *quick, *more], tmp_path)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ class DsrlLearner(OffPolicyLearner):
             with frozen(self.noise_params):
                 q = self.noise(seen, noise)
         else:
-            with frozen(self.critics.params):
+            with frozen([*self.critics.params, *policy.head.parameters()]):
                 q = self.critics.critic(seen, policy.follow(rows.context, noise))
         loss = (self.alpha.value * logp - q.min(0).values).mean()
         descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm)

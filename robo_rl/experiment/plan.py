@@ -2,7 +2,8 @@
 (`robo_rl train --plan`).
 
 Weights, gradients, moments and rollouts are counted from the shapes that the run will have. Activations and
-times are measured on two small batches of the same policy and extrapolated, for they are linear in the rows.
+times are measured on two small batches of the same policy and extrapolated, for they are linear in the rows;
+times of what is quick on a batch of full size.
 A vision-language-action model of more than LARGE bytes is made of shapes alone (`robo_rl.shapes`): its
 activations are counted, its times estimated from its operations. Phases of a run follow one another: the peak
 is that of the largest. What is counted is one process, the learner's; workers are told beside it.
@@ -19,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robo_rl.experiment.config import TrainConfig, rollout_options
+from robo_rl.experiment.config import TrainConfig, replay_options, rollout_options
 from robo_rl.experiment.parallel import batch, group_size, workers
-from robo_rl.options import RL_OPTIONS, OnPolicyOptions
+from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
 from robo_rl.shapes import BOTH_PASSES, only_shapes, operations, operations_per_second
 
 ROWS = (4, 12)  # rows of the two batches that are tried
@@ -30,6 +31,7 @@ ROWS = (4, 12)  # rows of the two batches that are tried
 BACKWARD = 1.2
 FREED = "freed, kept by the allocator"
 LARGE = 1e9  # bytes of weights
+QUICK = 2.0  # s of a batch of full size that is still waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ class Plan:
     speed: float = 0.0  # operations a second, from which the times are estimated; 0: they are measured
     supervision: tuple[SupervisedTime, ...] = ()
     more: str = ""  # how many rounds of supervision may follow its first, and by which option
+    unit: str = "update"  # what the seconds are of
+    count: int = 0  # how many of them RL makes; 0: not told
+    beside: bool = False  # the learner, the last of `seconds`, works while the others do
 
     @property
     def peak(self) -> int:
@@ -76,12 +81,21 @@ class Plan:
         """Bytes by which the peak is above what is free; what the process has already counts as had."""
         return self.peak - self.parts[0].size - self.free
 
+    @property
+    def all(self) -> float:
+        """Seconds of one `unit`."""
+        seconds = [s for _, s in self.seconds]
+        return max(sum(seconds[:-1]), seconds[-1]) if self.beside else sum(seconds)
+
     def text(self) -> str:
         """The plan as a table, with its verdict in the last line."""
         rows = [f"  {p.what:<34}{p.size / 1e6:>12,.1f} MB  {p.phase}".rstrip() for p in self.parts]
-        rows += [f"  {'peak':<34}{self.peak / 1e6:>12,.1f} MB", "", "time per update"]
+        rows += [f"  {'peak':<34}{self.peak / 1e6:>12,.1f} MB", "", f"time per {self.unit}"]
         rows += [f"  {what:<34}{s:>12.3f} s" for what, s in self.seconds]
-        rows += [f"  {'all':<34}{sum(s for _, s in self.seconds):>12.3f} s", ""]
+        rows.append(f"  {'all' + ', side by side' * self.beside:<34}{self.all:>12.3f} s")
+        if self.count:
+            rows.append(f"  {f'RL, {self.count:,} of them':<34}{self.count * self.all:>12.0f} s")
+        rows.append("")
         rows += self.supervision_rows()
         if self.speed:
             rows += [
@@ -124,8 +138,7 @@ def resident() -> int:
 
 
 def make_plan(config: TrainConfig, env=None) -> Plan:
-    """The plan of a run that learns from fresh rollouts. UserError: options that do not fit, as `train` would
-    say."""
+    """The plan of a run in a simulator. UserError: options that do not fit, as `train` would say."""
     from robo_rl.errors import UserError
     from robo_rl.experiment.envs import obs_spec, probe_env
     from robo_rl.experiment.latency import with_latency
@@ -134,13 +147,13 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     from robo_rl.files import free_memory
     from robo_rl.policies import make_policy
 
-    if config.algo != "bc" and not isinstance(config.rl, OnPolicyOptions):
-        counted = (name for name, options in RL_OPTIONS.items() if issubclass(options, OnPolicyOptions))
-        raise UserError(
-            f"--plan counts methods that learn from fresh rollouts ({', '.join(counted)}) and bc, got --algo "
-            f"{config.algo}; without --plan, a method that learns from replay stops before anything is "
-            "recorded where its replay (of --steps, at most --rl.capacity) is larger than the free memory"
-        )
+    replay = isinstance(config.rl, OffPolicyOptions)
+    if config.algo != "bc" and not replay and not isinstance(config.rl, OnPolicyOptions):
+        known = (OnPolicyOptions, OffPolicyOptions)
+        counted = (name for name, options in RL_OPTIONS.items() if issubclass(options, known))
+        raise UserError(f"--plan counts {', '.join(counted)} and bc, got --algo {config.algo}")
+    if replay and replay_options(config).synthetic:
+        raise UserError("--plan does not count the model of --rl.synthetic: leave that out")
     torch.set_num_threads(config.torch_threads)
     env = probe_env(config) if env is None else env
     config = with_latency(config, env)
@@ -148,6 +161,12 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     spec = obs_spec(env, len(instructions(env)) > 1, config.policy.text)
     load_what_a_run_needs(env)
     if counted := large_policy(config, spec):
+        if replay:
+            raise UserError(
+                f"--plan of --algo {config.algo} measures an update, and does so of models of less than "
+                f"{LARGE / 1e9:.0f} GB: choose a smaller --policy.size, or --algo pi_rl or bc, whose updates "
+                "are counted from shapes"
+            )
         return counted_plan(config, env, counted)
     # kernels, threads and buffers that any run has
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])
@@ -159,7 +178,14 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
         parts[0] = PlanPart("process: counted on the host", 0)
-    return Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching)
+    plan = Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching)
+    return of_replay(config, plan) if replay and config.algo != "bc" else plan
+
+
+def of_replay(config: TrainConfig, plan: Plan) -> Plan:
+    """The plan with what its seconds are of where the method learns from replay: a decision of all envs."""
+    count = -(-config.steps // (config.envs * config.policy.execute))
+    return replace(plan, unit=f"decision of all {config.envs} envs", count=count, beside=workers(config) > 0)
 
 
 def is_whole(config: TrainConfig) -> bool:
@@ -224,6 +250,11 @@ def parts_of(
     if config.algo != "bc":
         # a critic is small; what it leaves frozen is so from now on
         learner = with_demos(find_method(config.algo), config.rl, policy)(policy, config.rl, config.seed)
+        if isinstance(config.rl, OffPolicyOptions):
+            from robo_rl.experiment.plan_replay import replay_parts
+
+            more, seconds = replay_parts(config, env, policy, learner)
+            return parts + more, seconds, supervised
         with counting():
             more, seconds = rl_parts(config, env, policy, learner, weights, speed)
         parts += more
@@ -278,7 +309,7 @@ def supervised_times(
         with torch.no_grad():
             looking = drawing + timed(lambda: policy.encode(obs)) / PIECE
         rows, noises = head_batch(config.bc)
-        loss = supervised_loss(config, policy, noises, pooled=True)
+        loss = supervised_loss(policy, noises, pooled=True)
         learning = timed(lambda: loss(rows).backward())
         times += [
             SupervisedTime("frames looked at, at most", *frames, looking),
@@ -309,7 +340,7 @@ def supervised_parts(
     config: TrainConfig, policy, learns: list, speed: float = 0.0
 ) -> tuple[list[PlanPart], float]:
     """Memory of the supervised stage, and seconds of one of its updates."""
-    loss = supervised_loss(config, policy, config.bc.noises)
+    loss = supervised_loss(policy, config.bc.noises)
     saved, seconds = extrapolated(policy, loss, config.bc.batch, speed)
     parts = [
         PlanPart("average of the weights", averaged(learns), "supervised"),
@@ -320,18 +351,19 @@ def supervised_parts(
     return parts, seconds
 
 
-def supervised_loss(
-    config: TrainConfig, policy, noises: int = 1, pooled: bool = False
-) -> Callable[[int], Tensor]:
+def supervised_loss(policy, noises: int = 1, pooled: bool = False) -> Callable[[int], Tensor]:
     """The supervised loss of so many demonstrated chunks; pooled: the trunk has looked at them before."""
+    from robo_rl.devices import device_of
     from robo_rl.policies.check import observations
     from robo_rl.policies.context import PREFIX
 
+    device = device_of(policy)
+
     def loss(rows: int) -> Tensor:
-        mask = torch.ones(rows, config.policy.horizon, device=config.device)
-        obs = {k: v.to(config.device) for k, v in observations(policy.spec, rows).items()}
+        mask = torch.ones(rows, policy.options.horizon, device=device)
+        obs = {k: v.to(device) for k, v in observations(policy.spec, rows).items()}
         if pooled:
-            seen = torch.zeros(rows, policy.context_size, device=config.device)
+            seen = torch.zeros(rows, policy.context_size, device=device)
             obs = {"state": obs["state"], PREFIX: seen}
         return policy.bc_loss(
             obs,
@@ -418,7 +450,7 @@ def rl_parts(
             )
         )
     if rl.bc_coef or rl.recycle or config.starts in ("auto", "reverse"):
-        more, _ = extrapolated(policy, supervised_loss(config, policy), size, speed)
+        more, _ = extrapolated(policy, supervised_loss(policy), size, speed)
         beside = (
             "update"
             if rl.bc_coef or rl.recycle or config.starts == "reverse"
@@ -428,15 +460,19 @@ def rl_parts(
     parts.append(PlanPart("copies for a checkpoint", int(rollout) + replayed, "checkpoint"))
     if n := workers(config):
         parts.append(PlanPart(f"weights in {n} workers", 2 * n * weights))
-    actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
-    env.reset(seed=0)
-    stepping = timed(lambda: env.step(actions)) / env.num_envs * config.envs * policy.options.execute
     share = max(1, n)
     return parts, [
-        ("simulator", stepping * decisions / share),
+        ("simulator", simulator_seconds(config, env, policy) * decisions / share),
         ("policy", acting * min(config.envs, rows) * decisions / share),
         ("learner", learning * -(-rows // size) * rl.epochs),
     ]
+
+
+def simulator_seconds(config: TrainConfig, env, policy) -> float:
+    """Of one decision of all envs."""
+    actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
+    env.reset(seed=0)
+    return timed(lambda: env.step(actions)) / env.num_envs * config.envs * policy.options.execute
 
 
 def rows_given(policy, n: int) -> dict[str, Tensor]:
@@ -465,7 +501,10 @@ def settle(policy, rows: int) -> None:
     from robo_rl.policies.check import observations
 
     chunk = policy.act(observations(policy.spec, rows), torch.Generator().manual_seed(0), True)
-    policy.score(policy.encode(observations(policy.spec, rows)), chunk.trace)[0].sum().backward()
+    if policy.options.acts in FROM_REPLAY:
+        supervised_loss(policy)(rows).backward()
+    else:
+        policy.score(policy.encode(observations(policy.spec, rows)), chunk.trace)[0].sum().backward()
 
 
 def extrapolated(policy, loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
@@ -478,9 +517,9 @@ def extrapolated(policy, loss: Callable[[int], Tensor], rows: int, speed: float 
         return int(BACKWARD * size / ROWS[1] * rows), seconds / ROWS[1] * rows
     (small, first), (large, second) = (kept(own, loss, n) for n in ROWS)
     step = (rows - ROWS[0]) / (ROWS[1] - ROWS[0])
-    return int(BACKWARD * (small + max(0, large - small) * step)), max(
-        first + (second - first) * step, second
-    )
+    guess = max(first + (second - first) * step, second)
+    seconds = timed(lambda: loss(rows).backward()) if guess < QUICK else guess
+    return int(BACKWARD * (small + max(0, large - small) * step)), seconds
 
 
 def identity(x: Tensor) -> int:

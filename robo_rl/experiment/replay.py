@@ -174,10 +174,13 @@ class ReplayStage:
     def start(self, resume: Path | None) -> int:
         """Go on from the checkpoint folder `resume`, or begin -> the exit status."""
         from robo_rl import checkpoint
+        from robo_rl.files import give_back_freed
         from robo_rl.replay import Mixture
 
         config, o = self.config, replay_options(self.config)
         self.run.policy.eval()
+        self.run.policy.zero_grad(set_to_none=True)  # what supervision needed
+        give_back_freed()
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
         # what a person did cannot be made again
         self.repeats = not workers(config) and not by_person(config) and hasattr(self.run.env, "get_state")

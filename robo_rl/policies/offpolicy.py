@@ -377,7 +377,7 @@ class GuidedPolicy(OwnUnits, ChainPolicy):
             with torch.enable_grad():
                 actions, _ = self.choose(context, generator, heads=heads, greedy=not (explore and climbs))
         if explore and (std := self.options.explore_std):
-            noise = randn(generator, *actions.shape).to(actions.device)
+            noise = randn(generator, len(actions), self.size).to(actions.device)
             actions = (actions + std * noise).clamp(-1, 1)
         actions = actions.detach().view(len(context), self.options.execute, -1)
         return Chunk(actions, self.action_norm(actions), actions.new_empty(len(actions), 0), {})
