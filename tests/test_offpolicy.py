@@ -752,7 +752,7 @@ def test_dsrl_leaves_the_flow_and_all_else_that_supervision_taught_as_it_is(slop
     learner.update(lambda n: filled().sample(n, np.random.default_rng(0)), 4)
     moved = {k.split(".")[0] for k, v in learner.policy.state_dict().items() if not torch.equal(v, before[k])}
     assert moved == {"steer"}
-    assert all(p.requires_grad for p in learner.policy.head.parameters())
+    assert all(p.requires_grad and p.grad is None for p in learner.policy.head.parameters())
 
 
 def test_the_paper_preset_of_dsrl_is_the_authors_robomimic_run():

@@ -105,13 +105,14 @@ def td_loss(q: Tensor, y: Tensor) -> Tensor:
 
 @contextmanager
 def frozen(params: Sequence[Tensor]):
-    """Inside, no gradient is made for `params`; one flows through them."""
-    for p in params:
+    """Inside, no gradient is made for `params`; one flows through them. Those that learn do so afterwards."""
+    learn = [p for p in params if p.requires_grad]
+    for p in learn:
         p.requires_grad_(False)
     try:
         yield
     finally:
-        for p in params:
+        for p in learn:
             p.requires_grad_(True)
 
 

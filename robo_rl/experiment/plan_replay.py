@@ -41,10 +41,11 @@ def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPa
         PlanPart("moments of Adam", sum(sizes(moments).values())),
         PlanPart("activations", int(BACKWARD * (saved[0] + slope * (o.batch - ROWS[0]))) + batch, "update"),
     ]
-    if config.device == "cpu":
+    weights = sum(x.nbytes for x in policy.state_dict().values())
+    if config.device == "cpu":  # what an update freed is not given back before
+        parts.append(PlanPart("copies for a checkpoint", weights, "update"))
         parts += stores(config, env, policy)
     if workers(config):
-        weights = sum(x.nbytes for x in policy.state_dict().values())
         parts.append(PlanPart("weights of the actor beside it", weights))
     seen = {k: v.to(config.device) for k, v in observations(policy.spec, min(config.envs, 64)).items()}
     acting = timed(lambda: policy.act(seen, torch.Generator().manual_seed(0), True))
