@@ -13,8 +13,9 @@ from robo_rl.cli import main
 from robo_rl.cli.train import parse
 from robo_rl.devices import slow_bf16
 from robo_rl.experiment import plan as plans
-from robo_rl.experiment.plan import Plan, PlanPart, extrapolated, identity, kept, moments, resident
+from robo_rl.experiment.plan import Plan, moments, resident
 from robo_rl.experiment.plan_data import plan_of_data
+from robo_rl.experiment.plan_measure import BACKWARD, PlanPart, extrapolated, identity, kept
 from robo_rl.experiment.sft import rounds
 from robo_rl.experiment.twin import twin
 from robo_rl.options import PolicyOptions
@@ -73,7 +74,7 @@ def test_activations_are_those_that_the_backward_pass_keeps_and_grow_with_the_ro
 
     for n in (10, 20):
         assert kept(own, loss, n)[0] == 4 * n * (64 + 64)  # the input and what tanh gave
-    assert extrapolated(net, loss, 1000)[0] == int(plans.BACKWARD * 4 * 1000 * 128)
+    assert extrapolated(net, loss, 1000)[0] == int(BACKWARD * 4 * 1000 * 128)
 
 
 @pytest.mark.parametrize("kind", ["pi05", "smolvla"])

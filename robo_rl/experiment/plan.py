@@ -11,7 +11,6 @@ is that of the largest. What is counted is one process, the learner's; workers a
 
 import contextlib
 import importlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,25 +21,13 @@ from torch import Tensor
 
 from robo_rl.experiment.config import TrainConfig, replay_options, rollout_options
 from robo_rl.experiment.parallel import batch, group_size, workers
+from robo_rl.experiment.plan_measure import ROWS, PlanPart, extrapolated, simulator_seconds, timed
+from robo_rl.experiment.plan_replay import replay_parts
 from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
-from robo_rl.shapes import BOTH_PASSES, only_shapes, operations, operations_per_second
+from robo_rl.shapes import only_shapes, operations_per_second
 
-ROWS = (4, 12)  # rows of the two batches that are tried
-# of what is kept: the backward pass has gradients of activations beside them (1.19 measured on a trunk of
-# pictures)
-BACKWARD = 1.2
 FREED = "freed, kept by the allocator"
 LARGE = 1e9  # bytes of weights
-QUICK = 2.0  # s of a batch of full size that is still waited for
-
-
-@dataclass(frozen=True, slots=True)
-class PlanPart:
-    """One line of a plan. phase: "" for all of the run, or the phase that holds it."""
-
-    what: str
-    size: int  # bytes
-    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +238,6 @@ def parts_of(
         # a critic is small; what it leaves frozen is so from now on
         learner = with_demos(find_method(config.algo), config.rl, policy)(policy, config.rl, config.seed)
         if isinstance(config.rl, OffPolicyOptions):
-            from robo_rl.experiment.plan_replay import replay_parts
-
             more, seconds = replay_parts(config, env, policy, learner)
             return parts + more, seconds, supervised
         with counting():
@@ -468,13 +453,6 @@ def rl_parts(
     ]
 
 
-def simulator_seconds(config: TrainConfig, env, policy) -> float:
-    """Of one decision of all envs."""
-    actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
-    env.reset(seed=0)
-    return timed(lambda: env.step(actions)) / env.num_envs * config.envs * policy.options.execute
-
-
 def rows_given(policy, n: int) -> dict[str, Tensor]:
     """What n observations have beside what the env gives, where the policy decides while its last chunk
     runs."""
@@ -511,55 +489,3 @@ def settle(policy, rows: int) -> None:
         supervised_loss(policy)(rows).backward()
     else:
         policy.score(policy.encode(observations(policy.spec, rows)), chunk.trace)[0].sum().backward()
-
-
-def extrapolated(policy, loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
-    """(bytes kept for the backward pass, seconds of both passes) of a batch of so many rows, from two of few.
-    speed: operations a second, of a policy of shapes, of which one batch is enough: nothing of weight is the
-    same for all rows; 0: it is measured."""
-    own = {identity(x) for x in policy.state_dict().values()}
-    if speed:
-        size, seconds = kept(own, loss, ROWS[1], speed)
-        return int(BACKWARD * size / ROWS[1] * rows), seconds / ROWS[1] * rows
-    (small, first), (large, second) = (kept(own, loss, n) for n in ROWS)
-    step = (rows - ROWS[0]) / (ROWS[1] - ROWS[0])
-    guess = max(first + (second - first) * step, second)
-    seconds = timed(lambda: loss(rows).backward()) if guess < QUICK else guess
-    return int(BACKWARD * (small + max(0, large - small) * step)), seconds
-
-
-def identity(x: Tensor) -> int:
-    """Of its storage, also where that has no memory."""
-    return x.untyped_storage()._cdata
-
-
-def kept(own: set[int], loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
-    """(bytes of activations, seconds): each storage that the backward pass keeps counts once, those of the
-    policy not at all."""
-    seen: dict[int, int] = {}
-
-    def pack(x: Any) -> Any:
-        if identity(x) not in own:
-            seen[identity(x)] = x.untyped_storage().nbytes()
-        return x
-
-    if speed:
-        alive: list[Tensor] = []  # what is kept, while it is counted
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            done = operations(lambda: alive.append(loss(rows)))
-        return sum(seen.values()), BOTH_PASSES * done / speed
-    loss(rows).backward()  # the first one compiles and allocates
-    begin = time.perf_counter()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        loss(rows).backward()
-    return sum(seen.values()), time.perf_counter() - begin
-
-
-def timed(work: Callable[[], object], speed: float = 0.0) -> float:
-    """Seconds of the second of two calls; speed: operations a second, of a policy of shapes."""
-    if speed:
-        return operations(work) / speed
-    work()
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin

@@ -11,16 +11,8 @@ import torch
 from robo_rl.algos import bc
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.offline import FEW, ROWS, check, open_data, spec_of, split
-from robo_rl.experiment.plan import (
-    FREED,
-    Plan,
-    PlanPart,
-    large_policy,
-    parts_of,
-    resident,
-    settle,
-    supervised_times,
-)
+from robo_rl.experiment.plan import FREED, Plan, large_policy, parts_of, resident, settle, supervised_times
+from robo_rl.experiment.plan_measure import PlanPart
 from robo_rl.experiment.sft import SupervisedRound
 from robo_rl.experiment.supervised_frames import chosen
 from robo_rl.policies.vla.processor import PIECE

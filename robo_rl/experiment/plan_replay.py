@@ -12,13 +12,22 @@ from torch import Tensor
 
 from robo_rl.experiment.config import TrainConfig, replay_options
 from robo_rl.experiment.parallel import workers
-from robo_rl.experiment.plan import BACKWARD, QUICK, ROWS, PlanPart, identity, simulator_seconds, timed
+from robo_rl.experiment.plan_measure import (
+    BACKWARD,
+    QUICK,
+    ROWS,
+    PlanPart,
+    identity,
+    simulator_seconds,
+    timed,
+)
 
 PROBE = 4096  # rows of the store whose bytes are counted
 
 
 def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPart], list[tuple[str, float]]]:
     """(memory of RL from replay, seconds of each part of a decision of all envs)."""
+    from robo_rl.experiment.replay import check_memory
     from robo_rl.policies.check import observations
 
     o = replay_options(config)
@@ -45,6 +54,8 @@ def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPa
     if config.device == "cpu":  # what an update freed is not given back before
         parts.append(PlanPart("copies for a checkpoint", weights, "update"))
         parts += stores(config, env, policy)
+    else:
+        check_memory(config, policy)
     if workers(config):
         parts.append(PlanPart("weights of the actor beside it", weights))
     seen = {k: v.to(config.device) for k, v in observations(policy.spec, min(config.envs, 64)).items()}
