@@ -13,6 +13,7 @@ from robo_rl.cli import main
 from robo_rl.cli.train import parse
 from robo_rl.devices import slow_bf16
 from robo_rl.experiment import plan as plans
+from robo_rl.experiment.parallel import batch, group_size
 from robo_rl.experiment.plan import Plan, moments, resident
 from robo_rl.experiment.plan_data import plan_of_data
 from robo_rl.experiment.plan_measure import BACKWARD, PlanPart, extrapolated, identity, kept
@@ -157,7 +158,17 @@ def test_a_plan_tells_the_time_of_supervision_its_head_and_the_rounds_that_may_f
     text = replace(plan, supervision=(plans.SupervisedTime("updates of the head", 5, 15, 2.0),)).text()
     assert "2.0000 s x 5" in text and "30 s with 2 rounds more (--demos-most 9): 15 updates of the" in text
     alone = plans.make_plan(parse(ARGV))
-    assert [s.most for s in alone.supervision] == [2] and "at most" not in alone.text()
+    assert [s.most for s in alone.supervision] == [2] and "all, at most" not in alone.text()
+
+
+@pytest.mark.parametrize(("more", "rows"), [([], 8 * 4), (["--rl.advantage", "grpo"], 0)])
+def test_a_plan_tells_how_many_updates_rl_makes_at_most(more, rows):
+    config = parse([*ARGV, "--steps", "100000", *more])
+    made, groups = plans.make_plan(config), group_size(config)
+    if groups:  # whole episodes of whole groups
+        rows = batch(config) * (100 // config.policy.execute)
+    assert made.count == -(-100_000 // (rows * config.policy.execute)) and made.unit == "update"
+    assert f"RL, at most {made.count:,} of them" in made.text()
 
 
 def test_rounds_of_supervision_are_those_of_demonstrations_or_of_updates():
@@ -290,7 +301,7 @@ def test_a_plan_of_a_method_of_replay_counts_what_its_learner_and_its_replay_tak
     steps = int(rows[0].split()[2].replace(",", ""))
     assert 4000 <= steps <= 4400 and rows[1] > steps * (23 + 7) * 4
     assert [what for what, _ in made.seconds] == ["simulator", "policy", "learner, 16 updates"]
-    assert made.count == 250 and f"RL, {made.count} of them" in made.text()
+    assert made.count == 250 and f"RL, at most {made.count} of them" in made.text()
     beside = replace(made, beside=True)
     assert beside.all == max(made.seconds[0][1] + made.seconds[1][1], made.seconds[2][1]) < made.all
 

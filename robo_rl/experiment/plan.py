@@ -53,7 +53,7 @@ class Plan:
     supervision: tuple[SupervisedTime, ...] = ()
     more: str = ""  # how many rounds of supervision may follow its first, and by which option
     unit: str = "update"  # what the seconds are of
-    count: int = 0  # how many of them RL makes; 0: not told
+    count: int = 0  # how many of them RL makes at most; 0: not told
     beside: bool = False  # the learner, the last of `seconds`, works while the others do
 
     @property
@@ -81,7 +81,7 @@ class Plan:
         rows += [f"  {what:<34}{s:>12.3f} s" for what, s in self.seconds]
         rows.append(f"  {'all' + ', side by side' * self.beside:<34}{self.all:>12.3f} s")
         if self.count:
-            rows.append(f"  {f'RL, {self.count:,} of them':<34}{self.count * self.all:>12.0f} s")
+            rows.append(f"  {f'RL, at most {self.count:,} of them':<34}{self.count * self.all:>12.0f} s")
         rows.append("")
         rows += self.supervision_rows()
         if self.speed:
@@ -137,8 +137,8 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     replay = isinstance(config.rl, OffPolicyOptions)
     if config.algo != "bc" and not replay and not isinstance(config.rl, OnPolicyOptions):
         known = (OnPolicyOptions, OffPolicyOptions)
-        counted = (name for name, options in RL_OPTIONS.items() if issubclass(options, known))
-        raise UserError(f"--plan counts {', '.join(counted)} and bc, got --algo {config.algo}")
+        names = (name for name, options in RL_OPTIONS.items() if issubclass(options, known))
+        raise UserError(f"--plan counts {', '.join(names)} and bc, got --algo {config.algo}")
     if replay and replay_options(config).synthetic:
         raise UserError("--plan does not count the model of --rl.synthetic: leave that out")
     torch.set_num_threads(config.torch_threads)
@@ -147,14 +147,14 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     check(config, env, only_shapes if is_whole(config) else contextlib.nullcontext)
     spec = obs_spec(env, len(instructions(env)) > 1, config.policy.text)
     load_what_a_run_needs(env)
-    if counted := large_policy(config, spec):
+    if (large := large_policy(config, spec)) is not None:
         if replay:
             raise UserError(
                 f"--plan of --algo {config.algo} measures an update, and does so of models of less than "
                 f"{LARGE / 1e9:.0f} GB: choose a smaller --policy.size, or --algo pi_rl or bc, whose updates "
                 "are counted from shapes"
             )
-        return counted_plan(config, env, counted)
+        return counted_plan(config, env, large)
     # kernels, threads and buffers that any run has
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])
     parts = [PlanPart("process: interpreter, torch, sim", resident())]
@@ -165,14 +165,20 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
         parts[0] = PlanPart("process: counted on the host", 0)
-    plan = Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching)
-    return of_replay(config, plan) if replay and config.algo != "bc" else plan
+    return counted(config, env, Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching))
 
 
-def of_replay(config: TrainConfig, plan: Plan) -> Plan:
-    """The plan with what its seconds are of where the method learns from replay: a decision of all envs."""
-    count = -(-config.steps // (config.envs * config.policy.execute))
-    return replace(plan, unit=f"decision of all {config.envs} envs", count=count, beside=workers(config) > 0)
+def counted(config: TrainConfig, env, plan: Plan) -> Plan:
+    """The plan with how often RL does what its seconds are of: an update or, where the method learns from
+    replay, a decision of all envs."""
+    if config.algo == "bc":
+        return plan
+    replay = isinstance(config.rl, OffPolicyOptions)
+    each = (config.envs if replay else rollout_rows(config, env)[0]) * config.policy.execute
+    plan = replace(plan, count=-(-config.steps // each))
+    if not replay:
+        return plan
+    return replace(plan, unit=f"decision of all {config.envs} envs", beside=workers(config) > 0)
 
 
 def is_whole(config: TrainConfig) -> bool:
@@ -208,7 +214,8 @@ def counted_plan(config: TrainConfig, env, policy) -> Plan:
     if config.device != "cpu":
         more = [p for p in more if p.what != FREED]
     where = "process: interpreter, torch, sim" if config.device == "cpu" else "process: counted on the host"
-    return Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed, *teaching)
+    plan = Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed, *teaching)
+    return counted(config, env, plan)
 
 
 def parts_of(
@@ -368,13 +375,11 @@ def rl_parts(
     from robo_rl.policies.check import observations
     from robo_rl.rollout import OBS, TRACE, layout
 
-    o, rl = rollout_options(config), config.rl
+    rl = config.rl
     assert isinstance(rl, OnPolicyOptions)
     critic = list(learner.credit.params)
     learns = [p for p in policy.parameters() if p.requires_grad] + critic
-    group = group_size(config)
-    decisions = -(-env.spec.max_steps // policy.options.execute) if group else o.decisions
-    rows = (batch(config) if group else config.envs) * decisions
+    rows, decisions = rollout_rows(config, env)
     one, few = (
         {k: v.to(config.device) for k, v in (observations(policy.spec, n) | rows_given(policy, n)).items()}
         for n in ROWS
@@ -451,6 +456,13 @@ def rl_parts(
         ("policy", acting * min(config.envs, rows) * decisions / share),
         ("learner", learning * -(-rows // size) * rl.epochs),
     ]
+
+
+def rollout_rows(config: TrainConfig, env) -> tuple[int, int]:
+    """(decisions of a rollout, of which so many follow one another in an env)."""
+    group, o = group_size(config), rollout_options(config)
+    decisions = -(-env.spec.max_steps // config.policy.execute) if group else o.decisions
+    return (batch(config) if group else config.envs) * decisions, decisions
 
 
 def rows_given(policy, n: int) -> dict[str, Tensor]:
