@@ -23,26 +23,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from robo_rl.files import keep_row, kept_rows, read_json
+from robo_rl.options import RL_OPTIONS, OffPolicyOptions
 
 ALONE = "--policy.no-teacher --rl.bc-coef 0 --rl.ramp 0 --rl.lr 3e-4"
 METHODS = (
     {"sac": ("demo_sac", ALONE)}
-    | {
-        m: (m, "")
-        for m in (
-            "rlpd",
-            "demo_sac",
-            "hil_serl",
-            "expo",
-            "pa_rl",
-            "dsrl",
-            "demo_flow",
-            "iql",
-            "calql",
-            "wsrl",
-            "aloe",
-        )
-    }
+    | {m: (m, "") for m, options in RL_OPTIONS.items() if issubclass(options, OffPolicyOptions)}
     | {
         "synther": ("demo_sac", "--rl.synthetic 0.25"),
         "guided": ("demo_sac", "--rl.synthetic 0.25 --rl.synthetic-kind guided"),

@@ -78,10 +78,19 @@ def replay_observation(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
     }
 
 
+def blank_row(policy: Policy) -> dict[str, np.ndarray]:
+    """`replay_observation` of one env that shows nothing."""
+    return replay_observation(policy, blank_obs(policy.spec, 1) | {"task": np.array(["do"])})
+
+
 def replay_rows(policy: Policy) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of each entry of `replay_observation`, of one env."""
-    blank = blank_obs(policy.spec, 1) | {"task": np.array(["do"])}
-    return {k: (v.shape[1:], v.dtype) for k, v in replay_observation(policy, blank).items()}
+    return {k: (v.shape[1:], v.dtype) for k, v in blank_row(policy).items()}
+
+
+def row_bytes(policy: Policy) -> int:
+    """Bytes of what replay stores of an observation."""
+    return sum(v.nbytes for v in blank_row(policy).values())
 
 
 def seen_key(policy: Policy) -> str:

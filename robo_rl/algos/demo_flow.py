@@ -52,10 +52,9 @@ class DemoFlowLearner(OffPolicyLearner):
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy
-        worth = rows.own & rows.worthy[:, None] if o.imitate == "success" else rows.own
-        imitation = policy.imitation(rows.context, rows.actions, worth.float(), self.generator)
-        value = self.value(rows)
-        loss = imitation - o.eta * value
+        worth = rows.imitated(o.imitate)
+        imitation = policy.imitation(rows.context, rows.actions, worth, self.generator)
+        loss = imitation - o.eta * self.value(rows)
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         if self.average is not None:
             self.average.add(o.average)

@@ -69,8 +69,8 @@ class ExpoLearner(OffPolicyLearner):
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy
-        worth = rows.own & rows.worthy[:, None] if o.imitate == "success" else rows.own
-        loss = policy.imitation(rows.context, rows.actions, worth.float(), self.generator, self.head)
+        worth = rows.imitated(o.imitate)
+        loss = policy.imitation(rows.context, rows.actions, worth, self.generator, self.head)
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         polyak(policy.head, self.head, o.slow)
         out = {"flow_loss": loss.detach()}

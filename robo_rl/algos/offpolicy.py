@@ -65,6 +65,10 @@ class Rows:
         where rewards are sparse."""
         return (self.source > POLICY) | (self.bound > 0)
 
+    def imitated(self, imitate: str) -> Tensor:
+        """float[B,E]: the steps that a flow imitates, of what is `worthy` ("success") or of all."""
+        return (self.own & self.worthy[:, None] if imitate == "success" else self.own).float()
+
 
 @torch.no_grad()
 def tensors(policy, batch: Batch) -> Rows:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from robo_rl.experiment.config import TrainConfig, replay_options, rollout_options
 from robo_rl.experiment.parallel import batch, group_size, workers
-from robo_rl.experiment.plan_measure import ROWS, PlanPart, extrapolated, simulator_seconds, timed
+from robo_rl.experiment.plan_measure import ROWS, PlanPart, extrapolated, simulator_seconds, size_of, timed
 from robo_rl.experiment.plan_replay import replay_parts
 from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
 from robo_rl.shapes import only_shapes, operations_per_second
@@ -308,11 +308,6 @@ def supervised_times(
             SupervisedTime("updates of the head", planned[0].head, sum(r.head for r in planned), learning),
         ]
     return tuple(times)
-
-
-def size_of(tensors) -> int:
-    """Bytes of tensors."""
-    return sum(x.nbytes for x in tensors)
 
 
 def averaged(params: list) -> int:

@@ -1,7 +1,8 @@
 """What a plan measures: bytes that a backward pass keeps, and seconds, of small batches."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +45,20 @@ def extrapolated(policy, loss: Callable[[int], Tensor], rows: int, speed: float 
         return int(BACKWARD * size / ROWS[1] * rows), seconds / ROWS[1] * rows
     (small, first), (large, second) = (kept(own, loss, n) for n in ROWS)
     step = (rows - ROWS[0]) / (ROWS[1] - ROWS[0])
-    guess = max(first + (second - first) * step, second)
-    seconds = timed(lambda: loss(rows).backward()) if guess < QUICK else guess
+    seconds = at_size(first, second, rows, lambda: loss(rows).backward())
     return int(BACKWARD * (small + max(0, large - small) * step)), seconds
+
+
+def at_size(first: float, second: float, rows: int, work: Callable[[], object]) -> float:
+    """Seconds of `work`, a batch of so many rows, from those of two small ones: measured where that is
+    quick."""
+    guess = max(second, first + (second - first) * (rows - ROWS[0]) / (ROWS[1] - ROWS[0]))
+    return timed(work) if guess < QUICK else guess
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors."""
+    return sum(x.nbytes for x in tensors)
 
 
 def identity(x: Tensor) -> int:
@@ -57,6 +69,21 @@ def identity(x: Tensor) -> int:
 def kept(own: set[int], loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
     """(bytes of activations, seconds): each storage that the backward pass keeps counts once, those of the
     policy not at all."""
+    if speed:
+        alive: list[Tensor] = []  # what is kept, while it is counted
+        with kept_beside(own) as seen:
+            done = operations(lambda: alive.append(loss(rows)))
+        return sum(seen.values()), BOTH_PASSES * done / speed
+    loss(rows).backward()  # the first one compiles and allocates
+    begin = time.perf_counter()
+    with kept_beside(own) as seen:
+        loss(rows).backward()
+    return sum(seen.values()), time.perf_counter() - begin
+
+
+@contextmanager
+def kept_beside(own: set[int]) -> Iterator[dict[int, int]]:
+    """Gives {storage: bytes} of what is kept within for a backward pass, without the storages of `own`."""
     seen: dict[int, int] = {}
 
     def pack(x: Any) -> Any:
@@ -64,16 +91,8 @@ def kept(own: set[int], loss: Callable[[int], Tensor], rows: int, speed: float =
             seen[identity(x)] = x.untyped_storage().nbytes()
         return x
 
-    if speed:
-        alive: list[Tensor] = []  # what is kept, while it is counted
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            done = operations(lambda: alive.append(loss(rows)))
-        return sum(seen.values()), BOTH_PASSES * done / speed
-    loss(rows).backward()  # the first one compiles and allocates
-    begin = time.perf_counter()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        loss(rows).backward()
-    return sum(seen.values()), time.perf_counter() - begin
+        yield seen
 
 
 def timed(work: Callable[[], object], speed: float = 0.0) -> float:

@@ -14,11 +14,13 @@ from robo_rl.experiment.config import TrainConfig, replay_options
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.plan_measure import (
     BACKWARD,
-    QUICK,
     ROWS,
     PlanPart,
+    at_size,
     identity,
+    kept_beside,
     simulator_seconds,
+    size_of,
     timed,
 )
 
@@ -29,6 +31,7 @@ def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPa
     """(memory of RL from replay, seconds of each part of a decision of all envs)."""
     from robo_rl.experiment.replay import check_memory
     from robo_rl.policies.check import observations
+    from robo_rl.replay_collector import row_bytes
 
     o = replay_options(config)
     own = {identity(x) for x in policy.state_dict().values()}
@@ -42,7 +45,7 @@ def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPa
     beside = sum(size for k, size in sizes(held).items() if k not in own and k not in moments)
     gradients = sum(x.grad.nbytes for x in held.values() if x.is_leaf and x.grad is not None)
     piece = max((x.nbytes for x in held.values() if x.is_leaf and x.grad is not None), default=0)
-    batch = o.batch * bytes_of_rows(policy)
+    batch = 2 * o.batch * row_bytes(policy)  # with the next observations
     parts = [
         PlanPart("critics, averages, what else learns", beside),
         PlanPart("gradients", gradients),
@@ -50,7 +53,7 @@ def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPa
         PlanPart("moments of Adam", sum(sizes(moments).values())),
         PlanPart("activations", int(BACKWARD * (saved[0] + slope * (o.batch - ROWS[0]))) + batch, "update"),
     ]
-    weights = sum(x.nbytes for x in policy.state_dict().values())
+    weights = size_of(policy.state_dict().values())
     if config.device == "cpu":  # what an update freed is not given back before
         parts.append(PlanPart("copies for a checkpoint", weights, "update"))
         parts += stores(config, env, policy)
@@ -71,11 +74,9 @@ def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPa
 def one_update(policy, learner) -> Callable[..., None]:
     """`update(rows, count)`: so many updates of a batch of so many rows."""
     from robo_rl.algos.check import random_batch
-    from robo_rl.policies import blank_obs
-    from robo_rl.replay_collector import replay_observation
+    from robo_rl.replay_collector import blank_row
 
-    rng = np.random.default_rng(0)
-    row = replay_observation(policy, blank_obs(policy.spec, 1) | {"task": np.array(["do"])})
+    rng, row = np.random.default_rng(0), blank_row(policy)
 
     def update(rows: int, count: int) -> None:
         seen = {k: np.repeat(v, rows, 0) for k, v in row.items()}
@@ -89,12 +90,7 @@ def activations(own: set[int], learner, work: Callable[[], None]) -> int:
     """Bytes that the backward pass of the largest step keeps: each storage once, those of the policy and of
     the learner not at all."""
     had = own | set(tensors_of(learner))
-    most, seen = 0, {}
-
-    def pack(x: Any) -> Any:
-        if identity(x) not in had:
-            seen[identity(x)] = x.untyped_storage().nbytes()
-        return x
+    most = 0
 
     def watched(step: Callable) -> Callable:
         def run(*args, **kwargs):
@@ -107,7 +103,7 @@ def activations(own: set[int], learner, work: Callable[[], None]) -> int:
         return run
 
     names = [name for name in ("critic_step", "actor_step") if hasattr(learner, name)]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    with kept_beside(had) as seen:
         for name in names:
             setattr(learner, name, watched(getattr(learner, name)))
         try:
@@ -121,8 +117,7 @@ def activations(own: set[int], learner, work: Callable[[], None]) -> int:
 def seconds_of(rows: int, work: Callable[[int], None]) -> float:
     """Seconds of `work(rows)`: extrapolated from two small batches, and measured where that is quick."""
     small, large = (timed(lambda n=n: work(n)) for n in ROWS)
-    guess = max(large, small + (large - small) * (rows - ROWS[0]) / (ROWS[1] - ROWS[0]))
-    return timed(lambda: work(rows)) if guess < QUICK else guess
+    return at_size(small, large, rows, lambda: work(rows))
 
 
 def stores(config: TrainConfig, env, policy) -> list[PlanPart]:
@@ -155,15 +150,6 @@ def step_bytes(policy) -> float:
         return sum(x.nbytes for x in arrays)
 
     return (size(2 * PROBE) - size(PROBE)) / PROBE
-
-
-def bytes_of_rows(policy) -> int:
-    """Bytes of the observations of one transition of a batch, with their contexts."""
-    from robo_rl.policies import blank_obs
-    from robo_rl.replay_collector import replay_observation
-
-    row = replay_observation(policy, blank_obs(policy.spec, 1) | {"task": np.array(["do"])})
-    return 2 * sum(v.nbytes for v in row.values())
 
 
 def sizes(tensors: dict[int, Tensor]) -> dict[int, int]:

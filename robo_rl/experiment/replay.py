@@ -82,11 +82,9 @@ def check_memory(config: TrainConfig, policy) -> None:
     """Raise UserError where the online store of a run with this policy will not fit into the memory that is
     free now."""
     from robo_rl.files import free_memory
-    from robo_rl.replay_collector import keeps_context, replay_rows
+    from robo_rl.replay_collector import keeps_context, row_bytes
 
-    each = sum(
-        int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in replay_rows(policy).values()
-    )
+    each = row_bytes(policy)
     count = min(config.steps, room(config))
     if (need := each * count) > (free := free_memory()):
         less = (
