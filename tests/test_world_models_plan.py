@@ -95,13 +95,39 @@ def test_the_policy_is_looked_at_to_the_length_of_an_episode_of_the_recordings_u
 
 
 class Counting(PointModel):
-    """Knows how many control steps were asked of it."""
+    """Knows how many control steps were asked of it, and of how many lanes each time."""
 
-    steps = 0
+    steps, lanes = 0, ()
 
     def step(self, carry, actions):
         self.steps += actions.shape[1]
+        self.lanes += (len(actions),)
         return super().step(carry, actions)
+
+
+def test_an_env_with_a_sure_success_and_a_lane_in_doubt_are_looked_at_no_further():
+    """Of 64 candidates of two envs some reach the first's goal in their first chunk: then the other's alone
+    go on. Where all doubt, none does."""
+    model = Counting(generous=0.1)
+    plans(model, ahead=8)(near())
+    assert model.lanes == (128, 64, 64)
+    model = Counting(generous=0.1)
+    model.spec = replace(model.spec, threshold=1e-9)
+    plans(model, ahead=8)(near())
+    assert model.lanes == (128,)
+
+
+def test_lanes_that_go_on_alone_score_as_they_do_beside_all_others():
+    """What is left out of a batch changes nothing of the rest: the same scores as with a margin of 0, where
+    only a probability of exactly one ends the look ahead."""
+    state = np.random.default_rng(0).uniform(-1, 1, (6, 4)).astype(np.float32) * [1, 1, 0.4, 0.4]
+    state = {"state": state.astype(np.float32)}
+    chunks = np.random.default_rng(1).uniform(-1, 1, (6, 32, 4, 2)).astype(np.float32)
+    whole, early = (plans(Distance(), ahead=12, margin=m).score(state, chunks) for m in (0.0, 0.4))
+    ended = early.max(1) >= 0.6
+    assert 0 < ended.sum() < 6
+    assert np.array_equal(whole[~ended], early[~ended])
+    assert (early.max(1)[ended] >= whole.max(1)[ended] - 0.4).all()
 
 
 def test_planning_in_an_exact_model_reaches_what_the_policy_alone_does_not():

@@ -5,7 +5,8 @@ cross-entropy method makes of them.
                                                             of the policy itself
 
 The first chunk is judged by where the policy itself gets from there: where `ahead` does not reach as far as
-success may lie, the chunks of an episode's beginning are all alike.
+success may lie, the chunks of an episode's beginning are all alike. A candidate in doubt is not rolled out
+further; nor is any of an env in which one succeeds so surely that none can be better by `margin`.
 CEM begins with the proposals, keeps the best, and draws new chunks about their mean; its result must be
 better than the policy's own first proposal in the model by `margin`, or that one is executed.
 
@@ -95,18 +96,23 @@ class Planner:
         """float64[N,K] of chunks [N,K,E,A]."""
         n, k = chunks.shape[:2]
         lanes = {key: np.repeat(np.asarray(v), k, 0) for key, v in obs.items()}
-        keys = np.tile(np.arange(k), n)
-        carry, actions = self.model.start(lanes, keys), chunks.reshape(n * k, *chunks.shape[2:])
-        best, made, doubt = np.zeros(n * k), 0, np.zeros(n * k, bool)
-        ahead = self.options.ahead
+        live, actions = np.arange(n * k), chunks.reshape(n * k, *chunks.shape[2:])
+        carry, best, doubt = self.model.start(lanes, live % k), np.zeros(n * k), np.zeros(n * k, bool)
+        ahead, made = self.options.ahead, 0
         steps = self.model.spec.steps() if ahead is None else chunks.shape[2] + ahead
         while True:
             carry, p = self.model.step(carry, torch.from_numpy(np.ascontiguousarray(actions, np.float32)))
-            doubt |= ~(p.uncertainty[:, -1].numpy() <= self.model.spec.threshold)
-            best = np.where(doubt, best, np.maximum(best, np.nan_to_num(p.success.numpy()).max(1)))
+            sure = p.uncertainty[:, -1].numpy() <= self.model.spec.threshold  # NaN is not
+            doubt[live] = ~sure
+            found = np.nan_to_num(p.success.numpy()).max(1)
+            best[live] = np.where(sure, np.maximum(best[live], found), best[live])
             made += actions.shape[1]
-            if made >= steps:
-                break
-            lanes |= {key: v[:, -1].numpy() for key, v in p.obs.items()}
+            settled = best.reshape(n, k).max(1) >= 1 - self.options.margin
+            go_on = sure & ~settled[live // k]
+            if made >= steps or not go_on.any():
+                return (best - doubt * 1e-3).reshape(n, k)
+            rows, live = torch.from_numpy(np.flatnonzero(go_on)), live[go_on]
+            carry = {key: v[rows] for key, v in carry.items()}
+            lanes = {key: v[go_on] for key, v in lanes.items()}
+            lanes |= {key: v[rows, -1].numpy() for key, v in p.obs.items()}
             actions = np.asarray(self.plain(lanes), np.float32).clip(-1, 1)
-        return (best - doubt * 1e-3).reshape(n, k)
