@@ -238,6 +238,8 @@ def test_a_policy_that_is_too_slow_for_its_arm_is_said_with_the_remedy(blocks, t
     runner.schedule.counts["starved"] = starved
     told = slowness(bridge, blocks)
     assert says in told and bool(says) == bool(told)
+    planned = slowness(bridge, blocks, plans=True)
+    assert bool(planned) == bool(told) and ("--plan-candidates" in planned) == bool(planned)
 
 
 def test_a_policy_elsewhere_says_its_instruction_which_is_recorded_and_no_other_is_taken(tmp_path):

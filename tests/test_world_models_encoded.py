@@ -19,8 +19,10 @@ from world_models.calibrate import TOLD_CODED, set_shift
 from world_models.encoded import Encoded, build, steady_points
 from world_models.encoded_fit import FEW, EncodedFitter
 from world_models.env import WorldEnv
+from world_models.imagine import play
 from world_models.learning import saved_config
 from world_models.options import EncodedConfig, EncodedFitOptions, EncodedOptions, FitOptions, LatentOptions
+from world_models.plan import Planner, PlanOptions
 from world_models.recorded import check_fits
 
 MINE = replace(SPEC, kind="encoded")
@@ -117,6 +119,36 @@ def test_it_keeps_the_contract_and_draws_only_where_somebody_looks(learnt):
         assert drawn == [4] and not np.array_equal(obs["image/top"], before)
     finally:
         del model.look
+
+
+def test_whoever_acts_is_shown_the_last_picture_of_a_chunk_and_no_other_is_drawn(learnt, monkeypatch):
+    """As a model that draws every step, in an evaluation and in a plan."""
+    _, _, model = learnt
+    obs, drawn, seen = observations(), [], []
+    pictures = type(model)._pictures
+    monkeypatch.setattr(
+        type(model), "_pictures", lambda m, code, c: drawn.append(code.shape[1]) or pictures(m, code, c)
+    )
+
+    def act(obs):
+        seen.append(obs["image/top"].copy())
+        right = obs["image/top"].reshape(len(obs["state"]), -1).mean(1) / 255
+        return np.repeat(np.stack([right, -right], 1)[:, None], 3, 1).astype(np.float32)
+
+    def found():
+        seen.clear()
+        drawn.clear()
+        played = play(model, act, obs, 9)
+        scores = Planner(model, act, act, PlanOptions(candidates=2, kept=2, margin=0)).score(
+            obs, np.stack([act(obs), -act(obs)], 1)
+        )
+        return (*(getattr(played, k) for k in ("success", "gain", "uncertainty")), scores, *seen), drawn[:]
+
+    lazy, of_lazy = found()
+    monkeypatch.delattr(type(model), "look")
+    whole, of_whole = found()
+    assert set(of_lazy) == {1} and set(of_whole) == {3}
+    assert all(np.array_equal(a, b) for a, b in zip(lazy, whole, strict=True))
 
 
 def test_a_linear_function_of_the_codes_tells_where_the_square_is(learnt):

@@ -90,6 +90,8 @@ def play(
     n, limit = len(obs["state"]), model.spec.steps(max_steps)
     obs, judge = dict(obs), judge or Head()
     clips = Clips(judge, obs)
+    # pictures of a chunk's last step alone, where nobody but the policy looks
+    look = getattr(model, "look", None) if isinstance(judge, Head) else None
     carry = model.start(obs, seed if isinstance(seed, np.ndarray) else seed + np.arange(n))
     over, won, cut = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
     length, gain, doubt = np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32)
@@ -101,7 +103,8 @@ def play(
                 f"the policy commands {actions.shape[2]} axes, the world model has {model.spec.action}: "
                 f"{', '.join(model.spec.control.action_names)}"
             )
-        carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions)))
+        commands = torch.from_numpy(np.ascontiguousarray(actions))
+        carry, p = model.step(carry, commands, **({"draw": False} if look else {}))
         reward, terminal, success, uncertainty = (getattr(p, k).cpu().numpy() for k in HEADS)
         after = {k: v.cpu().numpy() for k, v in p.obs.items()}
         for t in range(min(actions.shape[1], limit - made)):
@@ -125,6 +128,8 @@ def play(
             cut |= live & ~granted & ~(uncertainty[:, t] <= model.spec.threshold)
             over |= lost | (live & is_lost(model.spec, terminal[:, t], success[:, t])) | granted
             obs |= now
+        if look:
+            obs |= {k: v.cpu().numpy() for k, v in look(carry).items()}
     return PlayedEpisodes(won, length, gain, doubt, cut)
 
 

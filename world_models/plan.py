@@ -98,10 +98,11 @@ class Planner:
         lanes = {key: np.repeat(np.asarray(v), k, 0) for key, v in obs.items()}
         live, actions = np.arange(n * k), chunks.reshape(n * k, *chunks.shape[2:])
         carry, best, doubt = self.model.start(lanes, live % k), np.zeros(n * k), np.zeros(n * k, bool)
-        ahead, made = self.options.ahead, 0
+        ahead, made, look = self.options.ahead, 0, getattr(self.model, "look", None)
         steps = self.model.spec.steps() if ahead is None else chunks.shape[2] + ahead
         while True:
-            carry, p = self.model.step(carry, torch.from_numpy(np.ascontiguousarray(actions, np.float32)))
+            commands = torch.from_numpy(np.ascontiguousarray(actions, np.float32))
+            carry, p = self.model.step(carry, commands, **({"draw": False} if look else {}))
             sure = p.uncertainty[:, -1].numpy() <= self.model.spec.threshold  # NaN is not
             doubt[live] = ~sure
             found = np.nan_to_num(p.success.numpy()).max(1)
@@ -114,5 +115,6 @@ class Planner:
             rows, live = torch.from_numpy(np.flatnonzero(go_on)), live[go_on]
             carry = {key: v[rows] for key, v in carry.items()}
             lanes = {key: v[go_on] for key, v in lanes.items()}
-            lanes |= {key: v[rows, -1].numpy() for key, v in p.obs.items()}
+            shown = {key: v[rows, -1] for key, v in p.obs.items()} | (look(carry) if look else {})
+            lanes |= {key: v.numpy() for key, v in shown.items()}
             actions = np.asarray(self.plain(lanes), np.float32).clip(-1, 1)

@@ -112,7 +112,7 @@ def deploy(
             else functools.partial(deploy_on_wire, tell=tell)
         )
         bridge, seconds = run(options, robot, task, model, act, client, recorder, log, warn)
-        report_motion(bridge, client, log, warn)
+        report_motion(bridge, client, log, warn, bool(options.plan_in))
         return _report(options, bridge, recorder, seconds, log)
     finally:
         client.close()

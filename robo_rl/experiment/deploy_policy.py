@@ -25,6 +25,10 @@ FASTER = (
     ". Let it compute on another machine (robo_rl serve there, --policy HOST:PORT here) or on a GPU "
     "(--device cuda), move more slowly (--speed), or train chunks that last longer (--policy.horizon)"
 )
+FASTER_PLAN = (
+    ". Let it try fewer chunks (--plan-candidates), look less far (--plan-ahead), or plan in a smaller model "
+    "(robo_rl wm train --net.members 4 --net.hidden 80)"
+)
 
 
 def choose_actor(options: "DeployOptions"):
@@ -137,8 +141,10 @@ def serve_words(options: "DeployOptions") -> list[str]:
     return ["serve", options.run, "--port", "0", *words]
 
 
-def report_motion(bridge, client, log: Callable[[str], None], warn: Callable[[str], None]) -> None:
-    """Say what ran, and whether the policy was too slow for it."""
+def report_motion(
+    bridge, client, log: Callable[[str], None], warn: Callable[[str], None], plans: bool = False
+) -> None:
+    """Say what ran, and whether the policy, which `plans` in a world model or not, was too slow for it."""
     from controllers.policy_client import TimedPolicy
 
     latency = client.latency if isinstance(client, TimedPolicy) else None
@@ -146,15 +152,15 @@ def report_motion(bridge, client, log: Callable[[str], None], warn: Callable[[st
     if bridge.chunks.asked is not None and bridge.governor.counts["command_age"]:
         waited = bridge.transport.now() - bridge.chunks.asked_at
         warn(f"no answer of the policy came in the last {waited:.1f} s: does it still run?")
-    if slow := slowness(bridge, client.blocks, latency):
+    if slow := slowness(bridge, client.blocks, latency, plans):
         warn(slow)
 
 
-def slowness(bridge, blocks: bool, latency: "Latency | None" = None) -> str:
+def slowness(bridge, blocks: bool, latency: "Latency | None" = None, plans: bool = False) -> str:
     """Why a policy was too slow for its arm, with numbers and remedies; "" where it was not.
 
     bridge: after the motion; blocks: its loop waited for the policy; latency: of the policy, where the arm's
-    clock stood still meanwhile.
+    clock stood still meanwhile; plans: in a world model.
     """
     runner = bridge.chunks
     seen, chunk = (latency or runner.latency).summary(), runner.schedule.chunk
@@ -177,4 +183,4 @@ def slowness(bridge, blocks: bool, latency: "Latency | None" = None) -> str:
     else:
         slow = seen["max"] > lasts and starved > 0
         what = f"{rows}: the arm had no action in {starved} periods"
-    return takes + what + FASTER if slow else ""
+    return takes + what + (FASTER_PLAN if plans else FASTER) if slow else ""
