@@ -151,12 +151,16 @@ def said(what: str | Callable[[], str], passed: tuple[type[BaseException], ...] 
     except (UserError, *passed):
         raise
     except Exception as e:
-        at = traceback.extract_tb(e.__traceback__)
-        own = [f for f in at if not f.filename.startswith(LIBRARIES) and "/site-packages/" not in f.filename]
-        place = (own or at)[-1]
-        file, line = place.filename, place.lineno
-        if isinstance(e, SyntaxError) and e.filename:
-            file, line = e.filename, e.lineno
-        message = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())[:300]
-        words = what if isinstance(what, str) else what()
-        raise UserError(f"{words}: {type(e).__name__}: {message} ({file}, line {line})") from e
+        raise UserError(f"{what if isinstance(what, str) else what()}: {error_words(e)}") from e
+
+
+def error_words(e: BaseException) -> str:
+    """An exception in a line: its kind, its words, and where it was raised, in the user's code where some is
+    on the way."""
+    at = traceback.extract_tb(e.__traceback__)
+    own = [f for f in at if not f.filename.startswith(LIBRARIES) and "/site-packages/" not in f.filename]
+    file, line = ((own or at)[-1].filename, (own or at)[-1].lineno) if at else ("", 0)
+    if isinstance(e, SyntaxError) and e.filename:
+        file, line = e.filename, e.lineno
+    message = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())[:300]
+    return f"{type(e).__name__}: {message} ({file}, line {line})"

@@ -10,9 +10,10 @@ it does not take is refused.
 import inspect
 
 import gymnasium as gym
+from gymnasium.vector import VectorEnv
 
 from robo_rl.errors import UserError
-from robo_rl.plugins import check_call, load_object, split_arguments
+from robo_rl.plugins import check_call, error_words, load_object, said, split_arguments
 from sims.mujoco.gl import set_mujoco_gl
 
 WHAT = "--sim"
@@ -27,6 +28,7 @@ DEFAULTS = {
     "render": False,
     "device": "cpu",
 }  # what nobody asked for
+OURS = ("robo_rl", "sims", "world_models", "controllers")  # packages whose errors are not a user's
 HINTS = ("threads", "image_size")  # of use to who takes them
 
 
@@ -35,7 +37,8 @@ def make_own(name: str, task: str, num_envs: int, **options):
     make, arguments = find_sim(name), split_arguments(name)[1]
     options = {"task": task} | options
     given = taken(name, make, {k: v for k, v in options.items() if k not in arguments}) | arguments
-    env = make(num_envs=num_envs, **given)
+    with said(f"{WHAT} {name} cannot be made"):
+        env = make(num_envs=num_envs, **given)
     _look((name, *sorted((k, str(v)) for k, v in given.items())), env)
     return env
 
@@ -89,7 +92,23 @@ def _look(key: tuple, env) -> None:
     from sims.check import check_quickly
 
     try:
-        check_quickly(env)
+        with said(f"{WHAT} {key[0]}: its first steps failed", passed=(AssertionError,)):
+            check_quickly(env)
     except AssertionError as e:
-        raise UserError(f"{WHAT} {key[0]}: {e} (robo_rl check --sim {key[0]} runs the whole suite)") from None
+        words = str(e) or error_words(e)
+        raise UserError(
+            f"{WHAT} {key[0]}: {words} (robo_rl check --sim {key[0]} runs the whole suite)"
+        ) from None
     _seen.add(key)
+
+
+def own_error(e: Exception) -> str:
+    """What the code of a user's own vector env raised, in a line; "" where none of its methods was running,
+    and of what is told otherwise."""
+    at = None if isinstance(e, UserError | MemoryError) else e.__traceback__
+    while at is not None:
+        frame, at = at.tb_frame, at.tb_next
+        env = type(frame.f_locals.get("self"))
+        if issubclass(env, VectorEnv) and env.__module__.split(".")[0] not in OURS:
+            return f"the simulator failed in {env.__name__}.{frame.f_code.co_name}: {error_words(e)}"
+    return ""

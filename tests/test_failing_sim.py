@@ -212,7 +212,83 @@ def test_a_round_of_own_successes_begins_anew_where_the_simulator_failed(tmp_pat
     more = [*SMALL, "--steps", 2400, "--eval-every", 2400, "--demos", 2, "--bc.updates", 60, "--bc.own", 12]
     done = robo_rl(tmp_path, *run, *more, "--eval-episodes", 40, "--out", "run")
     assert done.code == 0 and (tmp_path / "failed").exists(), done
-    assert done.err.count("the simulator failed, and the round begins anew: the solver diverged") == 1
+    again = "the simulator failed, and the round begins anew: RuntimeError: the solver diverged ("
+    assert done.err.count(again) == 1
+
+
+BROKEN = '''
+from pathlib import Path
+from toys import PointReach
+
+
+class Points(PointReach):
+    """Fails with as many envs as the file `broken` says; 0: with any number; below 0: at that step."""
+
+    made = 0
+
+    def step(self, actions):
+        self.made += 1
+        if Path("broken").exists() and int(Path("broken").read_text()) in (0, self.num_envs, -self.made):
+            raise BrokenPipeError("the link\\nbroke")
+        return super().step(actions)
+
+
+def make(num_envs, task="", reward="", max_steps=0):
+    return Points(num_envs, 24, radius=0.3)
+'''
+OWN_RUN = [
+    *["train", "--sim", "points:make", "--envs", 16, "--workers", 0, "--no-video", *SMALL, "--out", "run"],
+    *["--steps", 2400, "--eval-every", 2400, "--demos", 2, "--bc.updates", 60],
+]
+BROKE = r"BrokenPipeError: the link broke \(\S+points.py, line \d+\)"
+
+
+@pytest.mark.parametrize(
+    "envs, of", [("40", "evaluation"), ("12", "round")], ids=["evaluation", "own successes"]
+)
+def test_a_vector_env_that_always_fails_in_a_part_of_a_run_ends_it_in_a_line_and_the_run_is_kept(
+    tmp_path, envs, of
+):
+    (tmp_path / "points.py").write_text(BROKEN)
+    (tmp_path / "broken").write_text(envs)
+    own = ["--algo", "pi_rl", "--bc.own", 12, "--eval-episodes", 40, "--eval-envs", 40]
+    done = robo_rl(tmp_path, *OWN_RUN, *own)
+    assert done.code == 2 and "Traceback" not in done.err, done
+    assert len(re.findall(rf"the simulator failed, and the {of} begins anew: {BROKE}", done.err)) == 2
+    kept = "the run is kept: robo_rl train --resume run goes on with it"
+    assert re.search(rf"robo_rl: the simulator failed 3 times in a row: {BROKE}; {kept}\n", done.err)
+    (tmp_path / "broken").unlink()
+    assert robo_rl(tmp_path, "train", "--resume", "run").code == 0
+
+
+def test_a_vector_env_that_fails_ends_every_command_in_a_line(tmp_path):
+    (tmp_path / "points.py").write_text(BROKEN)
+    done = robo_rl(tmp_path, *OWN_RUN, "--algo", "bc")
+    assert done.code == 0, done
+    (tmp_path / "broken").write_text("0")
+    for command in (
+        ["check", "--sim", "points:make"],
+        ["eval", "run"],
+        ["collect", "--sim", "points:make", "--episodes", 2, "--out", "data"],
+        [*OWN_RUN, "--algo", "pi_rl", "--out", "other"],
+    ):
+        done = robo_rl(tmp_path, *command)
+        assert done.code == 2 and "Traceback" not in done.err, done
+        said = rf"robo_rl: --sim points:make: its first steps failed: {BROKE}\n"
+        assert re.search(said, done.err), done
+    (tmp_path / "broken").write_text("-6")
+    done = robo_rl(tmp_path, "eval", "run", "--episodes", 3)
+    assert done.code == 2 and re.search(
+        rf"robo_rl: the simulator failed in Points.step: {BROKE}\n", done.err
+    ), done
+
+
+def test_a_function_that_cannot_make_its_envs_is_told_in_a_line(tmp_path):
+    (tmp_path / "points.py").write_text("def make(num_envs):\n    return {}['port']\n")
+    done = robo_rl(tmp_path, "check", "--sim", "points:make")
+    assert done.code == 2 and re.fullmatch(
+        r"robo_rl: --sim points:make cannot be made: KeyError: 'port' \(\S+points.py, line 2\)\n", done.err
+    ), done
 
 
 class Diverges(PointReach):
@@ -252,13 +328,13 @@ def policy():
 def test_the_choice_of_noise_begins_anew_where_the_simulator_failed(judged):
     evaluator, said = judged
     assert 0 <= evaluator.success_under_noise(policy(), CHOOSE, lambda n: None) <= 1
-    assert Diverges.lives == 2 and "the evaluation begins anew: the solver diverged" in said[0]
+    assert Diverges.lives == 2 and "the evaluation begins anew: RuntimeError: the solver" in said[0]
 
 
 def test_a_simulator_that_fails_costs_the_video_and_not_the_run(judged, monkeypatch):
     evaluator, said = judged
     evaluator.film("sft", policy())
-    assert said == ["no video: the solver diverged"]
+    assert len(said) == 1 and said[0].startswith("no video: RuntimeError: the solver diverged (")
 
     def mistake(*args):
         raise RuntimeError("of ours")

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import get_type_hints
 
 from robo_rl.child import set_openmp
@@ -88,9 +88,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         for text in argv:
             utf8("an option of the command line", text)
-        module, args = parse_arguments(argv)
-        job = getattr(module, "run_guarded", module.run) if command else module.run
-        raise SystemExit(job(args))
+        with own_errors():
+            module, args = parse_arguments(argv)
+            job = getattr(module, "run_guarded", module.run) if command else module.run
+            raise SystemExit(job(args))
     except UserError as e:
         print(f"robo_rl: {' '.join(str(e).split())}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -119,6 +120,17 @@ def main(argv: list[str] | None = None) -> None:
             raise
         print(f"robo_rl: {e.filename}: {e.strerror}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+@contextlib.contextmanager
+def own_errors() -> Iterator[None]:
+    """Say what a user's own vector env raises as one UserError."""
+    try:
+        yield
+    except Exception as e:
+        if "sims.own" in sys.modules and (words := sys.modules["sims.own"].own_error(e)):
+            raise UserError(words) from e
+        raise
 
 
 def plain_warning() -> Callable[..., str]:

@@ -12,7 +12,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment import envs, recipes
 from robo_rl.experiment.methods import find_method
 from robo_rl.options import FROM_REPLAY
-from robo_rl.plugins import is_object
+from robo_rl.plugins import error_words, is_object
 
 STEPS = 100  # of an episode in the suite of envs, where the env's own limit is longer than that takes
 SEEDED = "; draw all that is random from self.np_random, which super().reset(seed=seed) seeds"
@@ -61,7 +61,7 @@ def _checked(what: str, run, seeded: str = "") -> tuple[str, ...]:
     try:
         return run()
     except AssertionError as e:
-        raise UserError(f"{what}: {e}{seeded if 'seed' in str(e) else ''}") from None
+        raise UserError(f"{what}: {str(e) or error_words(e)}{seeded if 'seed' in str(e) else ''}") from None
 
 
 def _env(options: CheckOptions, sim: str) -> tuple[str, ...]:

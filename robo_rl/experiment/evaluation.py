@@ -237,8 +237,8 @@ class Evaluator:
         simulator failed."""
         from robo_rl.runtime.worker_pool import tried_again
 
-        def failed(e: Exception) -> None:
-            self.report.say(f"the simulator failed, and the evaluation begins anew: {e}", "warning")
+        def failed(words: str) -> None:
+            self.report.say(f"the simulator failed, and the evaluation begins anew: {words}", "warning")
             with contextlib.suppress(Exception):
                 self.env.close()
             self.env = None
@@ -268,7 +268,7 @@ class Evaluator:
     def film(self, label: str, policy) -> None:
         """Video of four evaluation episodes; says why when it cannot."""
         from robo_rl.film import filmed_steps
-        from robo_rl.runtime.worker_pool import raised_by_env
+        from robo_rl.runtime.worker_pool import env_words, raised_by_env
 
         try:
             env = make_env(replace(self.config, sim=twin(self.config.sim)), FILMED, render=True)
@@ -278,7 +278,7 @@ class Evaluator:
         except Exception as e:  # noqa: BLE001 (of a user's simulator: nothing is learnt from a video)
             if not isinstance(e, UserError) and not raised_by_env(e):
                 raise
-            self.report.say(f"no video: {e}")
+            self.report.say(f"no video: {env_words(e)}")
 
 
 def chosen_starts(options: EvalConfig, tasks: tuple[str, ...]) -> "np.ndarray":

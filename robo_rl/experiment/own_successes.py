@@ -89,7 +89,9 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
         before, kept = run.looks[-1].worst, run.policy
         won, steps = tried_again(
             functools.partial(play_round, run, made),
-            lambda e: run.report.say(f"the simulator failed, and the round begins anew: {e}", "warning"),
+            lambda words: run.report.say(
+                f"the simulator failed, and the round begins anew: {words}", "warning"
+            ),
         )
         if won < LEAST:
             run.report.say(

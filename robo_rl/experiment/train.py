@@ -148,6 +148,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.experiment.run import Run, Stopped, looks_of
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
+    from robo_rl.runtime.worker_pool import WorkerFailure
 
     check_device(config.device)  # of a run that goes on elsewhere
     torch.set_num_threads(config.torch_threads)
@@ -200,9 +201,11 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                     learn(run)
                 else:
                     sft_stage(run)
+                choose_noise(run)
             except Stopped:
                 return run.end(stopped_words(folder), run.stop.code)
-            choose_noise(run)
+            except WorkerFailure as e:
+                raise kept(e, folder) from e
             keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
             run.save({}, finished)
@@ -266,7 +269,12 @@ def rl_stage(run, checkpoint_folder: Path | None) -> int:
     except UserError as e:
         if "--resume" in str(e):
             raise
-        raise type(e)(f"{e}; the run is kept: robo_rl train --resume {run.folder} goes on with it") from e
+        raise kept(e, run.folder) from e
+
+
+def kept(e: UserError, folder: Path) -> UserError:
+    """`e` with how its run goes on."""
+    return type(e)(f"{e}; the run is kept: robo_rl train --resume {folder} goes on with it")
 
 
 def learn_online(run, checkpoint_folder: Path | None) -> int:

@@ -20,6 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from robo_rl.errors import LostDaemon, UserError
 from robo_rl.files import private_folder, read_json
+from robo_rl.plugins import error_words
 from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.batches import BatchBuilder
@@ -127,10 +128,10 @@ class ErrorCounts:
     def failed(self, e: Exception, begun: bool) -> None:
         """The simulator in this process raised `e`; says so when it is new, and raises what should end the
         run: an error of something else, of a simulator that has not begun to work, or one too many."""
-        if not (begun or self.finished) or not raised_by_env(e):
+        if not raised_by_env(e) or not (begun or self.finished) and isinstance(e, UserError):
             raise e
-        words = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
-        if why := self.add(self.who, words):
+        words = env_words(e)
+        if why := self.add(self.who, words) if begun or self.finished else f"{self.who} failed: {words}":
             raise WorkerFailure(why) from e
 
 
@@ -145,17 +146,24 @@ def raised_by_env(e: BaseException) -> bool:
     return False
 
 
-def tried_again(play: Callable[[], T], failed: Callable[[Exception], None]) -> T:
+def env_words(e: Exception) -> str:
+    """What a simulator raised, in a line."""
+    return str(e) if isinstance(e, UserError) else error_words(e)
+
+
+def tried_again(play: Callable[[], T], failed: Callable[[str], None]) -> T:
     """What `play()` gives, whose env is made anew at each call; where its simulator raised it is called again
-    after `failed(error)`, AGAIN times at most."""
-    for _ in range(AGAIN):
+    after `failed(words)`, AGAIN times at most. WorkerFailure: it raised each time."""
+    for again in range(AGAIN + 1):
         try:
             return play()
         except Exception as e:  # noqa: BLE001 (of a user's simulator)
             if not raised_by_env(e):
                 raise
-            failed(e)
-    return play()
+            if again == AGAIN:
+                raise WorkerFailure(f"the simulator failed {AGAIN + 1} times in a row: {env_words(e)}") from e
+            failed(env_words(e))
+    raise AssertionError("the last try returns or raises")
 
 
 class WorkerPoolFeed:
