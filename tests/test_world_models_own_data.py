@@ -74,6 +74,18 @@ def test_degrees_that_are_called_radians_are_refused_by_a_model_of_radians(aloha
     assert np.abs(own_units.as_commands([wider], axes)[0].action).max() > 1.5, "another motion is none"
 
 
+def test_radians_that_are_called_degrees_are_refused_by_a_model_of_degrees(tmp_path):
+    folder = datasets.write(tmp_path / "so100", "so100", episodes=2, length=30, views=0)
+    labels.state_units(folder, "deg")
+    data = load(folder)
+    axes = own_units.as_commands([data])[0].spec.axes
+    radians = replace(data, action=np.radians(data.action))
+    with pytest.raises(UserError, match="goes from .* deg, in the model's recordings from .*other units"):
+        own_units.as_commands([radians], axes)
+    for less in (data.action / 8, np.tile(data.action[:1], (len(data.action), 1)), data.action[:0]):
+        own_units.as_commands([replace(data, action=less)], axes)  # a little motion, none, no frame
+
+
 def test_what_a_function_gives_that_is_no_action_of_the_model_is_one_line(aloha, tmp_path):
     model, data = learnt(aloha, tmp_path / "wm"), load(aloha)
     obs = {"state": data.state[:3], "task": np.array([data.task(0)] * 3)}
@@ -208,14 +220,15 @@ def test_units_that_differ_are_named_with_their_remedy(aloha, tmp_path):
     labels.state_units(other, "deg")
     with pytest.raises(
         UserError,
-        match=r"'left_waist' means .* rad \(absolute\) there, .* deg \(absolute\) here.*robo_rl data label",
+        match=r"'left_waist' is in rad \(absolute\) there, in deg \(absolute\) here.*robo_rl data label",
     ):
         learning.read([str(aloha), str(other)])
     spec, _ = spec_of(aloha)
     axes = own_units.as_commands([load(other)], spec.control.axes)[0].spec.axes
     with pytest.raises(
         UserError,
-        match=r"rad \(absolute\) in the model, .* deg \(absolute\) in the data.*robo_rl data label .*deg --u",
+        match=r"'left_waist' is in rad \(absolute\) in the model, in deg \(absolute\) in the data.*"
+        "robo_rl data label .*deg --u",
     ):
         check_dataset(
             replace(spec, control=replace(spec.control, views=())), load(other).meta, str(other), axes
@@ -231,9 +244,12 @@ def test_demonstrations_in_the_models_units_are_told_in_its_commands(aloha, tmp_
     labels.state_units(other, "deg")
     with pytest.raises(
         UserError,
-        match=r"rad \(absolute\) in the model, .* deg \(absolute\) in the data; give demonstrations in the",
+        match=r"rad \(absolute\) in the model, in deg \(absolute\) in the data; give demonstrations in the",
     ):
         load_demos(other, env)
+    env.model = SimpleNamespace(spec=replace(spec, tasks=("fold the shirt",)))
+    with pytest.raises(UserError, match="'transfer the cube', which the world model was never taught; it kn"):
+        load_demos(aloha, env)
     arm = SimpleNamespace(spec=spec.control)
     np.testing.assert_array_equal(load_demos(aloha, arm).action, load(aloha).action)
 
@@ -329,5 +345,5 @@ def test_the_report_of_a_model_of_it_says_that_nobody_told_success(aloha, tmp_pa
         options.WorldEvalConfig(model=str(tmp_path / "wm"), dataset=str(aloha), windows=8, horizon=4),
     )
     assert np.isfinite([i["value"] for i in doc["open_loop"]["state"]["model"].values()]).all()
-    assert "Nobody said which episodes succeeded" in doc["notes"][0]
+    assert "Nobody said which episodes succeeded" in doc["notes"][0] and not doc["success"]["known"]
     assert "These 8 windows are of 1 episode alone" in doc["notes"][1]

@@ -24,6 +24,7 @@ from world_models import judge as judges
 from world_models import model as worlds
 from world_models.announced import AnnouncedSteps
 from world_models.imagine import due, is_lost
+from world_models.instructions import check_known
 from world_models.judge_protocol import Clips
 from world_models.model import Frames, WorldModel
 from world_models.options import PICTURED
@@ -288,8 +289,9 @@ class WorldEnv(ControlEnv):
 
     def in_commands(self, data):
         """A data set whose actions are in the units of what the model learnt from, in its commands.
-        UserError: they are in others."""
+        UserError: they are in others, or it has an instruction that the model was never taught."""
         spec = self.model.spec
+        check_known(spec.tasks, (data.task(e) for e in range(len(data))), str(data.meta.root))
         told = as_commands([data], spec.control.axes)[0] if spec.own else data
         if told is not data and (bad := units_differ(spec.control.axes, told.spec.axes)):
             remedy = "give demonstrations in the units of what the model learnt from"

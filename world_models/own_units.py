@@ -23,6 +23,7 @@ from world_models.own_pictures import unpadded
 from world_models.recorded import control_of
 
 FAR = 10.0  # times the model's range: degrees taken for radians are 57
+NEAR = 1 / 30  # of the model's largest number: radians taken for degrees are 1/57
 STILL = 1e-3  # half the range of an axis that never moves, in its unit
 
 
@@ -54,10 +55,16 @@ def as_commands(datasets: Sequence, axes: tuple[ActionAxis, ...] = ()) -> list:
 
 
 def _check_range(d, commands: np.ndarray, axes: Sequence[ActionAxis]) -> None:
-    """Raise UserError where most axes of recorded `commands` [F,A] go FAR times as far as the model's."""
+    """Raise UserError where most axes of recorded `commands` [F,A] go FAR times as far as the model's, or,
+    of those that move, NEAR times as far from 0."""
     far = np.abs(commands).max(0, initial=0)
-    if np.median(far) > FAR:
-        i = int(far.argmax())
+    most = np.abs(ends_of(axes)).max(0)
+    moves = (
+        (np.ptp(d.action, axis=0) > STILL) & (most > STILL) if len(d.action) else np.zeros(len(axes), bool)
+    )
+    reach = np.where(moves, np.abs(d.action).max(0, initial=0) / np.maximum(most, STILL), np.inf)
+    if np.median(far) > FAR or (moves.any() and np.median(reach[moves]) < NEAR):
+        i = int(far.argmax() if np.median(far) > FAR else reach.argmin())
         a, x = axes[i], d.action[:, i]
         raise UserError(
             f"{d.meta.root}: action {a.name!r} goes from {x.min():.3g} to {x.max():.3g} {a.unit}, in the "

@@ -44,13 +44,18 @@ def units_differ(
     here: str = "in the model",
     there: str = "in the data",
 ) -> list[str]:
-    """Axes of the same names whose numbers mean something else, as words."""
+    """Axes of the same names whose numbers mean something else, as words; of equal ends the units alone."""
 
-    def meaning(a: ActionAxis) -> str:
-        return f"{a.low:g} .. {a.high:g} {a.unit} ({a.kind})"
+    def ends(a: ActionAxis) -> str:
+        return f"{a.low:g} .. {a.high:g} "
+
+    def unit(a: ActionAxis) -> str:
+        return f"{a.unit} ({a.kind})"
 
     return [
-        f"action {x.name!r} means {meaning(x)} {here}, {meaning(y)} {there}"
+        f"action {x.name!r} is in {unit(x)} {here}, in {unit(y)} {there}"
+        if (x.low, x.high) == (y.low, y.high)
+        else f"action {x.name!r} means {ends(x)}{unit(x)} {here}, {ends(y)}{unit(y)} {there}"
         for x, y in zip(mine, theirs, strict=False)
         if (x.low, x.high, x.unit, x.kind) != (y.low, y.high, y.unit, y.kind)
     ]
