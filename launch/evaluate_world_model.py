@@ -44,7 +44,7 @@ def main() -> None:
     model = robo_rl.load_world_model(args.model)
     lanes = min(args.episodes, 32) if model.spec.control.views else args.episodes
     simulator = None if args.no_simulator else simulator_of(model.spec, lanes)
-    if simulator is not None and (note := shortened(model.spec, False)):
+    if simulator is not None and (note := shortened(model.spec, "simulator")):
         print(note, file=sys.stderr)
     for name in args.policies:
         with find_policy(name, model.spec, args) as policy:

@@ -640,7 +640,8 @@ def test_a_simulator_beside_a_model_has_episodes_as_long_as_those_in_it():
     spec = worlds.WorldSpec(kind="latent", control=made.spec, state=width, horizon=9)
     assert simulator_of(spec, 1).spec.max_steps == 9 and spec.steps() == 9 and spec.steps(4) == 4
     assert simulator_of(replace(spec, horizon=0), 1).spec.max_steps == made.spec.max_steps == 50
-    assert "after 9 steps" in shortened(spec, False) and not shortened(replace(spec, horizon=50), False)
+    assert "in the simulator as well" in shortened(spec, "simulator") and "sim" not in shortened(spec, "")
+    assert "after 9 steps" in shortened(spec, "") and not shortened(replace(spec, horizon=50), "")
 
 
 def test_a_judge_that_is_asked_now_and_then_is_asked_where_the_model_ends_an_episode():

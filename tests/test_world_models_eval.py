@@ -15,7 +15,7 @@ import torch
 from toys import PointReach
 
 import robo_rl
-from robo_rl.cli.wm_eval import table
+from robo_rl.cli.wm_eval import baseline_lines, table
 from robo_rl.data.episode import Episode
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
@@ -247,7 +247,7 @@ def test_a_data_set_with_other_axes_or_another_rate_is_named(data):
         ({"views": ("front",)}, "camera front"),
         (
             {"axes": tuple(replace(a, unit="rad") for a in model.spec.control.axes)},
-            r"'x' means .* rad \(delta\) in the model, .* m \(delta\) in",
+            r"'x' is in rad \(delta\) in the model, in m \(delta\) in",
         ),
     ):
         model.spec = replace(PointModel().spec, control=replace(model.spec.control, **change))
@@ -325,6 +325,17 @@ def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     none = doc["success"] | {"tp": 0, "fn": 0, "fp": 2}
     said = wm_page.tiles_of(plain(doc) | {"success": none})
     assert "<b>–</b><small>2 false alarms; no window here has a success" in said
+    untold = plain(doc) | {"success": none | {"known": False}}
+    assert "<b>–</b><small>nobody said which episodes succeeded" in wm_page.tiles_of(untold)
+    assert "Success probability" not in wm_page.page(untold, []) and "Success probability" in html
+    said = table(doc | {"success": none | {"known": False}})
+    assert "success: not measured, for nobody said" in said and "false alarms" not in said
+
+
+def test_ratios_of_many_thousands_keep_their_columns():
+    rows = {"ridge": {"error": {"1": 0, "2": 0}, "ratio": {"1": 2995.0543, "2": None}}}
+    head, row = baseline_lines({"rows": rows, "settings": {}})
+    assert row.split() == ["ridge", "2995", "–"] and head.index("1") == row.index("5")
 
 
 @pytest.mark.slow

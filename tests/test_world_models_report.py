@@ -406,6 +406,10 @@ GOOD = {
             {"success": GOOD["success"] | {"precision": 0.5, "fp": 9}},
             "9 of its 18 successes are none; record failures",
         ),
+        (
+            {"success": {"tp": 0, "fp": 9, "fn": 0, "recall": 0, "precision": 0, "known": False}},
+            "nothing measured speaks against",
+        ),
         ({"following": {"correlation": 0.3}}, "correlation of 0.30"),
         (
             {"ranking": {"policies": 8, "real": "robot", "spearman": {"low": 0.9}}},

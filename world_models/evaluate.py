@@ -304,8 +304,9 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
     views, fresh, notes = model.spec.control.views, unseen(model, dataset), []
     if not dataset.is_judged:
         notes.append(
-            "Nobody said which episodes succeeded, so all count as failures, and the model's success means "
-            f"nothing: robo_rl data label {config.dataset} --success …, then train it anew."
+            "Nobody said which episodes succeeded, so what the model says of success is not measured: "
+            f"robo_rl data label {config.dataset} --success …. A model that learnt from them so knows no success: "
+            "train it anew."
         )
     if all_learnt := not fresh.any():
         fresh[:] = True
@@ -323,6 +324,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
         )
     scale = np.array(model.spec.scale or spread(dataset))
     doc, arrays = measure_open_loop(model, w, scale, config, begun(progress, "predict", len(w), "windows"))
+    doc["success"]["known"] = dataset.is_judged
     tick = begun(progress, "measure", 3, "parts")
     error = arrays["errors"]["state"][0]
     foreign = bool(foreign_to(model, dataset)[w.episode].all())

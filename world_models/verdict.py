@@ -80,7 +80,7 @@ def objections(doc: dict) -> tuple[list[str], list[str]]:
         )
     if s["tp"] + s["fn"] and s["recall"] < GOOD_RECALL:
         add(f"it misses {s['fn']} of {s['tp'] + s['fn']} successes", "more successful episodes")
-    if s["tp"] + s["fp"] and s["precision"] < GOOD_PRECISION:
+    if s.get("known", True) and s["tp"] + s["fp"] and s["precision"] < GOOD_PRECISION:
         add(f"{s['fp']} of its {s['tp'] + s['fp']} successes are none", "failures that end near success")
     f = doc["following"]["correlation"]
     if f is not None and f < GOOD_FOLLOWING:

@@ -100,7 +100,8 @@ def baseline_lines(b: dict) -> list[str]:
         lines.append(
             f"    {name:<29}"
             + "".join(
-                f"{'–' if row['ratio'][h] is None else format(row['ratio'][h], '8.3f'):>8}" for h in horizons
+                f" {'–' if x is None else format(x, '.3f' if x < 100 else '.0f'):>7}"
+                for x in map(row["ratio"].get, horizons)
             )
             + told
         )
@@ -116,8 +117,10 @@ def head_lines(doc: dict) -> list[str]:
             f"{len(f['dimensions'])} dimensions"
         )
     lines.append(
-        f"  success: {s['tp']} true, {s['fp']} false alarms, {s['fn']} missed, {s['tn']} rightly denied; "
-        f"accuracy {s['accuracy']['value']:.3f} [{s['accuracy']['low']:.3f}, {s['accuracy']['high']:.3f}]"
+        "  success: not measured, for nobody said which episodes succeeded"
+        if not s.get("known", True)
+        else f"  success: {s['tp']} true, {s['fp']} false alarms, {s['fn']} missed, {s['tn']} rightly "
+        f"denied; accuracy {s['accuracy']['value']:.3f} [{s['accuracy']['low']:.3f}, {s['accuracy']['high']:.3f}]"
     )
     lines += [
         f"  uncertainty: rank correlation with the error {u['spearman']:.2f}, AUROC of the worst tenth "

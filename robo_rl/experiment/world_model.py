@@ -5,6 +5,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -444,14 +445,19 @@ def measure_unlike(model, env, policies: list, config: WorldEvalConfig) -> dict:
 # ---- all of it ---------------------------------------------------------------------------------------------
 
 
-def shortened(spec, robot: bool) -> str:
-    """What is to be said of episodes in the model that are shorter than recorded ones; "": they are not."""
+def shortened(spec, beside: Literal["robot", "simulator", ""]) -> str:
+    """What is to be said of episodes in the model that are shorter than recorded ones; "": they are not.
+    beside: what success in the model is compared with, "" nothing."""
     if spec.steps() >= spec.control.max_steps:
         return ""
-    there = "those of the robot may have lasted longer" if robot else "in the simulator as well"
+    there = {
+        "robot": ": those of the robot may have lasted longer",
+        "simulator": ": in the simulator as well",
+        "": "",
+    }[beside]
     return (
         f"Episodes in the model end after {spec.steps()} steps, to which it is calibrated, recorded ones "
-        f"after {spec.control.max_steps}: {there}."
+        f"after {spec.control.max_steps}{there}."
     )
 
 
@@ -488,9 +494,10 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
         if asked:
             told_in = as_commands([dataset], model.spec.control.axes)[0]
             doc["probe"] = probe_model(model, env, told_in, config, progress.each)
+    beside = "robot" if table is not None else "" if env is None else "simulator"
     if env is not None:
         env.close()
-    if ("policies" in doc or asked) and (note := shortened(model.spec, table is not None)):
+    if ("policies" in doc or asked) and (note := shortened(model.spec, beside)):
         doc["notes"].append(note)
     doc["verdict"], doc["objections"] = verdict(doc), objections(doc)[0]
     return doc, arrays

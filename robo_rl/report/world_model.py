@@ -248,12 +248,13 @@ def tiles_of(doc: dict) -> str:
         )
     )
     tiles.append(tile("Action following", number(f["correlation"]), f"correlation; gain {number(f['gain'])}"))
-    did = s["tp"] + s["fn"]
+    did, known = s["tp"] + s["fn"], s.get("known", True)
+    alarms = f"{s['fp']} false alarms" + ("" if did else "; no window here has a success")
     tiles.append(
         tile(
             "Successes found",
             f"{s['tp']} of {did}" if did else "–",
-            f"{s['fp']} false alarms" + ("" if did else "; no window here has a success"),
+            alarms if known else "nobody said which episodes succeeded",
         )
     )
     tiles.append(tile("Uncertainty", number(u["auroc_worst_tenth"]), "AUROC of the worst tenth of errors"))
@@ -373,13 +374,14 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
         "predicted uncertainty",
         False,
     )
-    calibration += reliability_chart(
-        "Success probability",
-        "share of windows that succeed, in ten equal groups by the greatest probability of a step",
-        s["bins"],
-        "greatest probability",
-        True,
-    )
+    if s.get("known", True):
+        calibration += reliability_chart(
+            "Success probability",
+            "share of windows that succeed, in ten equal groups by the greatest probability of a step",
+            s["bins"],
+            "greatest probability",
+            True,
+        )
     body = f"""
 <header><p class="eyebrow">robo_rl world model</p><h1>{esc(doc["model"])}</h1><ul class="facts">{facts}</ul></header>
 {said}<section class="tiles">{tiles_of(doc)}</section>{notes}
