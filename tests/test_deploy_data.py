@@ -26,7 +26,7 @@ from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import start_placement
-from robo_rl.experiment.data_facts import DataFacts, read_facts
+from robo_rl.experiment.data_facts import DataFacts, check_instruction, read_facts
 from robo_rl.experiment.deploy import deploy_in_process
 from robo_rl.experiment.deploy_data import data_interface, fitted
 from robo_rl.experiment.deploy_options import DeployOptions
@@ -278,6 +278,23 @@ def test_degrees_that_are_taken_for_radians_move_nothing(tmp_path, unit, times):
             UserError, match="the policy asks for joint2.pos at .*, which goes from .*--units"
         ):
             task.shares(np.full((3, 7), [0, -90.0, 0, 0, 0, 0, 0]))
+
+
+def test_an_instruction_that_a_run_never_learnt_is_refused_and_one_of_known_words_is_told(tmp_path):
+    (tmp_path / "dataset.json").write_text(json.dumps({"tasks": ["pick the red cube", "push the blue cube"]}))
+    words, text = SimpleNamespace(language=True, text=0), SimpleNamespace(language=True, text=48)
+    config, said = SimpleNamespace(demos="nowhere"), []
+    for spec, told in ((words, ""), (words, "Pick  the red CUBE"), (text, "push the blue cube")):
+        check_instruction(tmp_path, config, spec, told, said.append)
+    assert not said
+    with pytest.raises(UserError, match="never learnt 'fold', 'shirt'; it learnt 'pick the red cube', 'push"):
+        check_instruction(tmp_path, config, words, "fold the shirt", said.append)
+    check_instruction(tmp_path, config, words, "push the red cube", said.append)
+    check_instruction(tmp_path, config, text, "fold the shirt", said.append)
+    assert [line.split("'")[1] for line in said] == ["push the red cube", "fold the shirt"]
+    check_instruction(tmp_path, config, SimpleNamespace(language=False, text=0), "fold", said.append)
+    check_instruction(tmp_path / "kept no facts", config, words, "fold", said.append)
+    assert len(said) == 2
 
 
 def test_another_rate_than_the_datas_is_said(tmp_path):

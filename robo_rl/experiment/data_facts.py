@@ -10,6 +10,7 @@ simulator, for `robo_rl deploy` and `serve`: RUN/dataset.json.
 square) of a run in a world model of data in their own units.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,31 @@ def read_facts(folder: Path, demos: str) -> DataFacts:
             "(robo_rl deploy --help)"
         )
     return facts
+
+
+def check_instruction(
+    folder: Path, config, spec, instruction: str, warn: Callable[[str], None] = lambda line: None
+) -> None:
+    """Compare the `instruction` that a policy is to be told with those of the data set that the run in
+    `folder` learnt from.
+
+    UserError: it has a word that none of these has, and the policy learns words by themselves (one that
+    reads text may know it). warn(line): it is another one, of words that it learnt. "", and a run that kept
+    no instructions, are not looked at.
+    """
+    if not (spec.language and instruction and (folder / NAME).is_file()):
+        return
+    from robo_rl.policies.nets import tokenize
+
+    tasks = [t for t in read_facts(folder, config.demos).tasks if t]
+    learnt, asked = tokenize(tasks), tokenize([instruction])[0]
+    if not tasks or (learnt == asked).all(1).any():
+        return
+    known = ", ".join(repr(t) for t in tasks[:6]) + (f" and {len(tasks) - 6} more" if len(tasks) > 6 else "")
+    if not spec.text and (new := set(asked.tolist()) - set(learnt.ravel().tolist()) - {0}):
+        words = ", ".join(repr(w) for w in instruction.split() if tokenize([w])[0, 0] in new)
+        raise UserError(
+            f"--instruction {instruction!r}: the run never learnt {words}; it learnt {known}. Give one of "
+            "these, or train on episodes of it"
+        )
+    warn(f"the run never learnt the instruction {instruction!r}; it learnt {known}")

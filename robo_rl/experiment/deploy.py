@@ -70,7 +70,7 @@ def deploy(
     from robo_rl.experiment.arm import policy_interface
     from robo_rl.experiment.deploy_data import data_interface
 
-    act, config, spec = choose_actor(options)
+    act, config, spec = choose_actor(options, warn)
     of_data = config.sim == "none" or bool(spec.units)  # else of a simulator's arm
     if of_data:
         task = data_interface(

@@ -193,7 +193,7 @@ def deploy_pair(
     for robot in pair.arms.values():
         check_speed(options.speed, robot)
     tell(f"loading the policy of {options.run}")
-    act, config, spec = choose_actor(options)
+    act, config, spec = choose_actor(options, warn)
     task = pair_interface(config, spec, pair)
     recorder = PairRecorder(task, options.record, options.bag, options.instruction, log)
     client, server = open_policy(options, act, task.period)

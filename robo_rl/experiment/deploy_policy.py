@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from robo_rl.child import end, line_with
 from robo_rl.errors import UserError
 from robo_rl.experiment import planning
+from robo_rl.experiment.data_facts import check_instruction
 from robo_rl.experiment.foreign import arm_client, foreign_actor
 from robo_rl.options.foreign import FOREIGN
 
@@ -23,7 +24,8 @@ SERVER_STARTS = 300.0  # s for a policy in a process of its own: a large one is 
 LOCKSTEP = 60.0  # s that a simulated arm in lockstep waits for a chunk
 FASTER = (
     ". Let it compute on another machine (robo_rl serve there, --policy HOST:PORT here) or on a GPU "
-    "(--device cuda), move more slowly (--speed), or train chunks that last longer (--policy.horizon)"
+    "(--device cuda), move more slowly (--speed), or train chunks that last longer (--policy.horizon); with "
+    "--plan-in, plan less (--plan-candidates, --plan-ahead)"
 )
 FASTER_PLAN = (
     ". Let it try fewer chunks (--plan-candidates), look less far (--plan-ahead), or plan in a smaller model "
@@ -31,13 +33,17 @@ FASTER_PLAN = (
 )
 
 
-def choose_actor(options: "DeployOptions"):
+def choose_actor(options: "DeployOptions", warn: Callable[[str], None]):
     """(who acts, the run's config, ObsSpec): the run's policy, or a foreign one in its place. UserError: it
-    does not act so."""
+    does not act so, or never learnt the instruction; warn(line) where it may know it all the same."""
     if options.policy.startswith(FOREIGN):
         return foreign_actor(
             options.run, options.checkpoint, options.task, options.instruction, options.execute
         )
+    from robo_rl.experiment.policy_server import default_instruction, load_actor, remote_actor, run_interface
+
+    folder, _, _, config, spec, _ = run_interface(options.run, options.checkpoint, options.task)
+    check_instruction(folder, config, spec, options.instruction, warn)
     if options.plan_in:
         return planning.load_planned_actor(
             options,
@@ -48,8 +54,6 @@ def choose_actor(options: "DeployOptions"):
             options.seed,
             options.device,
         )
-    from robo_rl.experiment.policy_server import default_instruction, load_actor, remote_actor
-
     if options.policy:
         act, config, spec, folder = remote_actor(options.run, options.checkpoint, options.task)
         if options.policy == "process" and spec.language and not options.instruction:

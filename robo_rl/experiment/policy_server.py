@@ -15,6 +15,7 @@ import tyro
 
 from robo_rl.device_names import check_device
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.data_facts import check_instruction
 from robo_rl.experiment.model_units import CommandUnits, units_of_run
 
 if TYPE_CHECKING:
@@ -546,6 +547,8 @@ def serve_policy(
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
 
+    _, _, _, config, spec, _ = run_interface(options.run, options.checkpoint, options.task)
+    check_instruction(source, config, spec, options.instruction, log)
     sessions = None
     if options.share:
         many, sessions, config, spec = make_sessions(options, log)
