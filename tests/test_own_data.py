@@ -491,7 +491,8 @@ def test_a_model_that_does_not_fit_the_data_ends_training_before_a_folder_is_mad
 
 def test_without_an_env_only_supervised_learning_is_offered(sets, capsys):
     assert run_command("train", "--sim", "none", "--algo", "ppo", "--demos", str(sets["aloha"])) == 2
-    assert "--algo bc" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--algo bc" in said and "--sim wm:RUN" in said
     assert run_command("train", "--sim", "none", "--algo", "bc") == 2
     assert "--demos FOLDER" in capsys.readouterr().err
     more = ("--sim", "none", "--algo", "bc", "--demos", str(sets["aloha"]), "--bc.most", "9000")
@@ -596,7 +597,7 @@ def test_the_page_of_a_run_without_a_simulator_is_judged_by_held_out_episodes(se
     said = capsys.readouterr().err
     axes = json.loads((out / "heldout.json").read_text())["axes"]
     shares = [a["error_of_state"] / a["error_of_mean"] for a in axes]
-    assert f"(of staying where it is {np.mean(shares):.2f})" in said
+    assert f"(staying where it is would have {np.mean(shares):.2f})" in said
     data = load(sets["aloha"])
     _, held = offline.split(TrainConfig(), data)
     moved = np.abs(data.action[held, 0] - data.state[held, 0]).max()

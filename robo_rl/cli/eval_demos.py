@@ -81,7 +81,7 @@ def table(result: dict) -> str:
     few = f" over {n} episodes" + (" (narrow for so few)" if n < 20 else "")
     spread = f"  95 % interval {interval(result)}{few}" if result["low"] is not None else ""
     lines.append(f"  mean error, as a share of that of the mean action: {number(result['error'])}{spread}")
-    lines.append(f"  of staying where it is: {number(result['error_of_state'])}")
+    lines.append(f"  staying where it is would have {number(result['error_of_state'])}")
     if result["learnt_from"]:
         lines.append("  these episodes are those that the run learnt from: its error on others is larger")
     if other := result.get("against"):

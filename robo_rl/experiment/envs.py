@@ -52,10 +52,10 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
         return make_world(name[3:], task, num_envs, judge=judge, **options)
     if name == NONE:
         raise UserError(
-            "--sim none has nothing to play in. Of a run that learnt from a data set alone robo_rl report "
-            "shows the errors on held-out episodes, robo_rl eval RUN --demos FOLDER those on other ones, and "
-            "robo_rl deploy and serve take it; a simulator of the same robot, cameras and units is given by "
-            "--sim"
+            "--sim none is no env. Of a run that learnt from a data set alone robo_rl report shows the "
+            "errors on held-out episodes, robo_rl eval RUN --demos FOLDER those on other ones, and robo_rl "
+            "deploy and serve take it. An env of the same robot, cameras and units is given by --sim: a simulator, "
+            "or wm:RUN, a world model of the data set (robo_rl wm train DATASET)"
         )
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")

@@ -47,8 +47,9 @@ def check(config: TrainConfig) -> None:
     """Raise UserError for options that need an env, and for a data set that does not say enough."""
     if config.algo != "bc":
         raise UserError(
-            f"--sim none has nobody to play: --algo bc learns from a data set alone, --algo {config.algo} "
-            "needs a simulator"
+            f"--sim none is no env: --algo bc learns from a data set alone, --algo {config.algo} acts in an "
+            "env. Learn one from the data set, robo_rl wm train DATASET, and take it: --sim wm:RUN; or name "
+            "a simulator of the robot"
         )
     if config.demos.isdigit() or not (Path(config.demos) / "meta").is_dir():
         raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")

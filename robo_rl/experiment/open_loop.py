@@ -118,7 +118,7 @@ def in_words(told: dict[str, Any]) -> str:
     moving = [a for a in told["axes"] if a["error_of_mean"]]
     stays = told["error_of_state"]
     line = f"mean error of an action {told['error']:.2f} of that of the mean action"
-    line += f" (of staying where it is {stays:.2f})" if np.isfinite(stays) else ""
+    line += f" (staying where it is would have {stays:.2f})" if np.isfinite(stays) else ""
     if moving:
         worst = max(moving, key=lambda a: a["error"] / a["error_of_mean"])
         unit = "" if worst["unit"] == "1" else f" {worst['unit']}"
