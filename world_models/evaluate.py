@@ -305,8 +305,8 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
     if not dataset.is_judged:
         notes.append(
             "Nobody said which episodes succeeded, so what the model says of success is not measured: "
-            f"robo_rl data label {config.dataset} --success …. A model that learnt from them so knows no success: "
-            "train it anew."
+            f"robo_rl data label {config.dataset} --success …. A model that learnt from them so knows no "
+            "success: train it anew."
         )
     if all_learnt := not fresh.any():
         fresh[:] = True

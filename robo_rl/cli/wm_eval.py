@@ -120,7 +120,8 @@ def head_lines(doc: dict) -> list[str]:
         "  success: not measured, for nobody said which episodes succeeded"
         if not s.get("known", True)
         else f"  success: {s['tp']} true, {s['fp']} false alarms, {s['fn']} missed, {s['tn']} rightly "
-        f"denied; accuracy {s['accuracy']['value']:.3f} [{s['accuracy']['low']:.3f}, {s['accuracy']['high']:.3f}]"
+        f"denied; accuracy {s['accuracy']['value']:.3f} "
+        f"[{s['accuracy']['low']:.3f}, {s['accuracy']['high']:.3f}]"
     )
     lines += [
         f"  uncertainty: rank correlation with the error {u['spearman']:.2f}, AUROC of the worst tenth "

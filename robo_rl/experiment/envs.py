@@ -54,8 +54,8 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
         raise UserError(
             "--sim none is no env. Of a run that learnt from a data set alone robo_rl report shows the "
             "errors on held-out episodes, robo_rl eval RUN --demos FOLDER those on other ones, and robo_rl "
-            "deploy and serve take it. An env of the same robot, cameras and units is given by --sim: a simulator, "
-            "or wm:RUN, a world model of the data set (robo_rl wm train DATASET)"
+            "deploy and serve take it. An env of the same robot, cameras and units is given by --sim: "
+            "a simulator, or wm:RUN, a world model of the data set (robo_rl wm train DATASET)"
         )
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")
