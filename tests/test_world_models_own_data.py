@@ -84,6 +84,10 @@ def test_radians_that_are_called_degrees_are_refused_by_a_model_of_degrees(tmp_p
         own_units.as_commands([radians], axes)
     for less in (data.action / 8, np.tile(data.action[:1], (len(data.action), 1)), data.action[:0]):
         own_units.as_commands([replace(data, action=less)], axes)  # a little motion, none, no frame
+        if len(less):
+            own_units.as_commands([data, replace(data, action=less)])
+    with pytest.raises(UserError, match="goes from .* deg, in all data sets together from .*other units"):
+        own_units.as_commands([data, radians])
 
 
 def test_what_a_function_gives_that_is_no_action_of_the_model_is_one_line(aloha, tmp_path):
@@ -213,6 +217,14 @@ def test_a_model_of_states_says_what_it_does_not_learn(aloha):
         match="has cameras, cam_high, cam_left_wrist, and a model of this kind learns its 14 state numbers",
     ):
         learning.read([str(aloha)])
+
+
+def test_episodes_that_nobody_judged_beside_judged_ones_are_told(aloha, tmp_path):
+    other = Path(shutil.copytree(aloha, tmp_path / "judged"))
+    labels.label_success(other, "all")
+    with pytest.warns(UserWarning, match="aloha: nobody said which of its .*robo_rl data label .*--success"):
+        data = learning.read([str(aloha), str(other)])
+    assert data.success.sum() == len(load(other))
 
 
 def test_units_that_differ_are_named_with_their_remedy(aloha, tmp_path):

@@ -427,6 +427,13 @@ def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_siz
             f"nothing. With pictures: --kind {', '.join(PICTURED[:-1])} or {PICTURED[-1]}",
             stacklevel=2,
         )
+    for where in (p for p, d in zip(paths, sets, strict=True) if not d.is_judged):
+        if any(d.is_judged for d in sets):
+            warnings.warn(
+                f"data set {where}: nobody said which of its episodes succeeded, so all count as failures "
+                f"beside those of the others; say it: robo_rl data label {where} --success …",
+                stacklevel=2,
+            )
     for where, d in zip(paths, (as_squares(d, image_size) for d in as_commands(sets, axes)), strict=True):
         control = d.spec or control_of(d.features, d.features.robot, int((d.to - d.from_).max()))
         if not images:

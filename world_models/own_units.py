@@ -42,6 +42,7 @@ def as_commands(datasets: Sequence, axes: tuple[ActionAxis, ...] = ()) -> list:
         low, high = ends_of(axes)
     else:
         low, high = (np.asarray(f([f(d.action, 0) for d in own], 0), np.float64) for f in (np.min, np.max))
+        _check_together(own, low, high)
         flat = high - low < 2 * STILL
         low, high = (
             np.where(flat, (low + high) / 2 - STILL, low),
@@ -55,23 +56,46 @@ def as_commands(datasets: Sequence, axes: tuple[ActionAxis, ...] = ()) -> list:
 
 
 def _check_range(d, commands: np.ndarray, axes: Sequence[ActionAxis]) -> None:
-    """Raise UserError where most axes of recorded `commands` [F,A] go FAR times as far as the model's, or,
-    of those that move, NEAR times as far from 0."""
-    far = np.abs(commands).max(0, initial=0)
-    most = np.abs(ends_of(axes)).max(0)
-    moves = (
-        (np.ptp(d.action, axis=0) > STILL) & (most > STILL) if len(d.action) else np.zeros(len(axes), bool)
+    """Raise UserError where most axes of recorded `commands` [F,A] go FAR times as far as the model's, or
+    their actions NEAR times as far from 0."""
+    far, low, high = np.abs(commands).max(0, initial=0), *ends_of(axes)
+    if np.median(far) > FAR or is_near(d.action, low, high):
+        i = int((far if np.median(far) > FAR else np.ptp(d.action, axis=0)).argmax())
+        known = f"the model's recordings from {low[i]:.3g} to {high[i]:.3g}"
+        raise other_units(d, i, axes[i].unit, known, f"learn a model of them: robo_rl wm train {d.meta.root}")
+
+
+def _check_together(own: Sequence, low: np.ndarray, high: np.ndarray) -> None:
+    """Raise UserError where one of several data sets of the same stated units goes NEAR times as far from 0
+    as `low` .. `high` [A] of all."""
+    units = [units_of(d.meta) for d in own]
+    if units[0] is None or units.count(units[0]) < len(units):
+        return
+    for d in own:
+        if is_near(d.action, low, high):
+            i = int(np.ptp(d.action, axis=0).argmax())
+            known = f"all data sets together from {low[i]:.3g} to {high[i]:.3g}"
+            raise other_units(d, i, units[0].unit[i], known, "take data sets of the same units")
+
+
+def other_units(d, i: int, unit: str, known: str, then: str) -> UserError:
+    """Of a data set whose action `i` is in other units than `known` ones."""
+    x, root = d.action[:, i], d.meta.root
+    return UserError(
+        f"{root}: action {d.features.action[i]!r} goes from {x.min():.3g} to {x.max():.3g} {unit}, in "
+        f"{known}, and most axes are as far off: these are other units. State those that they are: robo_rl data label "
+        f"{root} --units …, and {then}"
     )
-    reach = np.where(moves, np.abs(d.action).max(0, initial=0) / np.maximum(most, STILL), np.inf)
-    if np.median(far) > FAR or (moves.any() and np.median(reach[moves]) < NEAR):
-        i = int(far.argmax() if np.median(far) > FAR else reach.argmin())
-        a, x = axes[i], d.action[:, i]
-        raise UserError(
-            f"{d.meta.root}: action {a.name!r} goes from {x.min():.3g} to {x.max():.3g} {a.unit}, in the "
-            f"model's recordings from {a.low:.3g} to {a.high:.3g}, and most axes are as far off: these are "
-            f"other units. State those that they are: robo_rl data label {d.meta.root} --units …, and learn "
-            f"a model of them: robo_rl wm train {d.meta.root}"
-        )
+
+
+def is_near(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> bool:
+    """Whether most axes that move in recorded actions [F,A] stay within NEAR of the largest number of `low`
+    .. `high` [A]."""
+    if not len(action):
+        return False
+    most = np.maximum(np.abs(low), np.abs(high))
+    moves = (np.ptp(action, axis=0) > STILL) & (most > STILL)
+    return bool(moves.any() and np.median(np.abs(action).max(0)[moves] / most[moves]) < NEAR)
 
 
 def _told(d, low: np.ndarray, high: np.ndarray):
