@@ -83,8 +83,8 @@ def other_units(d, i: int, unit: str, known: str, then: str) -> UserError:
     x, root = d.action[:, i], d.meta.root
     return UserError(
         f"{root}: action {d.features.action[i]!r} goes from {x.min():.3g} to {x.max():.3g} {unit}, in "
-        f"{known}, and most axes are as far off: these are other units. State those that they are: robo_rl data label "
-        f"{root} --units …, and {then}"
+        f"{known}, and most axes are as far off: these are other units. State those that they are: "
+        f"robo_rl data label {root} --units …, and {then}"
     )
 
 
