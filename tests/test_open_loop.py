@@ -20,11 +20,11 @@ from robo_rl.policies import ObsSpec
 NAMES = ("pan.pos", "tilt.pos")
 
 
-def write(folder, episodes, actions, units="deg"):
+def write(folder, episodes, actions, units="deg", task="turn"):
     """Episodes of (state, action), each [T, 2]."""
     with Writer(folder, Features(10, NAMES, actions)) as w:
         for state, action in episodes:
-            w.add(Episode(np.asarray(state, np.float32), np.asarray(action, np.float32), task="turn"))
+            w.add(Episode(np.asarray(state, np.float32), np.asarray(action, np.float32), task=task))
     labels.state_units(folder, units)
     return load(folder)
 
@@ -181,6 +181,13 @@ def test_data_that_was_recorded_otherwise_is_refused_in_one_line(memorised, tmp_
     for name, words in (("rad", "--units"), ("names", "roll.pos")):
         code, _, err = said(capsys, "eval", memorised, "--demos", tmp_path / name)
         assert code == 2 and words in err and "recorded alike" in err and err.count("\n") == 1
+    small = 0.5 * np.pi / 180 * np.linspace(-1, 1, 8).reshape(4, 2)
+    write(tmp_path / "small", [(small, small)], NAMES)
+    code, _, err = said(capsys, "eval", memorised, "--demos", tmp_path / "small")
+    assert code == 2 and "pos' goes from -0.00" in err and "other units" in err
+    write(tmp_path / "task", [(x + 1, x)], NAMES, task="fold")
+    code, out, _ = said(capsys, "eval", memorised, "--demos", tmp_path / "task")
+    assert code == 0 and "the run never learnt the instruction 'fold'" in out
     code, _, err = said(capsys, "eval", memorised, "--demos", tmp_path / "rad", "--task", "x")
     assert code == 2 and "--task" in err
 

@@ -84,6 +84,10 @@ def table(result: dict) -> str:
     lines.append(f"  staying where it is would have {number(result['error_of_state'])}")
     if result["learnt_from"]:
         lines.append("  these episodes are those that the run learnt from: its error on others is larger")
+    if new := result.get("not_learnt"):
+        lines.append(
+            f"  the run never learnt the instruction {', '.join(map(repr, new[:3]))} of such episodes"
+        )
     if other := result.get("against"):
         there = " (which learnt from these episodes)" if other["learnt_from"] else ""
         whom = f"{other['run']} · {other['checkpoint']} ({number(other['error'])}){there}"

@@ -207,13 +207,18 @@ def evaluate_recorded(
         "step": meta["step"],
         "demos": str(demos),
         "learnt_from": Path(config.demos).resolve() == Path(demos).resolve(),
+        "not_learnt": sorted({shown.task(e) for e in range(count)} - set(known.tasks)) if known.tasks else [],
         **axis_errors(data, rows, made),
     }
 
 
+OTHER = 30.0  # times as large a state: degrees and radians differ by 57
+RESTS = 1e-3  # a state that spreads no farther rests
+
+
 def check_alike(known: "DataFacts", there: "DataFacts", demos: "str | Path") -> None:
     """Raise UserError where a data set has other columns, units or another rate than the one that a run
-    learnt from; what is not known of this is not compared."""
+    learnt from, or a state OTHER times as large or as small; what is not known of this is not compared."""
     for name, mine, theirs in (
         ("columns of the action are", known.action, there.action),
         ("columns of the state are", known.state, there.state),
@@ -230,4 +235,16 @@ def check_alike(known: "DataFacts", there: "DataFacts", demos: "str | Path") -> 
                     if "unit" in name
                     else ""
                 )
+            )
+    mine, theirs = (np.maximum(np.abs(f.low), np.abs(f.high)) for f in (known, there))
+    moves = np.subtract(there.high, there.low) > RESTS
+    if len(mine) == len(theirs) and (moves := moves & (mine > RESTS)).any():
+        times = np.where(moves, theirs / np.maximum(mine, RESTS), np.nan)
+        if not 1 / OTHER < np.nanmedian(times) < OTHER:
+            i = int(np.nanargmin(np.abs(times - np.nanmedian(times))))
+            raise UserError(
+                f"data set {demos}: its state {there.state[i]!r} goes from {there.low[i]:.3g} to "
+                f"{there.high[i]:.3g}, in the data that the run learnt from {known.low[i]:.3g} to "
+                f"{known.high[i]:.3g}, and most columns are as far off: these are other units. Give one that "
+                "was recorded alike"
             )
