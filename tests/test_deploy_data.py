@@ -466,3 +466,10 @@ print(sorted(set(sys.modules) - before))
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_serve_names_the_data_set_of_a_run_without_a_simulator_and_the_task_of_another():
+    from robo_rl.cli.serve import learnt_on
+
+    for sim, task, said in (("none", "", "data/so"), ("mujoco", "reach", "reach"), ("wm:m", "", "wm:m")):
+        assert learnt_on(SimpleNamespace(sim=sim, task=task, demos="data/so")) == said

@@ -10,7 +10,7 @@ def run(options: ServeOptions) -> int:
     """Serve until interrupted."""
 
     def on_ready(at: ServedPolicy) -> None:
-        print(f"serving {options.run} ({at.config.task or at.config.sim}) on {at.address}", flush=True)
+        print(f"serving {options.run} ({learnt_on(at.config)}) on {at.address}", flush=True)
         token = (
             "the same ROBO_RL_TOKEN"
             if os.environ.get("ROBO_RL_TOKEN")
@@ -41,3 +41,8 @@ def run(options: ServeOptions) -> int:
     else:
         serve_policy(options, on_ready)
     return 0
+
+
+def learnt_on(config) -> str:
+    """The task of a run, or the data set of one without a simulator."""
+    return config.demos if config.sim == "none" else config.task or config.sim
