@@ -24,8 +24,7 @@ SERVER_STARTS = 300.0  # s for a policy in a process of its own: a large one is 
 LOCKSTEP = 60.0  # s that a simulated arm in lockstep waits for a chunk
 FASTER = (
     ". Let it compute on another machine (robo_rl serve there, --policy HOST:PORT here) or on a GPU "
-    "(--device cuda), move more slowly (--speed), or train chunks that last longer (--policy.horizon); with "
-    "--plan-in, plan less (--plan-candidates, --plan-ahead)"
+    "(--device cuda), move more slowly (--speed), or train chunks that last longer (--policy.horizon)"
 )
 FASTER_PLAN = (
     ". Let it try fewer chunks (--plan-candidates), look less far (--plan-ahead), or plan in a smaller model "
