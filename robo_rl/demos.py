@@ -146,8 +146,9 @@ def record(
                 )
                 if not has_success(env):
                     remedy = (
-                        "the simulator says nothing of success, so record every episode: robo_rl "
-                        "collect --policy RUN"
+                        "the simulator says nothing of success, and only episodes that succeed are "
+                        "demonstrations: let it say so (success in the info of every step, or of the last), "
+                        "or train without (--demos 0); robo_rl collect --policy RUN records every episode"
                     )
                 raise UserError(
                     f"the {expert_source(env)} succeeds in {found} of {of} episodes of {name}; {remedy}"

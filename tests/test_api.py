@@ -5,17 +5,21 @@ import json
 import shutil
 import tomllib
 from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from commands import robo_rl as command
+from toys import PointReach
 
 import robo_rl
 from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
-from robo_rl.experiment import config_file, recipes
+from robo_rl.experiment import config_file, recipes, starts
 from robo_rl.experiment.api import as_observation
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.options import ALGOS
 
 SMALL = {
@@ -210,7 +214,7 @@ def test_demonstrations_where_nobody_says_what_succeeds_are_refused_with_a_way_o
 
     env = robo_rl.make_env("gym:Pendulum-v1", num_envs=2, max_steps=3)
     with pytest.raises(
-        UserError, match="says nothing of success, so record every episode: robo_rl collect --policy RUN"
+        UserError, match="says nothing of success, and only episodes that succeed are demonstrations"
     ):
         record(PolicyExpert(env, lambda obs: np.zeros((2, 1, 1))), 1, 0, lambda episode: None)
 
@@ -297,12 +301,52 @@ def test_a_run_whose_env_fails_says_how_it_goes_on_once_that_is_corrected(tmp_pa
     assert len(before) > 1 and after[-1] > before[-1]
 
 
+class PaysTooMuch(PointReach):
+    def step(self, actions):
+        obs, reward, *rest = super().step(actions)
+        return obs, reward + np.float32(1e30), *rest
+
+
+def pays_too_much(num_envs, reward="", max_steps=0):
+    return PaysTooMuch(num_envs, max_steps or 20)
+
+
+def test_a_reward_that_no_critic_can_learn_is_told_once(tmp_path):
+    config = robo_rl.recipe(
+        f"{__name__}:pays_too_much",
+        algo="rlpd",
+        reward="dense",
+        **{"steps": 128, "envs": 4, "workers": 0, "video": False, "eval_episodes": 2, "out": str(tmp_path)},
+    )
+    rl = replace(config.rl, warmup=32, pretrain=4, utd=1, batch=16)
+    events: list[robo_rl.Event] = []
+    robo_rl.train(replace(config, rl=rl), events.append, quiet=True)
+    told = [e.text for e in events if e.kind == "warning" and "critics is not finite" in e.text]
+    assert len(told) == 1 and "let the env pay less" in told[0], [e.text for e in events if e.text]
+
+
+@pytest.mark.parametrize("reward, more", [("", " or --reward dense"), ("dense", "")])
+def test_what_helps_a_run_without_success_is_what_it_does_not_do_yet(reward, more):
+    said = []
+    run = SimpleNamespace(
+        config=TrainConfig(demos="0", starts="reverse", reward=reward),
+        env=PointReach(2),
+        folder=Path("none"),
+        report=SimpleNamespace(say=lambda text, kind="": said.append(text)),
+        looks=[],
+        begun=None,
+    )
+    assert starts.reverse_control(run) is None
+    assert said[0].endswith(f"(--demos 100), longer supervision (--bc.updates 5000){more}"), said
+
+
 def test_a_run_too_short_to_learn_anything_says_so(tmp_path):
     short = {"steps": 64, "envs": 4, "workers": 0, "video": False, "eval_episodes": 2, "eval_every": 64}
     config = robo_rl.recipe("gym:RoboRlDrift-v0", algo="rlpd", **short, out=str(tmp_path / "short"))
     events: list[robo_rl.Event] = []
     robo_rl.train(config, events.append, quiet=True)
     told = [e.text for e in events if e.kind == "warning"]
+    assert told[0].startswith("RL will learn nothing: its updates begin after 5,000 steps (--rl.warmup), of")
     assert (
         "nothing was learnt: updates begin after 5000 steps (--rl.warmup), the run made 64 (--steps)" in told
     )

@@ -111,6 +111,11 @@ def mistake(capsys, *argv: str) -> str:
             "did you mean --sim mujoco --task HalfCheetah-v5 or --sim gym:HalfCheetah-v5?",
         ),
         ("train --sim PickCube-v1", "did you mean --sim maniskill --task PickCube-v1?"),
+        (
+            "train --sim gym:Pendulum-v1 --task swing",
+            "the id of --sim gym:Pendulum-v1 is the task, leave --task",
+        ),
+        ("check --sim gym:Pendulum-v1,g=9 --task up", "follow the id: gym:Pendulum-v1,radius=0.3"),
         ("train --task Pusher-v5", "unknown task 'Pusher-v5'; did you mean --sim gym:Pusher-v5?"),
         ("train --task Hoper-v5", "unknown mujoco task 'Hoper-v5'; did you mean 'Hopper-v5'?"),
         ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),

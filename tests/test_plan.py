@@ -286,7 +286,9 @@ REPLAY = ["--workers", "0", "--envs", "4", "--threads", "1", "--demos", "3", "--
 
 
 def test_a_plan_of_a_method_of_replay_counts_what_its_learner_and_its_replay_take():
-    config = parse([*REPLAY, "--algo", "demo_sac", "--steps", "4000", "--rl.critic-hidden", "512"])
+    config = parse(
+        [*REPLAY, "--algo", "demo_sac", "--steps", "4000", "--rl.critic-hidden", "512", "--rl.warmup", "99"]
+    )
     config = replace(config, policy=replace(config.policy, critic_hidden=512))
     made = plans.make_plan(config)
     size = {p.what: p.size for p in made.parts if p.phase != "supervised"}
@@ -302,6 +304,7 @@ def test_a_plan_of_a_method_of_replay_counts_what_its_learner_and_its_replay_tak
     assert 4000 <= steps <= 4400 and rows[1] > steps * (23 + 7) * 4
     assert [what for what, _ in made.seconds] == ["simulator", "policy", "learner, 16 updates"]
     assert made.count == 250 and f"RL, at most {made.count} of them" in made.text()
+    assert made.first[0] == 4000 and made.first[1] > 0 and "  --rl.pretrain, 4,000 updates" in made.text()
     beside = replace(made, beside=True)
     assert beside.all == max(made.seconds[0][1] + made.seconds[1][1], made.seconds[2][1]) < made.all
 
@@ -316,6 +319,13 @@ def test_every_method_of_replay_has_a_plan(algo):
     for what in ("critics, averages, what else learns", "gradients", "moments of Adam", "activations"):
         assert size[what] > 0, what
     assert size["gradients"] < size["moments of Adam"]
+
+
+def test_a_plan_of_too_few_steps_for_an_update_says_so_and_counts_no_critics():
+    made = plans.make_plan(parse([*REPLAY, "--algo", "demo_sac", "--steps", "400", "--rl.warmup", "5000"]))
+    told = "warning: RL will learn nothing: its updates begin after 5,000 steps (--rl.warmup), of --steps 400"
+    assert told in made.text() and "--rl.pretrain, " not in made.text()
+    assert made.text().splitlines()[-1].startswith("fits")
 
 
 def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):

@@ -215,7 +215,8 @@ class Evaluator:
         row = {f"{group}/{name}": value for name, value in (rates | {"return": gain}).items()}
         row |= {f"{group}/success/{task}": one["success"] for task, one in result.get("tasks", {}).items()}
         self.report.log(now, row | {"time/eval": time.perf_counter() - began}, stage="rl" if now else "sft")
-        told = f"{interval_words('success', rate, low, high, 3)}  n={len(starts)}{frames}  return {gain:.2f}"
+        paid = f"{gain:.2f}" if abs(gain) < 1e9 else f"{gain:.4g}"
+        told = f"{interval_words('success', rate, low, high, 3)}  n={len(starts)}{frames}  return {paid}"
         if not judged:
             told = f"{interval_words('return', *bootstrap_mean(result['return']))}  n={len(starts)}{frames}"
         self.report.say(

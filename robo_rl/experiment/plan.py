@@ -22,7 +22,7 @@ from torch import Tensor
 from robo_rl.experiment.config import TrainConfig, replay_options, rollout_options
 from robo_rl.experiment.parallel import batch, group_size, workers
 from robo_rl.experiment.plan_measure import ROWS, PlanPart, extrapolated, simulator_seconds, size_of, timed
-from robo_rl.experiment.plan_replay import replay_parts
+from robo_rl.experiment.plan_replay import pretrain_seconds, replay_parts
 from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
 from robo_rl.shapes import only_shapes, operations_per_second
 
@@ -54,6 +54,8 @@ class Plan:
     more: str = ""  # how many rounds of supervision may follow its first, and by which option
     unit: str = "update"  # what the seconds are of
     count: int = 0  # how many of them RL makes at most; 0: not told
+    first: tuple[int, float] = (0, 0.0)  # updates of --rl.pretrain, and all their seconds
+    warning: str = ""  # why nothing will come of the run
     beside: bool = False  # the learner, the last of `seconds`, works while the others do
 
     @property
@@ -80,6 +82,8 @@ class Plan:
         rows += [f"  {'peak':<34}{self.peak / 1e6:>12,.1f} MB", "", f"time per {self.unit}"]
         rows += [f"  {what:<34}{s:>12.3f} s" for what, s in self.seconds]
         rows.append(f"  {'all' + ', side by side' * self.beside:<34}{self.all:>12.3f} s")
+        if self.first[0]:
+            rows.append(f"  {f'--rl.pretrain, {self.first[0]:,} updates':<34}{self.first[1]:>12.0f} s")
         if self.count:
             rows.append(f"  {f'RL, at most {self.count:,} of them':<34}{self.count * self.all:>12.0f} s")
         rows.append("")
@@ -97,7 +101,8 @@ class Plan:
             if self.missing <= 0
             else f"does not fit: {self.missing / 1e9:.1f} GB too many; the largest part is {largest.what}"
         )
-        return "\n".join([f"memory on {self.device}", *rows, verdict])
+        warning = [f"warning: {self.warning}"] if self.warning else []
+        return "\n".join([f"memory on {self.device}", *rows, *warning, verdict])
 
     def supervision_rows(self) -> list[str]:
         """The table of supervision, [] where there is none."""
@@ -165,12 +170,17 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
         parts[0] = PlanPart("process: counted on the host", 0)
-    return counted(config, env, Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching))
+    plan = Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching)
+    return counted(config, env, policy, plan)
 
 
-def counted(config: TrainConfig, env, plan: Plan) -> Plan:
+def counted(config: TrainConfig, env, policy, plan: Plan) -> Plan:
     """The plan with how often RL does what its seconds are of: an update or, where the method learns from
-    replay, a decision of all envs."""
+    replay, a decision of all envs, after a stage of its critics."""
+    from robo_rl.algos.check import with_demos
+    from robo_rl.experiment.methods import find_method
+    from robo_rl.experiment.replay import never_learns
+
     if config.algo == "bc":
         return plan
     replay = isinstance(config.rl, OffPolicyOptions)
@@ -178,6 +188,11 @@ def counted(config: TrainConfig, env, plan: Plan) -> Plan:
     plan = replace(plan, count=-(-config.steps // each))
     if not replay:
         return plan
+    if warning := never_learns(config):
+        plan = replace(plan, warning=warning)
+    elif pretrain := replay_options(config).pretrain:
+        learner = with_demos(find_method(config.algo), config.rl, policy)(policy, config.rl, config.seed)
+        plan = replace(plan, first=(pretrain, pretrain_seconds(config, policy, learner)))
     return replace(plan, unit=f"decision of all {config.envs} envs", beside=workers(config) > 0)
 
 
@@ -215,7 +230,7 @@ def counted_plan(config: TrainConfig, env, policy) -> Plan:
         more = [p for p in more if p.what != FREED]
     where = "process: interpreter, torch, sim" if config.device == "cpu" else "process: counted on the host"
     plan = Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed, *teaching)
-    return counted(config, env, plan)
+    return counted(config, env, policy, plan)
 
 
 def parts_of(

@@ -71,17 +71,25 @@ def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPa
     ]
 
 
+def pretrain_seconds(config: TrainConfig, policy, learner) -> float:
+    """Seconds of --rl.pretrain: updates of the critics before the actor learns, of a method with an offline
+    stage those of that stage."""
+    o, update = replay_options(config), one_update(policy, learner)
+    step = o.actor_every if learner.offline_actor else 1
+    return o.pretrain / step * seconds_of(o.batch, lambda n: update(n, step, learner.offline_actor))
+
+
 def one_update(policy, learner) -> Callable[..., None]:
-    """`update(rows, count)`: so many updates of a batch of so many rows."""
+    """`update(rows, count, actor)`: so many updates of a batch of so many rows; `actor`: of it too."""
     from robo_rl.algos.check import random_batch
     from robo_rl.replay_collector import blank_row
 
     rng, row = np.random.default_rng(0), blank_row(policy)
 
-    def update(rows: int, count: int) -> None:
+    def update(rows: int, count: int, actor: bool = True) -> None:
         seen = {k: np.repeat(v, rows, 0) for k, v in row.items()}
         made = replace(random_batch(policy, rows, rng), obs=seen, next_obs=seen)
-        learner.update(lambda _: made, count)
+        learner.update(lambda _: made, count, actor)
 
     return update
 

@@ -13,6 +13,7 @@ and starts new episodes.
 """
 
 import functools
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from robo_rl.experiment.starts import make_control
 from robo_rl.experiment.supervised_frames import worth_imitating
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.noise import mix
+from robo_rl.options import OffPolicyOptions
 from robo_rl.types import task_names
 
 ROUND = 4  # decisions of every env between updates
@@ -69,6 +71,33 @@ def check(config: TrainConfig, env) -> None:
             f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {config.envs} "
             f"and chunks of {config.policy.execute}, got {o.capacity}"
         )
+
+
+def never_learns(config: TrainConfig) -> str:
+    """That --steps end before the first update, "" where they do not, or where the actor learns before RL."""
+    if config.algo == "bc" or not isinstance(config.rl, OffPolicyOptions) or not config.steps:
+        return ""
+    o, each = config.rl, ROUND * config.policy.execute * config.envs
+    made = -(-config.steps // each) * each
+    if made >= o.warmup or getattr(find_method(config.algo), "offline_actor", False):
+        return ""
+    return (
+        f"RL will learn nothing: its updates begin after {o.warmup:,} steps (--rl.warmup), of --steps "
+        f"{config.steps:,}; give more --steps or a smaller --rl.warmup"
+    )
+
+
+def tell_unsound(run: Run, metrics: dict[str, float]) -> None:
+    """Say, once, that the critics took no step, for their loss was not finite."""
+    if run.told_unsound or math.isfinite(metrics.get("critic_norm", 0.0)):
+        return
+    run.told_unsound = True
+    run.report.say(
+        f"the loss of the critics is not finite, so they take no step (their targets: "
+        f"{metrics['q_target']:.3g} on average) and RL learns nothing from rewards: let the env pay less, "
+        "about 1 a step or an episode, or take success alone (--reward sparse)",
+        "warning",
+    )
 
 
 def room(config: TrainConfig) -> int:
@@ -320,6 +349,7 @@ class ReplayStage:
             size = min(chunk, count - self.pretrained)
             row = self.learner.update(sample, size, actor=self.learner.offline_actor)
             self.pretrained += size
+            tell_unsound(self.run, row)
             self.report.advance(self.pretrained, note=f"q {row['q']:.3f}" if "q" in row else None)
             self.report.log(self.run.step, {f"critic/{k}": v for k, v in row.items()})
         return self.pretrained >= count
@@ -388,6 +418,7 @@ class ReplayStage:
                 metrics = (
                     self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
                 )
+            tell_unsound(self.run, metrics)
             ended = None
             if self.control is not None:
                 ended = self.actor.take_ended()

@@ -88,6 +88,7 @@ class Run:
         # rows of a data set that the trunk, as it is, has looked at, and what it pools of each
         self.pooled: tuple[np.ndarray, torch.Tensor] | None = None
         self.started, self.told_too_few, self.succeeded = time.monotonic(), False, False
+        self.told_unsound = False
 
     # ---- evaluation
 

@@ -108,7 +108,8 @@ def reverse_control(run: Run) -> "StartControl | None":
         if config.starts == "reverse"
         else f"supervision left {left_by(run, which):.3f} success to learn from{where}"
     )
-    remedy = "more demonstrations (--demos 100), longer supervision (--bc.updates 5000) or --reward dense"
+    remedy = "more demonstrations (--demos 100), longer supervision (--bc.updates 5000)"
+    remedy += "" if config.reward == "dense" else " or --reward dense"
     if why or states is None:
         run.report.say(
             f"{first}, and rollouts cannot begin along demonstrations: {why}. What helps: {remedy}", "warning"

@@ -145,6 +145,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.experiment.exploration import choose_noise
     from robo_rl.experiment.folder import taught_of
     from robo_rl.experiment.offline import learn
+    from robo_rl.experiment.replay import never_learns
     from robo_rl.experiment.run import Run, Stopped, looks_of
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
@@ -163,6 +164,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             begins = config.algo != "bc" and not saved
             if begins and env is not None and (why := parallel.whole_rollouts(config, env.spec.max_steps)):
                 report.say(why)
+            if begins and (why := never_learns(config)):
+                report.say(why, "warning")
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
             run.begun = begun_in(saved)
