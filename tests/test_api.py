@@ -655,3 +655,8 @@ def test_a_mistake_in_a_file_is_one_line(text, said, tmp_path):
     result = command(tmp_path, "train", "--config", "c.toml")
     assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
     assert command(tmp_path, "train", "--config", "none.toml").code == 2
+
+
+def test_the_folder_of_a_run_is_no_policy():
+    with pytest.raises(UserError, match=r"robo_rl.evaluate\(robo_rl.load_policy\('runs/first'\), …\)"):
+        robo_rl.evaluate("runs/first")

@@ -877,6 +877,22 @@ def test_a_small_flow_goes_on_under_a_method_that_acts_around_it_and_back(algo, 
     assert all(torch.equal(v, best[k]) for k, v in again.state_dict().items() if k.startswith("head."))
 
 
+def test_a_policy_of_another_kind_is_refused_with_the_kinds_that_fit(tmp_path):
+    few = ("--task", "reach", "--envs", 2, "--threads", 1, "--workers", 0, "--eval-episodes", 2, "--no-video")
+    small = ("--policy.hidden", 16, "--bc.updates", 2, "--demos", 2, "--steps", 0)
+    assert robo_rl(tmp_path, "train", *few, *small, "--algo", "demo_sac", "--out", "gaussian").code == 0
+    dsrl = ("train", *few, "--init", "gaussian", "--algo", "dsrl", "--out", "more")
+    done = robo_rl(tmp_path, *dsrl)
+    assert done.code == 2 and "robo_rl: dsrl needs --policy.kind steered" in done.err, done
+    assert "got squashed" in done.err
+    done = robo_rl(tmp_path, *dsrl, "--policy.kind", "steered")
+    assert done.code == 2 and done.err.strip() == (
+        "robo_rl: --init gaussian: its policy is of kind squashed, whose weights do not fit --policy.kind "
+        "steered: begin with a run whose policy is of kind flow or guided or steered, or choose an --algo "
+        "that learns kind squashed"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

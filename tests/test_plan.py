@@ -13,13 +13,15 @@ from robo_rl.cli import main
 from robo_rl.cli.train import parse
 from robo_rl.devices import slow_bf16
 from robo_rl.experiment import plan as plans
+from robo_rl.experiment.envs import probe_env
 from robo_rl.experiment.parallel import batch, group_size
 from robo_rl.experiment.plan import Plan, moments, resident
 from robo_rl.experiment.plan_data import plan_of_data
 from robo_rl.experiment.plan_measure import BACKWARD, PlanPart, extrapolated, identity, kept
 from robo_rl.experiment.sft import rounds
+from robo_rl.experiment.train import check
 from robo_rl.experiment.twin import twin
-from robo_rl.options import PolicyOptions
+from robo_rl.options import ALGOS, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.shapes import only_shapes
 
@@ -245,6 +247,15 @@ def test_a_twin_is_the_same_run_at_a_tiny_size(argv):
         and small.device == "cpu"
     )
     assert 0 < small.steps <= 3000 and small.rl.gamma == config.rl.gamma
+
+
+@pytest.mark.parametrize("algo", [a for a in ALGOS if a != "recap"])
+def test_the_twin_of_every_method_is_a_run_that_begins(algo):
+    small = twin(parse(["--task", "reach", "--algo", algo]))
+    env = probe_env(small)
+    check(small, env)
+    env.close()
+    assert getattr(small.rl, "critic_hidden", 0) <= 32
 
 
 def test_a_twin_runs(tmp_path, capsys):

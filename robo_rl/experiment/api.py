@@ -339,6 +339,8 @@ def evaluate(
     from robo_rl.stats import Interval, success_rate
 
     made = None
+    if isinstance(policy, str | Path):
+        raise UserError(f"evaluate takes a policy: robo_rl.evaluate(robo_rl.load_policy({str(policy)!r}), …)")
     if env is None:
         if not isinstance(policy, TrainedPolicy):
             raise UserError(

@@ -13,6 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import half_taught, pick_checkpoint
+from robo_rl.experiment.methods import check_method
 from robo_rl.experiment.new_policy import HOLD, better_activation, held_out, loss_on, policy_of_demos
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.supervised_frames import (
@@ -51,6 +52,7 @@ def first_policy(config: TrainConfig, env, spec=None):
 
     folder = pick_checkpoint(Path(config.init), "best")[1]
     old, _ = checkpoint.load_policy(folder)
+    check_kind(config, old.options.kind)
     there = spec or obs_spec(env, old.spec.language)
     checkpoint.check_fits(old, there, str(folder), "env" if spec is None else "data set")
     policy = make_policy(replace(config.policy, lora=LoraOptions()), old.spec, config.seed)
@@ -75,6 +77,8 @@ def first_policy(config: TrainConfig, env, spec=None):
     except RuntimeError as e:
         missing, unknown = [], [str(e).splitlines()[-1].strip()]
     if unknown := unknown + [k for k in missing if k.split(".")[0] in parts]:
+        if config.algo != "bc":
+            check_method(config, policy)  # what a method of another kind needs says more
         raise UserError(
             f"--init {config.init}: its weights do not fit these --policy options ({unknown[0]}); leave out "
             "what changes the networks"
@@ -87,6 +91,18 @@ def first_policy(config: TrainConfig, env, spec=None):
     if (noise := getattr(policy, "noise", None)) is not None:
         noise.high.fill_(config.policy.noise_max)  # where a schedule left it belongs to the run before
     return attach(policy, config.policy.lora, config.seed)
+
+
+def check_kind(config: TrainConfig, had: str) -> None:
+    """UserError where the policy of --init, of kind `had`, has no weights for one of --policy.kind."""
+    kind = config.policy.kind
+    if kind == had or {kind, had} <= set(AROUND_FLOWS):
+        return
+    fits = " or ".join(AROUND_FLOWS if kind in AROUND_FLOWS else (kind,))
+    raise UserError(
+        f"--init {config.init}: its policy is of kind {had}, whose weights do not fit --policy.kind {kind}: "
+        f"begin with a run whose policy is of kind {fits}, or choose an --algo that learns kind {had}"
+    )
 
 
 def demo_folder(run: Run, begin: bool = False) -> Path | None:

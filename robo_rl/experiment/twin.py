@@ -17,6 +17,8 @@ WIDTH = {
     "candidates": 2,
 }
 SMALL = {
+    "critic_hidden": 32,
+    "critics": 2,
     "decisions": 4,
     "minibatch": 32,
     "warmup": 64,
