@@ -161,10 +161,11 @@ def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place, al
         and "planned" in found["file"]
         and found["file"] != alone["file"]
     )
-    assert (
-        "not the policy's own first"
-        in ok(place, "eval", "alone", "--plan-in", "wm", "--plan-candidates", "2", "--episodes", "2").out
-    )
+    few = ("--plan-candidates", "2", "--episodes", "2")
+    said = ok(place, "eval", "alone", "--plan-in", "wm", *few).out
+    assert "not the policy's own first" in said and "confirms itself" not in said
+    said = ok(place, "eval", "alone", "--sim", "wm:wm", "--plan-in", str(place / "wm"), *few).out
+    assert "that model judged it too, so the success confirms itself" in said
 
 
 def test_a_deployment_plans_with_one_observation(place, alone):

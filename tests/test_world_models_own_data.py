@@ -17,6 +17,7 @@ from robo_rl.data import labels
 from robo_rl.data.reader import load
 from robo_rl.demos import load_demos
 from robo_rl.errors import UserError
+from robo_rl.experiment.planning import PlanningOptions, load_planned_actor, planned_actor
 from robo_rl.experiment.world_model import make_real, play_in_model
 from robo_rl.policies import ObsSpec
 from world_models import learning, options, own_units
@@ -143,6 +144,31 @@ def test_a_policy_that_learnt_in_the_robots_units_acts_in_a_model_of_its_data(al
     play_in_model(model, Policy(), {"state": data.state[:3], "task": np.array([data.task(0)] * 3)}, 1, 0)
     np.testing.assert_allclose(asked[0][:, 0].numpy(), own_units.as_commands([data])[0].action[:3], atol=1e-6)
     assert model.spec.control.axes[0].unit == "rad" and model.spec.own
+
+
+def stub(data, **spec):
+    """A policy in the robot's units that does what was recorded first."""
+
+    class Policy:
+        options = SimpleNamespace(acts="flow", execute=1)
+
+        def act(self, obs, generator, explore):
+            shapes.append({k: tuple(v.shape[1:]) for k, v in obs.items()})
+            return SimpleNamespace(actions=torch.from_numpy(data.action[: len(obs["state"])])[:, None])
+
+    shapes, policy = [], Policy()
+    policy.spec = ObsSpec(state=14, action=14, units=UNITS, **spec)
+    return policy, shapes
+
+
+def test_a_policy_that_learnt_in_the_robots_units_plans_on_the_robot_in_these(aloha, tmp_path):
+    model, data = learnt(aloha, tmp_path / "wm"), load(aloha)
+    model.spec = model.spec.calibrated(8, 100.0)
+    worlds.save(model, tmp_path / "calibrated")
+    options = PlanningOptions(plan_in=str(tmp_path / "calibrated"), plan_candidates=2, plan_ahead=1)
+    act = planned_actor(stub(data)[0], options, data.task(0), seed=0)
+    [rows] = act.many([{"state": data.state[0]}])
+    np.testing.assert_allclose(rows, data.action[:1], atol=1e-5)
 
 
 # ---- what a policy is shown, and what its actions are ------------------------------------------------------
@@ -346,6 +372,18 @@ def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in
     )
     ours = robo_rl.evaluate(robo_rl.load_policy("bc"), robo_rl.load_world_model("wm"), episodes=3)
     assert ours.n == 3 and set(ours.tasks) == {"transfer the cube"}
+
+    options = PlanningOptions(plan_in="wm", plan_candidates=2, plan_ahead=2)
+    with pytest.raises(UserError, match="the world model has the cameras cam_high.*an observation lacks"):
+        load_planned_actor(options, "bc", "last", "", "", 0)
+    data, views = load(aloha), worlds.load("wm").spec.control.views
+    policy, shapes = stub(data, views=views, fit="pad", image_size=16, language=True)
+    act = planned_actor(policy, options, data.task(0), seed=0)
+    [rows] = act.many(
+        [{"state": data.state[0]} | {f"image/{v}": next(iter(data.blocks(v, 0)))[1][0] for v in views}]
+    )
+    np.testing.assert_allclose(rows, data.action[:1], atol=1e-5)
+    assert shapes[-1][f"image/{views[0]}"] == (16, 16, 3)  # as the policy takes them
 
 
 @pytest.mark.slow

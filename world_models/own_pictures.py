@@ -32,18 +32,22 @@ class SquareDataset(Dataset):
         return None if last is None else self._fitted(last[None])[0]
 
     def _fitted(self, pictures: np.ndarray) -> np.ndarray:
-        """uint8 [n,h,w,3] -> uint8 [n,size,size,3]: the longer side becomes `size`, the shorter one is padded
-        on both sides."""
-        rows, columns = inside(self.size, *pictures.shape[1:3])
-        small = interpolate(
-            torch.from_numpy(pictures).permute(0, 3, 1, 2).float(),
-            (rows.stop - rows.start, columns.stop - columns.start),
-            mode="bilinear",
-            antialias=True,
-        )
-        out = np.zeros((len(pictures), self.size, self.size, 3), np.uint8)
-        out[:, rows, columns] = small.round().clamp(0, 255).permute(0, 2, 3, 1).numpy()
-        return out
+        return padded(pictures, self.size)
+
+
+def padded(pictures: np.ndarray, size: int) -> np.ndarray:
+    """uint8 [n,h,w,3] -> uint8 [n,size,size,3]: the longer side becomes `size`, the shorter one is padded on
+    both sides."""
+    rows, columns = inside(size, *pictures.shape[1:3])
+    small = interpolate(
+        torch.from_numpy(pictures).permute(0, 3, 1, 2).float(),
+        (rows.stop - rows.start, columns.stop - columns.start),
+        mode="bilinear",
+        antialias=True,
+    )
+    out = np.zeros((len(pictures), size, size, 3), np.uint8)
+    out[:, rows, columns] = small.round().clamp(0, 255).permute(0, 2, 3, 1).numpy()
+    return out
 
 
 def inside(size: int, h: int, w: int) -> tuple[slice, slice]:

@@ -255,6 +255,11 @@ def table(result: dict, other: dict | None) -> str:
     if plan := result.get("planned"):
         share = f"{100 * plan['changed']:.0f} % of the chunks"
         lines.append(f"  planned in {plan['model']}: {share} are not the policy's own first")
+        if plan.get("judged_by_itself"):
+            lines.append(
+                "  that model judged it too, so the success confirms itself: a simulator (--sim) or a robot "
+                "tells whether planning helps"
+            )
     if live := result.get("live"):
         after = live["act_after_s"]
         lines.append(

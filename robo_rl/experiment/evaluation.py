@@ -402,7 +402,7 @@ def evaluate_checkpoint(
         else:
             with acting(policy, options) as who:
                 result = evaluate(env, who, starts, options.seed, tick=lambda done: tick(done, len(starts)))
-            result |= planning.told(who, options)
+            result |= planning.told(who, options, config.sim)
     result |= close() | ({"policy": options.policy} if options.policy else {})
     rate, low, high = success_rate(result["success"], result.get("origin"))
     tasks = by_task(result["success"], starts, names) if len(names) > 1 else by_instruction(result, least=1)

@@ -1,12 +1,13 @@
 """`--plan-in MODEL` of `robo_rl eval` and `robo_rl deploy`: a run's policy that plans in a world model."""
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from robo_rl.errors import UserError, in_range
-from robo_rl.experiment.model_units import units_of_run
+from robo_rl.experiment.model_units import CommandUnits, units_of_run
 
 if TYPE_CHECKING:
     from robo_rl.experiment.policy_server import Actor
@@ -57,26 +58,29 @@ def planned(policy, options: PlanningOptions, seed: int) -> "Planner":
     return planner(load(options.plan_in), policy, how, seed)
 
 
-def told(who, options: PlanningOptions) -> dict:
-    """What an evaluation says of the planner `who`; {} of others."""
+def told(who, options: PlanningOptions, sim: str) -> dict:
+    """What an evaluation in the simulator `sim` says of the planner `who`; {} of others."""
     if not options.plan_in:
         return {}
-    return {"planned": {"model": options.plan_in, "changed": who.changed / max(who.planned, 1)}}
+    model = Path(options.plan_in).resolve()
+    judged = sim.startswith("wm:") and Path(sim.removeprefix("wm:")).resolve() == model
+    found = {"model": options.plan_in, "changed": who.changed / max(who.planned, 1)}
+    return {"planned": found | ({"judged_by_itself": True} if judged else {})}
 
 
 def load_planned_actor(
     options: PlanningOptions, run: str, name: str, task: str, instruction: str, seed: int, device: str = "cpu"
 ):
     """(who acts, the run's config, ObsSpec) for a deployment of checkpoint `name` of a run, whose policy
-    computes on `device`. UserError: it commands units of its own data."""
+    computes on `device`. UserError: the run is over several tasks."""
     from robo_rl import checkpoint
     from robo_rl.experiment.policy_server import default_instruction, in_units, run_interface
 
     where, folder, _, config, spec, columns = run_interface(run, name, task)
-    if columns is not None or spec.units:
+    if columns is not None:
         raise UserError(
-            "--plan-in plans for a run over one task that commands what the world model's env takes, from -1 "
-            "to 1"
+            f"--plan-in plans for a run over one task, {run} is over several, whose state no world model "
+            "predicts: leave out --plan-in, or train a run on this task alone"
         )
     told_in, units = units_of_run(where, config.sim, spec)
     told = instruction or (default_instruction(config, where) if spec.language else "")
@@ -87,18 +91,23 @@ def load_planned_actor(
 
 def planned_actor(policy, options: PlanningOptions, instruction: str, seed: int) -> "Actor":
     """A loaded policy that plans, warmed up: asked with one observation it gives the rows [E,A] that are
-    executed before the next."""
+    executed before the next, in the units of the policy's data where it learnt in these."""
     import numpy as np
 
-    from robo_rl.experiment.policy_server import Actor
+    from robo_rl.experiment.policy_server import Actor, in_units
     from robo_rl.policies import blank_obs
+    from world_models.own_pictures import padded
+    from world_models.own_units import ends_of
 
     plan = planned(policy, options, seed)
+    world = plan.model.spec
 
     def ask(batch: list) -> list[np.ndarray]:
         obs = {k: np.stack([o[k] for o in batch]) for k in batch[0]} | {
             "task": np.array([instruction] * len(batch))
         }
+        if policy.spec.fit:  # it takes pictures of any shape, the model its own
+            obs |= {k: padded(v, world.image_size) for k, v in obs.items() if k.startswith("image/")}
         return list(plan(obs))
 
     def refuse(*_):
@@ -106,4 +115,5 @@ def planned_actor(policy, options: PlanningOptions, instruction: str, seed: int)
 
     for _ in range(2):  # the first calls take longer than all others
         ask([blank_obs(policy.spec)])
-    return Actor(policy.options.execute, 0, ask, refuse, refuse)
+    act = Actor(policy.options.execute, 0, ask, refuse, refuse)
+    return in_units(act, CommandUnits(*ends_of(world.control.axes))) if policy.spec.units else act
