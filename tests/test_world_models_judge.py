@@ -114,6 +114,17 @@ def test_an_endpoint_that_is_down_is_one_clear_line_after_bounded_attempts():
     assert judge.server.asked == 3
 
 
+def test_an_env_whose_judge_is_down_is_refused_when_it_is_made():
+    """Before a run has learnt what it would judge. One that answers nothing but questions is there."""
+    with pytest.raises(
+        UserError, match=r"nothing listens .* at http://127.0.0.1:9/judge .*start it, or name"
+    ):
+        Server("http://127.0.0.1:9/judge").check()
+    with Stand(near) as stand:
+        Server(stand.url).check()
+        assert stand.requests == 0
+
+
 def test_a_judge_that_keeps_one_waiting_is_told_before_it_is_asked_again():
     server = Server("http://127.0.0.1:9/", tries=2, pause=0, silent=0)
     with (

@@ -432,4 +432,7 @@ def make_world(
         from world_models.text_tasks import difficulty_of
 
         difficulty = difficulty_of(model, hard)
-    return WorldEnv(model, num_envs, judges.make(judge) if judge else None, max_steps, render, difficulty)
+    who = judges.make(judge) if judge else None
+    if (server := getattr(who, "server", None)) is not None:
+        server.check()
+    return WorldEnv(model, num_envs, who, max_steps, render, difficulty)

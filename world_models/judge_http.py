@@ -18,6 +18,7 @@ import io
 import json
 import os
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -57,6 +58,23 @@ class Server:
     def __post_init__(self) -> None:
         for name, low, high in (("timeout", 1e-3, 3600), ("tries", 1, 20), ("budget", 1, 10**9)):
             in_range(f"judge {name}", getattr(self, name), low, high)
+
+    def check(self) -> None:
+        """UserError where nothing listens: before a run has learnt what this would judge. One that answers
+        nothing but questions is found."""
+        try:
+            urllib.request.urlopen(
+                urllib.request.Request(self.url, method="HEAD"), timeout=self.timeout
+            ).close()
+        except urllib.error.HTTPError:
+            return
+        except OSError as e:
+            why = getattr(e, "reason", e)
+            if isinstance(why, (ConnectionRefusedError, socket.gaierror)):
+                raise UserError(
+                    f"nothing listens where the judge should be, at {self.url} ({why}); start it, or "
+                    f"{ANOTHER}"
+                ) from None
 
     def post(self, body: bytes, headers: dict[str, str]) -> bytes:
         """The answer; UserError after the last attempt, or for one that does not end."""
