@@ -92,6 +92,7 @@ class Planner:
         new[:, 0] = elite[:, 0]
         return new, self.score(obs, new)
 
+    @torch.inference_mode()
     def score(self, obs: Mapping[str, np.ndarray], chunks: np.ndarray) -> np.ndarray:
         """float64[N,K] of chunks [N,K,E,A]."""
         n, k = chunks.shape[:2]
