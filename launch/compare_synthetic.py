@@ -64,6 +64,12 @@ def transitions_of(data, rows: np.ndarray) -> Transitions:
     return Transitions(data.state[rows], data.action[rows], data.reward[rows], data.after[rows], over[rows])
 
 
+def size_of(args) -> SynthOptions:
+    """Of the diffusion models. One that is too small for its data makes transitions that teach less than
+    nothing: the printed `dynamics` of the made ones is then far above that of the few."""
+    return SynthOptions(updates=args.upsample, hidden=args.hidden, layers=args.layers, steps=args.denoise)
+
+
 def joined(a: Transitions, b: Transitions) -> Transitions:
     return Transitions(
         *(
@@ -116,7 +122,7 @@ def stretches(data, rows: np.ndarray, args, seed: int, strength: float) -> Guide
         data.state.shape[1],
         data.action.shape[1],
         GuideOptions(window=WINDOW, strength=strength),
-        SynthOptions(updates=args.upsample),
+        size_of(args),
         seed,
     )
 
@@ -167,7 +173,7 @@ def one(seed: int, args) -> dict:
             )
         rows = known[: args.few]
         few, many = transitions_of(data, rows), transitions_of(data, known[: args.many])
-        made = Upsampler(few, SynthOptions(updates=args.upsample), seed).sample(args.many - args.few, seed)
+        made = Upsampler(few, size_of(args), seed).sample(args.many - args.few, seed)
         found: dict = {"quality": {"made": quality(made, many), "few": quality(few, many)}, figure: {}}
         env = robo_rl.make_env("mujoco", args.task, num_envs=50)
         starts = eval_starts(args.starts, seed)
@@ -233,6 +239,9 @@ def main(given: list[str] | None = None) -> None:
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--updates", type=int, default=6000, help="of IQL")
     p.add_argument("--upsample", type=int, default=6000, help="updates of SynthER")
+    p.add_argument("--hidden", type=int, default=256, help="width of its network (the paper: 1024)")
+    p.add_argument("--layers", type=int, default=4, help="hidden layers of it (the paper: 6)")
+    p.add_argument("--denoise", type=int, default=32, help="steps of its sampler (the paper: 128)")
     p.add_argument("--guided", action="store_true", help="also policy-guided diffusion")
     p.add_argument("--strength", type=float, default=1.0, help="of its guidance")
     p.add_argument("--starts", type=int, default=200)
