@@ -71,15 +71,15 @@ def check_several(name: str, task: str) -> None:
     """Raise UserError for several tasks of a simulator that plays one at a time, and for one beside an id,
     which is the task; what a user's own makes of commas is its own affair, and arguments may follow a task of
     ManiSkill."""
-    if task and name.startswith(PREFIXES):
-        raise UserError(
-            f"--task {task}: the id of --sim {name} is the task, leave --task out; arguments of the env "
-            f"follow the id: {name.split(',')[0]},radius=0.3"
-        )
     tasks = split_arguments(task)[0] if name == "maniskill" else task
     if "," in tasks and name != "mujoco" and not is_object(name):
         raise UserError(
             f"--task {task}: only --sim mujoco plays several tasks in one run, --sim {name} takes one"
+        )
+    if task and name.startswith(PREFIXES):
+        raise UserError(
+            f"--task {task}: the id of --sim {name} is the task, leave --task out; arguments of the env "
+            f"follow the id: {name.split(',')[0]},radius=0.3"
         )
 
 

@@ -32,7 +32,7 @@ FASTER_PLAN = (
 )
 
 
-def choose_actor(options: "DeployOptions", warn: Callable[[str], None]):
+def choose_actor(options: "DeployOptions", warn: Callable[[str], None] = lambda line: None):
     """(who acts, the run's config, ObsSpec): the run's policy, or a foreign one in its place. UserError: it
     does not act so, or never learnt the instruction; warn(line) where it may know it all the same."""
     if options.policy.startswith(FOREIGN):
