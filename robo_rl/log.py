@@ -347,7 +347,7 @@ class Progress:
         self._began = self._seen = self._clock()
         self._drawn = -math.inf
         self._moved = self._took = self._hits = self._weight = 0.0
-        self._note, self._return = "", math.nan
+        self._note, self._return, self._updated = "", math.nan, False
         if self._live:
             self._task = self._live.add_task(stage, total=self._total, completed=done, text="")
 
@@ -365,7 +365,7 @@ class Progress:
         keep = 0.5 ** ((now - self._seen) / self._half_life)
         self._moved = keep * self._moved + done - self._done
         self._took = keep * self._took + now - self._seen
-        self._done, self._seen = done, now
+        self._done, self._seen, self._updated = done, now, True
         self._note = self._note if note is None else note
         if gain is not None and math.isfinite(gain):
             self._return = gain
@@ -430,11 +430,13 @@ class Progress:
             )
 
     def _end(self) -> None:
-        """Leave the stage's last line standing."""
+        """Leave the stage's last line standing; of a stage that was refused before it moved none."""
         if not self._stage:
             return
+        if not self._updated and self._live and self._task is not None:
+            self._live.remove_task(self._task)
         took = self._clock() - self._began
-        if took < self._patience:
+        if took < self._patience or not self._updated:
             self._stage = ""
             return
         moved = self._done - self._first

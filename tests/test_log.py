@@ -370,6 +370,14 @@ def test_off_a_terminal_progress_is_plain_lines_every_few_seconds():
     assert lines[-1] == "[rl]  20 % · 200/1.00k steps in 0:20 · 10/s · success 50.0 %"
 
 
+def test_a_stage_that_is_refused_before_it_moves_leaves_no_line():
+    out = io.StringIO()
+    with pytest.raises(UserError), Progress(out) as p:
+        p.start("eval", 200, "episodes")
+        raise UserError("no such task")
+    assert out.getvalue() == ""
+
+
 def test_a_stage_of_items_is_told_as_they_go_and_a_short_one_not_at_all():
     now, err = [0.0], io.StringIO()
     progress = Progress(err, every=5.0, patience=2.0, clock=lambda: now[0])
@@ -444,6 +452,7 @@ def test_on_a_terminal_the_line_is_live_and_stdout_stays_clean():
             p.start("rl", 10)
             p.update(4, success=0.75)
             p.say("evaluation [bold]0.75[/bold]")
+            p.start("refused", 10)
         """,
         stderr=side,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "110"},
@@ -460,7 +469,7 @@ def test_on_a_terminal_the_line_is_live_and_stdout_stays_clean():
     assert child.returncode == 0 and out == "result 1\nresult 2\nresult 3\n"
     text = seen.decode()
     assert "3/3 updates" in text and "success 75.0 %" in text and "evaluation [bold]0.75[/bold]" in text
-    assert "result" not in text
+    assert "result" not in text and "refused" not in text.rsplit("\x1b[2K")[-1]
 
 
 def test_numbers_are_short():
