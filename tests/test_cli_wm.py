@@ -134,6 +134,22 @@ def test_a_policy_is_trained_in_the_model_and_checked_in_the_simulator(place, in
     ok(place, "report", "inside", "--json")
 
 
+def test_a_model_that_its_page_advises_against_is_told_before_it_is_used(place, inside):
+    page = place / "wm" / "model" / "eval" / "eval.json"
+    page.parent.mkdir()
+    page.write_text(json.dumps({"verdict": "Do not use this model: too few episodes."}))
+    said = ok(place, "eval", "inside", "--episodes", "2").err
+    told = ok(
+        place, "train", "--sim", "wm:wm", "--demos", "demos", "--algo", "bc", "--out", "told", *SMALL
+    ).err
+    for err in (said, told):
+        assert (
+            err.count("warning: wm eval on wm: Do not use this model: too few episodes. robo_rl wm eval") == 1
+        )
+    page.write_text(json.dumps({"verdict": "Surely better than every simple predictor after 8 steps."}))
+    assert "warning" not in ok(place, "eval", "inside", "--episodes", "2").err
+
+
 def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place, alone):
     said = ok(
         place,

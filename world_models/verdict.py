@@ -1,5 +1,9 @@
 """One sentence on how far a model can be trusted, and what to record next, from the document of `wm eval`."""
 
+from robo_rl.files import read_json
+from world_models.options import find
+
+NO_USE = "Do not use this model: "
 GOOD_RECALL, GOOD_PRECISION = 0.8, 0.8
 GOOD_FOLLOWING = 0.8
 GOOD_RANK = 0.7  # lower end of Spearman's interval
@@ -9,15 +13,12 @@ def verdict(doc: dict) -> str:
     """What the model may be used for, the first thing that speaks against more, and the recording that would
     help most."""
     if not doc["finite"]:
-        return (
-            "Do not use this model: it predicts numbers that are not finite; train it again with a "
-            "smaller --fit.lr."
-        )
+        return f"{NO_USE}it predicts numbers that are not finite; train it again with a smaller --fit.lr."
     good = [int(h) for h, best in doc["baselines"]["best"].items() if best["better"]]
     if not good:
         names = dict.fromkeys(best["name"] for best in doc["baselines"]["best"].values())
         return (
-            "Do not use this model: at no horizon is it surely better than "
+            f"{NO_USE}at no horizon is it surely better than "
             f"{' or '.join(names) or 'standing still'}; record more episodes of the same kind, or train it "
             "longer."
         )
@@ -34,6 +35,13 @@ def verdict(doc: dict) -> str:
             "shall judge help most."
         )
     return f"{use}, but {against[0]}{more(against)}; record {record[0]} next."
+
+
+def advised_against(model: str) -> str:
+    """What to say of a model whose own page, of `wm eval`, is against any use of it; "": of all others."""
+    page = find(model) / "eval" / "eval.json"
+    said = read_json(page).get("verdict", "") if page.exists() else ""
+    return f"wm eval on {model}: {said} robo_rl wm eval measures it again" if said.startswith(NO_USE) else ""
 
 
 def ranks_well(doc: dict) -> bool:

@@ -75,10 +75,7 @@ def run(args: Eval) -> int:
         raise UserError(
             "--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
         )
-    if args.plan_in:
-        from world_models.model import find
-
-        find(args.plan_in)
+    warn_of_models(changed(own, args).sim if args.on == "sim" else "", args.plan_in)
     if args.video:
         from robo_rl.film import check_path
 
@@ -109,6 +106,16 @@ def run(args: Eval) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def warn_of_models(sim: str, plan_in: str) -> None:
+    """Say of each world model that takes part if `wm eval` advised against it. UserError: one is not
+    there."""
+    for model in filter(None, {sim[3:] if sim.startswith("wm:") else "", plan_in}):
+        from world_models.verdict import advised_against
+
+        if said := advised_against(model):
+            print(f"warning: {said}", file=sys.stderr)
 
 
 def need_default(args: Eval, *read: str) -> None:

@@ -150,6 +150,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
     from robo_rl.runtime.worker_pool import WorkerFailure
+    from world_models.verdict import advised_against
 
     check_device(config.device)  # of a run that goes on elsewhere
     torch.set_num_threads(config.torch_threads)
@@ -165,6 +166,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             if begins and env is not None and (why := parallel.whole_rollouts(config, env.spec.max_steps)):
                 report.say(why)
             if begins and (why := never_learns(config)):
+                report.say(why, "warning")
+            if config.sim.startswith("wm:") and (why := advised_against(config.sim[3:])):
                 report.say(why, "warning")
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
