@@ -51,6 +51,11 @@ def check(config: TrainConfig) -> None:
             "env. Learn one from the data set, robo_rl wm train DATASET, and take it: --sim wm:RUN; or name "
             "a simulator of the robot"
         )
+    if config.task:
+        raise UserError(
+            f"--task {config.task} is of a simulator, and with --sim none the data set says its own: leave "
+            "--task out, or name the simulator, --sim mujoco"
+        )
     if config.demos.isdigit() or not (Path(config.demos) / "meta").is_dir():
         raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")
     if config.bc.pear:
