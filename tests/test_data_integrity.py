@@ -218,6 +218,14 @@ def test_repair_keeps_the_files_before_one_whose_bits_flipped(tmp_path):
     same(load(root), 4, VIEW)
 
 
+def test_a_table_that_cannot_be_read_is_named_by_the_writer_that_is_to_go_on(tmp_path):
+    record(tmp_path / "d", 2)
+    (path,) = (tmp_path / "d" / "data").rglob("*.parquet")
+    path.write_bytes(b"damaged")
+    with pytest.raises(BrokenDataset, match=r"file-000.parquet: it cannot be read"):
+        record(tmp_path / "d", 2, first=2)
+
+
 def test_repair_gives_up_damaged_last_observations_and_keeps_the_episodes(tmp_path):
     root = tmp_path / "d"
     for first in (0, 2):

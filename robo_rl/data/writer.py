@@ -22,7 +22,7 @@ import numpy as np
 from robo_rl.data import checksums, layout, statistics, video
 from robo_rl.data.checksums import Checksums, Staged, settled
 from robo_rl.data.episode import Episode, Features
-from robo_rl.data.meta import Meta, load_meta
+from robo_rl.data.meta import BrokenDataset, Meta, load_meta
 from robo_rl.errors import UserError
 from robo_rl.files import lock
 from robo_rl.types import ControlSpec
@@ -65,8 +65,9 @@ def trim(meta: Meta, staged: Staged, put_away: Callable[[Path, bool], None]) -> 
     """Make the files hold the episodes of `meta` and no more, whatever a killed flush or damage left behind.
 
     put_away(path, copy) is called for each file before it goes; copy: only its end goes, and the rest of it
-    is staged.
+    is staged. BrokenDataset: a table that stays cannot be read.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -86,7 +87,11 @@ def trim(meta: Meta, staged: Staged, put_away: Callable[[Path, bool], None]) -> 
                     put_away(path, False)
                 elif index == last and rows is not None:
                     wanted = int(rows[files == last].sum())
-                    if pq.read_metadata(path).num_rows > wanted:
+                    try:
+                        there = pq.read_metadata(path).num_rows
+                    except (pa.ArrowException, OSError) as e:
+                        raise BrokenDataset(path, f"it cannot be read ({e})", meta.root) from None
+                    if there > wanted:
                         table = pq.read_table(path, partitioning=None).slice(0, wanted)  # pyright: ignore[reportArgumentType]  # pyarrow takes None
                         put_away(path, True)
                         write_table(staged.path(path), table)
