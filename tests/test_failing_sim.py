@@ -3,6 +3,7 @@ ends it with its words."""
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -281,6 +282,24 @@ def test_a_vector_env_that_fails_ends_every_command_in_a_line(tmp_path):
     assert done.code == 2 and re.search(
         rf"robo_rl: the simulator failed in Points.step: {BROKE}\n", done.err
     ), done
+
+
+def test_a_run_that_fails_while_it_records_or_reads_demonstrations_says_how_it_goes_on(tmp_path):
+    (tmp_path / "points.py").write_text(BROKEN)
+    (tmp_path / "broken").write_text("2")
+    argv = [*OWN_RUN, "--algo", "bc"]
+    kept = "the run is kept: robo_rl train --resume run goes on with it"
+    done = robo_rl(tmp_path, *argv)
+    assert done.code == 2 and re.search(
+        rf"robo_rl: the simulator failed in Points.step: {BROKE}; {kept}\n", done.err
+    ), done
+    (tmp_path / "broken").unlink()
+    assert robo_rl(tmp_path, "train", "--resume", "run").code == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (table,) = (tmp_path / "run" / "demos" / "data").rglob("*.parquet")
+    table.write_bytes(b"damaged")
+    done = robo_rl(tmp_path, "train", "--resume", "run")
+    assert done.code == 2 and f"{table.name}: " in done.err and done.err.endswith(f"; {kept}\n"), done
 
 
 def test_a_function_that_cannot_make_its_envs_is_told_in_a_line(tmp_path):

@@ -149,7 +149,6 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.experiment.run import Run, Stopped, looks_of
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
-    from robo_rl.runtime.worker_pool import WorkerFailure
     from world_models.verdict import advised_against
 
     check_device(config.device)  # of a run that goes on elsewhere
@@ -210,8 +209,10 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 choose_noise(run)
             except Stopped:
                 return run.end(stopped_words(folder), run.stop.code)
-            except WorkerFailure as e:
-                raise kept(e, folder) from e
+            except Exception as e:
+                if words := failed_outside(e):
+                    raise UserError(kept(words, folder)) from e
+                raise
             keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
             run.save({}, finished)
@@ -273,14 +274,25 @@ def rl_stage(run, checkpoint_folder: Path | None) -> int:
     try:
         return learn_online(run, checkpoint_folder)
     except UserError as e:
-        if "--resume" in str(e):
-            raise
-        raise kept(e, run.folder) from e
+        if "--resume" not in str(e):
+            e.args = (kept(str(e), run.folder),)
+        raise
 
 
-def kept(e: UserError, folder: Path) -> UserError:
-    """`e` with how its run goes on."""
-    return type(e)(f"{e}; the run is kept: robo_rl train --resume {folder} goes on with it")
+def failed_outside(e: Exception) -> str:
+    """The words of an error that lies in the simulator, a data set or the disk, which can be mended; "" of
+    others, such as of options, which a resumed run keeps."""
+    from robo_rl.data.meta import BrokenDataset
+    from robo_rl.runtime.worker_pool import WorkerFailure
+    from sims.own import own_error
+
+    known = isinstance(e, WorkerFailure | BrokenDataset) or isinstance(e.__cause__, OSError)
+    return str(e) if isinstance(e, UserError) and known else own_error(e)
+
+
+def kept(words: str, folder: Path) -> str:
+    """What a run says that failed, and how it goes on."""
+    return f"{words}; the run is kept: robo_rl train --resume {folder} goes on with it"
 
 
 def learn_online(run, checkpoint_folder: Path | None) -> int:
