@@ -132,6 +132,28 @@ def test_windows_pair_every_action_with_what_was_seen_after_it(data):
     assert (w.success <= w.made).all() and w.success.any() and (w.reward[w.made] == w.success[w.made]).all()
 
 
+class Told(Progress):
+    """Keeps the numbers of units that were told, by stage."""
+
+    def __init__(self):
+        super().__init__(io.StringIO())
+        self.told = {}
+
+    def update(self, done, *rest):
+        self.told.setdefault((self._stage, self._total), []).append(done)
+
+
+def test_the_stages_of_an_evaluation_tell_how_far_they_are_within_a_policy_and_a_batch(data):
+    progress = Told()
+    measure(PointModel(), data, replace(ARGS, windows=40, horizon=24, inverse=30), progress)
+    compare_policies(PointModel(), PointReach(20), walkers()[:2], replace(ARGS, episodes=40), progress)
+    told = progress.told
+    assert told["predict", 40][:2] == [0, 13] and told["predict", 40][-1] == 40
+    assert told["actions", 30] == list(range(31))
+    rank = told["rank", 160]
+    assert rank == sorted(rank) and rank[-1] == 160 and len(rank) > 12
+
+
 def test_the_exact_model_has_no_error_obeys_and_tells_success_without_a_mistake(data):
     doc, _ = measure(PointModel(), data, ARGS)
     rows = doc["open_loop"]["state"]

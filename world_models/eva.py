@@ -13,6 +13,7 @@ Here each dimension may have limits of its own, and a clip shorter than 4 steps 
 judge). A motionless clip is as smooth as can be: use the score beside the task's success, never alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -224,6 +225,7 @@ def fit_inverse(
     lr: float = 1e-3,
     seed: int = 0,
     held: float = 0.1,
+    tick: Callable[[int], None] = lambda done: None,
 ) -> tuple[InverseDynamics, dict[str, float]]:
     """Train on real transitions x, after [M,D], actions [M,A] -> (frozen model, errors on the last `held` of
     them).
@@ -242,13 +244,14 @@ def fit_inverse(
     opt = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(opt, lr, max(updates, 2))
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(updates):
+    for done in range(updates):
         i = torch.randint(0, cut, (batch,), generator=generator)
         loss = (model(xs[i], ys[i]) - a[i]).square().mean()
         opt.zero_grad()
         loss.backward()
         opt.step()
         schedule.step()
+        tick(done + 1)
     model.requires_grad_(False).eval()
     error = (model(xs[cut:], ys[cut:]) - a[cut:]).square().mean(0)
     spread = a[cut:].var(0, unbiased=False)

@@ -199,7 +199,9 @@ def measure_following(model, w, config: WorldEvalConfig) -> dict:
     return {"correlation": correlation, "gain": gain, "windows": int(whole.sum()), "dimensions": obey}
 
 
-def measure_executability(model, dataset, w, p, config: WorldEvalConfig) -> dict:
+def measure_executability(
+    model, dataset, w, p, config: WorldEvalConfig, progress: Progress | None = None
+) -> dict:
     """EVA: could the arm do what was imagined? Actions decoded by an inverse-dynamics model of real
     transitions, scored."""
     row = np.flatnonzero(np.isfinite(dataset.after).all(1))
@@ -212,6 +214,7 @@ def measure_executability(model, dataset, w, p, config: WorldEvalConfig) -> dict
         dataset.action[order],
         updates=config.inverse,
         seed=config.seed,
+        tick=begun(progress, "actions", config.inverse, "updates"),
     )
     steps = min(16, w.actions.shape[1])
     whole = w.seen[:, :steps].all(1)
@@ -294,6 +297,11 @@ def begun(progress: Progress | None, stage: str, total: int, unit: str) -> Calla
     return progress.update
 
 
+def onward(tick: Callable[[int], None], before: int) -> Callable[[int], None]:
+    """What to call with the units that are done beside the `before` ones."""
+    return lambda done: tick(before + done)
+
+
 def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None = None) -> tuple[dict, dict]:
     """Everything that recorded episodes alone can tell -> (document, arrays for page and videos)."""
     dataset = as_squares(as_commands([dataset], model.spec.control.axes)[0], model.spec.image_size)
@@ -325,7 +333,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
     scale = np.array(model.spec.scale or spread(dataset))
     doc, arrays = measure_open_loop(model, w, scale, config, begun(progress, "predict", len(w), "windows"))
     doc["success"]["known"] = dataset.is_judged
-    tick = begun(progress, "measure", 3, "parts")
+    tick = begun(progress, "measure", 2, "parts")
     error = arrays["errors"]["state"][0]
     foreign = bool(foreign_to(model, dataset)[w.episode].all())
     doc["uncertainty"] = measure_doubt(arrays["predicted"].uncertainty, error, w, model, foreign)
@@ -347,8 +355,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
     tick(1)
     doc["following"] = measure_following(model, w, config)
     tick(2)
-    doc["eva"] = measure_executability(model, dataset, w, arrays["predicted"], config)
-    tick(3)
+    doc["eva"] = measure_executability(model, dataset, w, arrays["predicted"], config, progress)
     if not doc["finite"]:
         notes.append("The model predicted numbers that are not finite: do not train in it.")
     if steps > model.spec.horizon > 0:

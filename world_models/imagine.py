@@ -40,7 +40,7 @@ def open_loop(
     tick: Callable[[int], None] = lambda done: None,
 ) -> Imagined:
     """Roll the model along `actions` [B,T,A] from observations `start` {key: [B,...]}, never showing it what
-    came."""
+    came. tick(n) hears how many windows are done."""
     parts: list[dict[str, np.ndarray]] = []
     views = [k for k in start if k.startswith("image/")]
     for b in range(0, len(actions), batch):
@@ -48,12 +48,12 @@ def open_loop(
         carry = model.start({k: v[rows] for k, v in start.items()}, seed + np.arange(rows.start, rows.stop))
         if "before" in carry and "before" in start:  # a window inside an episode is in motion
             carry["before"] = torch.from_numpy(np.ascontiguousarray(start["before"][rows]))
-        steps = []
-        for t in range(0, actions.shape[1], CHUNK):
+        steps, count = [], actions.shape[1]
+        for t in range(0, count, CHUNK):
             carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions[rows, t : t + CHUNK])))
             steps.append({k: p.obs[k] for k in ("state", *views)} | {k: getattr(p, k) for k in HEADS})
+            tick(rows.start + (rows.stop - rows.start) * min(t + CHUNK, count) // count)
         parts.append({k: torch.cat([s[k] for s in steps], 1).cpu().numpy() for k in steps[0]})
-        tick(rows.stop)
     whole = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
     return Imagined(whole["state"], {v[6:]: whole[v] for v in views}, *(whole[k] for k in HEADS))
 
@@ -78,6 +78,7 @@ def play(
     max_steps: int = 0,
     seed: "int | np.ndarray" = 0,
     judge: SuccessJudge | None = None,
+    tick: Callable[[int], None] = lambda done: None,
 ) -> PlayedEpisodes:
     """Let `act(obs) -> actions [N,E,A]` act in the model from the observations `obs`, to the end of every
     episode, as long as one in an env lasts (`WorldSpec.steps`). seed: of the model's draws, or those of every
@@ -85,7 +86,7 @@ def play(
 
     A step that `judge` (None: the model's own head) gives more than 1/2 wins its episode; one that `is_lost`
     ends it. Nothing is cut for its uncertainty (that would count against the policy): it is noted.
-    A step with NaN ends its episode as lost.
+    A step with NaN ends its episode as lost. tick(n) hears how much is done, in episodes.
     """
     n, limit = len(obs["state"]), model.spec.steps(max_steps)
     obs, judge = dict(obs), judge or Head()
@@ -130,6 +131,8 @@ def play(
             obs |= now
         if look:
             obs |= {k: v.cpu().numpy() for k, v in look(carry).items()}
+        tick(n * made // limit)
+    tick(n)
     return PlayedEpisodes(won, length, gain, doubt, cut)
 
 

@@ -2,7 +2,7 @@
 robot."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,11 +22,19 @@ from robo_rl.log import Progress
 from robo_rl.options.foreign import FOREIGN
 from robo_rl.policies import ObsSpec
 from robo_rl.starts import REPORT, eval_starts
-from robo_rl.types import Each, silently
+from robo_rl.types import silently
 from world_models import judge as judges
 from world_models import probe, trust
 from world_models.env import frame_of, held_frames
-from world_models.evaluate import compare_models, measure, measure_bound, measure_open_loop, table_of
+from world_models.evaluate import (
+    begun,
+    compare_models,
+    measure,
+    measure_bound,
+    measure_open_loop,
+    onward,
+    table_of,
+)
 from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
 from world_models.options import WorldEvalConfig
@@ -184,29 +192,47 @@ def play_in_model(
     batch: int = 0,
     judge=None,
     starts: np.ndarray | None = None,
+    tick: Callable[[int], None] = lambda done: None,
 ) -> PlayedEpisodes:
     """A policy from observations, with the noise that `robo_rl.evaluation.evaluate` gives batch `batch`;
-    `starts` [N] are the seeds of the model's own draws."""
+    `starts` [N] are the seeds of the model's own draws; `tick` as of `play`."""
     generator = torch.Generator().manual_seed(seed * 7919 + batch)
     observe, command = translate(policy, model.spec)
     if (begin := getattr(policy, "reset", None)) is not None:
         begin()
     draws = seed if starts is None else starts
-    return play(model, lambda o: command(decide(policy, observe(o), generator)), obs, max_steps, draws, judge)
+
+    def act(o: dict) -> np.ndarray:
+        return command(decide(policy, observe(o), generator))
+
+    return play(model, act, obs, max_steps, draws, judge, tick)
 
 
 def play_from_simulator(
-    model, env, policy, starts: np.ndarray, seed: int, judge=None
+    model,
+    env,
+    policy,
+    starts: np.ndarray,
+    seed: int,
+    judge=None,
+    tick: Callable[[int], None] = lambda done: None,
 ) -> tuple[PlayedEpisodes, np.ndarray]:
     """The same from the first observations of the simulator's `starts`, in batches of env.num_envs ->
-    (episodes, instructions)."""
+    (episodes, instructions); tick as of `play`."""
     n, parts, tasks = env.num_envs, [], []
     for batch, first in enumerate(range(0, len(starts), n)):
         ids = starts[first : first + n]
         padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
         obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
         got = play_in_model(
-            model, policy, {k: np.array(v) for k, v in obs.items()}, env.spec.max_steps, seed, batch, judge
+            model,
+            policy,
+            {k: np.array(v) for k, v in obs.items()},
+            env.spec.max_steps,
+            seed,
+            batch,
+            judge,
+            tick=lambda done, first=first: tick(min(first + done, len(starts))),
         )
         parts.append([getattr(got, k)[: len(ids)] for k in PlayedEpisodes.__slots__])
         tasks += [str(t) for t in obs["task"][: len(ids)]]
@@ -312,14 +338,20 @@ def told(got: PlayedEpisodes) -> dict:
     return {"cut": float(got.cut.mean()), "uncertainty": float(got.uncertainty.mean())}
 
 
-def compare_policies(model, env, policies: list, config: WorldEvalConfig, each: Each = silently) -> dict:
+def compare_policies(
+    model, env, policies: list, config: WorldEvalConfig, progress: Progress | None = None
+) -> dict:
     """Success of every (name, policy) on the same starts in the model and in the simulator `env` ->
     document."""
     starts = eval_starts(config.episodes, REPORT + config.seed)  # no checkpoint was chosen on these
-    imagined, real, rows = [], [], []
-    for _, policy in each("rank", policies, "policies"):
-        real.append(evaluate(env, policy, starts, config.seed)["success"])
-        got, _ = play_from_simulator(model, env, policy, starts, config.seed)
+    imagined, real, rows, n = [], [], [], len(starts)
+    tick = begun(progress, "rank", 2 * n * len(policies), "episodes")
+    for k, (_, policy) in enumerate(policies):
+        played = evaluate(env, policy, starts, config.seed, onward(tick, 2 * k * n))
+        real.append(played["success"])
+        got, _ = play_from_simulator(
+            model, env, policy, starts, config.seed, tick=onward(tick, (2 * k + 1) * n)
+        )
         imagined.append(got.success)
         rows.append(told(got))
     m, r = np.array(imagined, float), np.array(real, float)
@@ -336,13 +368,15 @@ def compare_policies(model, env, policies: list, config: WorldEvalConfig, each: 
 
 
 def compare_to_table(
-    model, policies: list, table: list[RealRow], config: WorldEvalConfig, each: Each = silently
+    model, policies: list, table: list[RealRow], config: WorldEvalConfig, progress: Progress | None = None
 ) -> dict:
     """The same against what (name, policy), in the order of `table`, did on a robot: from recorded starts,
     without any simulator."""
     obs, imagined, rows = recorded_starts(model, config.episodes, config.seed), [], []
-    for _, policy in each("rank", policies, "policies"):
-        got = play_in_model(model, policy, obs, 0, config.seed)
+    n = len(obs["state"])
+    tick = begun(progress, "rank", n * len(policies), "episodes")
+    for k, (_, policy) in enumerate(policies):
+        got = play_in_model(model, policy, obs, 0, config.seed, tick=onward(tick, k * n))
         imagined.append(got.success)
         rows.append(told(got))
     m, won, n = (
@@ -365,9 +399,10 @@ def compare_to_table(
 # ---- the probe ---------------------------------------------------------------------------------------------
 
 
-def probe_model(model, env, dataset, config: WorldEvalConfig, each: Each = silently) -> dict:
+def probe_model(model, env, dataset, config: WorldEvalConfig, progress: Progress | None = None) -> dict:
     """Ask about policies unlike the data and those that searches made to exploit the model -> document;
     without a simulator (`env` None) only what the model says of them."""
+    each = progress.each if progress else silently
     base, count = probe.cloned_successes(dataset), PROBED if config.probe is None else config.probe
     found = probe.policies(base, count, config.seed)
     starts = eval_starts(config.episodes, REPORT + config.seed)
@@ -403,7 +438,7 @@ def probe_model(model, env, dataset, config: WorldEvalConfig, each: Each = silen
     out["searches"] = [asdict(g) | {"gap": g.gap._asdict()} for g in gaps]
     return (
         out
-        | compare_policies(model, env, found, config, each)
+        | compare_policies(model, env, found, config, progress)
         | {"unlike": measure_unlike(model, env, [p for _, p in found], config)}
     )
 
@@ -488,12 +523,12 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
             )
         policies = [(name, checkpoint.load_policy(folder)[0]) for name, _, folder in found]
         if table is not None:
-            doc |= compare_to_table(model, policies, table, config, progress.each)
+            doc |= compare_to_table(model, policies, table, config, progress)
         elif policies:
-            doc |= compare_policies(model, env, policies, config, progress.each)
+            doc |= compare_policies(model, env, policies, config, progress)
         if asked:
             told_in = as_commands([dataset], model.spec.control.axes)[0]
-            doc["probe"] = probe_model(model, env, told_in, config, progress.each)
+            doc["probe"] = probe_model(model, env, told_in, config, progress)
     beside = "robot" if table is not None else "" if env is None else "simulator"
     if env is not None:
         env.close()
