@@ -22,7 +22,7 @@ from torch import Tensor
 from robo_rl.experiment.config import TrainConfig, replay_options, rollout_options
 from robo_rl.experiment.parallel import batch, group_size, workers
 from robo_rl.experiment.plan_measure import ROWS, PlanPart, extrapolated, simulator_seconds, size_of, timed
-from robo_rl.experiment.plan_replay import pretrain_seconds, replay_parts
+from robo_rl.experiment.plan_replay import replay_parts
 from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
 from robo_rl.shapes import only_shapes, operations_per_second
 
@@ -164,36 +164,31 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])
     parts = [PlanPart("process: interpreter, torch, sim", resident())]
     free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
-    more, seconds, update = parts_of(config, env, policy)
+    more, seconds, update, first = parts_of(config, env, policy)
     teaching = supervision_of(config, env, policy, update)
     env.close()
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
         parts[0] = PlanPart("process: counted on the host", 0)
-    plan = Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching)
-    return counted(config, env, policy, plan)
+    plan = Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching, first=first)
+    return counted(config, env, plan)
 
 
-def counted(config: TrainConfig, env, policy, plan: Plan) -> Plan:
+def counted(config: TrainConfig, env, plan: Plan) -> Plan:
     """The plan with how often RL does what its seconds are of: an update or, where the method learns from
-    replay, a decision of all envs, after a stage of its critics."""
-    from robo_rl.algos.check import with_demos
-    from robo_rl.experiment.methods import find_method
+    replay, a decision of all envs; of those that end before the first update the warning alone."""
     from robo_rl.experiment.replay import never_learns
 
     if config.algo == "bc":
         return plan
     replay = isinstance(config.rl, OffPolicyOptions)
     each = (config.envs if replay else rollout_rows(config, env)[0]) * config.policy.execute
-    plan = replace(plan, count=-(-config.steps // each))
     if not replay:
-        return plan
+        return replace(plan, count=-(-config.steps // each))
+    plan = replace(plan, unit=f"decision of all {config.envs} envs", beside=workers(config) > 0)
     if warning := never_learns(config):
-        plan = replace(plan, warning=warning)
-    elif pretrain := replay_options(config).pretrain:
-        learner = with_demos(find_method(config.algo), config.rl, policy)(policy, config.rl, config.seed)
-        plan = replace(plan, first=(pretrain, pretrain_seconds(config, policy, learner)))
-    return replace(plan, unit=f"decision of all {config.envs} envs", beside=workers(config) > 0)
+        return replace(plan, warning=warning, first=(0, 0.0))
+    return replace(plan, count=-(-config.steps // each))
 
 
 def is_whole(config: TrainConfig) -> bool:
@@ -223,21 +218,21 @@ def counted_plan(config: TrainConfig, env, policy) -> Plan:
     process, free = resident(), free_memory()
     if config.device != "cpu":
         process, free = 0, torch.cuda.mem_get_info(torch.device(config.device))[0]
-    more, seconds, update = parts_of(replace(config, device="cpu"), env, policy, speed)
+    more, seconds, update, _ = parts_of(replace(config, device="cpu"), env, policy, speed)
     teaching = supervision_of(config, env, policy, update)
     env.close()
     if config.device != "cpu":
         more = [p for p in more if p.what != FREED]
     where = "process: interpreter, torch, sim" if config.device == "cpu" else "process: counted on the host"
     plan = Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed, *teaching)
-    return counted(config, env, policy, plan)
+    return counted(config, env, plan)
 
 
 def parts_of(
     config: TrainConfig, env, policy, speed: float = 0.0
-) -> tuple[list[PlanPart], list[tuple[str, float]], float]:
-    """(what the run has beside its process, seconds of each part of an update, seconds of a supervised one).
-    speed: operations a second, of a policy of shapes."""
+) -> tuple[list[PlanPart], list[tuple[str, float]], float, tuple[int, float]]:
+    """(what the run has beside its process, seconds of each part of an update, seconds of a supervised one,
+    updates of --rl.pretrain and their seconds). speed: operations a second, of a policy of shapes."""
     from robo_rl.algos.check import with_demos
     from robo_rl.experiment.methods import find_method
     from robo_rl.experiment.sft import rounds
@@ -260,8 +255,8 @@ def parts_of(
         # a critic is small; what it leaves frozen is so from now on
         learner = with_demos(find_method(config.algo), config.rl, policy)(policy, config.rl, config.seed)
         if isinstance(config.rl, OffPolicyOptions):
-            more, seconds = replay_parts(config, env, policy, learner)
-            return parts + more, seconds, supervised
+            more, seconds, first = replay_parts(config, env, policy, learner)
+            return parts + more, seconds, supervised, first
         with counting():
             more, seconds = rl_parts(config, env, policy, learner, weights, speed)
         parts += more
@@ -269,7 +264,7 @@ def parts_of(
         if config.device == "cpu":
             freed = sum(p.size for p in parts if (p.what, p.phase) == ("activations", "supervised"))
             parts.append(PlanPart(FREED, freed, "update"))
-    return parts, seconds, supervised
+    return parts, seconds, supervised, (0, 0.0)
 
 
 def supervision_of(config: TrainConfig, env, policy, update: float) -> tuple[tuple[SupervisedTime, ...], str]:

@@ -42,7 +42,7 @@ def plan_of_data(config: TrainConfig) -> Plan:
         speed = operations_per_second(config.device)
     else:
         policy = make_policy(config.policy, spec, config.seed).to(config.device)
-    more, _, learning = parts_of(replace(config, device="cpu") if speed else config, None, policy, speed)
+    more, _, learning, _ = parts_of(replace(config, device="cpu") if speed else config, None, policy, speed)
     every = config.bc.head_every or config.data.every
     looked = len(chosen(config, data, every)) * len(rows) // (len(rows) + len(held))
     once = [SupervisedRound(0, config.bc.updates, config.bc.head)]

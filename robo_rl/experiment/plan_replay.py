@@ -27,8 +27,11 @@ from robo_rl.experiment.plan_measure import (
 PROBE = 4096  # rows of the store whose bytes are counted
 
 
-def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPart], list[tuple[str, float]]]:
-    """(memory of RL from replay, seconds of each part of a decision of all envs)."""
+def replay_parts(
+    config: TrainConfig, env, policy, learner
+) -> tuple[list[PlanPart], list[tuple[str, float]], tuple[int, float]]:
+    """(memory of RL from replay, seconds of each part of a decision of all envs, updates of --rl.pretrain and
+    their seconds)."""
     from robo_rl.experiment.replay import check_memory
     from robo_rl.policies.check import observations
     from robo_rl.replay_collector import row_bytes
@@ -64,19 +67,16 @@ def replay_parts(config: TrainConfig, env, policy, learner) -> tuple[list[PlanPa
     seen = {k: v.to(config.device) for k, v in observations(policy.spec, min(config.envs, 64)).items()}
     acting = timed(lambda: policy.act(seen, torch.Generator().manual_seed(0), True))
     made = o.utd * config.envs
-    return parts, [
+    seconds = [
         ("simulator", simulator_seconds(config, env, policy)),
         ("policy", acting * config.envs / min(config.envs, 64)),
         (f"learner, {made:g} updates", seconds_of(o.batch, lambda n: update(n, step)) / step * made),
     ]
-
-
-def pretrain_seconds(config: TrainConfig, policy, learner) -> float:
-    """Seconds of --rl.pretrain: updates of the critics before the actor learns, of a method with an offline
-    stage those of that stage."""
-    o, update = replay_options(config), one_update(policy, learner)
-    step = o.actor_every if learner.offline_actor else 1
-    return o.pretrain / step * seconds_of(o.batch, lambda n: update(n, step, learner.offline_actor))
+    # before the actor learns, or of a method with an offline stage that stage
+    actor = learner.offline_actor
+    alone = step if actor else 1
+    pretrain = seconds_of(o.batch, lambda n: update(n, alone, actor)) / alone if o.pretrain else 0.0
+    return parts, seconds, (o.pretrain, o.pretrain * pretrain)
 
 
 def one_update(policy, learner) -> Callable[..., None]:
