@@ -405,7 +405,9 @@ def test_check_says_cameras_prompt_and_statistics_and_what_is_missing(tmp_path):
     )
     assert found.missing == [
         "the processor makes pictures of 224 pixels, the model takes 28",
-        f"{folder} has no tokeniser (tokenizer.model or tokenizer.json); copy the one of the model into it",
+        f"{folder} has no tokeniser (tokenizer.model or tokenizer.json); copy that of "
+        "google/paligemma-3b-pt-224, which its preprocessor names, into it, or name it by "
+        "--policy.words FILE",
     ]
     (folder / "policy_preprocessor_step_2_normalizer_processor.safetensors").unlink()
     assert "cannot be read" in examine(folder).missing[0]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from robo_rl.errors import MissingDependency, UserError
-from robo_rl.files import write_bytes
+from robo_rl.files import read_json, write_bytes
 
 FILES = ("tokenizer.model", "tokenizer.json")
 RESERVED = 3  # numbers of `words:N` that no word has: padding, end, begin, as PaliGemma has them
@@ -69,7 +69,8 @@ def load(where: "str | Path") -> Tokeniser:
         found = [path / name for name in FILES if (path / name).is_file()]
         if not found:
             raise UserError(
-                f"{path} has no tokeniser ({' or '.join(FILES)}); copy the one of the model into it"
+                f"{path} has no tokeniser ({' or '.join(FILES)}); copy {_named_in(path)} into it, or name it "
+                "by --policy.words FILE"
             )
         path = found[0]
     if not path.is_file():
@@ -78,6 +79,17 @@ def load(where: "str | Path") -> Tokeniser:
         raise UserError(f"{path} has {path.stat().st_size} bytes, more than any tokeniser ({LARGEST})")
     data = path.read_bytes()
     return (_json if path.suffix == ".json" else _sentencepiece)(path, data)
+
+
+def _named_in(folder: Path) -> str:
+    """The tokeniser that a folder of LeRobot names on the hub and does not have."""
+    file = folder / "policy_preprocessor.json"
+    said = read_json(file).get("steps") if file.is_file() else None
+    for step in said if isinstance(said, list) else ():
+        named = isinstance(step, dict) and step.get("registry_name") == "tokenizer_processor"
+        if named and (name := (step.get("config") or {}).get("tokenizer_name")):
+            return f"that of {name}, which its preprocessor names,"
+    return "the one of the model"
 
 
 def pieces_of(text: str) -> list[str]:
