@@ -251,6 +251,24 @@ def test_a_run_folder_is_told_from_its_checkpoints(tmp_path):
     refused(lambda: open_checkpoint(tmp_path), "is a run", f"{tmp_path}/checkpoints/NAME")
 
 
+@pytest.mark.parametrize("given", ["out", "out/checkpoints", "out/checkpoints/000200"])
+def test_an_output_folder_of_lerobot_is_told_where_its_weights_lie(given, tmp_path):
+    for name in ("000100", "000200"):
+        at = tmp_path / "out" / "checkpoints" / name / "pretrained_model"
+        at.mkdir(parents=True)
+        shutil.copy(weights("pi05"), at / SINGLE)
+    refused(lambda: open_checkpoint(tmp_path / given), f"saved them in {at}: give this folder")
+
+
+def test_a_name_of_the_hub_is_told_that_nothing_is_downloaded(tmp_path):
+    refused(
+        lambda: open_checkpoint("lerobot/pi05_base"), "hf download lerobot/pi05_base --local-dir pi05_base"
+    )
+    with pytest.raises(UserError) as e:
+        open_checkpoint(tmp_path / "nothing")  # a path, no name
+    assert "download" not in str(e.value)
+
+
 def test_weights_with_adapters_are_to_be_merged_first(tmp_path):
     tensors = load_file(weights("pi0")) | {"model.action_in_proj.lora_A.weight": torch.zeros(1, 32)}
     save_file(tensors, tmp_path / "x.safetensors")

@@ -8,6 +8,7 @@ few.
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -133,6 +134,7 @@ def open_checkpoint(path: "str | Path") -> Checkpoint:
     if not path.exists():
         raise UserError(
             f"{path} does not exist; give a .safetensors file or a folder with {SINGLE} or {INDEX}"
+            f"{fetch(path)}"
         )
     if path.is_file():
         return Checkpoint(path, *_header(path))
@@ -142,6 +144,8 @@ def open_checkpoint(path: "str | Path") -> Checkpoint:
         if (path / name).exists():
             return Checkpoint(path, *_header(path / name))
     files = sorted(path.glob("*.safetensors"))
+    if not files and (below := _saved_by_lerobot(path)):
+        raise UserError(f"{path} has no weights itself; LeRobot saved them in {below}: give this folder")
     if (path / "checkpoints").is_dir() and not files:
         raise UserError(f"{path} is a run: name one of its checkpoints, {path}/checkpoints/NAME")
     if len(files) != 1:
@@ -150,6 +154,24 @@ def open_checkpoint(path: "str | Path") -> Checkpoint:
             "file"
         )
     return Checkpoint(path, *_header(files[0]))
+
+
+def fetch(path: "str | Path") -> str:
+    """What to add where `path` is not there and may be a model's name on the Hugging Face hub."""
+    name = re.fullmatch(r"([\w.-]+)/([\w.-]+)", str(path))
+    if not name or Path(name[1]).exists():
+        return ""
+    return f". Nothing is downloaded: hf download {path} --local-dir {name[2]}, then give {name[2]}"
+
+
+def _saved_by_lerobot(path: Path) -> Path | None:
+    """The newest folder of weights below an output folder of LeRobot's training, or one of its
+    checkpoints."""
+    for pattern in (".", "checkpoints/last", "last", "checkpoints/*", "*"):
+        found = sorted(p.parent for p in path.glob(f"{pattern}/pretrained_model/*.safetensors"))
+        if found:
+            return found[-1]
+    return None
 
 
 def _sharded(path: Path) -> Checkpoint:
