@@ -348,6 +348,15 @@ def test_the_words_of_an_instruction_reach_the_model():
     assert not torch.allclose(a[0], a[1])
 
 
+def test_a_kind_beside_a_folder_of_that_name_says_which_of_them_is_meant(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pi05").mkdir()
+    assert short_policy(["--policy", "pi05"]) == ["--policy.kind", "pi05"] and not capsys.readouterr().err
+    shutil.copy(weights("pi05"), tmp_path / "pi05" / "model.safetensors")
+    assert short_policy(["--policy", "pi05"]) == ["--policy.kind", "pi05"]
+    assert "has fresh weights; those of the folder pi05 are --policy ./pi05" in capsys.readouterr().err
+
+
 def test_a_policy_is_named_by_its_kind_or_by_a_folder(tmp_path):
     shutil.copy(weights("pi05"), tmp_path / "model.safetensors")
     assert short_policy(["--policy", "smolvla", "--seed", "1"]) == ["--policy.kind", "smolvla", "--seed", "1"]
@@ -360,6 +369,8 @@ def test_a_policy_is_named_by_its_kind_or_by_a_folder(tmp_path):
     ]
     with pytest.raises(UserError, match="--policy takes flow, .*pi05.* got 'nowhere'"):
         short_policy(["--policy", "nowhere"])
+    with pytest.raises(UserError, match="hf download lerobot/pi05_base --local-dir pi05_base"):
+        short_policy(["--policy", "lerobot/pi05_base"])
     for name in ("run.json", "vla.json"):  # a run, and the files of one that its workers read
         (tmp_path / name).write_text("{}")
         with pytest.raises(UserError, match="--init"):

@@ -1,6 +1,7 @@
 """`robo_rl train`: demonstrations, SFT, online RL, evaluation, checkpoints, videos, in one run folder that
 resumes."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from robo_rl.cli import given, parse_options, resumes_alone
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import check_folders, newest_run
-from robo_rl.options.policy import POLICIES
+from robo_rl.options.policy import POLICIES, VLAS
 from robo_rl.plugins import is_object
 
 
@@ -108,11 +109,19 @@ def short_policy(argv: list[str]) -> list[str]:
         value = value if sign else next(rest, "")
         if value in POLICIES or is_object(value) and not Path(value).exists():
             out += ["--policy.kind", value]
+            if value in VLAS and list(Path(value).glob("*.safetensors")):
+                print(
+                    f"warning: --policy {value} has fresh weights; those of the folder {value} are --policy "
+                    f"./{value}",
+                    file=sys.stderr,
+                )
             continue
         if not value or not Path(value).exists():
+            from robo_rl.policies.vla.weights import fetch
+
             raise UserError(
                 f"--policy takes {', '.join(POLICIES)}, module:function, or the folder of a "
-                f"vision-language-action model, got {value!r}"
+                f"vision-language-action model, got {value!r}{fetch(value)}"
             )
         folder = Path(value).parent if Path(value).is_file() else Path(value)
         if any((folder / name).is_file() for name in ("run.json", "meta.json", "vla.json")):
