@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from commands import robo_rl as command
 from toys import PointReach
+from vla_goldens import weights
 
 import robo_rl
 from robo_rl.cli.train import parse
@@ -436,6 +437,7 @@ def every_recipe():
         SIMS, ALGOS, ("state", "rgb"), recipes.PRESETS, ("", "dense")
     ):
         models = ("", *map(recipes.model_words, ("pi05", "pi0_fast"))) if obs == "rgb" else ("",)
+        models += (recipes.model_words("pi05", "folder"),) if (sim, obs) == ("mujoco", "rgb") else ()
         for model in models:
             if preset != "paper" or algo in recipes.PAPERS:
                 chosen = (sim, task, algo, obs, preset, reward)
@@ -631,7 +633,15 @@ def test_a_vision_language_action_model_has_rows_of_its_own_and_fresh_weights_mo
     assert small.bc.head > 0 == fresh.bc.head and small.demos_most > 0 == fresh.demos_most
     for kind in ("openvla_oft", "mine:make"):
         assert parse([*asked[:4], "--policy", kind, "--algo", "ppo"]).bc.head == 0
-    assert public.rl == fresh.rl and public.bc == replace(small.bc, head=0, head_every=0, own=0)
+    assert public.rl == fresh.rl and public.bc == replace(small.bc, lr=1e-4, head=0, head_every=0, own=0)
+
+
+def test_public_weights_learn_at_their_publisher_s_rate_and_an_option_changes_it(tmp_path):
+    shutil.copy(weights("pi05"), tmp_path / "model.safetensors")
+    asked = ["--sim", "none", "--algo", "bc", "--demos", str(tmp_path), "--policy", str(tmp_path)]
+    assert parse(asked).bc.lr == 2.5e-5 and parse([*asked, "--bc.lr", "1e-3"]).bc.lr == 1e-3
+    assert parse([*asked[:-1], "pi05"]).bc.lr == 1e-3  # fresh weights
+    assert robo_rl.recipe(policy={"kind": "groot", "folder": str(tmp_path)}, algo="bc").bc.lr == 1e-4
 
 
 def test_a_run_s_own_configuration_starts_another(trained, tmp_path):

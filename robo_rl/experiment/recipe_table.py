@@ -204,6 +204,13 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     ("fast on_policy rgb fresh quick", "minutes", {"bc": {"ground": 1000}}),
     (
+        "public",
+        "what a model has learnt from millions of pictures is soon lost at larger learning rates: that of "
+        "LeRobot for SmolVLA and X-VLA",
+        {"bc": {"lr": 1e-4}},
+    ),
+    ("public pi", "the rate of openpi and LeRobot for pi0 and pi0.5", {"bc": {"lr": 2.5e-5}}),
+    (
         "fast pi_rl",
         "as much noise as the policy bears, of which no later denoise step takes any away; the update "
         "follows the KL that it makes, not a learning rate that fits one task; the critic first",

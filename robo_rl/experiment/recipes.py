@@ -196,12 +196,17 @@ def kin(options: type) -> tuple[str, set[str]]:
     }
 
 
-def model_words(kind: str, folder: str = "") -> str:
-    """The words of a policy of this kind, with the weights of a public layout in `folder` or with fresh
-    ones."""
-    if kind not in FLOWS:
-        return "undivided" if kind in VLAS or is_object(kind) else ""
-    return "undivided vla" if folder else "undivided vla fresh"
+def model_words(kind: str, folder: str = "", fresh: bool = True) -> str:
+    """The words of a policy of this kind, that began with the weights of a public layout in `folder`, or
+    whose weights are `fresh`."""
+    if kind not in VLAS:
+        return "undivided" if is_object(kind) else ""
+    words = ["undivided", *(["vla"] if kind in FLOWS else [])]
+    if folder:
+        words += ["public", *(["pi"] if kind.startswith("pi0") else [])]
+    elif fresh and kind in FLOWS:
+        words.append("fresh")
+    return " ".join(words)
 
 
 def preset(
@@ -242,7 +247,8 @@ def steps(
     """The configurations that lead to `recipe`, each with its origin, or {option: origin}: chosen, "recipe
     ROW", --init (else default)."""
     if init and not model:
-        model = model_words(policy_of(Path(init))["kind"], "its own")
+        had = policy_of(Path(init))
+        model = model_words(had["kind"], had.get("folder", ""), fresh=False)
     base = TrainConfig(algo=algo, rl=method_options(algo)())
     settings: dict[str, object] = {"sim": sim, "task": task, "obs": obs, "preset": name}
     origin = dict.fromkeys(settings, "chosen")
