@@ -413,6 +413,16 @@ def test_a_vision_language_action_model_learns_from_it_with_its_own_pictures_and
     assert policy.act(kept, torch.Generator(), explore=False).actions.shape == (2, 5, 14)
 
 
+def test_a_policy_that_is_taught_nothing_becomes_a_run_and_is_judged_as_it_came(sets, tmp_path, capsys):
+    """A public checkpoint as it is, before it is served or taught."""
+    out = tmp_path / "run"
+    asked = ["train", "--algo", "bc", "--demos", str(sets["aloha"]), "--out", str(out), *TINY, "--bc.updates"]
+    assert run_command(*asked, "0") == 0
+    assert "held out: 1 of 4 episodes" in capsys.readouterr().err
+    assert json.loads((out / "heldout.json").read_text())["update"] == 0
+    assert [p.name for p in checkpoint.checkpoints(out)] == [checkpoint.name(0)]
+
+
 def test_it_learns_to_predict_the_actions_of_episodes_that_it_has_not_seen(sets, tmp_path):
     """Of joints that follow their own state; a state policy, so that it takes a second."""
     folder = datasets.write(tmp_path / "set", "so100", episodes=40, length=40, views=0)

@@ -206,7 +206,7 @@ def learn(run: "Run") -> None:
     )
     run.step = run.updates = updates + teach_head(run, frames, learnt, updates)
     if judge is not None:
-        if run.step > updates:
+        if run.step > updates or not run.looks:  # nothing was taught: the policy as it came
             run.report.log(run.step, judge.look(run), stage="sft")
         judge.report(run)
 
