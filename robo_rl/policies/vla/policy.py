@@ -440,15 +440,22 @@ def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -
 def placed(views: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     """The cameras of an env in the order of a model that knows some: one that it knows by name takes its
     place there, the others take the places left, in their own order."""
-    others = iter([view for view in views if view not in known])
-    filled = [view if view in views else next(others, None) for view in known]
+    filled, others = _fill(views, known)
     return (*(view for view in filled if view is not None), *others)
+
+
+def _fill(views: Sequence[str], known: Sequence[str]) -> tuple[list[str | None], list[str]]:
+    """(the camera in the place of each of `known`, None: none is left for it; those that have no place)"""
+    others = [view for view in views if view not in known]
+    filled = [view if view in views else others.pop(0) if others else None for view in known]
+    return filled, others
 
 
 def guessed(views: Sequence[str], known: Sequence[str]) -> dict[str, str]:
     """Of the cameras of an env that `placed` puts by their order alone, the model's camera in whose place
     each stands."""
-    return {view: name for view, name in zip(placed(views, known), known, strict=False) if view != name}
+    filled, _ = _fill(views, known)
+    return {view: name for view, name in zip(filled, known, strict=True) if view not in (None, name)}
 
 
 def _words(o: PolicyOptions, config: VlaConfig) -> tokeniser.Tokeniser:
