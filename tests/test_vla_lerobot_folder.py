@@ -214,9 +214,13 @@ def test_an_env_that_names_its_cameras_in_another_order_shows_a_folder_each_wher
     assert other.processor.guessed == {"side": "front"} and other.processor.options.views == ("side", "wrist")
     lines: list[tuple[str, str]] = []
     report = SimpleNamespace(say=lambda *line: lines.append(line))
-    report_cameras(SimpleNamespace(policy=other, config=SimpleNamespace(policy=o), report=report))
-    [(line, kind)] = lines
-    assert "does not know side: it stands where front was learnt" in line and kind == "warning"
+    for sim in ("none", "mujoco", "gym:Pour-v0"):
+        config = SimpleNamespace(policy=o, sim=sim)
+        report_cameras(SimpleNamespace(policy=other, config=config, report=report))
+    assert all("does not know side: it stands where front was learnt" in line for line, _ in lines)
+    assert [kind for _, kind in lines] == ["warning"] * 3
+    remedies = ("--data.cameras NAME=CAMERA", "--cameras wrist,side", "the model's names, in the env")
+    assert all(remedy in line for (line, _), remedy in zip(lines, remedies, strict=True))
 
 
 def test_the_command_says_what_lerobot_cannot_express_a_line_each(tmp_path, capsys):

@@ -332,10 +332,14 @@ def report_cameras(run: Run) -> None:
     """Say which cameras stand in a model's places by their order alone."""
     places = getattr(getattr(run.policy, "processor", None), "guessed", {})
     if places:
+        remedy = {
+            "none": "give the cameras the model's names (--data.cameras NAME=CAMERA)",
+            "mujoco": f"name them in another order (--cameras {','.join(reversed(run.policy.spec.views))})",
+        }.get(run.config.sim, "give the cameras the model's names, in the env")
         run.report.say(
             f"{run.config.policy.folder} does not know "
             + ", ".join(f"{view}: it stands where {name} was learnt" for view, name in places.items())
-            + ". If that is wrong, give the cameras the model's names (--data.cameras NAME=CAMERA)",
+            + f". If that is wrong, {remedy}",
             "warning",
         )
 
