@@ -93,6 +93,11 @@ def open_run(path: "str | Path") -> Path:
     if (beside := Path(path).parent).name == "checkpoints" and (beside.parent / "run.json").is_file():
         kept = sorted(p.name for p in beside.iterdir() if (p / "meta.json").exists())
         raise no_checkpoint(beside.parent, Path(path).name, kept)
+    if Path(path).is_dir() and list(Path(path).glob("model*.safetensors*")):
+        raise UserError(
+            f"{path} has weights and is no run; one begins with them: robo_rl train --policy {path} "
+            "--demos DATA, as they are with --bc.updates 0"
+        )
     near = [os.path.relpath(p) for p in runs_near(path)]
     what = (
         f"{path} does not exist"

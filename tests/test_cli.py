@@ -180,6 +180,7 @@ def mistake(capsys, *argv: str) -> str:
         ("train --learners 2 --rl.minibatch 63", "multiple of --learners 2"),
         ("workers nowhere 3", "nowhere is no run folder"),
         ("train --demos nowhere", "the folder of a data set, got 'nowhere': no such folder"),
+        ("train --policy.folder .", "--policy.kind flow is none; --policy . finds its kind"),
         ("train --demos -3", "--demos must be a number or the folder of a data set, got '-3'"),
         (
             "train --demos .",

@@ -349,6 +349,9 @@ def test_a_wrong_run_folder_lists_the_runs_nearby_newest_first(tmp_path):
         open_run(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         open_run(tmp_path / "a" / "gone")
+    (tmp_path / "model-00001-of-00002.safetensors").touch()  # of a public model
+    with pytest.raises(UserError, match=r"is no run; one begins with them: robo_rl train --policy .*/runs "):
+        open_run(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ progress

@@ -453,8 +453,13 @@ def test_cameras_that_a_folder_knows_by_name_keep_their_places():
     from robo_rl.policies.vla.policy import guessed, placed
 
     three = ("cam_high", "cam_left_wrist", "cam_right_wrist")
-    assert guessed(("cam_high", "cam_right_wrist"), three) == {}  # one of its cameras is not there, all are known
-    assert guessed(("cam_right_wrist", "phone", "top", "side"), three) == {"phone": "cam_high", "top": three[1]}
+    assert (
+        guessed(("cam_high", "cam_right_wrist"), three) == {}
+    )  # one of its cameras is not there, all are known
+    assert guessed(("cam_right_wrist", "phone", "top", "side"), three) == {
+        "phone": "cam_high",
+        "top": three[1],
+    }
     assert placed(("front", "wrist"), ("wrist", "front")) == ("wrist", "front")
     assert placed(("front", "wrist"), ("top", "wrist")) == ("front", "wrist")
     assert placed(("wrist", "front", "side"), ("top", "wrist")) == ("front", "wrist", "side")

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.options.policy import VLAS
+from robo_rl.plugins import is_object
 
 
 def check_folders(config: TrainConfig) -> None:
@@ -15,6 +17,11 @@ def check_folders(config: TrainConfig) -> None:
     if not config.demos.isdigit() and not Path(config.demos).exists():
         raise UserError(
             f"--demos must be a number or the folder of a data set, got {config.demos!r}: no such folder"
+        )
+    if config.policy.folder and config.policy.kind not in VLAS and not is_object(config.policy.kind):
+        raise UserError(
+            f"--policy.folder is of a vision-language-action model, --policy.kind {config.policy.kind} is "
+            f"none; --policy {config.policy.folder} finds its kind"
         )
     for run in filter(None, (config.init, config.bc.pear)):
         if not (Path(run) / "meta.json").exists():  # a checkpoint
