@@ -61,9 +61,16 @@ class BagWriter:
         raw = self.store.serialize_cdr(self.codec.to_ros(message), ros)
         self.writer.write(self.topics[topic], round((self.began + at) * 1e9), raw)
 
+    def text(self) -> str:
+        """How much is in it, in words."""
+        return f"bag with {sum(self.counts.values())} messages on {len(self.counts)} topics in {self.path}"
+
     def close(self) -> None:
-        """Make it whole, durable and known by its name."""
+        """Make it whole, durable and known by its name; one without a message goes."""
         self.writer.close()
+        if not self.counts:
+            shutil.rmtree(self.draft)
+            return
         made = self.draft / self.path.name
         for file in (*made.iterdir(), made):
             fd = os.open(file, os.O_RDONLY)

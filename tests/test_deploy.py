@@ -531,8 +531,10 @@ def test_no_run_and_no_arm_are_one_line_each(run, tmp_path):
     assert "does not exist" in robo_rl(tmp_path, "deploy", "nowhere").mistake
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
-    said = robo_rl(tmp_path, "deploy", run, "--domain", 102 + os.getpid() % 100).mistake
+    kept = ("--record", "data", "--bag", "bag")
+    said = robo_rl(tmp_path, "deploy", run, "--domain", 102 + os.getpid() % 100, *kept).mistake
     assert "nothing came on joint_states" in said and "robo_rl sim-arm" in said
+    assert not [x.name for x in tmp_path.iterdir() if "data" in x.name or "bag" in x.name]
     assert (
         "no name of a network interface"
         in robo_rl(tmp_path, "sim-arm", "--interface", 'a"b', "--seconds", "1").mistake

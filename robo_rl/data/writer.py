@@ -161,6 +161,7 @@ class Writer:
         self._buffer: list[Episode] = []
         self._state = _State()
         self._info: dict = {}
+        self._made = not self.root.exists()
         self._held: ExitStack | None = claim(self.root)
         try:
             if (self.root / layout.INFO).exists():
@@ -235,7 +236,8 @@ class Writer:
         self._buffer = []
 
     def close(self) -> None:
-        """Flush and release the folder. Closing twice is harmless."""
+        """Flush and release the folder; one that was made here for no episode goes. Closing twice is
+        harmless."""
         if self._held is None:
             return
         try:
@@ -250,6 +252,9 @@ class Writer:
     def _release(self) -> None:
         held, self._held = self._held, None
         assert held is not None  # called once
+        if self._made and os.listdir(self.root) == [".lock"]:
+            (self.root / ".lock").unlink()
+            self.root.rmdir()
         held.close()
 
     def _need_open(self) -> None:

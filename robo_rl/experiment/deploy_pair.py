@@ -143,13 +143,11 @@ class PairRecorder:
                     )
             if self.rows:
                 state_units(Path(self.record), ",".join(self.task.units))
-            self.log(f"recorded {len(self.rows)} frames in {self.record}")
+                self.log(f"recorded {len(self.rows)} frames in {self.record}")
         if self.bag is not None:
             self.bag.close()
-            self.log(
-                f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in "
-                f"{self.bag.path}"
-            )
+            if self.bag.counts:
+                self.log(self.bag.text())
 
 
 class PairLease:

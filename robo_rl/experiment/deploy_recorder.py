@@ -41,13 +41,7 @@ class DeployRecorder:
         from sims.mujoco.tasks import TASKS
 
         self.name, self.robot, self.expects, self.rule = name, robot, task, TASKS[name or "pick_cube"]
-        self.record, self.bag_path, self.video, self.instruction, self.go_on = (
-            record,
-            bag,
-            video,
-            instruction,
-            go_on,
-        )
+        self.record, self.video, self.instruction, self.go_on = record, video, instruction, go_on
         self.log, self.warn = log, warn
         self.rows: list[tuple] = []
         self.last: tuple | None = None  # state and pictures in which the task was done
@@ -222,13 +216,12 @@ class DeployRecorder:
                 from robo_rl.data.labels import state_units
 
                 state_units(Path(self.record), ",".join(f"{c.unit} {c.kind}" for c in self.expects.action))
-            self.log(f"recorded {len(self.rows)} frames in {self.record}")
+            if self.rows:
+                self.log(f"recorded {len(self.rows)} frames in {self.record}")
         if self.bag is not None:
             self.bag.close()
-            self.log(
-                f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in "
-                f"{self.bag_path}"
-            )
+            if self.bag.counts:
+                self.log(self.bag.text())
         if self.film:
             self.write_film()
         elif self.video:
