@@ -271,8 +271,8 @@ def is_of_box(meta, spec: ControlSpec) -> bool:
 def in_box(data, spec: ControlSpec, told: bool):
     """The data set with commands of -1 to 1 for actions between the ends of the axes of `spec`, in their
     order; a warning says so. Unless the env is `told` to describe its task, the task's name takes the place
-    of the instructions, as it does in the env's observations. UserError: more than BEYOND of the numbers of
-    an axis lie outside these."""
+    of the instructions, as it does in the env's observations; of several another warning says that.
+    UserError: more than BEYOND of the numbers of an axis lie outside these."""
     low, high = (np.array([getattr(a, end) for a in spec.axes], np.float64) for end in ("low", "high"))
     commands = to_commands(data.action, low, high)
     outside = (np.abs(commands) > 1 + BEYOND).mean(0)
@@ -292,7 +292,15 @@ def in_box(data, spec: ControlSpec, told: bool):
     )
     meta = replace(data.meta, spec=spec, features=replace(data.features, action=spec.action_names))
     new = replace(data, action=np.clip(commands, -1, 1), meta=meta)
-    return new if told else as_task(new, spec.task)
+    if told:
+        return new
+    if len(data.tasks) > 1:
+        warnings.warn(
+            f"data set {data.meta.root}: its {len(data.tasks)} instructions are learnt as one, "
+            f"{spec.task!r}: the env does not say which it wants; with an attribute task_description it does",
+            stacklevel=2,
+        )
+    return as_task(new, spec.task)
 
 
 def as_task(data, task: str):

@@ -49,7 +49,11 @@ def so100(tmp_path, monkeypatch):
 def test_numbers_of_the_box_become_commands_and_a_warning_says_which_is_which(so100):
     env = make("gym:six:Six", num_envs=1, max_steps=20)
     assert env.spec.period == pytest.approx(1 / 30)  # of control, not of physics
-    with pytest.warns(UserWarning, match="actions shoulder_pan.pos, .* in this order .*-90 to 90, "):
+    one = "its 2 instructions are learnt as one, 'six:Six'.* task_description"
+    with (
+        pytest.warns(UserWarning, match="actions shoulder_pan.pos, .* in this order .*-90 to 90, "),
+        pytest.warns(UserWarning, match=one),
+    ):
         told = load_demos(so100, env)
     recorded = load(so100)
     np.testing.assert_allclose(told.action, recorded.action / 90, atol=1e-6)

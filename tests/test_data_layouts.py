@@ -132,6 +132,14 @@ def test_a_task_that_is_not_listed_is_named(root, number):
         load(root)
 
 
+def test_frames_that_do_not_name_their_instruction_are_told_to_have_the_first(root):
+    info = json.loads((root / "meta/info.json").read_text())["features"]
+    set_info(root, features={key: ft for key, ft in info.items() if key != "task_index"})
+    with pytest.warns(UserWarning, match="which of the 2 instructions is theirs"):
+        data = load(root)
+    assert not data.task_index.any() and len(data.tasks) == 2
+
+
 def test_a_last_state_that_is_known_in_part_is_not_known(root):
     aged_root = root.parent / "aged"
     shutil.copytree(root, aged_root)

@@ -283,10 +283,6 @@ def load(
             what = f"{key} is not finite in episode {e}, frame {row - starts[e]}"
             bad = np.unique(np.searchsorted(to, np.flatnonzero(~finite), side="right"))
             raise BrokenDataset(meta.data_path(e), what, meta.root, e, _others(bad, meta))
-    task_index = columns.get("task_index", np.zeros(F, np.int64)).astype(np.int64)
-    if task_index.min() < 0 or task_index.max() >= len(meta.tasks):
-        what = f"it has {len(meta.tasks)} tasks, the frames use number {task_index.max()}"
-        raise BrokenDataset(meta.root / layout.TASKS, what, meta.root)
     for view in meta.video_file:
         _check_videos(meta, view)
     if "timestamp" in columns:
@@ -297,7 +293,7 @@ def load(
     made = Dataset(
         meta=meta,
         **floats,
-        task_index=task_index,
+        task_index=_task_index(meta, columns.get("task_index"), F),
         from_=starts,
         to=to,
         terminated=(columns["next.done"] & ~columns["next.truncated"])[to - 1]
@@ -366,6 +362,21 @@ def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
             f"{others}{others and '; '}if the gaps are known and meant: robo_rl data repair {meta.root} "
             f"--accept{enough}",
         )
+
+
+def _task_index(meta: Meta, told: np.ndarray | None, frames: int) -> np.ndarray:
+    """int64[frames]: the instruction of each, as `told`; the first where they name none."""
+    if told is None and len(meta.tasks) > 1:
+        warnings.warn(
+            f"data set {meta.root}: its frames do not say which of the {len(meta.tasks)} instructions is "
+            f"theirs (they have no task_index): all are taken for {meta.tasks[0]!r}",
+            stacklevel=3,
+        )
+    out = np.zeros(frames, np.int64) if told is None else told.astype(np.int64)
+    if out.min() < 0 or out.max() >= len(meta.tasks):
+        what = f"it has {len(meta.tasks)} tasks, the frames use number {out.max()}"
+        raise BrokenDataset(meta.root / layout.TASKS, what, meta.root)
+    return out
 
 
 def _warn_of_missing_checksums(meta: Meta) -> None:
