@@ -79,6 +79,20 @@ def test_a_killed_run_goes_on_bit_for_bit_and_one_whose_journal_is_damaged_says_
     assert 4 <= lost <= 12 and f"replay keeps {256 - lost} steps" in result.err, result
 
 
+def test_a_run_without_snapshots_counts_the_steps_that_it_had_journaled_and_learns_from_them(tmp_path):
+    argv = ["train", *TINY_REPLAY[2:], "--sim", "gym:Pendulum-v1", "--algo", "demo_sac", "--demos", 0]
+    assert robo_rl(tmp_path, *argv, "--out", "run").code == 0
+    forget(tmp_path / "run", 0)
+    said = (tmp_path / "run" / "run.json").read_text()
+    (tmp_path / "run" / "run.json").write_text(said.replace('"steps": 512', '"steps": 640'))
+    result = robo_rl(tmp_path, "train", "--resume", "run")
+    assert result.code == 0 and "replay keeps 512 steps" in result.err and "from step 512, and" in result.err
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    made = [(r["step"], r["train/updates"]) for r in rows if "train/updates" in r]
+    # as many updates as of a run that was not killed: of the critics before, then of each step after warm-up
+    assert made[0] == (512, 10 + 0.5 * (512 - 128)) and made[-1] == (640, 10 + 0.5 * (640 - 128))
+
+
 @pytest.mark.slow
 def test_kill_minus_nine_loses_no_journaled_step_of_a_sim_without_snapshots(tmp_path):
     argv = (

@@ -8,8 +8,8 @@ way.
 Acting is a process beside the learner (`robo_rl/runtime/actor.py`) where there is a second core. With
 --workers 0 both take turns in one process: then a run that was stopped or killed goes on from its last
 checkpoint bit for bit, where the env has snapshots (control steps that were journaled after that are made
-again). One whose env has none, or that has an actor or a person beside it, keeps every step it had journaled
-and starts new episodes.
+again). One whose env has none, or that has an actor or a person beside it, keeps and counts every step it had
+journaled, learns from those after its checkpoint and starts new episodes.
 """
 
 import functools
@@ -174,9 +174,9 @@ class ReplayStage:
         self.journals: list[Journal] = []  # of corrections, and of what was collected
         self.kept, again = [], False
         # of a run that was not saved since it began to collect: nothing
-        marks = state.get("marks", [([0, 0], 0)] * 2)
+        self.marks = state.get("marks", [([0, 0], 0)] * 2)
         for store, name, (mark, steps) in zip(
-            (self.demos, self.online), ("corrections", "online"), marks, strict=True
+            (self.demos, self.online), ("corrections", "online"), self.marks, strict=True
         ):
             journal = store.journal = Journal(
                 self.run.folder / "replay" / name, o.capacity, hold=self.repeats
@@ -225,9 +225,12 @@ class ReplayStage:
             self.owed, self.online_now = state["owed"], state["online"]
             self.due, self.pretrained = state["due"], state["pretrained"]
         if any(self.kept) and not self.repeats:
+            since = max(0, self.journals[1].steps - self.marks[1][1])  # control steps after the checkpoint
+            self.run.step += since
+            self.due += min(since, max(0, self.run.step - o.warmup))
             self.report.say(
                 f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
-                "episodes in flight start anew"
+                f"goes on from step {self.run.step:,}, and episodes in flight start anew"
             )
         self.control = make_control(self.run, state.get("starts"))
         self.actor = self.act(state)
