@@ -32,6 +32,7 @@ from robo_rl.options.lora import A, B, LoraOptions
 PREFIX = "base_model.model."  # of every name in an adapter's file
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 REST, NONE = "rest", "none"
+SHOWN = 12  # layers that a message names
 
 
 class LoraLinear(nn.Linear):
@@ -149,10 +150,20 @@ def chosen(policy, options: LoraOptions) -> dict[str, nn.Linear]:
     for target in options.targets:
         if not any(fits(name, target) for name in every):
             raise UserError(
-                f"--policy.lora.targets {target}: there is no linear layer of that name; the policy's are "
-                f"{', '.join(list(every)[:12])}{' …' if len(every) > 12 else ''}"
+                f"--policy.lora.targets {target}: there is no linear layer of that name; the policy's "
+                f"{_where(list(every))}" + ("; several have spaces between them" if "," in target else "")
             )
     return {name: m for name, m in every.items() if any(fits(name, t) for t in options.targets)}
+
+
+def _where(layers: list[str]) -> str:
+    """The names of layers; of many the modules that they lie in, and how they end."""
+    if len(layers) <= SHOWN:
+        return f"are {', '.join(layers)}"
+    parts = [name.split(".") for name in layers]
+    modules = dict.fromkeys(".".join(p[:n]) for p in parts for n in (1, 2) if n < len(p))
+    ends = dict.fromkeys(p[-1] for p in parts)
+    return f"lie below {', '.join(modules)} and end with {', '.join(ends)}"
 
 
 def fits(name: str, target: str) -> bool:

@@ -214,6 +214,13 @@ def test_a_delta_of_adapters_alone_is_lossless_and_within_two_percent():
 def test_mistakes_are_one_line():
     with pytest.raises(UserError, match="no linear layer of that name; the policy's are head.from_context"):
         make_policy(replace(PLAIN, lora=LoraOptions(rank=2)), SPEC, 0)
+    model = make_policy(PolicyOptions(kind="pi05"), replace(SEEN, text=64), 0)
+    with pytest.raises(
+        UserError, match=r"lie below trunk, .*head, head.expert and end with q_proj, .*time_in"
+    ):
+        lora.chosen(model, LoraOptions(targets=("expert",)))
+    with pytest.raises(UserError, match="targets q_proj,v_proj: .*; several have spaces between them"):
+        lora.chosen(model, LoraOptions(targets=("q_proj,v_proj",)))
     with pytest.raises(UserError, match="policy.lora goes with"):
         PolicyOptions(kind="squashed", lora=LoraOptions(rank=2))
     with pytest.raises(UserError, match=r"policy.lora.rank must be in \[0, 4096\]"):
