@@ -15,6 +15,7 @@ from robo_rl import checkpoint, lora
 from robo_rl.algos import pi_rl
 from robo_rl.cli import main
 from robo_rl.errors import UserError
+from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.options import LoraOptions, PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.numpy_actor import NumpyActor
@@ -269,6 +270,7 @@ def test_a_run_with_adapters_trains_resumes_and_is_merged(tmp_path, capsys):
     with pytest.raises(SystemExit) as e:
         main(["lora", run, "--checkpoint", "last", "--merge"])
     assert not e.value.code
+    assert pick_checkpoint(tmp_path / "r", "merged")[1] == tmp_path / "r" / "checkpoints" / "merged"
     merged, _ = checkpoint.load_policy(tmp_path / "r" / "checkpoints" / "merged")
     last, _ = checkpoint.load_policy(checkpoint.checkpoints(tmp_path / "r")[-1])
     assert last.options.lora.rank == 2 and not lora.adapted(merged)

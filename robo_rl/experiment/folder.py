@@ -63,9 +63,10 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     if name == "best":
         return run, checkpoint.best(run, found[-1])
     at = root / (checkpoint.name(0) if name == "sft" else name)
-    if at not in found:
+    named = [*found, *sorted(p.parent for p in root.glob("*/meta.json") if p.parent not in found)]
+    if at not in named:
         sft = ["sft"] if root / checkpoint.name(0) in found else []
-        allowed = ["best", "last", *sft, *(p.name for p in found)]
+        allowed = ["best", "last", *sft, *(p.name for p in named)]
         raise no_checkpoint(run, name, allowed)
     return run, at
 
