@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_deploy import write_run
@@ -33,12 +34,13 @@ from robo_rl.experiment.openpi import (
     answer,
     batch_actor,
     open_server,
+    policy_actor,
     read_observation,
 )
 from robo_rl.experiment.policy_server import ServeOptions
 from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.options import PolicyOptions
-from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies import ObsSpec, make_policy, obs_tensors
 from robo_rl.starts import eval_starts
 
 TOKEN = b"0123456789abcdef"
@@ -154,11 +156,34 @@ def test_a_policy_of_pictures_of_another_shape_is_shown_them_as_it_learnt_and_as
     message = {"state": np.zeros(4), "image/front": wide, "image/wrist": wide, "prompt": "go"}
     seen = read_observation(message, own, "")["image/front"]
     assert seen.shape == (16, 16, 3) and not seen[:2].any() and (seen[2:14] == 200).all()
+    reads = replace(own, text=64)  # a vision-language-action model makes them square by its own rule
+    assert read_observation(message, reads, "")["image/front"] is wide
     with pytest.raises(UserError, match="lacks prompt: the policy takes an instruction"):
         read_observation(message | {"prompt": ""}, own, "")
     assert read_observation(message | {"prompt": ""}, own, "reach")["task"] == "reach"
     with pytest.raises(UserError, match=r"a picture uint8 \[h, w, 3\]"):
         read_observation(message | {"image/front": wide[0]}, own, "")
+
+
+def test_a_model_of_recorded_pictures_answers_those_of_several_sizes_as_it_does_in_python():
+    spec = replace(SPEC, state=4, views=("front",), image_size=96, language=True, text=64, fit="pad")
+    spec = replace(spec, units=("rad",) * spec.action)
+    policy = make_policy(PolicyOptions(kind="pi05"), spec, 0).eval()
+    rng = np.random.default_rng(0)
+
+    def seen(h, w):
+        picture = rng.integers(0, 256, (h, w, 3), dtype=np.uint8)
+        message = {"state": np.zeros(4), "image/front": picture, "prompt": "go"}
+        return read_observation(message, spec, "")
+
+    wide, tall = seen(120, 160), seen(48, 32)
+    [alone] = policy_actor(policy, 3)([wide])
+    batch = obs_tensors({k: np.stack([wide[k]]) for k in wide}, spec)
+    own = policy.act(batch, torch.Generator().manual_seed(3), explore=False).actions[0].numpy()
+    assert np.array_equal(alone, own)
+    three = policy_actor(policy, 3)([wide, tall, wide])
+    np.testing.assert_allclose(three[0], alone, atol=1e-5)
+    assert [row.shape for row in three] == [alone.shape] * 3
 
 
 @pytest.mark.parametrize(

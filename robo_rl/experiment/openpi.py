@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from robo_rl.experiment.policy_server import ServedPolicy, ServeOptions
 
 PICTURE = 4096  # most pixels of a side
+LARGE = 1024  # side of a square with as many pixels as a large camera has, 1280 x 720 and more
 CONNECTIONS = 8  # that an evaluation asks over at once
 DEADLINE = 10.0  # s for an answer to an arm, or to robots that people watch
 WARM_UP = 300.0  # s for the first answer
@@ -55,19 +56,20 @@ def names_of(spec) -> dict[str, tuple[str, ...]]:
 
 
 def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
-    """What a policy takes, of a message. UserError: what is missing, of another size or not finite."""
+    """What a policy takes, of a message. UserError: what is missing, of another size or not finite.
+
+    A model that makes recorded pictures square by itself gets them as they are."""
     if not isinstance(message, dict):
         raise UserError("an observation is a map of names")
     out: dict[str, Any] = {}
+    size = 0 if takes_any_size(spec) else spec.image_size
     for name, others in names_of(spec).items():
         x = next((message[k] for k in others if k in message), None)
         if x is None:
             raise UserError(f"the observation lacks {name} (or {', '.join(others[1:])})")
         if not isinstance(x, np.ndarray):
             raise UserError(f"{name} is an array (numpy.asarray), got {type(x).__name__}")
-        out[name] = (
-            read_state(x, spec.state) if name == "state" else read_picture(x, spec.image_size, name, spec.fit)
-        )
+        out[name] = read_state(x, spec.state) if name == "state" else read_picture(x, size, name, spec.fit)
     text = message.get("prompt", "")
     if not isinstance(text, str) or len(text) > 4096:
         raise UserError("the prompt is text of at most 4096 letters")
@@ -77,6 +79,11 @@ def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
             "(robo_rl serve --instruction)"
         )
     return out | {"task": text or instruction}
+
+
+def takes_any_size(spec) -> bool:
+    """Whether a policy is shown pictures as they were recorded."""
+    return bool(spec.fit and spec.text)
 
 
 def read_state(x: np.ndarray, size: int) -> np.ndarray:
@@ -91,8 +98,8 @@ def read_state(x: np.ndarray, size: int) -> np.ndarray:
 
 
 def read_picture(x: np.ndarray, size: int, name: str, how: str = "") -> np.ndarray:
-    """uint8 [size,size,3], of a square picture of any size; of one that is not square too where the policy
-    learnt `how` it becomes so."""
+    """uint8 [size,size,3] (size 0: as it is), of a square picture of any size; of one that is not square too
+    where the policy learnt `how` it becomes so."""
     if (
         x.dtype != np.uint8
         or x.ndim != 3
@@ -102,7 +109,7 @@ def read_picture(x: np.ndarray, size: int, name: str, how: str = "") -> np.ndarr
     ):
         kind = "picture uint8 [h, w, 3]" if how else "square picture uint8 [h, h, 3]"
         raise UserError(f"{name} is a {kind}, got {x.dtype} of shape {x.shape}")
-    if x.shape[:2] == (size, size):
+    if not size or x.shape[:2] == (size, size):
         return x
     import torch
 
@@ -145,6 +152,17 @@ def policy_actor(policy, seed: int, most: int = 0) -> Callable[[Sequence[dict]],
         return to_policy(obs_tensors(obs, policy.spec), policy)
 
     def act(batch: Sequence[dict]) -> list[np.ndarray]:
+        alike: dict[tuple, list[int]] = {}  # clients may send pictures of different sizes
+        for i, o in enumerate(batch):
+            alike.setdefault(tuple(np.shape(o[k]) for k in sorted(o)), []).append(i)
+        rows = {
+            i: row
+            for which in alike.values()
+            for i, row in zip(which, together([batch[i] for i in which]), strict=True)
+        }
+        return [rows[i] for i in range(len(batch))]
+
+    def together(batch: Sequence[dict]) -> list[np.ndarray]:
         obs = tensors(batch)
         if chunks is None:
             actions = policy.act(obs, generator, explore=False).actions
@@ -292,7 +310,7 @@ def open_server(
     about = {
         "state": spec.state,
         "views": list(spec.views),
-        "image_size": spec.image_size,
+        "image_size": 0 if takes_any_size(spec) else spec.image_size,
         "action": spec.action,
         "action_names": list(spec.action_names),
         "prompt": spec.language,
@@ -342,7 +360,8 @@ def open_server(
             if sessions is not None:
                 sessions.left(who)
 
-    need = 4 * spec.state + len(spec.views) * 3 * max(spec.image_size, 512) ** 2
+    side = LARGE if takes_any_size(spec) else max(spec.image_size, 512)
+    need = 4 * spec.state + len(spec.views) * 3 * side**2
     try:
         listener = PatientListener((options.host, options.port))
         return serve(
