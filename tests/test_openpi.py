@@ -140,7 +140,9 @@ def test_an_observation_is_read_under_openpis_names_and_ours_and_pictures_of_any
         "observation/wrist_image": picture,
         "prompt": "go",
     }
-    for message in (ours, theirs):
+    first = picture.transpose(2, 0, 1)  # [3, h, w]
+    aloha = {"state": state, "images": {"front": first, "wrist": first, "low": first}, "prompt": "go"}
+    for message in (ours, theirs, aloha):
         obs = read_observation(message, SEEN, "")
         assert (
             obs["task"] == "go"

@@ -61,6 +61,8 @@ def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
     A model that makes recorded pictures square by itself gets them as they are."""
     if not isinstance(message, dict):
         raise UserError("an observation is a map of names")
+    if isinstance(pictures := message.get("images"), dict):  # as openpi's client of an ALOHA sends them
+        message = {f"image/{view}": upright(x) for view, x in pictures.items()} | message
     out: dict[str, Any] = {}
     size = 0 if takes_any_size(spec) else spec.image_size
     for name, others in names_of(spec).items():
@@ -84,6 +86,12 @@ def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
 def takes_any_size(spec) -> bool:
     """Whether a policy is shown pictures as they were recorded."""
     return bool(spec.fit and spec.text)
+
+
+def upright(x: Any) -> Any:
+    """A picture [3,h,w] as [h,w,3]; all else as it is."""
+    first = isinstance(x, np.ndarray) and x.ndim == 3 and x.shape[0] == 3 != x.shape[2]
+    return x.transpose(1, 2, 0) if first else x
 
 
 def read_state(x: np.ndarray, size: int) -> np.ndarray:
