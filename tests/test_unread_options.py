@@ -12,7 +12,7 @@ from robo_rl.errors import UnreadOption, UserError
 from robo_rl.experiment.config import TrainConfig, from_file, load_config
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.recipes import preset
-from robo_rl.options import NftOptions, PolicyOptions, PpoOptions
+from robo_rl.options import RL_OPTIONS, NftOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
 
 SPEC = ObsSpec(state=4, action=3, action_names=("x", "y", "gripper"))
@@ -157,20 +157,7 @@ def test_the_entropy_is_of_the_entries_that_run(kind):
 def test_every_recipe_of_every_method_is_taken_by_it():
     """No recipe sets an option that its method refuses."""
     for sim, task in (("mujoco", "pick_cube"), ("maniskill", "PickCube-v1"), ("gym:Pendulum-v1", "")):
-        for algo in (
-            "pi_rl",
-            "ppo",
-            "dppo",
-            "reinflow",
-            "nft",
-            "hil_serl",
-            "expo",
-            "pa_rl",
-            "dsrl",
-            "demo_flow",
-            "iql",
-            "aloe",
-        ):
+        for algo in RL_OPTIONS:
             for reward in ("sparse", "dense"):
                 config = preset(sim, task, algo, "state", "full", reward)
                 policy = make_policy(replace(config.policy, hidden=16), SPEC, 0)
