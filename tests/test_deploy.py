@@ -250,7 +250,7 @@ def test_a_policy_elsewhere_says_its_instruction_which_is_recorded_and_no_other_
         return instruction_of(DeployOptions(run=str(run), **options), spec, client)
 
     with served(run, lambda obs: np.zeros((8, 7)), "pick up the blue cube") as where:
-        assert remote_actor(str(run), "best")[2].language  # asks for none here
+        assert remote_actor(run_interface(str(run), "best", ""))[2].language  # asks for none here
         client = RemotePolicyClient(where, b"0123456789abcdef", patience=1.0)
         assert told(client, policy=where) == "pick up the blue cube"
         assert told(client, policy=where, instruction="pick up the blue cube") == "pick up the blue cube"

@@ -18,6 +18,7 @@ from robo_rl.data.reader import load
 from robo_rl.demos import load_demos
 from robo_rl.errors import UserError
 from robo_rl.experiment.planning import PlanningOptions, load_planned_actor, planned_actor
+from robo_rl.experiment.policy_server import run_interface
 from robo_rl.experiment.world_model import make_real, play_in_model
 from robo_rl.policies import ObsSpec
 from world_models import learning, options, own_units
@@ -375,7 +376,7 @@ def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in
 
     options = PlanningOptions(plan_in="wm", plan_candidates=2, plan_ahead=2)
     with pytest.raises(UserError, match="the world model has the cameras cam_high.*an observation lacks"):
-        load_planned_actor(options, "bc", "last", "", "", 0)
+        load_planned_actor(options, run_interface("bc", "last", ""), "", 0)
     data, views = load(aloha), worlds.load("wm").spec.control.views
     policy, shapes = stub(data, views=views, fit="pad", image_size=16, language=True)
     act = planned_actor(policy, options, data.task(0), seed=0)

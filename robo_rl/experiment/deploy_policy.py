@@ -41,20 +41,13 @@ def choose_actor(options: "DeployOptions", warn: Callable[[str], None] = lambda 
         )
     from robo_rl.experiment.policy_server import default_instruction, load_actor, remote_actor, run_interface
 
-    folder, _, _, config, spec, _ = run_interface(options.run, options.checkpoint, options.task)
+    known = run_interface(options.run, options.checkpoint, options.task)
+    folder, _, _, config, spec, _ = known
     check_instruction(folder, config, spec, options.instruction, warn)
     if options.plan_in:
-        return planning.load_planned_actor(
-            options,
-            options.run,
-            options.checkpoint,
-            options.task,
-            options.instruction,
-            options.seed,
-            options.device,
-        )
+        return planning.load_planned_actor(options, known, options.instruction, options.seed, options.device)
     if options.policy:
-        act, config, spec, folder = remote_actor(options.run, options.checkpoint, options.task)
+        act, config, spec = remote_actor(known)
         if options.policy == "process" and spec.language and not options.instruction:
             default_instruction(config, folder)
     else:
@@ -67,6 +60,7 @@ def choose_actor(options: "DeployOptions", warn: Callable[[str], None] = lambda 
             device=options.device,
             most=1,
             robot=True,
+            known=known,
         )
     return act.choose(options.chunking), config, spec
 

@@ -69,17 +69,17 @@ def told(who, options: PlanningOptions, sim: str) -> dict:
 
 
 def load_planned_actor(
-    options: PlanningOptions, run: str, name: str, task: str, instruction: str, seed: int, device: str = "cpu"
+    options: PlanningOptions, known: tuple, instruction: str, seed: int, device: str = "cpu"
 ):
-    """(who acts, the run's config, ObsSpec) for a deployment of checkpoint `name` of a run, whose policy
-    computes on `device`. UserError: the run is over several tasks."""
+    """(who acts, the run's config, ObsSpec) for a deployment of a run, of which `known` is what
+    `run_interface` gave, and whose policy computes on `device`. UserError: the run is over several tasks."""
     from robo_rl import checkpoint
-    from robo_rl.experiment.policy_server import default_instruction, in_units, run_interface
+    from robo_rl.experiment.policy_server import default_instruction, in_units
 
-    where, folder, _, config, spec, columns = run_interface(run, name, task)
+    where, folder, _, config, spec, columns = known
     if columns is not None:
         raise UserError(
-            f"--plan-in plans for a run over one task, {run} is over several, whose state no world model "
+            f"--plan-in plans for a run over one task, {where} is over several, whose state no world model "
             "predicts: leave out --plan-in, or train a run on this task alone"
         )
     told_in, units = units_of_run(where, config.sim, spec)

@@ -191,6 +191,7 @@ def load_actor(
     device: str = "cpu",
     most: int = 0,
     robot: bool = False,
+    known: "tuple | None" = None,
 ):
     """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy on the CPU, else torch
     on `device`, with `threads` of the CPU.
@@ -198,13 +199,14 @@ def load_actor(
     instruction: language instruction, for a policy that takes one; task: of a run over several this one,
     whose state and config they are then; policy: that of the checkpoint, where it is loaded already, on
     `device`; told: every observation says its instruction, as `task`; most: see `torch_actor`; robot: a run
-    in a world model of a robot's own data acts in that robot's units, else in commands.
+    in a world model of a robot's own data acts in that robot's units, else in commands; known: what
+    `run_interface` gave.
     UserError: the policy needs an instruction and the task has several; the run has no such task.
     """
     from robo_rl import checkpoint as checkpoints
     from robo_rl.policies.numpy_actor import NumpyActor
 
-    where, folder, made, config, spec, columns = run_interface(run, checkpoint, task)
+    where, folder, made, config, spec, columns = known or run_interface(run, checkpoint, task)
     if spec.language and not (instruction or told):
         instruction = default_instruction(config, where)
     if device == "cpu" and in_numpy(made, spec):
@@ -254,19 +256,19 @@ def run_interface(run: str, checkpoint: str, task: str):
     return where, folder, meta["policy"]["options"], config, spec, columns
 
 
-def remote_actor(run: str, checkpoint: str, task: str = ""):
-    """(Actor that is not asked, the run's config, ObsSpec, run folder): what a robot knows of a policy that a
-    server computes, with the server's instruction; no weight is read. UserError as of `run_interface`."""
+def remote_actor(known: tuple):
+    """(Actor that is not asked, the run's config, ObsSpec): what a robot knows of a policy that a server
+    computes, with the server's instruction; no weight is read. known: of `run_interface`."""
     from robo_rl.options import PolicyOptions
 
-    folder, _, made, config, spec, _ = run_interface(run, checkpoint, task)
+    folder, _, made, config, spec, _ = known
 
     def refuse(*_):
         raise AssertionError("this policy is its server's")
 
     spec, _ = units_of_run(folder, config.sim, spec)
     guided = refuse if PolicyOptions(**made).is_flow else None
-    return Actor(made["execute"], made["commit"], refuse, guided, refuse), config, spec, folder
+    return Actor(made["execute"], made["commit"], refuse, guided, refuse), config, spec
 
 
 def actor_of(policy, seed: int) -> Actor:
@@ -432,14 +434,8 @@ class NewestCheckpoint:
         clock: Callable[[], float] = time.monotonic,
         device: str = "cpu",
     ):
-        self.run, self.name, self.at, self.seconds, self.clock, self.device = (
-            run,
-            name,
-            at,
-            seconds,
-            clock,
-            device,
-        )
+        self.run, self.name, self.at = run, name, at
+        self.seconds, self.clock, self.device = seconds, clock, device
         self.looked = clock()
 
     def __call__(self) -> "tuple[Any, int] | None":
@@ -547,8 +543,8 @@ def serve_policy(
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
 
-    _, _, _, config, spec, _ = run_interface(options.run, options.checkpoint, options.task)
-    check_instruction(source, config, spec, options.instruction, log)
+    known = run_interface(options.run, options.checkpoint, options.task)
+    check_instruction(source, *known[3:5], options.instruction, log)
     sessions = None
     if options.share:
         many, sessions, config, spec = make_sessions(options, log)
@@ -564,6 +560,7 @@ def serve_policy(
             device=options.device,
             most=options.batch,
             robot=True,
+            known=known,
         )
         many = act.many
     told = options.instruction or (default_instruction(config, source) if spec.language else "")
