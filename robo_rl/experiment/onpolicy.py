@@ -83,6 +83,7 @@ def give(learner, rehearsal: "Rehearsal | None", lessons: "Recycler | None") -> 
 def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     """Online RL until --steps, from the supervised policy or a checkpoint -> the exit status."""
     from robo_rl import checkpoint
+    from robo_rl.files import give_back_freed
 
     config = run.config
     run.policy.train()
@@ -102,6 +103,8 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     planned = allocation.make_planned(config, control, state.get("groups"))
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
     run.frames = run.pooled = None  # no later stage asks for them
+    run.policy.zero_grad(set_to_none=True)  # what supervision needed
+    give_back_freed()
     supervise(learner, control)
     try:
         rehearsal = make_rehearsal(run, state["rehearsal"] if state and "rehearsal" in state else None)

@@ -26,7 +26,6 @@ from robo_rl.experiment.plan_replay import replay_parts
 from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
 from robo_rl.shapes import only_shapes, operations_per_second
 
-FREED = "freed, kept by the allocator"
 LARGE = 1e9  # bytes of weights
 
 
@@ -221,8 +220,6 @@ def counted_plan(config: TrainConfig, env, policy) -> Plan:
     more, seconds, update, _ = parts_of(replace(config, device="cpu"), env, policy, speed)
     teaching = supervision_of(config, env, policy, update)
     env.close()
-    if config.device != "cpu":
-        more = [p for p in more if p.what != FREED]
     where = "process: interpreter, torch, sim" if config.device == "cpu" else "process: counted on the host"
     plan = Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed, *teaching)
     return counted(config, env, plan)
@@ -260,10 +257,6 @@ def parts_of(
         with counting():
             more, seconds = rl_parts(config, env, policy, learner, weights, speed)
         parts += more
-        # glibc keeps what was freed in pieces of less than 32 MB, and other batches need other pieces
-        if config.device == "cpu":
-            freed = sum(p.size for p in parts if (p.what, p.phase) == ("activations", "supervised"))
-            parts.append(PlanPart(FREED, freed, "update"))
     return parts, seconds, supervised, (0, 0.0)
 
 

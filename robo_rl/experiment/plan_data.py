@@ -11,7 +11,7 @@ import torch
 from robo_rl.algos import bc
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.offline import FEW, ROWS, check, open_data, spec_of, split
-from robo_rl.experiment.plan import FREED, Plan, large_policy, parts_of, resident, settle, supervised_times
+from robo_rl.experiment.plan import Plan, large_policy, parts_of, resident, settle, supervised_times
 from robo_rl.experiment.plan_measure import PlanPart
 from robo_rl.experiment.sft import SupervisedRound
 from robo_rl.experiment.supervised_frames import chosen
@@ -50,7 +50,7 @@ def plan_of_data(config: TrainConfig) -> Plan:
     host = [PlanPart(what, size) for what, size in pictures(config, store, rows, held, spec)]
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
-        process, host, more = 0, [], [p for p in more if p.what != FREED]
+        process, host = 0, []
     where = "process: interpreter, torch, data" if config.device == "cpu" else "process: counted on the host"
     seconds = (("learner", learning), (f"decoding, {config.data.threads} ahead", decoding))
     return Plan((PlanPart(where, process), *host, *more), seconds, free, config.device, speed, teaching)
