@@ -225,3 +225,51 @@ def per_task(
         own = counts(s[mine], None if groups is None else np.asarray(groups)[mine])
         rows.append(TaskRow(str(task), int(mine.sum()), int(s[mine].sum()), wilson(*own, level)))
     return rows
+
+
+def student_quantile(df: float, level: float = 0.95) -> float:
+    """The t with P(|T| <= t) = level of Student's distribution with `df` > 0 degrees of freedom, to 1e-6.
+
+    With T = sqrt(df) tan(u) the density is in proportion to cos(u)^(df - 1) on (-pi/2, pi/2).
+    """
+    _z(level)
+    if not df > 0:
+        raise UserError(f"degrees of freedom must be above 0, got {df}")
+    # below 1 the density has a pole at pi/2, which a grid in the distance to it, squared, resolves
+    u = np.pi / 2 * (1 - np.linspace(1, 0, 40_001)[:-1] ** 4)
+    density = np.cos(u) ** (df - 1)
+    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(u))])
+    return float(sqrt(df) * np.tan(np.interp(level * mass[-1], mass, u)))
+
+
+def mean_over_seeds(x: "Sequence[float] | np.ndarray", level: float = 0.95) -> Interval:
+    """Mean of one number per training seed `x` [n] with Student's interval mean -+ t_{n-1} s / sqrt(n): what
+    another seed may give. One seed, or none, has no interval: the ends are nan. Source: Student 1908."""
+    a = np.asarray(x, dtype=np.float64)
+    if len(a) < 2 or not np.isfinite(a).all():
+        return Interval(float(a.mean()) if len(a) else nan, nan, nan)
+    half = student_quantile(len(a) - 1, level) * float(a.std(ddof=1)) / sqrt(len(a))
+    return Interval(float(a.mean()), float(a.mean()) - half, float(a.mean()) + half)
+
+
+def difference_over_seeds(
+    after: "Sequence[float] | np.ndarray", before: "Sequence[float] | np.ndarray", level: float = 0.95
+) -> Interval:
+    """mean(after) - mean(before) of two independent groups of seeds [n], [m]: Welch's interval; its ends are
+    nan where a group has one seed.
+
+        half = t_v sqrt(A + B),   A = s1^2 / n,   B = s2^2 / m
+        v = (A + B)^2 / (A^2 / (n - 1) + B^2 / (m - 1))
+
+    Groups of the same seeds have a difference for each: give these to `mean_over_seeds`. Source: Welch 1947.
+    """
+    x, y = (np.asarray(v, dtype=np.float64) for v in (after, before))
+    change = float(x.mean() - y.mean()) if len(x) and len(y) else nan
+    if min(len(x), len(y)) < 2 or not isfinite(change):
+        return Interval(change, nan, nan)
+    a, b = (float(v.var(ddof=1)) / len(v) for v in (x, y))
+    if a + b == 0:
+        return Interval(change, change, change)
+    df = (a + b) ** 2 / (a * a / (len(x) - 1) + b * b / (len(y) - 1))
+    half = student_quantile(df, level) * sqrt(a + b)
+    return Interval(change, change - half, change + half)

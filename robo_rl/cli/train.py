@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from robo_rl.cli import given, parse_options, resumes_alone
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, in_range
+from robo_rl.experiment import seeds
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import check_folders, newest_run
 from robo_rl.options.policy import POLICIES, VLAS
@@ -30,6 +31,15 @@ class Train(TrainConfig):
     twin: bool = False
     """Run the same configuration at a tiny size: small networks, few envs, demonstrations and steps, on the
     CPU; about a minute."""
+    seeds: str = ""
+    """Train once with each of these seeds, such as 0,1,2 or 0-4, into a folder of runs, and compare them at
+    the end (robo_rl compare); with --workers 0 where several run side by side. --resume FOLDER goes on."""
+    at_once: int = 0
+    """Runs of --seeds that are side by side; 0: as many as there are cores, one on a GPU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("at-once", self.at_once, 0, 1000)
 
 
 def parse(argv: list[str]) -> TrainConfig:
@@ -41,7 +51,7 @@ def parse(argv: list[str]) -> TrainConfig:
         found = given(argv, f"--{name}")
         return str(document.get(name, default)) if found is None else found
 
-    argv = short_policy(argv)
+    typed, argv = argv, short_policy(argv)
     resumes_alone(argv, "to train the run's policy on with other options, begin a new run: --init RUN")
     document: dict = {}
     if file := peek("config", ""):
@@ -93,6 +103,14 @@ def parse(argv: list[str]) -> TrainConfig:
         from robo_rl.experiment.twin import twin
 
         return twin(config)
+    if args.seeds:
+        if given(typed, "--seed") is not None:
+            raise UserError("--seeds names the seeds of several runs, --seed that of one: give one of them")
+        raise SystemExit(seeds.begin(typed, config, seeds.read_seeds(args.seeds), args.at_once))
+    if args.at_once:
+        raise UserError("--at-once is of several runs: give --seeds, such as --seeds 0,1,2")
+    if (Path(args.resume) / seeds.FILE).is_file() and args.resume:
+        raise SystemExit(seeds.resume(Path(args.resume)))
     return config
 
 

@@ -41,7 +41,7 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         if child == 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(reader)
-            _follow_parent()
+            follow_parent()
             own, last = os.getpid(), BY_ITSELF
             try:
                 return first(functools.partial(_tell, writer)) if folder is None else again(folder)
@@ -110,7 +110,7 @@ def _pass_on(child: int, number: int, frame) -> None:
         os.kill(child, number)
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """End with the parent: SIGTERM when it dies, so that the run is saved."""
     parent = os.getppid()
     try:

@@ -22,7 +22,8 @@ POINTS = 400  # most points drawn of one series
 @dataclass(frozen=True, slots=True)
 class Series:
     """A line over x [n]; `low`, `high` [n] shade a band around it. `look`: "line", "dots" (line and dots),
-    "thin" (raw values), "band" (no line) or "marks" (small dots alone, which the read-out leaves out)."""
+    "thin" (raw values), "seed" (the same, without a name in the legend and the read-out), "band" (no line) or
+    "marks" (small dots alone, which the read-out leaves out)."""
 
     name: str
     x: np.ndarray
@@ -145,17 +146,18 @@ def chart(
         ]
     labels = [f'<i class="y" style="top:{py(t):.2f}%">{number(t, percent)}</i>' for t in y_ticks]
     labels += [f'<i class="x" style="left:{px(t):.2f}%">{number(t)}</i>' for t in x_ticks]
-    named = legend and (len(kept) > 1 or kept[0].look == "band")
+    told = [s for s in kept if s.look != "seed"]
+    named = legend and (len(told) > 1 or told[:1] and told[0].look == "band")
     data = {
         "x": [x0, x1],
         "y": [y0, y1],
         "log": log,
         "percent": percent,
         "xName": x_name,
-        "series": [_told(s) for s in kept if s.look != "marks"],
+        "series": [_told(s) for s in told if s.look != "marks"],
     }
     return (
-        f'<figure class="card chart{" tall" if tall else ""}">{head}{legend_of(kept) if named else ""}'
+        f'<figure class="card chart{" tall" if tall else ""}">{head}{legend_of(told) if named else ""}'
         f'<div class="plot" role="img" aria-label="{escape(title)}: {escape(what)}">'
         f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
         f'<div class="xname">{escape(x_name)}</div>{_json(data)}</figure>'

@@ -24,7 +24,7 @@ from robo_rl.report.held_out import is_without_env
 from robo_rl.report.held_out import sections as held_out_sections
 from robo_rl.report.people import people
 from robo_rl.report.starts import group_map, start_map, task_map
-from robo_rl.report.text import RETURN, SUCCESS, change, duration, esc, flat, interval, pct, points
+from robo_rl.report.text import RETURN, SUCCESS, change, duration, esc, filled, flat, interval, pct, points
 from robo_rl.report.training import (
     asynchrony,
     health,
@@ -405,9 +405,8 @@ they say nothing about other training seeds.{in_model(run)}</p>
 {configuration(run)}
 <footer>Made by <code>robo_rl report</code>. Intervals: Wilson for rates, Newcombe's method 10 for differences,
 percentile bootstrap for returns.</footer>"""  # noqa: E501
-    template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     name = str(run.info.get("name") or run.folder.resolve().name)
-    return template.replace("{{title}}", esc(f"{name} · robo_rl")).replace("{{body}}", sections)
+    return filled(f"{name} · robo_rl", sections)
 
 
 def summary(run: RunRecord, path: Path) -> dict:

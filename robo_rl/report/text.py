@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from robo_rl.stats import Interval
 
@@ -88,3 +89,9 @@ def flat(d: dict, prefix: str = "") -> list[tuple[str, str]]:
         else:
             out.append((f"{prefix}{k}", v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)))
     return out
+
+
+def filled(title: str, body: str) -> str:
+    """The whole page of that title, with the styles and the script of all pages."""
+    template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
+    return template.replace("{{title}}", esc(title)).replace("{{body}}", body)

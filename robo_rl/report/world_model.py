@@ -8,7 +8,7 @@ import numpy as np
 
 from robo_rl import files
 from robo_rl.report.charts import Series, chart, whisker
-from robo_rl.report.text import esc
+from robo_rl.report.text import esc, filled
 from robo_rl.report.world_model_film import side_by_side
 from robo_rl.types import Each, silently
 
@@ -396,8 +396,7 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
 where the mean error is {number(u["error_cut"], 3)} (kept steps: {number(u["error_kept"], 3)}).</p><div class="grid">{calibration}</div>
 {gate_section(doc["gate"]) if doc.get("gate") else ""}
 <footer>Made by <code>robo_rl wm eval</code>. Intervals: percentile bootstrap over episodes, Newcombe's method 10 for gaps.</footer>"""  # noqa: E501
-    template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
-    return template.replace("{{title}}", esc(f"{doc['model']} · world model")).replace("{{body}}", body)
+    return filled(f"{doc['model']} · world model", body)
 
 
 def write_evaluation(

@@ -1,0 +1,45 @@
+"""`robo_rl compare RUN…`: runs side by side; those that differ in their seed alone are one group."""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from robo_rl.errors import in_range
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Compare runs: a table, and one self-contained HTML page with their curves."""
+
+    runs: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(help="run folders, or a folder of runs")
+    ]
+    """Run folders, or a folder of runs, as robo_rl train --seeds writes one."""
+    reach: float = 0.9
+    """Success whose first evaluation counts as reached."""
+    json: bool = False
+    """print one JSON document with the page's path and the numbers, and nothing else"""
+    out: str = ""
+    """where to write the page; empty: compare.html in the folder that holds all runs"""
+
+    def __post_init__(self) -> None:
+        in_range("reach", self.reach, 0, 1)
+
+
+def run(args: CompareOptions) -> int:
+    """Write the page; returns the exit status."""
+    from robo_rl.report.compare import as_json, compare, lines, write
+
+    groups = compare(args.runs)
+    path = write(groups, args.reach, args.out)
+    if args.json:
+        print(as_json(groups, args.reach, path))
+        return 0
+    print("\n".join(lines(groups, args.reach)))
+    for run in (r for g in groups for r in g.runs):
+        for note in run.notes:
+            print(f"note: {run.folder}: {note}", file=sys.stderr)
+    print(f"open {path}")
+    return 0

@@ -1,0 +1,275 @@
+"""One configuration with several seeds: a run for each in one folder, as many side by side as there are cores
+(`robo_rl train --seeds 0,1,2`).
+
+    OUT/seeds.json    the seeds and the options of all
+    OUT/s0, s1, …     a run folder each
+    OUT/s0.log, …     what each has said
+    OUT/compare.html  all of them, with intervals over seeds
+
+Every run is a process of its own, which ends with this one. What one of them says has its name in front; of
+progress the newest of each is told together. If one fails the others go on; `--resume OUT` goes on with those
+that have not ended.
+"""
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from robo_rl.errors import UserError
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.parallel import cores
+from robo_rl.experiment.supervise import follow_parent
+from robo_rl.files import lock, private_folder, read_json, write_json
+from robo_rl.signals import asked_to_stop
+
+FILE = "seeds.json"
+STATUS = 10.0  # s between two lines of progress
+STOPPING = 300.0  # s that runs have to save a checkpoint once they are asked to stop
+MOST = 1000  # seeds
+PROGRESS = re.compile(rb"^\[\w+\] +\d+ %")
+OWN = ("--seeds", "--seed", "--out", "--at-once")  # which the runs are not given as they were typed
+
+
+@dataclass(slots=True)
+class Child:
+    """The process of one run, and what it has said."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: BinaryIO
+    rest: bytes = b""  # a line that is not whole yet
+    now: str = field(default="begins")  # its newest progress
+
+
+def read_seeds(text: str) -> list[int]:
+    """The seeds of "0,1,2" or "0-4". UserError: another text, one seed twice."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        if last < first or last - first >= MOST:
+            raise UserError(f"--seeds takes whole numbers such as 0,1,2 or 0-4, got {text!r}")
+        seeds += range(first, last + 1)
+    if len(set(seeds)) < len(seeds) or len(seeds) > MOST:
+        raise UserError(f"--seeds takes each seed once, and at most {MOST} of them, got {text!r}")
+    return seeds
+
+
+def without(argv: Sequence[str], options: Sequence[str]) -> list[str]:
+    """argv without these options and their values."""
+    out, skip = [], False
+    for arg in argv:
+        name, sign, _ = arg.partition("=")
+        if not skip and name not in options:
+            out.append(arg)
+        skip = not skip and name in options and not sign
+    return out
+
+
+def side_by_side(config: TrainConfig, at_once: int, typed: bool) -> tuple[int, list[str]]:
+    """(how many runs at once, options that each is given beside its own). typed: --workers was given."""
+    if config.device != "cpu":
+        return at_once or 1, []
+    each = max(1, config.workers or 1) if typed else 1
+    n = at_once or max(1, cores() // each)
+    # a core each, and the same run every time
+    return n, ["--workers", "0"] if n > 1 and not typed and config.algo != "bc" else []
+
+
+def begin(argv: Sequence[str], config: TrainConfig, seeds: Sequence[int], at_once: int) -> int:
+    """Train a run for each seed in a new folder -> the exit status."""
+    typed = any(a.partition("=")[0] == "--workers" for a in argv)
+    at_once, more = side_by_side(config, at_once, typed)
+    task = (
+        (config.task or Path(config.demos).name or "run")
+        .replace(":", "-")
+        .replace("/", "-")
+        .replace(",", "-")
+    )
+    name = f"{config.sim.split(':')[0]}-{task}-{config.algo.replace(':', '-')}-{time.strftime('%m%d-%H%M%S')}"
+    folder = Path(config.out or Path("runs") / name)
+    if (folder / FILE).exists() or (folder / "run.json").exists():
+        raise UserError(
+            f"{folder} already holds runs; go on with them: robo_rl train --resume {folder}, or choose "
+            "another --out"
+        )
+    private_folder(folder)
+    write_json(
+        folder / FILE, {"seeds": list(seeds), "argv": [*without(argv, OWN), *more], "at_once": at_once}
+    )
+    return train_all(folder, new=True)
+
+
+def resume(folder: Path) -> int:
+    """Go on with the runs of `folder` that have not ended -> the exit status."""
+    return train_all(folder)
+
+
+def train_all(folder: Path, new: bool = False) -> int:
+    """Train what the folder's seeds.json asks for and has not ended -> the exit status: 0, 128 + the number
+    of the signal that stopped it, 2 where the first run refused its options, 1 where one failed."""
+    asked = read_json(folder / FILE, dict)
+    try:
+        seeds, argv, at_once = (
+            [int(s) for s in asked["seeds"]],
+            list(map(str, asked["argv"])),
+            int(asked["at_once"]),
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{folder / FILE} is damaged ({e}); begin anew with another --out") from None
+    waiting = [s for s in seeds if not (folder / f"s{s}" / "evals" / "final.json").exists()]
+    with lock(folder), asked_to_stop() as came:
+        codes = Runs(folder, argv, waiting, max(1, at_once), came).work()
+    refused = new and codes and set(codes.values()) == {2} and not any(folder.glob("*/run.json"))
+    if refused:
+        (folder / FILE).unlink()
+        return 2
+    tell(folder)
+    failed = [f"s{s} ({code})" for s, code in codes.items() if code]
+    left = [s for s in waiting if s not in codes]
+    if came or failed or left:
+        why = "stopped" if came else f"failed, with its exit status: {', '.join(failed)}"
+        print(f"{why}; go on with what has not ended: robo_rl train --resume {folder}", file=sys.stderr)
+    return 128 + came[0] if came else int(bool(failed))
+
+
+def tell(folder: Path) -> None:
+    """Print the table of the runs and write their page, where two have been evaluated."""
+    from robo_rl.report.compare import compare, lines, write
+
+    done = sorted({p.parent.parent for p in folder.glob("s*/evals/*.json")})
+    if len(done) < 2:
+        return
+    groups = compare([str(p) for p in done])
+    print("\n".join(lines(groups, 0.9)))
+    print(f"open {write(groups, 0.9, str(folder))}")
+
+
+class Runs:
+    """The processes of the runs of one folder: one thread, which reads what they say."""
+
+    def __init__(
+        self, folder: Path, argv: Sequence[str], waiting: Sequence[int], at_once: int, came: list[int]
+    ):
+        self.folder, self.argv, self.waiting, self.at_once, self.came = (
+            folder,
+            argv,
+            list(waiting),
+            at_once,
+            came,
+        )
+        self.selector = selectors.DefaultSelector()
+        self.codes: dict[int, int] = {}  # exit status of the seeds that ended
+        self.told, self.asked, self.deadline = time.monotonic(), 0, float("inf")
+
+    def work(self) -> dict[int, int]:
+        """Until all have ended, or a signal came and those that run have saved -> {seed: exit status}."""
+        try:
+            while self.waiting or self.children:
+                self.start()
+                for key, _ in self.selector.select(1.0):
+                    self.read(key.data[0], key.data[1])
+                self.pass_on()
+                self.status()
+        finally:
+            for _, child in self.children:
+                child.process.kill()
+                child.log.close()
+            self.selector.close()
+        return self.codes
+
+    @property
+    def children(self) -> list[tuple[int, Child]]:
+        return [key.data for key in self.selector.get_map().values()]
+
+    def start(self) -> None:
+        """Start what there is room for; the second not before the first has its folder, so that what is
+        refused is refused once."""
+        if self.came or 2 in self.codes.values() and not any(self.folder.glob("*/run.json")):
+            self.waiting = []
+        while self.waiting and len(self.children) < self.at_once:
+            first = self.children or self.codes
+            if first and not any(self.folder.glob("*/run.json")):
+                return
+            seed = self.waiting.pop(0)
+            out = self.folder / f"s{seed}"
+            more = (
+                ["--resume", str(out)]
+                if (out / "run.json").exists()
+                else [*self.argv, "--seed", str(seed), "--out", str(out)]
+            )
+            process = subprocess.Popen(
+                [sys.executable, "-m", "robo_rl", "train", *more],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                preexec_fn=follow_parent,  # noqa: PLW1509 (this process has one thread)
+            )
+            assert process.stdout is not None
+            os.set_blocking(process.stdout.fileno(), False)
+            child = Child(f"s{seed}", process, open(f"{out}.log", "ab"))  # noqa: SIM115
+            self.selector.register(process.stdout, selectors.EVENT_READ, (seed, child))
+
+    def read(self, seed: int, child: Child) -> None:
+        """What a run has said since; its end, where that is the pipe's."""
+        assert child.process.stdout is not None
+        data = child.process.stdout.read(65536)
+        if data is None:
+            return
+        *whole, child.rest = (child.rest + data).split(b"\n")
+        if not data and child.rest:
+            whole, child.rest = [*whole, child.rest], b""
+        child.log.write(data)
+        child.log.flush()
+        for line in whole:
+            self.say(child, line)
+        if not data:
+            self.selector.unregister(child.process.stdout)
+            child.process.stdout.close()
+            child.log.close()
+            self.codes[seed] = status_of(child.process)
+
+    def say(self, child: Child, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if PROGRESS.match(line):
+            child.now = text
+        elif text:
+            print(f"{child.name}: {text}", file=sys.stderr, flush=True)
+
+    def pass_on(self) -> None:
+        """The signals that came; a process that has not saved in time is killed, and resumes."""
+        for number in self.came[self.asked :]:
+            for _, child in self.children:
+                child.process.send_signal(number)
+        if self.came and self.deadline == float("inf"):
+            self.deadline = time.monotonic() + STOPPING
+        self.asked = len(self.came)
+        if time.monotonic() > self.deadline:
+            for _, child in self.children:
+                child.process.send_signal(signal.SIGKILL)
+
+    def status(self) -> None:
+        """Every STATUS seconds the newest progress of each."""
+        if time.monotonic() - self.told < STATUS or not self.children:
+            return
+        self.told = time.monotonic()
+        more = f" | {len(self.waiting)} wait" if self.waiting else ""
+        print(" | ".join(f"{c.name} {c.now}" for _, c in self.children) + more, file=sys.stderr, flush=True)
+
+
+def status_of(process: "subprocess.Popen[bytes]") -> int:
+    """Exit status of a process that has closed its output, as a shell tells it."""
+    try:
+        code = process.wait(STOPPING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    return code if code >= 0 else 128 - code
