@@ -25,10 +25,15 @@ if TYPE_CHECKING:  # what `__getattr__` loads, for editors and type checkers
     )
     from robo_rl.experiment.config import TrainConfig
     from robo_rl.experiment.reporting import Event
+    from robo_rl.report.compare import compare
 
 __version__ = "0.1.0"
 
-_HOME = {"TrainConfig": "robo_rl.experiment.config", "Event": "robo_rl.experiment.reporting"} | dict.fromkeys(
+_HOME = {
+    "TrainConfig": "robo_rl.experiment.config",
+    "Event": "robo_rl.experiment.reporting",
+    "compare": "robo_rl.report.compare",
+} | dict.fromkeys(
     (
         "make_env",
         "recipe",
@@ -47,6 +52,7 @@ __all__ = [
     "Event",
     "TrainConfig",
     "collect",
+    "compare",
     "evaluate",
     "load_dataset",
     "load_policy",

@@ -51,7 +51,7 @@ COMMANDS = {
     "console": ("ConsoleOptions", "a web page to watch robots, take over and teach; several operators"),
     "lora": ("AdapterOptions", "what a run with adapters (LoRA) has learnt, saved alone or merged"),
     "report": ("ReportOptions", "one self-contained HTML page of a run"),
-    "compare": ("CompareOptions", "runs side by side, with intervals over their seeds"),
+    "compare": ("CompareRunsOptions", "runs side by side, with intervals over their seeds"),
     "check": (
         "CheckOptions",
         "put a simulator, a task, a policy or a method, also of your own, through its contract suite",

@@ -10,7 +10,7 @@ from robo_rl.errors import in_range
 
 
 @dataclass(frozen=True)
-class CompareOptions:
+class CompareRunsOptions:
     """Compare runs: a table, and one self-contained HTML page with their curves."""
 
     runs: Annotated[
@@ -28,18 +28,18 @@ class CompareOptions:
         in_range("reach", self.reach, 0, 1)
 
 
-def run(args: CompareOptions) -> int:
+def run(args: CompareRunsOptions) -> int:
     """Write the page; returns the exit status."""
-    from robo_rl.report.compare import as_json, compare, lines, write
+    from robo_rl.report.compare import as_json, lines, notes_of, read_groups, write
 
-    groups = compare(args.runs)
+    groups = read_groups(args.runs)
     path = write(groups, args.reach, args.out)
     if args.json:
         print(as_json(groups, args.reach, path))
         return 0
     print("\n".join(lines(groups, args.reach)))
     for run in (r for g in groups for r in g.runs):
-        for note in run.notes:
+        for note in notes_of(run):
             print(f"note: {run.folder}: {note}", file=sys.stderr)
     print(f"open {path}")
     return 0

@@ -14,6 +14,8 @@ from robo_rl.experiment.folder import check_folders, newest_run
 from robo_rl.options.policy import POLICIES, VLAS
 from robo_rl.plugins import is_object
 
+REACH = 0.9  # success that robo_rl compare counts the steps to
+
 
 @dataclass(frozen=True, kw_only=True)
 class Train(TrainConfig):
@@ -106,12 +108,23 @@ def parse(argv: list[str]) -> TrainConfig:
     if args.seeds:
         if given(typed, "--seed") is not None:
             raise UserError("--seeds names the seeds of several runs, --seed that of one: give one of them")
-        raise SystemExit(seeds.begin(typed, config, seeds.read_seeds(args.seeds), args.at_once))
+        raise SystemExit(told(*seeds.begin(typed, config, seeds.read_seeds(args.seeds), args.at_once)))
     if args.at_once:
         raise UserError("--at-once is of several runs: give --seeds, such as --seeds 0,1,2")
     if (Path(args.resume) / seeds.FILE).is_file() and args.resume:
-        raise SystemExit(seeds.resume(Path(args.resume)))
+        raise SystemExit(told(Path(args.resume), seeds.train_all(Path(args.resume))))
     return config
+
+
+def told(folder: Path, code: int) -> int:
+    """Compare the runs of --seeds, where none was stopped and two have been evaluated -> the exit status."""
+    from robo_rl.report.compare import lines, read_groups, write
+
+    done = sorted({path.parent.parent for path in folder.glob("s*/evals/*.json")})
+    if code < 128 and len(done) > 1:
+        groups = read_groups(done)
+        print("\n".join([*lines(groups, REACH), f"open {write(groups, REACH, str(folder))}"]))
+    return code
 
 
 def short_policy(argv: list[str]) -> list[str]:

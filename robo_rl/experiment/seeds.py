@@ -11,6 +11,7 @@ progress the newest of each is told together. If one fails the others go on; `--
 that have not ended.
 """
 
+import contextlib
 import os
 import re
 import selectors
@@ -84,8 +85,8 @@ def side_by_side(config: TrainConfig, at_once: int, typed: bool) -> tuple[int, l
     return n, ["--workers", "0"] if n > 1 and not typed and config.algo != "bc" else []
 
 
-def begin(argv: Sequence[str], config: TrainConfig, seeds: Sequence[int], at_once: int) -> int:
-    """Train a run for each seed in a new folder -> the exit status."""
+def begin(argv: Sequence[str], config: TrainConfig, seeds: Sequence[int], at_once: int) -> tuple[Path, int]:
+    """Train a run for each seed in a new folder -> (the folder, the exit status)."""
     typed = any(a.partition("=")[0] == "--workers" for a in argv)
     at_once, more = side_by_side(config, at_once, typed)
     task = (
@@ -105,12 +106,7 @@ def begin(argv: Sequence[str], config: TrainConfig, seeds: Sequence[int], at_onc
     write_json(
         folder / FILE, {"seeds": list(seeds), "argv": [*without(argv, OWN), *more], "at_once": at_once}
     )
-    return train_all(folder, new=True)
-
-
-def resume(folder: Path) -> int:
-    """Go on with the runs of `folder` that have not ended -> the exit status."""
-    return train_all(folder)
+    return folder, train_all(folder, new=True)
 
 
 def train_all(folder: Path, new: bool = False) -> int:
@@ -130,9 +126,8 @@ def train_all(folder: Path, new: bool = False) -> int:
         codes = Runs(folder, argv, waiting, max(1, at_once), came).work()
     refused = new and codes and set(codes.values()) == {2} and not any(folder.glob("*/run.json"))
     if refused:
-        (folder / FILE).unlink()
+        clear(folder)
         return 2
-    tell(folder)
     failed = [f"s{s} ({code})" for s, code in codes.items() if code]
     left = [s for s in waiting if s not in codes]
     if came or failed or left:
@@ -141,16 +136,12 @@ def train_all(folder: Path, new: bool = False) -> int:
     return 128 + came[0] if came else int(bool(failed))
 
 
-def tell(folder: Path) -> None:
-    """Print the table of the runs and write their page, where two have been evaluated."""
-    from robo_rl.report.compare import compare, lines, write
-
-    done = sorted({p.parent.parent for p in folder.glob("s*/evals/*.json")})
-    if len(done) < 2:
-        return
-    groups = compare([str(p) for p in done])
-    print("\n".join(lines(groups, 0.9)))
-    print(f"open {write(groups, 0.9, str(folder))}")
+def clear(folder: Path) -> None:
+    """Leave no folder behind of runs that were refused."""
+    for path in (folder / FILE, *folder.glob("s*.log"), folder / ".lock"):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it was there before, and holds other things
+        folder.rmdir()
 
 
 class Runs:

@@ -4,7 +4,7 @@ interval are over seeds (`robo_rl compare`)."""
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SeedGroup:
     """Runs that differ in their seed alone. `name`: the options in which it differs from the other groups."""
 
     name: str
@@ -53,7 +53,7 @@ class Group:
         return [math.nan if e is None else e.rate.value for e in evals]
 
 
-def run_folders(paths: Sequence[str]) -> list[Path]:
+def run_folders(paths: Sequence["str | Path"]) -> list[Path]:
     """The run folders at `paths`; a folder of runs (robo_rl train --seeds) stands for all of them."""
     found: list[Path] = []
     for path in paths:
@@ -66,44 +66,52 @@ def run_folders(paths: Sequence[str]) -> list[Path]:
     return found
 
 
-def grouped(runs: Sequence[RunRecord]) -> list[Group]:
-    """Groups in the order in which their first runs are given."""
+def grouped(runs: Sequence[RunRecord]) -> list[SeedGroup]:
+    """Groups in the order in which their first runs are given.
+
+    Where a seed occurs twice among runs of the same options they are parted by the folders that they begin
+    with, then by the folder that they are in (one configuration before and after a change of the code).
+    """
     told = [dict(flat(run.info.get("config") or {})) for run in runs]
     for run, options in zip(runs, told, strict=True):
         if not options:
-            raise UserError(
-                f"{run.folder} does not say its options (config in run.json): it cannot be compared"
-            )
+            raise UserError(f"{run.folder} does not say its options (config in run.json): leave it out")
     names = sorted({k for options in told for k in options})
     differ = [k for k in names if k not in ASIDE and len({o.get(k) for o in told}) > 1]
-    plain = [k for k in differ if k not in FOLDERS]
-    groups: dict[tuple, list[int]] = {}
-    for i, options in enumerate(told):
-        groups.setdefault(tuple(options.get(k) for k in plain), []).append(i)
-    parts: list[list[int]] = []
-    for members in groups.values():
-        seeds = [runs[i].info.get("seed") for i in members]
-        if len(set(seeds)) == len(seeds):  # a folder for each seed
-            parts.append(members)
-            continue
-        by_folder: dict[tuple, list[int]] = {}
-        for i in members:
-            by_folder.setdefault(tuple(told[i].get(k) for k in FOLDERS), []).append(i)
-        parts += by_folder.values()
+    finer: list[Callable[[int], Hashable]] = [
+        lambda i: tuple(told[i].get(k) for k in differ if k not in FOLDERS),
+        lambda i: tuple(told[i].get(k) for k in FOLDERS),
+        lambda i: runs[i].folder.resolve().parent,
+        lambda i: runs[i].folder.resolve(),
+    ]
+    parts = [list(range(len(runs)))]
+    for k, key in enumerate(finer):
+        split: list[list[int]] = []
+        for members in parts:
+            seeds = [runs[i].info.get("seed") for i in members]
+            by_key: dict[Hashable, list[int]] = {}
+            for i in members:
+                by_key.setdefault(key(i) if k == 0 or len(set(seeds)) < len(seeds) else None, []).append(i)
+            split += by_key.values()
+        parts = split
     parts.sort(key=min)
     heads = [told[members[0]] for members in parts]
     between = [k for k in differ if len({h.get(k) for h in heads}) > 1]
     labels = labels_of(heads, between)
+    for label in {x for x in labels if labels.count(x) > 1}:
+        same = [k for k, x in enumerate(labels) if x == label]
+        where = [os.path.commonpath([str(runs[i].folder.resolve()) for i in parts[k]]) for k in same]
+        shared = os.path.commonpath(where)
+        for k, path in zip(same, where, strict=True):
+            labels[k] = f"{label} {os.path.relpath(path, shared)}".strip()
     return [
-        Group(label, {k: head.get(k, "–") for k in between}, tuple(runs[i] for i in members))
+        SeedGroup(label, {k: head.get(k, "–") for k in between}, tuple(runs[i] for i in members))
         for label, head, members in zip(labels, heads, parts, strict=True)
     ]
 
 
 def labels_of(heads: Sequence[dict[str, str]], between: Sequence[str]) -> list[str]:
     """A short name for each of several sets of options: as many of those `between` as tell them apart."""
-    if len(heads) == 1:
-        return [" ".join(filter(None, (heads[0].get("task"), heads[0].get("algo")))) or "run"]
     rest = [k for k in between if k not in (*FIRST, *FOLDERS)]
     order = [*(k for k in FIRST if k in between), *rest, *(k for k in FOLDERS if k in between)]
     chosen: list[str] = []
@@ -112,11 +120,17 @@ def labels_of(heads: Sequence[dict[str, str]], between: Sequence[str]) -> list[s
         now = len({tuple(h.get(j) for j in (*chosen, k)) for h in heads})
         if now > apart:
             chosen, apart = [*chosen, k], now
-    named = [" ".join(f"{k}={h.get(k, '–')}" for k in chosen) for h in heads]
-    # runs that even all options do not tell apart: one seed, run twice
-    return [
-        n if named.count(n) == 1 else f"{n} ({named[:k].count(n) + 1})".strip() for k, n in enumerate(named)
-    ]
+    if not chosen:
+        return [" ".join(filter(None, (h.get("task"), h.get("algo")))) or "run" for h in heads]
+    return [" ".join(f"{k}={h.get(k, '–')}" for k in chosen) for h in heads]
+
+
+def notes_of(run: RunRecord) -> list[str]:
+    """What is to be known of a run's row."""
+    unfinished = run.metrics and not any(e.label == "final" for e in run.evals)
+    rl = (run.info.get("config") or {}).get("algo") != "bc"
+    more = ["no final evaluation: it is still going, or it was stopped; its end is its latest evaluation"]
+    return [*run.notes, *more * bool(unfinished and rl)]
 
 
 def curve(run: RunRecord) -> Curve:
@@ -151,7 +165,7 @@ def reached(run: RunRecord, least: float) -> "tuple[float, float] | None":
     return (float(c.steps[hit[0]]), float(c.seconds[hit[0]])) if len(hit) else None
 
 
-def compared(after: Group, before: Group) -> tuple[Interval, str]:
+def compared(after: SeedGroup, before: SeedGroup) -> tuple[Interval, str]:
     """(what `after` ends with minus what `before` does, how that is known)."""
     a, b = (dict(zip(g.seeds, g.values("end"), strict=True)) for g in (after, before))
     a, b = ({s: v for s, v in g.items() if math.isfinite(v)} for g in (a, b))
@@ -166,7 +180,7 @@ def compared(after: Group, before: Group) -> tuple[Interval, str]:
     return (difference_over_seeds(list(a.values()), list(b.values())), f"{len(a)} and {len(b)} seeds")
 
 
-def summary(groups: Sequence[Group], least: float) -> dict:
+def summary(groups: Sequence[SeedGroup], least: float) -> dict:
     """The numbers of the page, for scripts."""
 
     def told(i: Interval) -> dict:
@@ -203,12 +217,12 @@ def summary(groups: Sequence[Group], least: float) -> dict:
     }
 
 
-def judged(groups: Sequence[Group]) -> bool:
+def judged(groups: Sequence[SeedGroup]) -> bool:
     """Whether all tasks know success."""
     return all(r.judged for g in groups for r in g.runs)
 
 
-def over(group: Group, which: str) -> Interval:
+def over(group: SeedGroup, which: str) -> Interval:
     """Mean over the seeds that have this evaluation; success ends at 0 and 1."""
     i = mean_over_seeds([v for v in group.values(which) if math.isfinite(v)])
     if not judged([group]) or not math.isfinite(i.low):
@@ -216,7 +230,23 @@ def over(group: Group, which: str) -> Interval:
     return Interval(i.value, max(0.0, i.low), min(1.0, i.high))
 
 
-def compare(paths: Sequence[str]) -> list[Group]:
+def compare(runs: Sequence["str | Path"], reach: float = 0.9) -> dict:
+    """Runs side by side: what `robo_rl compare --json` prints, without a page.
+
+    * runs: run folders, or a folder of runs (robo_rl train --seeds). Those that differ in nothing but their
+      seed are one group.
+    * reach: success whose first evaluation counts as reached.
+
+    "groups": of each its name (the options that differ), mean success (or return, of a task that knows none)
+    over its seeds at the "start", "end" and of the "best" checkpoint, with Student's 95 % interval, and its
+    runs; "differences" of the ends from the first group's: over pairs of one seed where both have the same
+    seeds, else Welch's, of one seed each over the starts. UserError: fewer than two runs, one without an
+    evaluation.
+    """
+    return summary(read_groups(runs), reach)
+
+
+def read_groups(paths: Sequence["str | Path"]) -> list[SeedGroup]:
     """The groups of the runs at `paths`. UserError: fewer than two runs, one without an evaluation."""
     runs = [load(folder) for folder in run_folders(paths)]
     if len(runs) < 2:
@@ -257,7 +287,7 @@ def verdict(change: Interval) -> str:
     return "better" if change.low > 0 else "worse" if change.high < 0 else "no clear difference"
 
 
-def lines(groups: Sequence[Group], least: float) -> list[str]:
+def lines(groups: Sequence[SeedGroup], least: float) -> list[str]:
     """What the command prints: a row for each group, then how each differs from the first."""
     say = SUCCESS if judged(groups) else RETURN
     head = ["", "seeds", "start", "end", "best"] + [f"steps to {100 * least:g} %"] * judged(groups)
@@ -275,7 +305,7 @@ def lines(groups: Sequence[Group], least: float) -> list[str]:
     return out
 
 
-def curves_chart(groups: Sequence[Group], seconds: bool) -> str:
+def curves_chart(groups: Sequence[SeedGroup], seconds: bool) -> str:
     """Every group's mean over its seeds, between its least and its greatest seed, and the seeds."""
     series: list[Series] = []
     for k, g in enumerate(groups):
@@ -303,11 +333,11 @@ def curves_chart(groups: Sequence[Group], seconds: bool) -> str:
     )
 
 
-def page(groups: Sequence[Group], least: float) -> str:
+def page(groups: Sequence[SeedGroup], least: float) -> str:
     """The whole page."""
     runs = [r for g in groups for r in g.runs]
     title = " and ".join(sorted({str((r.info.get("config") or {}).get("task") or "runs") for r in runs}))
-    notes = "".join(f"<li>{esc(r.folder.name)}: {esc(n)}</li>" for r in runs for n in r.notes)
+    notes = "".join(f"<li>{esc(r.folder.name)}: {esc(n)}</li>" for r in runs for n in notes_of(r))
     body = f"""
 <header><p class="eyebrow">robo_rl runs</p><h1>{esc(title)}</h1>
 <ul class="facts"><li><span>runs</span>{len(runs)}</li><li><span>groups</span>{len(groups)}</li></ul></header>
@@ -339,7 +369,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="card scroll pad"><table><tr>{top}</tr>{"".join(told)}</table></div>'
 
 
-def ends_table(groups: Sequence[Group], least: float) -> str:
+def ends_table(groups: Sequence[SeedGroup], least: float) -> str:
     known = judged(groups)
     say = SUCCESS if known else RETURN
 
@@ -357,7 +387,7 @@ def ends_table(groups: Sequence[Group], least: float) -> str:
     )
 
 
-def differences_table(groups: Sequence[Group]) -> str:
+def differences_table(groups: Sequence[SeedGroup]) -> str:
     if len(groups) < 2:
         return ""
     say = SUCCESS if judged(groups) else RETURN
@@ -370,7 +400,7 @@ def differences_table(groups: Sequence[Group]) -> str:
     return f"<h2>Difference from the first</h2>{table(head, rows)}"
 
 
-def options_table(groups: Sequence[Group]) -> str:
+def options_table(groups: Sequence[SeedGroup]) -> str:
     options = sorted({k for g in groups for k in g.options})
     if not options:
         return ""
@@ -378,7 +408,7 @@ def options_table(groups: Sequence[Group]) -> str:
     return f"<h2>Options that differ</h2>{table(['', *(g.name for g in groups)], rows)}"
 
 
-def runs_table(groups: Sequence[Group], least: float) -> str:
+def runs_table(groups: Sequence[SeedGroup], least: float) -> str:
     known = judged(groups)
     say, rows = SUCCESS if known else RETURN, []
     for g in groups:
@@ -392,7 +422,7 @@ def runs_table(groups: Sequence[Group], least: float) -> str:
     return table(["", "seed", "start", "end", "best", *more, "time", "folder"], rows)
 
 
-def write(groups: Sequence[Group], least: float, out: str = "") -> Path:
+def write(groups: Sequence[SeedGroup], least: float, out: str = "") -> Path:
     """Write the page to the file or into the folder `out` (where that is empty, compare.html in the folder
     that holds all runs) -> its path."""
     if not out:
@@ -403,7 +433,7 @@ def write(groups: Sequence[Group], least: float, out: str = "") -> Path:
     return path
 
 
-def as_json(groups: Sequence[Group], least: float, path: Path) -> str:
+def as_json(groups: Sequence[SeedGroup], least: float, path: Path) -> str:
     return json.dumps(
         {"page": str(path), **summary(groups, least)}, indent=1, ensure_ascii=False, allow_nan=False
     )

@@ -1,0 +1,166 @@
+"""Runs side by side (`robo_rl compare`): groups of seeds, intervals over seeds, the page."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import robo_rl
+from robo_rl.cli import main
+from robo_rl.errors import UserError
+from robo_rl.files import write_json
+from robo_rl.log import RunLog
+from robo_rl.report.compare import compared, curve, lines, mean_curve, page, reached, read_groups, write
+from robo_rl.stats import difference_over_seeds, mean_over_seeds, student_quantile
+
+LOOKS = ((0, 0.5), (1000, 0.7), (2000, 0.95))  # steps and success on the starts that choose
+
+
+def make_run(folder, seed=0, rate=0.9, looks=LOOKS, final=True, **config):
+    """The folder of a run that ends with `rate` of 100 starts."""
+    options = {
+        "sim": "mujoco",
+        "task": "reach",
+        "algo": "pi_rl",
+        "seed": seed,
+        "out": str(folder),
+        "init": "",
+    }
+    folder.mkdir(parents=True)
+    write_json(folder / "run.json", {"name": folder.name, "seed": seed, "config": {**options, **config}})
+    now = iter(range(0, 1000, 10))
+    with RunLog(folder, (), clock=lambda: next(now)) as log:
+        for step, success in looks:
+            log.log(step, {"eval/success": success}, "rl" if step else "sft")
+    (folder / "evals").mkdir()
+    for label, value, step in (("sft", looks[0][1], 0), ("final", rate, looks[-1][0]))[: 1 + final]:
+        success = (np.arange(100) < round(100 * value)).astype(int)
+        doc = {"label": label, "step": step, "success": success, "starts": np.arange(100), "list": 1}
+        write_json(folder / "evals" / f"{label}.json", {**doc, "task": ["reach"] * 100})
+    return folder
+
+
+def test_quantiles_of_student_are_those_of_the_tables():
+    for df, t in ((1, 12.70620), (2, 4.30265), (4.7, 2.62073), (10, 2.22814), (200, 1.97190)):
+        assert student_quantile(df) == pytest.approx(t, abs=1e-5)
+    with pytest.raises(UserError, match="above 0"):
+        student_quantile(0)
+
+
+def test_intervals_over_seeds_are_students_and_welchs():
+    mean = mean_over_seeds([0.9, 0.95, 0.93])
+    assert mean == pytest.approx((0.926667, 0.864151, 0.989183), abs=1e-6)
+    # scipy.stats.ttest_ind(…, equal_var=False).confidence_interval()
+    change = difference_over_seeds([0.9, 0.95, 0.93], [0.8, 0.85, 0.9, 0.7])
+    assert change == pytest.approx((0.114167, -0.015753, 0.244086), abs=1e-6)
+    assert math.isnan(mean_over_seeds([0.9]).low) and math.isnan(difference_over_seeds([0.9], [0.8, 0.7]).low)
+    assert mean_over_seeds([1.0, 1.0]) == difference_over_seeds([2.0, 2.0], [1.0, 1.0]) == (1.0, 1.0, 1.0)
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_group_named_by_what_differs(tmp_path):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / f"a{seed}", seed, init=f"bc{seed}", workers=seed)
+        make_run(tmp_path / f"b{seed}", seed, algo="ppo", rl={"lr": 0.1})
+    groups = read_groups([tmp_path])
+    assert [(g.name, g.seeds) for g in groups] == [("algo=pi_rl", [0, 1, 2]), ("algo=ppo", [0, 1, 2])]
+    assert groups[0].options["rl.lr"] == "–" and groups[1].options["rl.lr"] == "0.1"
+
+
+def test_two_runs_of_one_seed_that_begin_with_other_folders_are_two_groups(tmp_path):
+    for name in ("x", "y"):
+        make_run(tmp_path / name, init=f"bc-{name}")
+    assert [g.name for g in read_groups([tmp_path])] == ["init=bc-x", "init=bc-y"]
+
+
+def test_one_configuration_before_and_after_a_change_of_the_code_is_two_groups_named_by_their_folders(
+    tmp_path,
+):
+    for folder in ("old", "new"):
+        for seed in (0, 1):
+            make_run(tmp_path / folder / f"s{seed}", seed)
+    groups = read_groups([tmp_path / "old", tmp_path / "new"])
+    assert [(g.name, g.seeds) for g in groups] == [("reach pi_rl old", [0, 1]), ("reach pi_rl new", [0, 1])]
+    assert compared(groups[1], groups[0])[1] == "paired over 2 seeds"
+    groups = read_groups([tmp_path / "old" / "s0", tmp_path / "new" / "s0"])
+    assert [g.name for g in groups] == ["reach pi_rl old/s0", "reach pi_rl new/s0"]
+
+
+def test_ends_are_compared_over_pairs_of_a_seed_else_between_seeds_and_of_one_seed_over_starts(tmp_path):
+    for seed, (a, b, c) in enumerate(((0.5, 0.7, 0.9), (0.6, 0.81, 0.9), (0.7, 0.89, 0.8))):
+        make_run(tmp_path / f"a{seed}", seed, a)
+        make_run(tmp_path / f"b{seed}", seed, b, algo="ppo")
+        make_run(tmp_path / f"c{seed}", seed + 5, c, algo="nft")
+    first, paired, other = read_groups([tmp_path])
+    change, how = compared(paired, first)
+    assert change == pytest.approx(mean_over_seeds([0.2, 0.21, 0.19])) and how == "paired over 3 seeds"
+    change, how = compared(other, first)
+    assert change == pytest.approx(difference_over_seeds([0.9, 0.9, 0.8], [0.5, 0.6, 0.7]))
+    assert how == "3 and 3 seeds"
+    one, two = read_groups([tmp_path / "a0", tmp_path / "b0"])
+    change, how = compared(two, one)
+    assert change.value == pytest.approx(0.2) and change.low > 0 and how.endswith("over 100 shared starts")
+
+
+def test_the_mean_of_a_group_ends_where_its_first_seed_ends(tmp_path):
+    make_run(tmp_path / "a", 0)
+    make_run(tmp_path / "b", 1, looks=((0, 0.3), (1500, 0.6)))
+    group = read_groups([tmp_path])[0]
+    x, y = mean_curve([curve(r) for r in group.runs])
+    assert x.tolist() == [0, 1000, 1500]
+    assert y == pytest.approx(np.array([[0.5, 0.7, 0.825], [0.3, 0.5, 0.6]]))
+    seconds, _ = mean_curve([curve(r) for r in group.runs], seconds=True)
+    assert seconds.tolist() == [10, 20]
+    assert reached(group.runs[0], 0.9) == (2000, 30) and reached(group.runs[1], 0.9) is None
+
+
+def test_of_several_evaluations_at_one_step_the_last_counts(tmp_path):
+    make_run(tmp_path / "a", looks=((0, 0.2), (0, 0.8), (900, 0.9)))
+    make_run(tmp_path / "b", 1)
+    assert curve(read_groups([tmp_path])[0].runs[0]).values.tolist() == [0.8, 0.9]
+
+
+def test_the_command_prints_a_row_for_each_group_and_writes_the_page_beside_the_runs(tmp_path, capsys):
+    for seed in (0, 1):
+        make_run(tmp_path / f"a{seed}", seed, 0.9 + 0.02 * seed)
+        make_run(tmp_path / f"b{seed}", seed, 0.5, task="<b>", final=seed == 0)
+    with pytest.raises(SystemExit) as e:
+        main(["compare", str(tmp_path)])
+    out = capsys.readouterr()
+    assert e.value.code == 0 and "note:" in out.err and "b1: no final evaluation" in out.err
+    rows = out.out.splitlines()
+    assert rows[0].endswith("steps to 90 %") and "2.00k, 2.00k" in rows[1]
+    assert rows[-1] == f"open {tmp_path / 'compare.html'}"
+    html = (tmp_path / "compare.html").read_text()
+    assert "task=&lt;b&gt;" in html and "task=<b>" not in html and html.count("<svg") == 2
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path), "--json", "--out", str(tmp_path / "c.html")])
+    doc = json.loads(capsys.readouterr().out)
+    assert doc["groups"][0]["end"]["value"] == pytest.approx(0.91) and (tmp_path / "c.html").exists()
+    assert doc["groups"] == robo_rl.compare([tmp_path])["groups"]
+
+
+def test_returns_are_compared_where_tasks_know_no_success(tmp_path):
+    for seed in (0, 1):
+        folder = make_run(tmp_path / f"a{seed}", seed)
+        for path in (folder / "evals").glob("*.json"):
+            doc = json.loads(path.read_text())
+            write_json(path, doc | {"return": [100.0 + seed] * 100, "no_success": True})
+    groups = read_groups([tmp_path])
+    told = lines(groups, 0.9)
+    assert "100.5" in told[1] and "steps to" not in told[0] and "%" not in told[1]
+    assert write(groups, 0.9).exists() and "Return over steps" in page(groups, 0.9)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    run = make_run(tmp_path / "a")
+    with pytest.raises(UserError, match="two runs or more"):
+        read_groups([run])
+    with pytest.raises(UserError, match="given twice"):
+        read_groups([run, str(run)])
+    (make_run(tmp_path / "b", 1) / "evals" / "sft.json").unlink()
+    (tmp_path / "b" / "evals" / "final.json").unlink()
+    with pytest.raises(UserError, match="no evaluation yet"):
+        read_groups([tmp_path])
+    with pytest.raises(UserError, match="no run folder"):
+        read_groups([run, tmp_path / "b" / "evals"])

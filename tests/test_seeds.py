@@ -1,0 +1,168 @@
+"""One configuration with several seeds (`robo_rl train --seeds`): what is started, told, stopped and gone on
+with."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+from commands import TINY, Command, robo_rl
+
+from robo_rl.cli.train import parse
+from robo_rl.errors import UserError
+from robo_rl.experiment import seeds
+from robo_rl.files import write_json
+
+# stands for `python -m robo_rl train …`: makes the run folder, says a line and its progress, ends as DO says
+FAKE = """#!{python}
+import json, os, pathlib, signal, sys, time
+out = pathlib.Path(sys.argv[sys.argv.index("--out" if "--out" in sys.argv else "--resume") + 1])
+do = json.loads(pathlib.Path("do.json").read_text()).get(out.name, "end")
+if do == "refuse":
+    print("robo_rl: no such task", file=sys.stderr)
+    sys.exit(2)
+(out / "evals").mkdir(parents=True, exist_ok=True)
+(out / "run.json").write_text("{{}}")
+if do == "wait":
+    signal.signal(signal.SIGINT, lambda *_: (print("saved"), sys.exit(130)))
+print("begun with", *sys.argv[3:])
+print("[rl]   5 % · 1/20 steps", file=sys.stderr, flush=True)
+if do == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+if do == "wait":
+    time.sleep(100)
+(out / "evals" / "final.json").write_text("{{}}")
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Start stand-ins of runs; fake(s1="die") says how one behaves."""
+    path = tmp_path / "python"
+    path.write_text(FAKE.format(python=sys.executable))
+    path.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(seeds.sys, "executable", str(path))
+
+    def behave(**do):
+        write_json(tmp_path / "do.json", do)
+
+    behave()
+    return behave
+
+
+def begin(*argv, count=3, at_once=0):
+    words = [*argv, "--out", "r"]
+    return seeds.begin(words, parse([*words, "--task", "reach"]), list(range(count)), at_once)[1]
+
+
+def test_seeds_are_numbers_and_ranges():
+    assert seeds.read_seeds("0,1,2") == [0, 1, 2] and seeds.read_seeds("7, 2-4") == [7, 2, 3, 4]
+    for text in ("", "a", "1,1", "4-2", "1.5", "-1", "0-2000", "0-2,2"):
+        with pytest.raises(UserError, match="--seeds takes"):
+            seeds.read_seeds(text)
+
+
+def test_options_of_their_own_are_left_out_of_what_the_runs_are_given():
+    argv = ["--seeds", "0,1", "--task", "reach", "--out=x", "--seeds=3", "--at-once", "2", "--lr", "1"]
+    assert seeds.without(argv, seeds.OWN) == ["--task", "reach", "--lr", "1"]
+
+
+def test_as_many_runs_as_cores_each_in_one_process(monkeypatch):
+    monkeypatch.setattr(seeds, "cores", lambda: 6)
+    config, two = parse(["--task", "reach"]), parse(["--task", "reach", "--workers", "2"])
+    assert seeds.side_by_side(config, 0, False) == (6, ["--workers", "0"])
+    assert seeds.side_by_side(config, 1, False) == (1, [])
+    assert seeds.side_by_side(two, 0, True) == (3, [])
+    assert seeds.side_by_side(parse(["--task", "reach", "--algo", "bc"]), 0, False) == (6, [])
+
+
+def test_every_seed_gets_its_folder_its_log_and_the_options_of_all(fake, tmp_path, capfd):
+    assert begin("--algo", "pi_rl", at_once=2) == 0
+    said = capfd.readouterr().err
+    for k in range(3):
+        line = f"begun with train --algo pi_rl --workers 0 --seed {k} --out r/s{k}"
+        assert f"s{k}: {line}\n" in said and line in (tmp_path / f"r/s{k}.log").read_text()
+    assert "[rl]" not in said and "[rl]" in (tmp_path / "r/s0.log").read_text()
+    with pytest.raises(UserError, match="already holds runs"):
+        begin()
+
+
+def test_what_the_first_run_refuses_is_refused_once_and_leaves_no_folder(fake, tmp_path, capfd):
+    fake(s0="refuse", s1="refuse", s2="refuse")
+    assert begin(at_once=3) == 2
+    assert capfd.readouterr().err == "s0: robo_rl: no such task\n" and not (tmp_path / "r").exists()
+
+
+def test_one_that_dies_lets_the_others_go_on_and_alone_is_gone_on_with(fake, tmp_path, capfd):
+    fake(s1="die")
+    assert begin(at_once=1) == 1
+    assert "failed, with its exit status: s1 (137); go on with" in capfd.readouterr().err
+    fake()
+    assert seeds.train_all(tmp_path / "r") == 0
+    said = capfd.readouterr().err
+    assert f"s1: begun with train --resume {tmp_path / 'r' / 's1'}" in said and "s0:" not in said
+
+
+def test_a_signal_is_passed_on_and_what_waits_is_not_started(fake, tmp_path, capfd, monkeypatch):
+    fake(s0="wait", s1="wait")
+    started = seeds.Runs.say
+
+    def say(self, child, line):
+        started(self, child, line)
+        if b"begun" in line and child.name == "s1":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(seeds.Runs, "say", say)
+    assert begin(at_once=2) == 130
+    said = capfd.readouterr().err
+    assert "s0: saved" in said and "s1: saved" in said and "stopped; go on" in said
+    assert not (tmp_path / "r" / "s2").exists()
+
+
+def test_a_run_that_does_not_save_in_time_is_killed(fake, capfd, monkeypatch):
+    fake(s0="wait")
+    monkeypatch.setattr(seeds, "STOPPING", 0.3)
+    monkeypatch.setattr(seeds.Runs, "say", lambda self, *_: self.came.append(signal.SIGCONT))
+    assert begin(count=1, at_once=1) == 128 + signal.SIGCONT
+
+
+def test_a_damaged_list_of_seeds_is_said(fake, tmp_path):
+    (tmp_path / "r").mkdir()
+    write_json(tmp_path / "r" / "seeds.json", {"seeds": [0]})
+    with pytest.raises(UserError, match="seeds.json is damaged"):
+        seeds.train_all(tmp_path / "r")
+
+
+def test_what_does_not_go_together_is_refused(tmp_path):
+    for argv, words in (
+        (["--seeds", "0,1", "--seed", "2"], "give one of them"),
+        (["--at-once", "2"], "--at-once is of several runs"),
+        (["--seeds", "0,1", "--resume", "r"], "--resume goes on with the options of the run"),
+    ):
+        assert words in robo_rl(tmp_path, "train", *argv).mistake
+
+
+def test_runs_of_seeds_are_those_of_single_commands_and_are_compared(tmp_path):
+    done = robo_rl(tmp_path, "train", *TINY, "--seeds", "3,5", "--out", "r")
+    assert done.code == 0 and "reach pi_rl  2" in done.out and "open r/compare.html" in done.out, done
+    alone = robo_rl(tmp_path, "train", *TINY, "--seed", "5", "--out", "alone")
+    assert alone.code == 0, alone
+    one, two = (json.loads((tmp_path / p / "evals/final.json").read_text()) for p in ("r/s5", "alone"))
+    assert {k: v for k, v in one.items() if k != "time"} == {k: v for k, v in two.items() if k != "time"}
+    again = robo_rl(tmp_path, "train", "--resume", "r")
+    assert again.code == 0 and "reach pi_rl  2" in again.out and not again.err, again
+
+
+def test_runs_end_with_the_command_that_began_them(tmp_path):
+    command = Command(tmp_path, ["train", *TINY, "--steps", "10000000", "--seeds", "0,1", "--out", "r"])
+    folders = [tmp_path / "r" / f"s{k}" for k in range(2)]
+    command.until(lambda: all((f / "run.json").exists() for f in folders))
+    owners = [int((f / ".lock").read_text()) for f in folders]
+    command.signal(signal.SIGKILL)
+    end = time.monotonic() + 120
+    while any(os.path.exists(f"/proc/{pid}") for pid in owners) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in owners)
