@@ -30,6 +30,7 @@ from robo_rl.experiment import offline
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.options import BcOptions, DataOptions, PolicyOptions
 from robo_rl.policies import make_policy, obs_tensors
+from robo_rl.policies.vla.convert import convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
 SMALL = (24, 32)
@@ -411,6 +412,9 @@ def test_a_vision_language_action_model_learns_from_it_with_its_own_pictures_and
     # as recorded: the model makes it square by its own rule
     assert kept["image/cam_high"].shape == (2, *SMALL, 3)
     assert policy.act(kept, torch.Generator(), explore=False).actions.shape == (2, 5, 14)
+    convert(checkpoint.checkpoints(out)[-1], tmp_path / "lerobot", "lerobot", data.tasks)
+    features = json.loads((tmp_path / "lerobot" / "config.json").read_text())["input_features"]
+    assert features["observation.images.cam_high"]["shape"] == [3, *SMALL]  # LeRobot's server resizes to it
 
 
 def test_a_policy_that_is_taught_nothing_becomes_a_run_and_is_judged_as_it_came(sets, tmp_path, capsys):

@@ -24,7 +24,7 @@ NAME = "dataset.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
     """rate [1/s]; action, unit, kind: of each column of the action; state: names, low, high: what they were
-    within (): not known."""
+    within (): not known; pictures: the policy's cameras with their recorded size, front=480x640 (h x w)."""
 
     robot: str = ""
     rate: float = 0.0
@@ -40,10 +40,12 @@ class DataFacts:
     command_low: tuple[float, ...] = ()
     command_high: tuple[float, ...] = ()
     fit: str = ""
+    pictures: tuple[str, ...] = ()
 
 
-def facts_of(data) -> DataFacts:
-    """Of an open data set."""
+def facts_of(data, cameras: str = "") -> DataFacts:
+    """Of an open data set; cameras: as --data.cameras chooses them."""
+    from robo_rl.data.frames import choose_views
     from robo_rl.data.labels import units_of
 
     meta, f = data.meta, data.features
@@ -61,12 +63,18 @@ def facts_of(data) -> DataFacts:
         state=tuple(f.state),
         low=tuple(data.state.min(0).astype(float).tolist()),
         high=tuple(data.state.max(0).astype(float).tolist()),
+        pictures=tuple(
+            f"{name}={h}x{w}"
+            for name, source in choose_views(cameras, data.views).items()
+            for view, h, w in f.views
+            if view == source
+        ),
     )
 
 
-def write_facts(folder: Path, data) -> None:
+def write_facts(folder: Path, data, cameras: str = "") -> None:
     """RUN/dataset.json of the data set that a run learns from."""
-    files.write_json(folder / NAME, asdict(facts_of(data)))
+    files.write_json(folder / NAME, asdict(facts_of(data, cameras)))
 
 
 def read_facts(folder: Path, demos: str) -> DataFacts:

@@ -161,7 +161,7 @@ def learn(run: "Run") -> None:
 
     config, data = run.config, open_data(run.config)
     spec, updates = spec_of(config, data), config.bc.updates
-    write_facts(run.folder, data)
+    write_facts(run.folder, data, config.data.cameras)
     rows, held = split(config, data)
     say_imitated(config, data, run.report.say)
     if config.init:

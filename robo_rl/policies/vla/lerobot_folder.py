@@ -16,7 +16,7 @@ https://github.com/huggingface/lerobot. Settings of its training are left to its
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class PolicyFacts:
     image_size: int
     said: str = ""
     guidance: float = 1.0
+    pictures: Mapping[str, list[int]] = field(default_factory=dict)  # [h, w] of a camera, where it is another
 
 
 def facts_of(folder: Path, config: VlaConfig, image_size: int, said: str) -> PolicyFacts:
@@ -74,14 +75,22 @@ def facts_of(folder: Path, config: VlaConfig, image_size: int, said: str) -> Pol
             int(o["horizon"]),
             int(o["execute"]),
             int(o["denoise_steps"]),
-            int(policy["spec"]["image_size"]) or image_size,
+            image_size if policy["spec"].get("fit") else int(policy["spec"]["image_size"]) or image_size,
             said if told else "",
             float(o.get("guidance", 1)) if told else 1.0,
+            _recorded(folder.parent.parent / "dataset.json"),
         )
     except (KeyError, TypeError, ValueError) as e:
         raise UserError(
             f"{folder / META} says no policy of this version of robo_rl ({e!r}); copy the whole checkpoint"
         ) from None
+
+
+def _recorded(path: Path) -> dict[str, list[int]]:
+    """{camera: [h, w] of its pictures in the data set} of a run that learnt from one, whose policy is shown
+    them as they are: LeRobot's server makes pictures as large as config.json says before the policy does."""
+    said = read_json(path).get("pictures", []) if path.is_file() else []
+    return {name: [int(n) for n in size.split("x")] for name, _, size in (x.partition("=") for x in said)}
 
 
 def lerobot_files(
@@ -121,7 +130,10 @@ def lerobot_files(
     notes += more
     features = {"observation.state": {"type": "STATE", "shape": [o.state]}}
     features |= {
-        f"observation.images.{v}": {"type": "VISUAL", "shape": [3, facts.image_size, facts.image_size]}
+        f"observation.images.{v}": {
+            "type": "VISUAL",
+            "shape": [3, *facts.pictures.get(v, [facts.image_size] * 2)],
+        }
         for v in o.views
     }
     acts = {"action": {"type": "ACTION", "shape": [o.action]}}
