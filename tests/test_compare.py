@@ -11,7 +11,8 @@ from robo_rl.cli import main
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
-from robo_rl.report.compare import compared, curve, lines, mean_curve, page, reached, read_groups, write
+from robo_rl.report.compare import compared, curve, mean_curve, reached, read_groups
+from robo_rl.report.compare_page import lines, page, write
 from robo_rl.stats import difference_over_seeds, mean_over_seeds, student_quantile
 
 LOOKS = ((0, 0.5), (1000, 0.7), (2000, 0.95))  # steps and success on the starts that choose
@@ -138,6 +139,17 @@ def test_the_command_prints_a_row_for_each_group_and_writes_the_page_beside_the_
     doc = json.loads(capsys.readouterr().out)
     assert doc["groups"][0]["end"]["value"] == pytest.approx(0.91) and (tmp_path / "c.html").exists()
     assert doc["groups"] == robo_rl.compare([tmp_path])["groups"]
+
+
+def test_supervised_runs_end_as_they_start(tmp_path):
+    for name, rate in (("a", 0.5), ("b", 0.8)):
+        for seed in (0, 1):
+            looks = ((0, rate + 0.02 * seed),)
+            make_run(tmp_path / f"{name}{seed}", seed, looks=looks, final=False, algo="bc", demos=name)
+    first, other = read_groups([tmp_path])
+    assert [g.name for g in (first, other)] == ["demos=a", "demos=b"]
+    assert compared(other, first)[0].value == pytest.approx(0.3)
+    assert "no final evaluation" not in page([first, other], 0.9)
 
 
 def test_returns_are_compared_where_tasks_know_no_success(tmp_path):

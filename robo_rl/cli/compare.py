@@ -30,7 +30,8 @@ class CompareRunsOptions:
 
 def run(args: CompareRunsOptions) -> int:
     """Write the page; returns the exit status."""
-    from robo_rl.report.compare import as_json, lines, notes_of, read_groups, write
+    from robo_rl.report.compare import notes_of, read_groups
+    from robo_rl.report.compare_page import as_json, lines, write
 
     groups = read_groups(args.runs)
     path = write(groups, args.reach, args.out)

@@ -118,7 +118,8 @@ def parse(argv: list[str]) -> TrainConfig:
 
 def told(folder: Path, code: int) -> int:
     """Compare the runs of --seeds, where none was stopped and two have been evaluated -> the exit status."""
-    from robo_rl.report.compare import lines, read_groups, write
+    from robo_rl.report.compare import read_groups
+    from robo_rl.report.compare_page import lines, write
 
     done = sorted({path.parent.parent for path in folder.glob("s*/evals/*.json")})
     if code < 128 and len(done) > 1:

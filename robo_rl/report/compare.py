@@ -1,7 +1,6 @@
 """Several runs side by side: those that differ in nothing but their seed are one group, whose mean and
 interval are over seeds (`robo_rl compare`)."""
 
-import json
 import math
 import os
 from collections.abc import Callable, Hashable, Sequence
@@ -11,18 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.files import write_bytes
-from robo_rl.log import open_run, si
-from robo_rl.report.charts import Series, chart
-from robo_rl.report.data import Evaluation, RunRecord, difference, load, totals
-from robo_rl.report.text import RETURN, SUCCESS, Words, duration, esc, filled, flat
+from robo_rl.log import open_run
+from robo_rl.report.data import Evaluation, RunRecord, difference, load
+from robo_rl.report.text import flat
 from robo_rl.stats import Interval, difference_over_seeds, mean_over_seeds
 
 # what says nothing about what a run learnt: where and on what it ran
 ASIDE = ("seed", "out", "resume", "video", "wandb", "threads", "torch_threads", "workers", "hang")
 FOLDERS = ("init", "demos")  # may name another folder for each seed
 FIRST = ("task", "algo", "preset", "obs", "policy.kind", "policy.size", "sim")  # names of groups begin with
-COLOURS = (1, 3, 2, 4, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +45,12 @@ class SeedGroup:
     def values(self, which: str) -> list[float]:
         """Success, or mean return, of each seed's evaluation "start", "end" or "best"; nan where it has
         none."""
-        evals: list[Evaluation | None] = [getattr(r, which) for r in self.runs]
-        return [math.nan if e is None else e.rate.value for e in evals]
+        return [math.nan if (e := evaluation(r, which)) is None else e.rate.value for r in self.runs]
+
+
+def evaluation(run: RunRecord, which: str) -> "Evaluation | None":
+    """The run's evaluation "start", "end" or "best"; a run without RL ends as it starts."""
+    return getattr(run, which) or (run.start or run.evals[0] if which != "best" and run.evals else None)
 
 
 def run_folders(paths: Sequence["str | Path"]) -> list[Path]:
@@ -170,7 +170,7 @@ def compared(after: SeedGroup, before: SeedGroup) -> tuple[Interval, str]:
     a, b = (dict(zip(g.seeds, g.values("end"), strict=True)) for g in (after, before))
     a, b = ({s: v for s, v in g.items() if math.isfinite(v)} for g in (a, b))
     if len(a) == len(b) == 1 and len(after.runs) == len(before.runs) == 1:
-        mine, theirs = after.runs[0].end, before.runs[0].end
+        mine, theirs = (evaluation(g.runs[0], "end") for g in (after, before))
         assert mine is not None and theirs is not None
         d = difference(theirs, mine)
         return d.change, f"one seed each, interval over {d.n} shared starts" if d.paired else "one seed each"
@@ -191,7 +191,7 @@ def summary(groups: Sequence[SeedGroup], least: float) -> dict:
         return {
             "run": str(run.folder),
             "seed": run.info.get("seed"),
-            **{k: e.rate.value if (e := getattr(run, k)) else None for k in ("start", "end", "best")},
+            **{k: e.rate.value if (e := evaluation(run, k)) else None for k in ("start", "end", "best")},
             "steps_to": hit[0] if hit else None,
             "seconds_to": hit[1] if hit else None,
             "steps": float(run.metrics["step"].max()) if run.metrics else None,
@@ -263,177 +263,3 @@ def read_groups(paths: Sequence["str | Path"]) -> list[SeedGroup]:
     if len({r.judged for r in runs}) > 1:
         raise UserError("some of these runs have success and some returns alone: compare runs of one kind")
     return grouped(runs)
-
-
-# ---- words and the page
-
-
-def words_of(value: Interval, say: Words) -> str:
-    """A mean over seeds, and its interval where there is one."""
-    return say.amount(value.value) + (f" [{say.interval(value)}]" if math.isfinite(value.low) else "")
-
-
-def to_reach(run: RunRecord, least: float, seconds: bool = False) -> str:
-    """Steps, or time, to the first evaluation of `least` or more; "> …", all of the run, without one."""
-    hit, c = reached(run, least), curve(run)
-    many = hit if hit else tuple(x[-1] if len(x) else math.nan for x in (c.steps, c.seconds))
-    told = duration(many[1]) if seconds else si(many[0]) if math.isfinite(many[0]) else "–"
-    return told if hit else f"> {told}"
-
-
-def verdict(change: Interval) -> str:
-    if not math.isfinite(change.low):
-        return "unknown: more seeds"
-    return "better" if change.low > 0 else "worse" if change.high < 0 else "no clear difference"
-
-
-def lines(groups: Sequence[SeedGroup], least: float) -> list[str]:
-    """What the command prints: a row for each group, then how each differs from the first."""
-    say = SUCCESS if judged(groups) else RETURN
-    head = ["", "seeds", "start", "end", "best"] + [f"steps to {100 * least:g} %"] * judged(groups)
-    rows = [
-        [g.name, str(len(g.runs)), *(words_of(over(g, k), say) for k in ("start", "end", "best"))]
-        + [", ".join(to_reach(r, least) for r in g.runs)] * judged(groups)
-        for g in groups
-    ]
-    wide = [max(len(r[k]) for r in (head, *rows)) for k in range(len(head))]
-    out = ["  ".join(cell.ljust(w) for cell, w in zip(r, wide, strict=True)).rstrip() for r in (head, *rows)]
-    for g in groups[1:]:
-        change, how = compared(g, groups[0])
-        told = f" (95 % {say.change(change)})" if math.isfinite(change.low) else ""
-        out.append(f"{g.name} - {groups[0].name}: {say.step(change.value)}{told}, {how}: {verdict(change)}")
-    return out
-
-
-def curves_chart(groups: Sequence[SeedGroup], seconds: bool) -> str:
-    """Every group's mean over its seeds, between its least and its greatest seed, and the seeds."""
-    series: list[Series] = []
-    for k, g in enumerate(groups):
-        colour, curves = COLOURS[k % len(COLOURS)], [curve(r) for r in g.runs]
-        if (found := mean_curve(curves, seconds)) is not None:
-            x, y = found
-            series.append(Series(g.name, x, y.mean(0), colour, y.min(0), y.max(0), "dots"))
-        series += [
-            Series(f"{g.name}, seed {s}", c.seconds if seconds else c.steps, c.values, colour, look="seed")
-            for s, c in zip(g.seeds, curves, strict=True)
-            if len(curves) > 1
-        ]
-    known = judged(groups)
-    return chart(
-        ("Success" if known else "Return") + (" over time" if seconds else " over steps"),
-        "mean of the seeds, band from the least to the greatest; thin: each seed"
-        if any(len(g.runs) > 1 for g in groups)
-        else "evaluations",
-        series,
-        x_name="seconds of the run" if seconds else "environment steps of RL",
-        percent=known,
-        y_range=(0, 1) if known else None,
-        tall=True,
-        missing="No evaluation was logged in these runs.",
-    )
-
-
-def page(groups: Sequence[SeedGroup], least: float) -> str:
-    """The whole page."""
-    runs = [r for g in groups for r in g.runs]
-    title = " and ".join(sorted({str((r.info.get("config") or {}).get("task") or "runs") for r in runs}))
-    notes = "".join(f"<li>{esc(r.folder.name)}: {esc(n)}</li>" for r in runs for n in notes_of(r))
-    body = f"""
-<header><p class="eyebrow">robo_rl runs</p><h1>{esc(title)}</h1>
-<ul class="facts"><li><span>runs</span>{len(runs)}</li><li><span>groups</span>{len(groups)}</li></ul></header>
-{f'<section class="card notes"><ul>{notes}</ul></section>' if notes else ""}
-<h2>Where they end</h2>
-<p>Runs that differ in their seed alone are one group. Intervals are Student's over its seeds, 95 %.</p>
-{ends_table(groups, least)}
-{differences_table(groups)}
-<h2>Along the way</h2>
-<p>Evaluations on the starts that choose. The mean of a group ends where the first of its seeds ends.</p>
-{curves_chart(groups, False)}<div class="gap"></div>{curves_chart(groups, True)}
-{options_table(groups)}
-<h2>Runs</h2>
-{runs_table(groups, least)}
-<footer>Made by <code>robo_rl compare</code>. Intervals over seeds: Student's; of differences between
-other seeds: Welch's.</footer>"""
-    return filled(f"{title} · robo_rl", body)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells (HTML), the first of which names the row."""
-    top = "".join(f'<th class="n">{esc(h)}</th>' if k else f"<th>{esc(h)}</th>" for k, h in enumerate(head))
-    told = (
-        f'<tr><td class="name">{row[0]}</td>'
-        + "".join(f'<td class="n">{cell}</td>' for cell in row[1:])
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="card scroll pad"><table><tr>{top}</tr>{"".join(told)}</table></div>'
-
-
-def ends_table(groups: Sequence[SeedGroup], least: float) -> str:
-    known = judged(groups)
-    say = SUCCESS if known else RETURN
-
-    def ends(v: Interval) -> str:
-        more = say.interval(v) if math.isfinite(v.low) else "one seed"
-        return f"<b>{say.amount(v.value)}</b> <small>{more}</small>"
-
-    return table(
-        ["", "seeds", "start", "end", "best"] + [f"steps to {100 * least:g} %"] * known,
-        [
-            [esc(g.name), ", ".join(map(str, g.seeds)), *(ends(over(g, k)) for k in ("start", "end", "best"))]
-            + [esc(", ".join(to_reach(r, least) for r in g.runs))] * known
-            for g in groups
-        ],
-    )
-
-
-def differences_table(groups: Sequence[SeedGroup]) -> str:
-    if len(groups) < 2:
-        return ""
-    say = SUCCESS if judged(groups) else RETURN
-    rows = []
-    for g in groups[1:]:
-        d, how = compared(g, groups[0])
-        told = say.change(d) if math.isfinite(d.low) else "–"
-        rows.append([esc(f"{g.name} − {groups[0].name}"), say.step(d.value), told, esc(how), verdict(d)])
-    head = ["", "end", "95 % interval", "how", ""]
-    return f"<h2>Difference from the first</h2>{table(head, rows)}"
-
-
-def options_table(groups: Sequence[SeedGroup]) -> str:
-    options = sorted({k for g in groups for k in g.options})
-    if not options:
-        return ""
-    rows = [[esc(k), *(f"<code>{esc(g.options[k])}</code>" for g in groups)] for k in options]
-    return f"<h2>Options that differ</h2>{table(['', *(g.name for g in groups)], rows)}"
-
-
-def runs_table(groups: Sequence[SeedGroup], least: float) -> str:
-    known = judged(groups)
-    say, rows = SUCCESS if known else RETURN, []
-    for g in groups:
-        ends = zip(*(g.values(k) for k in ("start", "end", "best")), strict=True)
-        for seed, run, values in zip(g.seeds, g.runs, ends, strict=True):
-            told = [say.amount(v) if math.isfinite(v) else "–" for v in values]
-            hit = [esc(to_reach(run, least, seconds)) for seconds in (False, True)] * known
-            where = f"<code>{esc(run.folder)}</code>"
-            rows.append([esc(g.name), str(seed), *told, *hit, duration(totals(run)["time_s"]), where])
-    more = [f"steps to {100 * least:g} %", "time to it"] * known
-    return table(["", "seed", "start", "end", "best", *more, "time", "folder"], rows)
-
-
-def write(groups: Sequence[SeedGroup], least: float, out: str = "") -> Path:
-    """Write the page to the file or into the folder `out` (where that is empty, compare.html in the folder
-    that holds all runs) -> its path."""
-    if not out:
-        out = os.path.commonpath([str(r.folder.resolve().parent) for g in groups for r in g.runs])
-    path = Path(out) / "compare.html" if Path(out).is_dir() else Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, page(groups, least).encode())
-    return path
-
-
-def as_json(groups: Sequence[SeedGroup], least: float, path: Path) -> str:
-    return json.dumps(
-        {"page": str(path), **summary(groups, least)}, indent=1, ensure_ascii=False, allow_nan=False
-    )
