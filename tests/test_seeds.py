@@ -140,9 +140,20 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     for argv, words in (
         (["--seeds", "0,1", "--seed", "2"], "give one of them"),
         (["--at-once", "2"], "--at-once is of several runs"),
+        (["--seeds", "0,1", "--twin"], "leave --seeds out"),
         (["--seeds", "0,1", "--resume", "r"], "--resume goes on with the options of the run"),
     ):
         assert words in robo_rl(tmp_path, "train", *argv).mistake
+
+
+def test_a_plan_tells_what_runs_side_by_side_need(tmp_path):
+    done = robo_rl(tmp_path, "train", *TINY, "--seeds", "0-4", "--at-once", "3", "--plan")
+    one, all_ = done.out.splitlines()[-2:]
+    assert done.code == 0 and one.startswith("fits") and all_.startswith("5 runs, 3 at once: ")
+    peak = next(float(x.split()[1].replace(",", "")) for x in done.out.splitlines() if x.startswith("  peak"))
+    assert all_ == f"5 runs, 3 at once: {3 * peak / 1e3:.1f} GB, fits"
+    many = robo_rl(tmp_path, "train", *TINY, "--seeds", "0-999", "--at-once", "1000", "--plan")
+    assert many.code == 1 and "does not fit" in many.out.splitlines()[-1]
 
 
 def test_runs_of_seeds_are_those_of_single_commands_and_are_compared(tmp_path):

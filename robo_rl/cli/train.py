@@ -3,7 +3,7 @@ resumes."""
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from robo_rl.cli import given, parse_options, resumes_alone
@@ -93,27 +93,45 @@ def parse(argv: list[str]) -> TrainConfig:
             end="",
         )
         raise SystemExit(0)
+    several = seeds.read_seeds(args.seeds) if args.seeds else []
+    if several and given(typed, "--seed") is not None:
+        raise UserError("--seeds names the seeds of several runs, --seed that of one: give one of them")
+    if several and args.twin:
+        raise UserError("--twin tries one run at a tiny size: leave --seeds out")
+    if args.at_once and not several:
+        raise UserError("--at-once is of several runs: give --seeds, such as --seeds 0,1,2")
     if args.plan:
         check_folders(config)
-        from robo_rl.experiment.plan import make_plan
-        from robo_rl.experiment.plan_data import plan_of_data
-
-        plan = plan_of_data(config) if config.sim == "none" else make_plan(config)
-        print(plan.text())
-        raise SystemExit(int(plan.missing > 0))
+        raise SystemExit(tell_plan(config, typed, several, args.at_once))
     if args.twin:
         from robo_rl.experiment.twin import twin
 
         return twin(config)
-    if args.seeds:
-        if given(typed, "--seed") is not None:
-            raise UserError("--seeds names the seeds of several runs, --seed that of one: give one of them")
-        raise SystemExit(told(*seeds.begin(typed, config, seeds.read_seeds(args.seeds), args.at_once)))
-    if args.at_once:
-        raise UserError("--at-once is of several runs: give --seeds, such as --seeds 0,1,2")
-    if (Path(args.resume) / seeds.FILE).is_file() and args.resume:
+    if several:
+        raise SystemExit(told(*seeds.begin(typed, config, several, args.at_once)))
+    if args.resume and (Path(args.resume) / seeds.FILE).is_file():
         raise SystemExit(told(Path(args.resume), seeds.train_all(Path(args.resume))))
     return config
+
+
+def tell_plan(config: TrainConfig, argv: list[str], several: list[int], at_once: int) -> int:
+    """Print the plan of a run, and what several side by side need -> the exit status: 1 where that does not
+    fit."""
+    from robo_rl.experiment.plan import make_plan
+    from robo_rl.experiment.plan_data import plan_of_data
+
+    n, more = seeds.side_by_side(config, at_once, given(argv, "--workers") is not None)
+    if several and more:
+        config = replace(config, workers=0)
+    plan = plan_of_data(config) if config.sim == "none" else make_plan(config)
+    print(plan.text())
+    n = min(n, len(several))
+    if n < 2:
+        return int(plan.missing > 0)
+    missing = plan.missing + (n - 1) * plan.peak
+    fits = "fits" if missing <= 0 else f"does not fit: {missing / 1e9:.1f} GB too many; --at-once N has fewer"
+    print(f"{len(several)} runs, {n} at once: {n * plan.peak / 1e9:.1f} GB, {fits}")
+    return int(missing > 0)
 
 
 def told(folder: Path, code: int) -> int:

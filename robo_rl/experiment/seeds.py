@@ -89,13 +89,9 @@ def begin(argv: Sequence[str], config: TrainConfig, seeds: Sequence[int], at_onc
     """Train a run for each seed in a new folder -> (the folder, the exit status)."""
     typed = any(a.partition("=")[0] == "--workers" for a in argv)
     at_once, more = side_by_side(config, at_once, typed)
-    task = (
-        (config.task or Path(config.demos).name or "run")
-        .replace(":", "-")
-        .replace("/", "-")
-        .replace(",", "-")
-    )
-    name = f"{config.sim.split(':')[0]}-{task}-{config.algo.replace(':', '-')}-{time.strftime('%m%d-%H%M%S')}"
+    what = config.task or ("" if config.demos.isdigit() else Path(config.demos).name)
+    words = filter(None, (config.sim.partition(":")[0], what, config.algo, time.strftime("%m%d-%H%M%S")))
+    name = re.sub(r"[:/,]", "-", "-".join(words))
     folder = Path(config.out or Path("runs") / name)
     if (folder / FILE).exists() or (folder / "run.json").exists():
         raise UserError(
