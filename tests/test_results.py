@@ -320,6 +320,8 @@ def test_a_run_adds_its_final_evaluation_with_its_provenance(run):
     assert done.code == 0, done.err
     rows = {row.what: row for row in read(run.parent / "results" / "reach.json").rows}
     final = rows["pi_rl, mujoco reach: success after online RL"]
+    assert robo_rl(run.parent, "results", "add", ".", "--topic", "all").code == 0  # a folder of runs
+    assert {r.what for r in read(run.parent / "results" / "all.json").rows} == rows.keys()
     document, said = (json.loads((run / name).read_text()) for name in ("evals/final.json", "run.json"))
     assert (
         final.value == sum(document["success"]) / 8

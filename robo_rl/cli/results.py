@@ -11,7 +11,7 @@ class AddOptions:
     """Add the final evaluation of a run, with the provenance of its run.json, to a file of results."""
 
     run: tyro.conf.Positional[str]
-    """Run folder."""
+    """Run folder, or a folder of runs (robo_rl train --seeds)."""
     topic: str = "training"
     """Name of the file: results/<topic>.json."""
     folder: str = "results"
@@ -39,11 +39,11 @@ SUBCOMMANDS = {
 def run(args: "AddOptions | PageOptions") -> int:
     """Add rows, or write the page."""
     if isinstance(args, AddOptions):
-        from robo_rl.log import open_run
+        from robo_rl.report.compare import run_folders
         from robo_rl.report.results_page import value
         from robo_rl.results import add_rows, run_rows
 
-        rows = run_rows(open_run(args.run))
+        rows = [row for folder in run_folders([args.run]) for row in run_rows(folder)]
         path = add_rows(Path(args.folder) / f"{args.topic}.json", args.topic, rows)
         print("\n".join([*(f"{row.what}: {value(row)}" for row in rows), f"written to {path}"]))
         return 0
