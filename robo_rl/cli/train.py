@@ -4,11 +4,14 @@ resumes."""
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
+
+import tyro
 
 from robo_rl.cli import given, parse_options, resumes_alone
 from robo_rl.errors import UserError, in_range
-from robo_rl.experiment import seeds
+from robo_rl.experiment import many_runs
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import check_folders, newest_run
 from robo_rl.options.policy import POLICIES, VLAS
@@ -36,8 +39,11 @@ class Train(TrainConfig):
     seeds: str = ""
     """Train once with each of these seeds, such as 0,1,2 or 0-4, into a folder of runs, and compare them at
     the end (robo_rl compare); with --workers 0 where several run side by side. --resume FOLDER goes on."""
+    vary: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Train once with each of these values of an option, such as --vary rl.lr=1e-4,3e-4, and so on as --seeds
+    does; several times: with every combination, and of each with every seed."""
     at_once: int = 0
-    """Runs of --seeds that are side by side; 0: as many as there are cores, one on a GPU."""
+    """Runs of --seeds and --vary that are side by side; 0: as many as there are cores, one on a GPU."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +59,10 @@ def parse(argv: list[str]) -> TrainConfig:
         found = given(argv, f"--{name}")
         return str(document.get(name, default)) if found is None else found
 
-    typed, argv = argv, short_policy(argv)
+    typed = argv
+    if varied := [v for a, v in pairwise([*argv, ""]) if a == "--vary"]:  # options are those of the first run
+        argv = [*argv, *next(iter(many_runs.planned([], varied).values()))]
+    argv = short_policy(argv)
     resumes_alone(argv, "to train the run's policy on with other options, begin a new run: --init RUN")
     document: dict = {}
     if file := peek("config", ""):
@@ -93,53 +102,56 @@ def parse(argv: list[str]) -> TrainConfig:
             end="",
         )
         raise SystemExit(0)
-    several = seeds.read_seeds(args.seeds) if args.seeds else []
-    if several and given(typed, "--seed") is not None:
+    several = many_runs.planned(many_runs.read_seeds(args.seeds) if args.seeds else [], args.vary)
+    one = list(several) == [""]
+    if args.seeds and given(typed, "--seed") is not None:
         raise UserError("--seeds names the seeds of several runs, --seed that of one: give one of them")
-    if several and args.twin:
-        raise UserError("--twin tries one run at a tiny size: leave --seeds out")
-    if args.at_once and not several:
-        raise UserError("--at-once is of several runs: give --seeds, such as --seeds 0,1,2")
+    if args.twin and not one:
+        raise UserError("--twin tries one run at a tiny size: leave --seeds and --vary out")
+    if args.at_once and one:
+        raise UserError("--at-once is of several runs: give --seeds or --vary, such as --seeds 0,1,2")
     if args.plan:
         check_folders(config)
-        raise SystemExit(tell_plan(config, typed, several, args.at_once))
+        raise SystemExit(tell_plan(config, typed, 1 if one else len(several), args.at_once))
     if args.twin:
         from robo_rl.experiment.twin import twin
 
         return twin(config)
-    if several:
-        raise SystemExit(told(*seeds.begin(typed, config, several, args.at_once)))
-    if args.resume and (Path(args.resume) / seeds.FILE).is_file():
-        raise SystemExit(told(Path(args.resume), seeds.train_all(Path(args.resume))))
+    if not one:
+        for own in many_runs.planned([], args.vary).values():
+            parse([*many_runs.without(typed, many_runs.OWN), *own])  # a mistake is told before any run begins
+        raise SystemExit(told(*many_runs.begin(typed, config, several, args.at_once)))
+    if args.resume and (Path(args.resume) / many_runs.FILE).is_file():
+        raise SystemExit(told(Path(args.resume), many_runs.train_all(Path(args.resume))))
     return config
 
 
-def tell_plan(config: TrainConfig, argv: list[str], several: list[int], at_once: int) -> int:
+def tell_plan(config: TrainConfig, argv: list[str], runs: int, at_once: int) -> int:
     """Print the plan of a run, and what several side by side need -> the exit status: 1 where that does not
     fit."""
     from robo_rl.experiment.plan import make_plan
     from robo_rl.experiment.plan_data import plan_of_data
 
-    n, more = seeds.side_by_side(config, at_once, given(argv, "--workers") is not None)
-    if several and more:
+    n, more = many_runs.side_by_side(config, at_once, given(argv, "--workers") is not None)
+    if runs > 1 and more:
         config = replace(config, workers=0)
     plan = plan_of_data(config) if config.sim == "none" else make_plan(config)
     print(plan.text())
-    n = min(n, len(several))
+    n = min(n, runs)
     if n < 2:
         return int(plan.missing > 0)
     missing = plan.missing + (n - 1) * plan.peak
     fits = "fits" if missing <= 0 else f"does not fit: {missing / 1e9:.1f} GB too many; --at-once N has fewer"
-    print(f"{len(several)} runs, {n} at once: {n * plan.peak / 1e9:.1f} GB, {fits}")
+    print(f"{runs} runs, {n} at once: {n * plan.peak / 1e9:.1f} GB, {fits}")
     return int(missing > 0)
 
 
 def told(folder: Path, code: int) -> int:
-    """Compare the runs of --seeds, where none was stopped and two have been evaluated -> the exit status."""
+    """Compare the runs of a folder, where none was stopped and two have been evaluated -> the exit status."""
     from robo_rl.report.compare import read_groups
     from robo_rl.report.compare_page import lines, write
 
-    done = sorted({path.parent.parent for path in folder.glob("s*/evals/*.json")})
+    done = sorted({path.parent.parent for path in folder.glob("*/evals/*.json")})
     if code < 128 and len(done) > 1:
         groups = read_groups(done)
         print("\n".join([*lines(groups, REACH), f"open {write(groups, REACH, str(folder))}"]))

@@ -74,6 +74,7 @@ class TrainConfig:
             "out",
             "resume",
             "seeds",
+            "vary",
             "at_once",
             "config",
             "print_config",

@@ -1,8 +1,9 @@
-"""One configuration with several seeds (`robo_rl train --seeds`): what is started, told, stopped and gone on
+"""Several runs of one command (`robo_rl train --seeds --vary`): what is started, told, stopped and gone on
 with."""
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ from commands import TINY, Command, robo_rl
 
 from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
-from robo_rl.experiment import seeds
+from robo_rl.experiment import many_runs
 from robo_rl.files import write_json
 
 # stands for `python -m robo_rl train …`: makes the run folder, says a line and its progress, ends as DO says
@@ -44,7 +45,7 @@ def fake(tmp_path, monkeypatch):
     path.write_text(FAKE.format(python=sys.executable))
     path.chmod(0o700)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(seeds.sys, "executable", str(path))
+    monkeypatch.setattr(many_runs.sys, "executable", str(path))
 
     def behave(**do):
         write_json(tmp_path / "do.json", do)
@@ -53,30 +54,30 @@ def fake(tmp_path, monkeypatch):
     return behave
 
 
-def begin(*argv, count=3, at_once=0):
-    words = [*argv, "--out", "r"]
-    return seeds.begin(words, parse([*words, "--task", "reach"]), list(range(count)), at_once)[1]
+def begin(*argv, count=3, at_once=0, vary=()):
+    words, runs = [*argv, "--out", "r"], many_runs.planned(list(range(count)), vary)
+    return many_runs.begin(words, parse([*words, "--task", "reach"]), runs, at_once)[1]
 
 
 def test_seeds_are_numbers_and_ranges():
-    assert seeds.read_seeds("0,1,2") == [0, 1, 2] and seeds.read_seeds("7, 2-4") == [7, 2, 3, 4]
+    assert many_runs.read_seeds("0,1,2") == [0, 1, 2] and many_runs.read_seeds("7, 2-4") == [7, 2, 3, 4]
     for text in ("", "a", "1,1", "4-2", "1.5", "-1", "0-2000", "0-2,2"):
         with pytest.raises(UserError, match="--seeds takes"):
-            seeds.read_seeds(text)
+            many_runs.read_seeds(text)
 
 
 def test_options_of_their_own_are_left_out_of_what_the_runs_are_given():
     argv = ["--seeds", "0,1", "--task", "reach", "--out=x", "--seeds=3", "--at-once", "2", "--lr", "1"]
-    assert seeds.without(argv, seeds.OWN) == ["--task", "reach", "--lr", "1"]
+    assert many_runs.without(argv, many_runs.OWN) == ["--task", "reach", "--lr", "1"]
 
 
 def test_as_many_runs_as_cores_each_in_one_process(monkeypatch):
-    monkeypatch.setattr(seeds, "cores", lambda: 6)
+    monkeypatch.setattr(many_runs, "cores", lambda: 6)
     config, two = parse(["--task", "reach"]), parse(["--task", "reach", "--workers", "2"])
-    assert seeds.side_by_side(config, 0, False) == (6, ["--workers", "0"])
-    assert seeds.side_by_side(config, 1, False) == (1, [])
-    assert seeds.side_by_side(two, 0, True) == (3, [])
-    assert seeds.side_by_side(parse(["--task", "reach", "--algo", "bc"]), 0, False) == (6, [])
+    assert many_runs.side_by_side(config, 0, False) == (6, ["--workers", "0"])
+    assert many_runs.side_by_side(config, 1, False) == (1, [])
+    assert many_runs.side_by_side(two, 0, True) == (3, [])
+    assert many_runs.side_by_side(parse(["--task", "reach", "--algo", "bc"]), 0, False) == (6, [])
 
 
 def test_every_seed_gets_its_folder_its_log_and_the_options_of_all(fake, tmp_path, capfd):
@@ -90,6 +91,34 @@ def test_every_seed_gets_its_folder_its_log_and_the_options_of_all(fake, tmp_pat
         begin()
 
 
+def test_values_of_options_make_a_run_for_each_combination_and_seed():
+    vary = ["rl.lr=1e-4,3e-4", "--policy.residual=true,False"]
+    runs = many_runs.planned([4, 7], vary)
+    assert len(runs) == 8
+    assert runs["lr=1e-4,residual=true,s4"] == ["--rl.lr", "1e-4", "--policy.residual", "--seed", "4"]
+    assert runs["lr=3e-4,residual=False,s7"] == ["--rl.lr", "3e-4", "--policy.no-residual", "--seed", "7"]
+    assert many_runs.planned([], ["init=a/b,c"]) == {"init=a-b": ["--init", "a/b"], "init=c": ["--init", "c"]}
+    assert list(many_runs.planned([], ["rl.lr=1,2", "bc.lr=3"])) == ["rl.lr=1,bc.lr=3", "rl.lr=2,bc.lr=3"]
+    assert many_runs.planned([], []) == {"": []}
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        (["rl.lr"], "takes an option and its values"),
+        (["rl.lr=1,1"], "each once"),
+        (["rl.lr=1,"], "takes an option and its values"),
+        (["seed=1,2"], "seeds vary by --seeds"),
+        (["rl.lr=1,2", "rl.lr=3"], "names an option once"),
+        (["init=a/b,a-b"], "one folder"),
+        (["rl.lr=" + ",".join(map(str, range(1001)))], "at most 1,000"),
+    ],
+)
+def test_values_that_make_no_runs_are_refused(vary, words):
+    with pytest.raises(UserError, match=words):
+        many_runs.planned([], vary)
+
+
 def test_what_the_first_run_refuses_is_refused_once_and_leaves_no_folder(fake, tmp_path, capfd):
     fake(s0="refuse", s1="refuse", s2="refuse")
     assert begin(at_once=3) == 2
@@ -101,21 +130,21 @@ def test_one_that_dies_lets_the_others_go_on_and_alone_is_gone_on_with(fake, tmp
     assert begin(at_once=1) == 1
     assert "failed, with its exit status: s1 (137); go on with" in capfd.readouterr().err
     fake()
-    assert seeds.train_all(tmp_path / "r") == 0
+    assert many_runs.train_all(tmp_path / "r") == 0
     said = capfd.readouterr().err
     assert f"s1: begun with train --resume {tmp_path / 'r' / 's1'}" in said and "s0:" not in said
 
 
 def test_a_signal_is_passed_on_and_what_waits_is_not_started(fake, tmp_path, capfd, monkeypatch):
     fake(s0="wait", s1="wait")
-    started = seeds.Runs.say
+    started = many_runs.Runs.say
 
     def say(self, child, line):
         started(self, child, line)
         if b"begun" in line and child.name == "s1":
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(seeds.Runs, "say", say)
+    monkeypatch.setattr(many_runs.Runs, "say", say)
     assert begin(at_once=2) == 130
     said = capfd.readouterr().err
     assert "s0: saved" in said and "s1: saved" in said and "stopped; go on" in said
@@ -124,23 +153,26 @@ def test_a_signal_is_passed_on_and_what_waits_is_not_started(fake, tmp_path, cap
 
 def test_a_run_that_does_not_save_in_time_is_killed(fake, capfd, monkeypatch):
     fake(s0="wait")
-    monkeypatch.setattr(seeds, "STOPPING", 0.3)
-    monkeypatch.setattr(seeds.Runs, "say", lambda self, *_: self.came.append(signal.SIGCONT))
+    monkeypatch.setattr(many_runs, "STOPPING", 0.3)
+    monkeypatch.setattr(many_runs.Runs, "say", lambda self, *_: self.came.append(signal.SIGCONT))
     assert begin(count=1, at_once=1) == 128 + signal.SIGCONT
 
 
 def test_a_damaged_list_of_seeds_is_said(fake, tmp_path):
     (tmp_path / "r").mkdir()
-    write_json(tmp_path / "r" / "seeds.json", {"seeds": [0]})
-    with pytest.raises(UserError, match="seeds.json is damaged"):
-        seeds.train_all(tmp_path / "r")
+    write_json(tmp_path / "r" / "runs.json", {"runs": [0]})
+    with pytest.raises(UserError, match="runs.json is damaged"):
+        many_runs.train_all(tmp_path / "r")
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
     for argv, words in (
         (["--seeds", "0,1", "--seed", "2"], "give one of them"),
         (["--at-once", "2"], "--at-once is of several runs"),
-        (["--seeds", "0,1", "--twin"], "leave --seeds out"),
+        (["--seeds", "0,1", "--twin"], "leave --seeds and --vary out"),
+        (["--vary", "rl.lr=1e-4,1e9"], "rl.lr"),
+        (["--vary", "algo=pi_rl,pi_lr"], "pi_rl"),
+        (["--vary", "rl.lr=1,2", "--resume", "r"], "--resume goes on with the options of the run"),
         (["--seeds", "0,1", "--resume", "r"], "--resume goes on with the options of the run"),
     ):
         assert words in robo_rl(tmp_path, "train", *argv).mistake
@@ -165,6 +197,26 @@ def test_runs_of_seeds_are_those_of_single_commands_and_are_compared(tmp_path):
     assert {k: v for k, v in one.items() if k != "time"} == {k: v for k, v in two.items() if k != "time"}
     again = robo_rl(tmp_path, "train", "--resume", "r")
     assert again.code == 0 and "reach pi_rl  2" in again.out and not again.err, again
+
+
+def test_runs_of_several_methods_and_values_are_compared_by_what_differs(tmp_path):
+    words = [
+        "train",
+        *TINY,
+        "--vary",
+        "algo=pi_rl,ppo",
+        "--vary",
+        "rl.epochs=1,2",
+        "--seeds",
+        "0",
+        "--out",
+        "r",
+    ]
+    done = robo_rl(tmp_path, *words)
+    assert done.code == 0, done
+    for name in ("algo=pi_rl rl.epochs=1", "algo=pi_rl rl.epochs=2", "algo=ppo rl.epochs=1"):
+        assert re.search(rf"^{name} +1 ", done.out, re.M)
+    assert (tmp_path / "r" / "algo=ppo,epochs=2,s0" / "evals" / "final.json").exists()
 
 
 def test_runs_end_with_the_command_that_began_them(tmp_path):

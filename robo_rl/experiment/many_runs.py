@@ -1,9 +1,8 @@
-"""One configuration with several seeds: a run for each in one folder, as many side by side as there are cores
-(`robo_rl train --seeds 0,1,2`).
+"""Several runs of one command: with each of several seeds (`robo_rl train --seeds 0,1,2`), with each of
+several values of options (`--vary rl.lr=1e-4,3e-4`), as many side by side as there are cores.
 
-    OUT/seeds.json    the seeds and the options of all
-    OUT/s0, s1, …     a run folder each
-    OUT/s0.log, …     what each has said
+    OUT/runs.json     which runs there are, by their options
+    OUT/s0, OUT/lr=1e-4,s0, …       a run folder each, and beside it what it has said: s0.log
     OUT/compare.html  all of them, with intervals over seeds
 
 Every run is a process of its own, which ends with this one. What one of them says has its name in front; of
@@ -12,6 +11,7 @@ that have not ended.
 """
 
 import contextlib
+import itertools
 import os
 import re
 import selectors
@@ -31,12 +31,13 @@ from robo_rl.experiment.supervise import follow_parent
 from robo_rl.files import lock, private_folder, read_json, write_json
 from robo_rl.signals import asked_to_stop
 
-FILE = "seeds.json"
+FILE = "runs.json"
 STATUS = 10.0  # s between two lines of progress
 STOPPING = 300.0  # s that runs have to save a checkpoint once they are asked to stop
-MOST = 1000  # seeds
+MOST = 1000  # runs
 PROGRESS = re.compile(rb"^\[\w+\] +\d+ %")
-OWN = ("--seeds", "--seed", "--out", "--at-once")  # which the runs are not given as they were typed
+OWN = ("--seeds", "--vary", "--seed", "--out", "--at-once")  # which the runs are not given as they were typed
+FIXED = ("seed", "seeds", "vary", "out", "at-once", "resume", "config", "plan", "twin")  # what cannot vary
 
 
 @dataclass(slots=True)
@@ -64,6 +65,52 @@ def read_seeds(text: str) -> list[int]:
     return seeds
 
 
+def read_values(text: str) -> tuple[str, list[str]]:
+    """(option without dashes, its values) of "rl.lr=1e-4,3e-4"."""
+    name, sign, values = text.removeprefix("--").partition("=")
+    found = [v.strip() for v in values.split(",")]
+    if not sign or not name or not all(found) or len(set(found)) < len(found):
+        raise UserError(
+            f"--vary takes an option and its values, each once, such as rl.lr=1e-4,3e-4, got {text!r}"
+        )
+    if name in FIXED:
+        raise UserError(f"--vary {text}: --{name} is of one run or of all; seeds vary by --seeds 0,1,2")
+    return name, found
+
+
+def as_typed(name: str, value: str) -> list[str]:
+    """An option and its value as they are typed; true and false of a switch: --x, --no-x."""
+    if value.lower() == "true":
+        return [f"--{name}"]
+    if value.lower() == "false":
+        place, dot, last = name.rpartition(".")
+        return [f"--{place}{dot}no-{last}"]
+    return [f"--{name}", value]
+
+
+def planned(seeds: Sequence[int], vary: Sequence[str]) -> dict[str, list[str]]:
+    """{name of a run: the options that are its own}: all combinations of the values, of each all seeds."""
+    options = [read_values(text) for text in vary]
+    names = [name for name, _ in options]
+    if len(set(names)) < len(names):
+        raise UserError(f"--vary names an option once, got {', '.join(names)}")
+    short = [name.rpartition(".")[2] for name in names]
+    short = [s if short.count(s) == 1 else name for s, name in zip(short, names, strict=True)]
+    runs: dict[str, list[str]] = {}
+    for values in itertools.product(*(found for _, found in options)):
+        told = [f"{s}={v}" for s, v in zip(short, values, strict=True)]
+        own = [word for name, v in zip(names, values, strict=True) for word in as_typed(name, v)]
+        for seed in seeds or [None]:
+            parts = [*told, *([] if seed is None else [f"s{seed}"])]
+            name = re.sub(r"[^\w.=+,-]", "-", ",".join(parts))
+            runs[name] = [*own, *([] if seed is None else ["--seed", str(seed)])]
+    if len(runs) != len(seeds or [0]) * len(list(itertools.product(*(v for _, v in options)))):
+        raise UserError(f"--vary {' '.join(vary)}: two of these runs would have one folder")
+    if len(runs) > MOST:
+        raise UserError(f"--seeds and --vary make {len(runs):,} runs; at most {MOST:,}")
+    return runs
+
+
 def without(argv: Sequence[str], options: Sequence[str]) -> list[str]:
     """argv without these options and their values."""
     out, skip = [], False
@@ -85,8 +132,10 @@ def side_by_side(config: TrainConfig, at_once: int, typed: bool) -> tuple[int, l
     return n, ["--workers", "0"] if n > 1 and not typed and config.algo != "bc" else []
 
 
-def begin(argv: Sequence[str], config: TrainConfig, seeds: Sequence[int], at_once: int) -> tuple[Path, int]:
-    """Train a run for each seed in a new folder -> (the folder, the exit status)."""
+def begin(
+    argv: Sequence[str], config: TrainConfig, runs: dict[str, list[str]], at_once: int
+) -> tuple[Path, int]:
+    """Train the `planned` runs in a new folder -> (the folder, the exit status)."""
     typed = any(a.partition("=")[0] == "--workers" for a in argv)
     at_once, more = side_by_side(config, at_once, typed)
     what = config.task or ("" if config.demos.isdigit() else Path(config.demos).name)
@@ -99,34 +148,30 @@ def begin(argv: Sequence[str], config: TrainConfig, seeds: Sequence[int], at_onc
             "another --out"
         )
     private_folder(folder)
+    words = [*without(argv, OWN), *more]
     write_json(
-        folder / FILE, {"seeds": list(seeds), "argv": [*without(argv, OWN), *more], "at_once": at_once}
+        folder / FILE, {"runs": {name: [*words, *own] for name, own in runs.items()}, "at_once": at_once}
     )
     return folder, train_all(folder, new=True)
 
 
 def train_all(folder: Path, new: bool = False) -> int:
-    """Train what the folder's seeds.json asks for and has not ended -> the exit status: 0, 128 + the number
+    """Train what the folder's runs.json asks for and has not ended -> the exit status: 0, 128 + the number
     of the signal that stopped it, 2 where the first run refused its options, 1 where one failed."""
     asked = read_json(folder / FILE, dict)
     try:
-        seeds, argv, at_once = (
-            [int(s) for s in asked["seeds"]],
-            list(map(str, asked["argv"])),
-            int(asked["at_once"]),
-        )
-    except (KeyError, TypeError, ValueError) as e:
+        runs = {str(name): [str(word) for word in argv] for name, argv in asked["runs"].items()}
+        at_once = max(1, int(asked["at_once"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"{folder / FILE} is damaged ({e}); begin anew with another --out") from None
-    waiting = [s for s in seeds if not (folder / f"s{s}" / "evals" / "final.json").exists()]
+    waiting = {n: argv for n, argv in runs.items() if not (folder / n / "evals" / "final.json").exists()}
     with lock(folder), asked_to_stop() as came:
-        codes = Runs(folder, argv, waiting, max(1, at_once), came).work()
-    refused = new and codes and set(codes.values()) == {2} and not any(folder.glob("*/run.json"))
-    if refused:
+        codes = Runs(folder, dict(waiting), at_once, came).work()
+    if new and codes and set(codes.values()) == {2} and not any(folder.glob("*/run.json")):
         clear(folder)
         return 2
-    failed = [f"s{s} ({code})" for s, code in codes.items() if code]
-    left = [s for s in waiting if s not in codes]
-    if came or failed or left:
+    failed = [f"{name} ({code})" for name, code in codes.items() if code]
+    if came or failed or len(codes) < len(waiting):
         why = "stopped" if came else f"failed, with its exit status: {', '.join(failed)}"
         print(f"{why}; go on with what has not ended: robo_rl train --resume {folder}", file=sys.stderr)
     return 128 + came[0] if came else int(bool(failed))
@@ -134,7 +179,7 @@ def train_all(folder: Path, new: bool = False) -> int:
 
 def clear(folder: Path) -> None:
     """Leave no folder behind of runs that were refused."""
-    for path in (folder / FILE, *folder.glob("s*.log"), folder / ".lock"):
+    for path in (folder / FILE, *folder.glob("*.log"), folder / ".lock"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it was there before, and holds other things
         folder.rmdir()
@@ -143,56 +188,44 @@ def clear(folder: Path) -> None:
 class Runs:
     """The processes of the runs of one folder: one thread, which reads what they say."""
 
-    def __init__(
-        self, folder: Path, argv: Sequence[str], waiting: Sequence[int], at_once: int, came: list[int]
-    ):
-        self.folder, self.argv, self.waiting, self.at_once, self.came = (
-            folder,
-            argv,
-            list(waiting),
-            at_once,
-            came,
-        )
+    def __init__(self, folder: Path, waiting: dict[str, list[str]], at_once: int, came: list[int]):
+        self.folder, self.waiting, self.at_once, self.came = folder, waiting, at_once, came
         self.selector = selectors.DefaultSelector()
-        self.codes: dict[int, int] = {}  # exit status of the seeds that ended
+        self.codes: dict[str, int] = {}  # exit status of the runs that ended
         self.told, self.asked, self.deadline = time.monotonic(), 0, float("inf")
 
-    def work(self) -> dict[int, int]:
-        """Until all have ended, or a signal came and those that run have saved -> {seed: exit status}."""
+    def work(self) -> dict[str, int]:
+        """Until all have ended, or a signal came and those that run have saved -> {run: exit status}."""
         try:
             while self.waiting or self.children:
                 self.start()
                 for key, _ in self.selector.select(1.0):
-                    self.read(key.data[0], key.data[1])
+                    self.read(key.data)
                 self.pass_on()
                 self.status()
         finally:
-            for _, child in self.children:
+            for child in self.children:
                 child.process.kill()
                 child.log.close()
             self.selector.close()
         return self.codes
 
     @property
-    def children(self) -> list[tuple[int, Child]]:
+    def children(self) -> list[Child]:
         return [key.data for key in self.selector.get_map().values()]
 
     def start(self) -> None:
         """Start what there is room for; the second not before the first has its folder, so that what is
         refused is refused once."""
         if self.came or 2 in self.codes.values() and not any(self.folder.glob("*/run.json")):
-            self.waiting = []
+            self.waiting.clear()
         while self.waiting and len(self.children) < self.at_once:
             first = self.children or self.codes
             if first and not any(self.folder.glob("*/run.json")):
                 return
-            seed = self.waiting.pop(0)
-            out = self.folder / f"s{seed}"
-            more = (
-                ["--resume", str(out)]
-                if (out / "run.json").exists()
-                else [*self.argv, "--seed", str(seed), "--out", str(out)]
-            )
+            name = next(iter(self.waiting))
+            argv, out = self.waiting.pop(name), self.folder / name
+            more = ["--resume", str(out)] if (out / "run.json").exists() else [*argv, "--out", str(out)]
             process = subprocess.Popen(
                 [sys.executable, "-m", "robo_rl", "train", *more],
                 stdin=subprocess.DEVNULL,
@@ -202,10 +235,10 @@ class Runs:
             )
             assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
-            child = Child(f"s{seed}", process, open(f"{out}.log", "ab"))  # noqa: SIM115
-            self.selector.register(process.stdout, selectors.EVENT_READ, (seed, child))
+            child = Child(name, process, open(f"{out}.log", "ab"))  # noqa: SIM115
+            self.selector.register(process.stdout, selectors.EVENT_READ, child)
 
-    def read(self, seed: int, child: Child) -> None:
+    def read(self, child: Child) -> None:
         """What a run has said since; its end, where that is the pipe's."""
         assert child.process.stdout is not None
         data = child.process.stdout.read(65536)
@@ -222,7 +255,7 @@ class Runs:
             self.selector.unregister(child.process.stdout)
             child.process.stdout.close()
             child.log.close()
-            self.codes[seed] = status_of(child.process)
+            self.codes[child.name] = status_of(child.process)
 
     def say(self, child: Child, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
@@ -234,13 +267,13 @@ class Runs:
     def pass_on(self) -> None:
         """The signals that came; a process that has not saved in time is killed, and resumes."""
         for number in self.came[self.asked :]:
-            for _, child in self.children:
+            for child in self.children:
                 child.process.send_signal(number)
         if self.came and self.deadline == float("inf"):
             self.deadline = time.monotonic() + STOPPING
         self.asked = len(self.came)
         if time.monotonic() > self.deadline:
-            for _, child in self.children:
+            for child in self.children:
                 child.process.send_signal(signal.SIGKILL)
 
     def status(self) -> None:
@@ -249,7 +282,7 @@ class Runs:
             return
         self.told = time.monotonic()
         more = f" | {len(self.waiting)} wait" if self.waiting else ""
-        print(" | ".join(f"{c.name} {c.now}" for _, c in self.children) + more, file=sys.stderr, flush=True)
+        print(" | ".join(f"{c.name} {c.now}" for c in self.children) + more, file=sys.stderr, flush=True)
 
 
 def status_of(process: "subprocess.Popen[bytes]") -> int:
