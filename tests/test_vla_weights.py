@@ -444,6 +444,10 @@ def test_check_tells_too_many_cameras_and_tokens_and_steps_that_are_none(tmp_pat
     missing = examine(folder).missing
     assert "the folder names 5 cameras, pi05 takes 3 at most" in missing
     assert any("wrong tokeniser" in text and "600 tokens" in text and "512" in text for text in missing)
+    (folder / "tokenizer.json").write_bytes(tokenizers(300))
+    assert dict(examine(folder).facts)["tokeniser"].endswith("trained with?")
+    (folder / "tokenizer.json").write_bytes(tokenizers(500))
+    assert dict(examine(folder).facts)["tokeniser"] == "tokenizer.json, 500 tokens"
     write_json(folder / "policy_preprocessor.json", {"steps": 3})
     refused(lambda: examine(folder), "policy_preprocessor.json has no list of steps")
 

@@ -16,6 +16,7 @@ from robo_rl.policies.vla.processor_files import CONFIG, from_folder
 from robo_rl.policies.vla.weights import NAMES, Checkpoint, open_checkpoint
 
 SHOWN = 3  # keys of a kind that are named
+FEW = 0.9  # of a model's words: published tokenisers have nearly all of them
 
 
 @dataclass
@@ -149,7 +150,11 @@ def _say_processor(out: Examination, folder: Path, config: VlaConfig) -> None:
     try:
         if not (folder / NAME).is_file():
             words = tokenisers.load(folder)
-            out.say("tokeniser", f"{words.name}, {words.size} tokens")
+            few = f" for {config.vocab} words: is it the one that the model was trained with?"
+            out.say(
+                "tokeniser",
+                f"{words.name}, {words.size} tokens{few if words.size < FEW * config.vocab else ''}",
+            )
             tokenisers.check_words(words, config.vocab)
     except UserError as e:
         out.missing.append(str(e))
