@@ -26,11 +26,14 @@ UNKNOWN = 128  # connections that have proved nothing yet; the oldest goes when 
 SAY = 1.0  # s from one line about those to the next
 # of the duration of a question's share of a call: waited for others where there were others the last time
 COMPANY = 1.0
+PICTURE = 4096  # most pixels of a side
+# side of a square with as many pixels as a large camera has, 1280 x 720 and more
+LARGE = 1024
 
 
-def wanted(spec) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Shape and type of each array that the policy takes."""
-    size = spec.image_size
+def wanted(spec, large: int = 0) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Shape and type of each array that the policy takes; of pictures of any size that of a `large` one."""
+    size = large if spec.raw_pictures else spec.image_size
     return {"state": ((spec.state,), np.float32)} | {
         f"image/{v}": ((size, size, 3), np.uint8) for v in spec.views
     }
@@ -40,7 +43,11 @@ def misfit(obs: dict, spec) -> str:
     """Why the policy cannot take an observation; "" where it can."""
     for name, (shape, kind) in wanted(spec).items():
         got = obs[name].shape if name in obs else None
-        if got != shape:
+        if got is not None and len(shape) == 3 and spec.raw_pictures:
+            sides = got[:2] if len(got) == 3 and got[2] == 3 else (0,)
+            if not 0 < min(sides) <= max(sides) <= PICTURE:
+                return f"the run's {name} is h x w x 3 numbers of a picture, got shape {got}"
+        elif got != shape:
             return (
                 f"the run's {name} has {' x '.join(map(str, shape))} numbers, got "
                 f"{'none' if got is None else f'shape {got}'}"
@@ -127,7 +134,9 @@ class PolicyServer:
             idle,
             say,
         )
-        need = sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in wanted(spec).values())
+        need = sum(
+            int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in wanted(spec, LARGE).values()
+        )
         self.limit = max(1 << 20, 2 * need)
         self.numbers = 0  # of clients so far
         self.listener, self.selector, self.visitors = listener, selectors.DefaultSelector(), set()

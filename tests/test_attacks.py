@@ -32,7 +32,7 @@ from robo_rl.runtime.server import PolicyServerClient as Worker
 
 ROOT = Path(__file__).parent.parent
 TOKEN = b"0123456789abcdef0123456789abcdef"
-SPEC = SimpleNamespace(state=4, views=("front",), image_size=16)
+SPEC = SimpleNamespace(state=4, views=("front",), image_size=16, raw_pictures=False)
 OBS = {"state": np.arange(4, dtype=np.float32), "image/front": np.zeros((16, 16, 3), np.uint8)}
 
 

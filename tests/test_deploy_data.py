@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from controllers.data_columns import RobotData, read_data
 from controllers.data_interface import DataInterface
 from controllers.policy_client import InProcessPolicy
 from controllers.robot import load_robot
+from controllers.serving import misfit
 from robo_rl.data.episode import Episode, Features
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
@@ -33,6 +35,7 @@ from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.model_units import CommandUnits
 from robo_rl.experiment.policy_server import Actor, default_instruction, in_units
+from robo_rl.policies import ObsSpec
 
 SIM = load_robot("sim")
 JOINTS = tuple(f"{j}.pos" for j in SIM.joints)
@@ -251,8 +254,6 @@ def test_the_robots_file_says_what_the_run_does_not_and_an_option_goes_before_bo
 
 
 def test_a_start_that_is_unlike_the_data_is_told_by_its_column(tmp_path):
-    from dataclasses import replace
-
     task = replace(interface(tmp_path), low=(-10.0,) * 8, high=(10.0,) * 8)
     lines = task.strange(np.append(np.full(7, 12.0), 100.0).astype(np.float32))
     assert len(lines) == 1 and lines[0].startswith("gripper.pos is 100, in the run's data -10 to 10")
@@ -260,8 +261,6 @@ def test_a_start_that_is_unlike_the_data_is_told_by_its_column(tmp_path):
 
 @pytest.mark.parametrize(("unit", "times"), [("rad", 180 / math.pi), ("deg", math.pi / 180)])
 def test_degrees_that_are_taken_for_radians_move_nothing(tmp_path, unit, times):
-    from dataclasses import replace
-
     home = np.radians(HOME) if unit == "rad" else HOME
     task = interface(tmp_path, JOINTS, (unit,) * 7, ("absolute",) * 7)
 
@@ -313,10 +312,15 @@ def test_another_rate_than_the_datas_is_said(tmp_path):
 def test_pictures_are_made_square_as_in_training_and_go_whole_to_a_policy_that_does_it_itself():
     wide = np.full((20, 40, 3), 200, np.uint8)
     wide.setflags(write=False)  # as a decoder gives it
-    made = fitted(SimpleNamespace(views=("front",), text=0, image_size=16, fit="pad"), True)(wide)
+    spec = ObsSpec(state=4, action=2, views=("front",), image_size=16, fit="pad")
+    made = fitted(spec)(wide)
     assert made.shape == (16, 16, 3) and made[0].max() == 0 and made[8].min() == 200
-    whole = SimpleNamespace(views=("front",), text=48, image_size=16, fit="pad")
-    assert fitted(whole, True)(wide).shape == (20, 40, 3) and fitted(whole, False)(wide).shape == (16, 16, 3)
+    whole = replace(spec, text=48, language=True)
+    assert fitted(whole)(wide).shape == (20, 40, 3)
+    obs = {"state": np.zeros(4, np.float32), "image/front": wide}  # and a server takes them so
+    assert misfit(obs, whole) == "" and "16 x 16 x 3" in misfit(obs, spec)
+    assert "h x w x 3 numbers of a picture" in misfit(obs | {"image/front": wide[..., :1]}, whole)
+    assert fitted(replace(whole, fit=""))(wide).shape == (16, 16, 3)  # it learnt from an env's pictures
 
 
 def my_arm(folder: Path, episodes: int = 3) -> Path:

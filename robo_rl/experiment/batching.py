@@ -27,6 +27,21 @@ class BatchRequest:
     error: str = ""
 
 
+def by_size(act: Callable[[Sequence[dict]], list[Any]], batch: Sequence[dict]) -> list[Any]:
+    """`act` of observations whose arrays are of one shape, for a batch whose pictures may have several; the
+    answers in the order of the batch."""
+    alike: dict[tuple, list[int]] = {}
+    for i, obs in enumerate(batch):
+        shapes = tuple(getattr(obs[name], "shape", ()) for name in sorted(obs))
+        alike.setdefault(shapes, []).append(i)
+    if len(alike) == 1:
+        return act(batch)
+    found = {
+        i: x for which in alike.values() for i, x in zip(which, act([batch[i] for i in which]), strict=True)
+    }
+    return [found[i] for i in range(len(batch))]
+
+
 class Batcher:
     """`act(observations) -> answers`, a list of at most `most` at once, in a thread of its own; `ask` from
     any thread.

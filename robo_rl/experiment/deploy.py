@@ -74,14 +74,7 @@ def deploy(
     of_data = config.sim == "none" or bool(spec.units)  # else of a simulator's arm
     if of_data:
         task = data_interface(
-            options,
-            folder,
-            config,
-            spec,
-            robot,
-            limits_of(robot, options.speed).speed,
-            not options.policy,
-            warn,
+            options, folder, config, spec, robot, limits_of(robot, options.speed).speed, warn
         )
     else:
         refuse_stated(options)

@@ -52,7 +52,6 @@ def data_interface(
     spec,
     robot: Robot,
     speed: tuple[float, float],
-    raw_pictures: bool = True,
     warn: Callable[[str], None] = lambda line: None,
 ) -> DataInterface | PolicyInterface:
     """Of a run folder (its config, its policy's ObsSpec) on a robot. What was given as an option goes before
@@ -106,7 +105,7 @@ def data_interface(
         reach=speed,
         views=spec.views,
         image_size=spec.image_size,
-        fit=fitted(spec, raw_pictures),
+        fit=fitted(spec),
         low=facts.low,
         high=facts.high,
     )
@@ -137,10 +136,9 @@ def simulators_interface(facts: DataFacts, config, spec) -> PolicyInterface:
     )
 
 
-def fitted(spec, raw: bool):
-    """What makes a camera's picture the policy's. raw: a policy that reads text takes pictures as they
-    are."""
-    if spec.views and not (raw and spec.text):
+def fitted(spec):
+    """What makes a camera's picture the policy's, wherever it decides."""
+    if spec.views and not spec.raw_pictures:
         import torch
 
         from robo_rl.policies.images import fit_bytes

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,8 +25,9 @@ import numpy as np
 
 from controllers.openpi import packb, unpackb
 from controllers.remote import plain_text
+from controllers.serving import LARGE, PICTURE
 from robo_rl.errors import MissingDependency, UserError
-from robo_rl.experiment.batching import Batcher
+from robo_rl.experiment.batching import Batcher, by_size
 from robo_rl.experiment.model_units import units_of_run
 from robo_rl.human.console.access import BoundedListener
 from robo_rl.options.foreign import ActOptions
@@ -33,8 +35,6 @@ from robo_rl.options.foreign import ActOptions
 if TYPE_CHECKING:
     from robo_rl.experiment.policy_server import ServedPolicy, ServeOptions
 
-PICTURE = 4096  # most pixels of a side
-LARGE = 1024  # side of a square with as many pixels as a large camera has, 1280 x 720 and more
 CONNECTIONS = 8  # that an evaluation asks over at once
 DEADLINE = 10.0  # s for an answer to an arm, or to robots that people watch
 WARM_UP = 300.0  # s for the first answer
@@ -64,7 +64,7 @@ def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
     if isinstance(pictures := message.get("images"), dict):  # as openpi's client of an ALOHA sends them
         message = {f"image/{view}": upright(x) for view, x in pictures.items()} | message
     out: dict[str, Any] = {}
-    size = 0 if takes_any_size(spec) else spec.image_size
+    size = 0 if spec.raw_pictures else spec.image_size
     for name, others in names_of(spec).items():
         x = next((message[k] for k in others if k in message), None)
         if x is None:
@@ -81,11 +81,6 @@ def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
             "(robo_rl serve --instruction)"
         )
     return out | {"task": text or instruction}
-
-
-def takes_any_size(spec) -> bool:
-    """Whether a policy is shown pictures as they were recorded."""
-    return bool(spec.fit and spec.text)
 
 
 def upright(x: Any) -> Any:
@@ -160,17 +155,6 @@ def policy_actor(policy, seed: int, most: int = 0) -> Callable[[Sequence[dict]],
         return to_policy(obs_tensors(obs, policy.spec), policy)
 
     def act(batch: Sequence[dict]) -> list[np.ndarray]:
-        alike: dict[tuple, list[int]] = {}  # clients may send pictures of different sizes
-        for i, o in enumerate(batch):
-            alike.setdefault(tuple(np.shape(o[k]) for k in sorted(o)), []).append(i)
-        rows = {
-            i: row
-            for which in alike.values()
-            for i, row in zip(which, together([batch[i] for i in which]), strict=True)
-        }
-        return [rows[i] for i in range(len(batch))]
-
-    def together(batch: Sequence[dict]) -> list[np.ndarray]:
         obs = tensors(batch)
         if chunks is None:
             actions = policy.act(obs, generator, explore=False).actions
@@ -183,7 +167,7 @@ def policy_actor(policy, seed: int, most: int = 0) -> Callable[[Sequence[dict]],
     act([blank])
     act([blank, blank])
     generator.manual_seed(seed)
-    return act
+    return partial(by_size, act)
 
 
 def serve_openpi(
@@ -318,7 +302,7 @@ def open_server(
     about = {
         "state": spec.state,
         "views": list(spec.views),
-        "image_size": 0 if takes_any_size(spec) else spec.image_size,
+        "image_size": 0 if spec.raw_pictures else spec.image_size,
         "action": spec.action,
         "action_names": list(spec.action_names),
         "prompt": spec.language,
@@ -368,7 +352,7 @@ def open_server(
             if sessions is not None:
                 sessions.left(who)
 
-    side = LARGE if takes_any_size(spec) else max(spec.image_size, 512)
+    side = LARGE if spec.raw_pictures else max(spec.image_size, 512)
     need = 4 * spec.state + len(spec.views) * 3 * side**2
     try:
         listener = PatientListener((options.host, options.port))

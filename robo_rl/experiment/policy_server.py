@@ -15,6 +15,7 @@ import tyro
 
 from robo_rl.device_names import check_device
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.batching import by_size
 from robo_rl.experiment.data_facts import check_instruction
 from robo_rl.experiment.model_units import CommandUnits, units_of_run
 
@@ -346,7 +347,7 @@ def torch_actor(
         return to_policy(obs_tensors(batch, policy.spec), policy)
 
     def many(batch):
-        return list(chunks(tensors(*batch), generator).cpu().numpy())
+        return by_size(lambda alike: list(chunks(tensors(*alike), generator).cpu().numpy()), batch)
 
     def guided(obs, prefix):
         args = prefix.rows, prefix.weights, gains

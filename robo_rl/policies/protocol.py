@@ -35,6 +35,12 @@ class ObsSpec:
     """Unit of every action axis of a policy that learnt from data in their own units; empty: commands of -1
     to 1."""
 
+    @property
+    def raw_pictures(self) -> bool:
+        """Whether the policy is shown pictures as they were recorded, of any size: a model that reads text
+        makes them square by its own rule."""
+        return bool(self.fit and self.text)
+
     def cut(self, actions):
         """Actions (array or tensor) as envs of the contract cut them, to -1 .. 1; those in units of their own
         stay."""
