@@ -644,6 +644,31 @@ def test_public_weights_learn_at_their_publisher_s_rate_and_an_option_changes_it
     assert robo_rl.recipe(policy={"kind": "groot", "folder": str(tmp_path)}, algo="bc").bc.lr == 1e-4
 
 
+def test_on_own_data_a_public_model_has_the_chunk_that_its_folder_says_and_an_option_changes_it(
+    tmp_path, capsys
+):
+    shutil.copy(weights("pi05"), tmp_path / "model.safetensors")
+    asked = ["--sim", "none", "--algo", "bc", "--demos", str(tmp_path), "--policy", str(tmp_path)]
+    usual, there = parse(asked).policy, ["--policy", str(tmp_path), "--obs", "rgb"]
+    simulated = parse(there).policy
+    settings = {"chunk_size": 20, "n_action_steps": 30, "num_inference_steps": 10}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    policy = parse(asked).policy
+    assert (policy.horizon, policy.execute, policy.denoise_steps) == (20, 20, 10)
+    assert parse([*asked, "--policy.execute", "5"]).policy == replace(policy, execute=5)
+    made = robo_rl.recipe(
+        sim="none", algo="bc", demos=str(tmp_path), policy={"kind": "pi05", "folder": str(tmp_path)}
+    ).policy
+    assert (made.horizon, made.execute, made.denoise_steps) == (20, 20, 10)
+    # in a simulator the recipe's own: its methods were made for short chunks
+    assert parse(there).policy == simulated
+    (tmp_path / "config.json").write_text(json.dumps({"chunk_size": "50", "num_steps": 0}))
+    assert parse(asked).policy == usual
+    with pytest.raises(SystemExit):
+        parse([*asked, "--print-config"])
+    assert "# --policy" in capsys.readouterr().out
+
+
 def test_a_run_s_own_configuration_starts_another(trained, tmp_path):
     again = parse(["--config", str(trained[0].folder / "run.json"), "--seed", "1"])
     assert (again.task, again.seed, again.steps, again.rl.minibatch, again.out) == ("reach", 1, 256, 16, "")

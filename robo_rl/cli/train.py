@@ -91,7 +91,9 @@ def parse(argv: list[str]) -> TrainConfig:
         )
         made.append(("file", base))
     base = recipes.exact(base, {arg.partition("=")[0].removeprefix("--") for arg in argv})
-    base = recipes.of_kind(base, peek("policy.kind", ""))
+    made.append(("command line", base))
+    base = recipes.of_kind(base, peek("policy.kind", ""), peek("policy.folder", ""))
+    made.append(("--policy", base))
     names = [f.name for f in fields(TrainConfig)]
     args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
     config = TrainConfig(**{k: getattr(args, k) for k in names})

@@ -72,7 +72,8 @@ def recipe(
         str(changes.get("demos", "")),
         recipes.model_words(policy.get("kind", ""), policy.get("folder", "")),
     )
-    base = recipes.of_kind(recipes.exact(base, config_file.flat(changes)), policy.get("kind", ""))
+    base = recipes.exact(base, config_file.flat(changes))
+    base = recipes.of_kind(base, policy.get("kind", ""), policy.get("folder", ""))
     return config_file.merged(base, changes, "recipe")
 
 

@@ -286,10 +286,30 @@ def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
     return base
 
 
-def of_kind(base: TrainConfig, kind: str) -> TrainConfig:
+def of_kind(base: TrainConfig, kind: str, folder: str = "") -> TrainConfig:
     """`base` for a policy of this kind: a vision-language-action model predicts what it does, whatever the
-    recipe has of small policies."""
-    return replace(base, policy=replace(base.policy, predict="velocity")) if kind in VLAS else base
+    recipe has of small policies. On a data set in its own units a model of a public `folder` has the chunk,
+    the executed and the denoise steps that LeRobot's config.json there says."""
+    if kind not in VLAS:
+        return base
+    policy = replace(base.policy, predict="velocity")
+    if folder and base.sim == "none" and Path(folder).exists():
+        from robo_rl.policies.vla.make import settings_of
+
+        said = settings_of(Path(folder))
+        horizon = whole(said, "chunk_size") or policy.horizon
+        policy = replace(
+            policy,
+            horizon=horizon,
+            execute=min(whole(said, "n_action_steps") or policy.execute, horizon),
+            denoise_steps=whole(said, "num_inference_steps", "num_steps") or policy.denoise_steps,
+        )
+    return replace(base, policy=policy)
+
+
+def whole(settings: Mapping[str, object], *names: str) -> int:
+    """The first of these settings that is a number of steps; 0: there is none."""
+    return next((v for n in names if isinstance(v := settings.get(n), int) and 0 < v <= 256), 0)
 
 
 def nested(settings: Mapping[str, object]) -> dict:
