@@ -192,6 +192,24 @@ def test_the_folder_is_as_lerobot_writes_it_and_our_reader_acts_by_it_as_by_the_
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_openpi_normalises_by_what_is_written_for_it_as_the_policy_does(family, tmp_path):
+    policy, out = trained(tmp_path / "c", family), tmp_path / "out"
+    done = convert(tmp_path / "c", out, "openpi")
+    assert done.made == ("assets/robo_rl/norm_stats.json",) and "processor.json" in done.copied
+    said = json.loads((out / done.made[0]).read_text())["norm_stats"]
+    for key, norm, n in (("state", policy.obs_norm, 5), ("actions", policy.action_norm, 3)):
+        mean, std, low, high = (torch.tensor(said[key][k]).double() for k in ("mean", "std", "q01", "q99"))
+        x = torch.linspace(-3, 3, n).double()
+        want = norm(x.float()).double()
+        # transforms.Normalize of openpi, without and with quantiles
+        for made in ((x - mean) / (std + 1e-6), (x - low) / (high - low + 1e-6) * 2 - 1):
+            torch.testing.assert_close(made, want, atol=1e-5, rtol=1e-5)
+    assert "train config" in done.notes[0]
+    assert not convert(tmp_path / "c", tmp_path / "alone.safetensors", "openpi").made
+
+
+@torch.no_grad()
 def test_an_env_that_names_its_cameras_in_another_order_shows_a_folder_each_where_it_was(tmp_path):
     trained(tmp_path / "c", "pi05")
     convert(tmp_path / "c", tmp_path / "out", "lerobot", TASKS)

@@ -7,6 +7,7 @@ statistics of older LeRobot files), so that a public layout is whole again. Wher
 of a seed, a trained policy), zeros are written.
 """
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from robo_rl.policies.vla.lerobot_folder import FOLDERS, VLM, facts_of, left_out
 from robo_rl.policies.vla.make import CONFIG, METADATA, check_match, model_metadata, read_config
 from robo_rl.policies.vla.network import VlaConfig
 from robo_rl.policies.vla.processor import NAME, NUMBERS, Processor
+from robo_rl.policies.vla.processor_files import OPENPI, as_openpi
 from robo_rl.policies.vla.smolvla import SmolVlaConfig
 from robo_rl.policies.vla.tokeniser import FILES as TOKENISERS
 from robo_rl.policies.vla.weights import (
@@ -51,6 +53,7 @@ from robo_rl.policies.vla.weights import (
 
 LEROBOT = "lerobot"
 SOURCE = "source"  # metadata of ours: where it came from, so that it goes back as it came
+STATISTICS = f"assets/robo_rl/{OPENPI}"  # where openpi looks for those of the robot "robo_rl"
 BESIDE = 64 << 20  # bytes of a file beside the weights that is copied too, at most
 
 
@@ -69,7 +72,7 @@ class Converted:
     copied: tuple[str, ...]
     """Files beside the weights that were copied."""
     made: tuple[str, ...] = ()
-    """Files beside the weights that were made: LeRobot's, of a policy that was trained here."""
+    """Files beside the weights that were made: LeRobot's or openpi's, of a policy that was trained here."""
     notes: tuple[str, ...] = ()
     """What the other program cannot express, a line each."""
 
@@ -93,9 +96,11 @@ def convert(
     target = out if out.suffix == ".safetensors" else out / SINGLE
     if target.exists():
         raise UserError(f"{target} is there already; give another place or move it away")
-    made, notes = (
-        _lerobot_files(checkpoint, read, config, out, instructions, said) if to == LEROBOT else ({}, ())
-    )
+    made, notes = {}, []
+    if to == LEROBOT:
+        made, notes = _lerobot_files(checkpoint, read, config, out, instructions, said)
+    elif to.startswith("openpi"):
+        made, notes = _openpi_files(checkpoint, out)
     came = (
         metadata_json(checkpoint.metadata, SOURCE)
         if read.layout is None
@@ -123,7 +128,7 @@ def convert(
     for name, data in made.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_bytes(out / name, data)
-    copied = () if made or out.suffix == ".safetensors" else _copy_beside(checkpoint, out)
+    copied = () if "config.json" in made or out.suffix == ".safetensors" else _copy_beside(checkpoint, out)
     return Converted(target, read.family, read.name, to, tensors, zeros, copied, tuple(made), tuple(notes))
 
 
@@ -152,6 +157,18 @@ def _lerobot_files(
     facts = facts_of(checkpoint.path, config, processor.options.image_size, said)
     files, more = lerobot_files(processor, config, facts, dtype, str((out / VLM).resolve()), instructions)
     return files | (smolvlm_files(config) if isinstance(config, SmolVlaConfig) else {}), notes + more
+
+
+def _openpi_files(checkpoint: Checkpoint, out: Path) -> tuple[dict[str, bytes], list[str]]:
+    """(the statistics that openpi reads, notes), of a folder whose processor is ours."""
+    there = any(checkpoint.path.glob(f"assets/**/{OPENPI}"))
+    if there or out.suffix == ".safetensors" or not (checkpoint.path / NAME).is_file():
+        return {}, []
+    processor = Processor.load(checkpoint.path)
+    notes = ["pictures, prompt and cameras are those of the train config that openpi's server is given"]
+    if processor.is_relative:
+        notes.append("actions are relative to the state: give that config openpi's DeltaActions")
+    return {STATISTICS: json.dumps(as_openpi(processor), indent=1).encode()}, notes
 
 
 def _fill(

@@ -18,6 +18,7 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.files import read_json
+from robo_rl.normalise import AxisNormaliser
 from robo_rl.policies.vla import tokeniser as tokenisers
 from robo_rl.policies.vla.processor import FAMILIES, NAME, Processor, Statistics, of_family
 
@@ -82,6 +83,19 @@ def read_openpi(path: Path) -> Statistics:
         }
     except (KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{path} is no norm_stats.json of openpi ({e!r})") from None
+
+
+def as_openpi(processor: Processor) -> dict[str, Any]:
+    """The norm_stats.json of a processor, whatever the kind of its statistics: by mean and std, and by
+    quantiles, openpi computes the same numbers."""
+
+    def told(norm: AxisNormaliser) -> dict[str, list[float]]:
+        shift, scale = norm.shift.detach().cpu().double(), norm.scale.detach().cpu().double()
+        mean, low = shift + norm.offset * scale, shift - (1 - norm.offset) * scale
+        numbers = {"mean": mean, "std": scale - OPENPI_EPS, "q01": low, "q99": low + 2 * scale - OPENPI_EPS}
+        return {name: x.tolist() for name, x in numbers.items()}
+
+    return {"norm_stats": {"state": told(processor.state_norm), "actions": told(processor.action_norm)}}
 
 
 def _openpi(path: Path, words: "str | Path", changes: Mapping[str, Any]) -> Processor:
