@@ -11,7 +11,7 @@ from robo_rl.cli import main
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
-from robo_rl.report.compare import compared, curve, mean_curve, reached, read_groups
+from robo_rl.report.compare import by_task, compared, curve, mean_curve, reached, read_groups
 from robo_rl.report.compare_page import lines, page, write
 from robo_rl.stats import difference_over_seeds, mean_over_seeds, student_quantile
 
@@ -139,6 +139,19 @@ def test_the_command_prints_a_row_for_each_group_and_writes_the_page_beside_the_
     doc = json.loads(capsys.readouterr().out)
     assert doc["groups"][0]["end"]["value"] == pytest.approx(0.91) and (tmp_path / "c.html").exists()
     assert doc["groups"] == robo_rl.compare([tmp_path])["groups"]
+
+
+def test_success_of_several_tasks_is_told_of_each(tmp_path):
+    for seed in (0, 1):
+        path = make_run(tmp_path / f"a{seed}", seed, 0.5) / "evals" / "final.json"
+        tasks = ["pick <it>"] * (40 + 10 * seed) + ["push"] * (60 - 10 * seed)  # of 100, the first 50 succeed
+        write_json(path, json.loads(path.read_text()) | {"task": tasks})
+    groups = read_groups([tmp_path])
+    told = by_task(groups[0])
+    assert told["pick <it>"] == (1, 1, 1) and told["push"].value == pytest.approx((10 / 60 + 0) / 2)
+    assert told["push"].low == 0 < told["push"].high <= 1
+    assert "pick &lt;it&gt;" in page(groups, 0.9)
+    assert robo_rl.compare([tmp_path])["groups"][0]["tasks"]["push"]["low"] == 0
 
 
 def test_supervised_runs_end_as_they_start(tmp_path):

@@ -513,9 +513,10 @@ def test_without_an_env_only_supervised_learning_is_offered(sets, capsys):
     assert run_command("train", *more) == 2 and "--bc.updates" in capsys.readouterr().err
     assert run_command("train", *more[:-2], "--bc.compare") == 2
     assert "--policy.activation relu and tanh" in capsys.readouterr().err
-    assert run_command("train", *more[:-2], "--task", "reach") == 2
-    said = capsys.readouterr().err
-    assert "leave --task out, or name the simulator" in said and said.count("\n") == 1
+    for option, value in (("task", "reach"), ("reward", "dense"), ("max-steps", "9"), ("cameras", "front")):
+        assert run_command("train", *more[:-2], f"--{option}", value) == 2
+        said = capsys.readouterr().err
+        assert f"leave --{option} out, or name the simulator" in said and said.count("\n") == 1
 
 
 def test_actions_in_other_units_are_not_taken_for_commands_of_an_env(tmp_path, capsys):

@@ -43,6 +43,10 @@ def has_own_units(folder: Path) -> bool:
         return False  # the reader says what is wrong with it
 
 
+# options that say something of an env, and nothing by default
+OF_AN_ENV = ("task", "reward", "control", "max_steps", "randomise", "cameras", "judge")
+
+
 def check(config: TrainConfig) -> None:
     """Raise UserError for options that need an env, and for a data set that does not say enough."""
     if config.algo != "bc":
@@ -51,11 +55,14 @@ def check(config: TrainConfig) -> None:
             "env. Learn one from the data set, robo_rl wm train DATASET, and take it: --sim wm:RUN; or name "
             "a simulator of the robot"
         )
-    if config.task:
-        raise UserError(
-            f"--task {config.task} is of a simulator, and with --sim none the data set says its own: leave "
-            "--task out, or name the simulator, --sim mujoco"
-        )
+    for name in OF_AN_ENV:
+        if value := getattr(config, name):
+            option = name.replace("_", "-")
+            more = "; --data.cameras chooses those of the data set" if name == "cameras" else ""
+            raise UserError(
+                f"--{option} {value} is of a simulator, and with --sim none the data set says its own: leave "
+                f"--{option} out, or name the simulator, --sim mujoco{more}"
+            )
     if config.demos.isdigit() or not (Path(config.demos) / "meta").is_dir():
         raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")
     if config.bc.pear:

@@ -13,7 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.log import open_run
 from robo_rl.report.data import Evaluation, RunRecord, difference, load
 from robo_rl.report.text import flat
-from robo_rl.stats import Interval, difference_over_seeds, mean_over_seeds
+from robo_rl.stats import Interval, difference_over_seeds, mean_over_seeds, per_task
 
 # what says nothing about what a run learnt: where and on what it ran
 ASIDE = ("seed", "out", "resume", "video", "wandb", "threads", "torch_threads", "workers", "hang")
@@ -205,6 +205,7 @@ def summary(groups: Sequence[SeedGroup], least: float) -> dict:
                 "name": g.name,
                 "options": g.options,
                 **{k: told(over(g, k)) for k in ("start", "end", "best")},
+                "tasks": {task: told(i) for task, i in by_task(g).items()},
                 "runs": [of_run(r) for r in g.runs],
             }
             for g in groups
@@ -217,6 +218,17 @@ def summary(groups: Sequence[SeedGroup], least: float) -> dict:
     }
 
 
+def by_task(group: SeedGroup) -> dict[str, Interval]:
+    """{task or instruction: mean success over the seeds at the end}, {} where there is one alone."""
+    each: dict[str, list[float]] = {}
+    for run in group.runs:
+        end = evaluation(run, "end")
+        if end is not None and end.judged and end.task:
+            for row in per_task(end.task, end.success, groups=end.origins):
+                each.setdefault(row.task, []).append(row.rate.value)
+    return {task: inside(mean_over_seeds(rates)) for task, rates in each.items()} if len(each) > 1 else {}
+
+
 def judged(groups: Sequence[SeedGroup]) -> bool:
     """Whether all tasks know success."""
     return all(r.judged for g in groups for r in g.runs)
@@ -225,9 +237,12 @@ def judged(groups: Sequence[SeedGroup]) -> bool:
 def over(group: SeedGroup, which: str) -> Interval:
     """Mean over the seeds that have this evaluation; success ends at 0 and 1."""
     i = mean_over_seeds([v for v in group.values(which) if math.isfinite(v)])
-    if not judged([group]) or not math.isfinite(i.low):
-        return i
-    return Interval(i.value, max(0.0, i.low), min(1.0, i.high))
+    return inside(i) if judged([group]) else i
+
+
+def inside(i: Interval) -> Interval:
+    """The interval of a mean success, which ends at 0 and 1."""
+    return Interval(i.value, max(0.0, i.low), min(1.0, i.high)) if math.isfinite(i.low) else i
 
 
 def compare(runs: Sequence["str | Path"], reach: float = 0.9) -> dict:

@@ -11,6 +11,7 @@ from robo_rl.log import si
 from robo_rl.report.charts import Series, chart
 from robo_rl.report.compare import (
     SeedGroup,
+    by_task,
     compared,
     curve,
     judged,
@@ -105,6 +106,7 @@ def page(groups: Sequence[SeedGroup], least: float) -> str:
 <p>Runs that differ in their seed alone are one group. Intervals are Student's over its seeds, 95 %.</p>
 {ends_table(groups, least)}
 {differences_table(groups)}
+{tasks_table(groups)}
 <h2>Along the way</h2>
 <p>Evaluations on the starts that choose. The mean of a group ends where the first of its seeds ends.</p>
 {curves_chart(groups, False)}<div class="gap"></div>{curves_chart(groups, True)}
@@ -128,18 +130,36 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="card scroll pad"><table><tr>{top}</tr>{"".join(told)}</table></div>'
 
 
+def ends(v: Interval, say: Words) -> str:
+    """A mean over seeds and its interval as a cell."""
+    more = say.interval(v) if math.isfinite(v.low) else "one seed"
+    return f"<b>{say.amount(v.value)}</b> <small>{more}</small>"
+
+
+def tasks_table(groups: Sequence[SeedGroup]) -> str:
+    """Success at the end by task or instruction, where there are several."""
+    told = [by_task(g) for g in groups]
+    tasks = sorted({task for one in told for task in one})
+    rows = [
+        [esc(task), *(ends(one[task], SUCCESS) if task in one else "–" for one in told)] for task in tasks
+    ]
+    return (
+        f"<h2>Success per task, at the end</h2>{table(['', *(g.name for g in groups)], rows)}" if rows else ""
+    )
+
+
 def ends_table(groups: Sequence[SeedGroup], least: float) -> str:
     known = judged(groups)
     say = SUCCESS if known else RETURN
 
-    def ends(v: Interval) -> str:
-        more = say.interval(v) if math.isfinite(v.low) else "one seed"
-        return f"<b>{say.amount(v.value)}</b> <small>{more}</small>"
-
     return table(
         ["", "seeds", "start", "end", "best"] + [f"steps to {100 * least:g} %"] * known,
         [
-            [esc(g.name), ", ".join(map(str, g.seeds)), *(ends(over(g, k)) for k in ("start", "end", "best"))]
+            [
+                esc(g.name),
+                ", ".join(map(str, g.seeds)),
+                *(ends(over(g, k), say) for k in ("start", "end", "best")),
+            ]
             + [esc(", ".join(to_reach(r, least) for r in g.runs))] * known
             for g in groups
         ],
