@@ -222,15 +222,13 @@ def flat(config, prefix: str = "") -> dict[str, object]:
 def preset_table(algo: str) -> str:
     """What the presets of a method set on the task pick_cube with state observations, where it is not the
     option's default, and why."""
-    from robo_rl.experiment.recipes import PAPERS, rows, steps
+    from robo_rl.experiment.recipes import PAPERS, RecipeChoice, rows, steps
 
     names = ["full", "quick", *(["paper"] if algo in PAPERS else [])]
-    (_, default), _ = steps("mujoco", "pick_cube", algo, "state", "full")
-    made = [flat(steps("mujoco", "pick_cube", algo, "state", name)[-1][1]) for name in names]
-    plain = flat(default)
-    reasons = {
-        row.name: row.why for name in names for row in rows("mujoco", "pick_cube", algo, "state", name)
-    }
+    chosen = [RecipeChoice("mujoco", "pick_cube", algo, "state", name) for name in names]
+    made = [flat(steps(one)[-1][1]) for one in chosen]
+    plain = flat(steps(chosen[0])[0][1])
+    reasons = {row.name: row.why for one in chosen for row in rows(one)}
     skip = ("task", "algo", "preset")
     changed = [k for k in plain if k not in skip and any(m[k] != plain[k] for m in made)]
     lines = [f"| option | default | {' | '.join(f'`{n}`' for n in names)} |", "|---" * (len(names) + 2) + "|"]

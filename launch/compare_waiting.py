@@ -59,7 +59,7 @@ def main() -> None:
     args = p.parse_args()
     from robo_rl.bench.asynchronous import ARMS, slow
     from robo_rl.cli import main as robo_rl
-    from robo_rl.experiment.recipes import preset
+    from robo_rl.experiment.recipes import recipe
     from robo_rl.stats import wilson
 
     for seed in range(args.seeds):
@@ -70,7 +70,7 @@ def main() -> None:
             except SystemExit as e:
                 if e.code:
                     raise
-            base = preset("mujoco", "pick_cube", "pi_rl", "state", "full")
+            base = recipe("mujoco", "pick_cube", "pi_rl", "state", "full")
             base = replace(
                 base,
                 seed=seed,

@@ -440,8 +440,8 @@ def every_recipe():
         models += (recipes.model_words("pi05", "folder"),) if (sim, obs) == ("mujoco", "rgb") else ()
         for model in models:
             if preset != "paper" or algo in recipes.PAPERS:
-                chosen = (sim, task, algo, obs, preset, reward)
-                yield (*chosen, "", model), recipes.steps(*chosen, model=model)
+                chosen = recipes.RecipeChoice(sim, task, algo, obs, preset, reward, model=model)
+                yield chosen, recipes.steps(chosen)
 
 
 def test_every_number_of_a_recipe_that_is_not_the_default_has_a_row_with_a_reason():
@@ -449,7 +449,7 @@ def test_every_number_of_a_recipe_that_is_not_the_default_has_a_row_with_a_reaso
         row.why for row in recipes.ROWS
     )
     for chosen, made in every_recipe():
-        reasons = {f"recipe {row.name}" for row in recipes.rows(*chosen)}
+        reasons = {f"recipe {row.name}" for row in recipes.rows(chosen)}
         plain, base = (config_file.flat(asdict(config)) for _, config in made)
         origin = config_file.origins(made)
         assert {origin[k] for k in base if base[k] != plain.get(k)} <= reasons | {"chosen"}, chosen
@@ -581,7 +581,7 @@ def test_train_says_what_it_takes():
 
 
 def test_no_row_is_left_over_and_each_sets_what_the_options_know():
-    used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(*chosen)}
+    used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(chosen)}
     own = {
         "own_method/on_policy",
         "data",
@@ -595,7 +595,7 @@ def test_no_row_is_left_over_and_each_sets_what_the_options_know():
 
 
 def test_of_two_rows_the_later_counts_and_a_paper_has_its_numbers_on_any_simulator():
-    rgb = recipes.preset("maniskill", "PickCube-v1", "reinflow", "rgb", "full")
+    rgb = recipes.recipe("maniskill", "PickCube-v1", "reinflow", "rgb", "full")
     assert (rgb.rl.decisions, rgb.rl.gamma, rgb.policy.horizon, rgb.demos, rgb.envs) == (
         16,
         0.99,
@@ -603,20 +603,20 @@ def test_of_two_rows_the_later_counts_and_a_paper_has_its_numbers_on_any_simulat
         "300",
         64,
     )
-    state = recipes.preset("maniskill", "PickCube-v1", "reinflow", "state", "full")
+    state = recipes.recipe("maniskill", "PickCube-v1", "reinflow", "state", "full")
     assert (state.rl.decisions, state.rl.gamma, state.rl.minibatch, state.demos) == (13, 0.98, 208, "160")
     papers = [
-        recipes.preset(sim, task, "dppo", obs, "paper") for sim, task in SIMS[:4] for obs in ("state", "rgb")
+        recipes.recipe(sim, task, "dppo", obs, "paper") for sim, task in SIMS[:4] for obs in ("state", "rgb")
     ]
     assert len({(p.rl, p.policy, p.envs, p.steps) for p in papers}) == 1 and papers[0].rl.clip_base == 0.001
-    assert recipes.preset("arm", "", "dppo", "state", "paper").envs == 8
+    assert recipes.recipe("arm", "", "dppo", "state", "paper").envs == 8
 
 
 def test_a_flow_taught_by_few_demonstrations_predicts_actions_by_default():
     for algo, preset in (("bc", "full"), ("pi_rl", "full"), ("pi_rl", "quick")):
-        assert recipes.preset("mujoco", "pick_cube", algo, "state", preset).policy.predict == "action"
-    assert recipes.preset("mujoco", "pick_cube", "pi_rl", "state", "full").policy.noise_steps == "last"
-    assert recipes.preset("mujoco", "pick_cube", "reinflow", "state", "paper").policy.predict == "velocity"
+        assert recipes.recipe("mujoco", "pick_cube", algo, "state", preset).policy.predict == "action"
+    assert recipes.recipe("mujoco", "pick_cube", "pi_rl", "state", "full").policy.noise_steps == "last"
+    assert recipes.recipe("mujoco", "pick_cube", "reinflow", "state", "paper").policy.predict == "velocity"
 
 
 def test_a_vision_language_action_model_has_rows_of_its_own_and_fresh_weights_more_of_them(tmp_path):
@@ -627,7 +627,7 @@ def test_a_vision_language_action_model_has_rows_of_its_own_and_fresh_weights_mo
     assert (small.policy.predict, fresh.policy.predict) == ("action", "velocity")
     assert small.policy.keypoints == "white" and small.data.every == fresh.data.every == 16
     assert robo_rl.recipe(task="pick_cube", obs="rgb", policy={"kind": "smolvla"}) == fresh
-    public = recipes.preset(
+    public = recipes.recipe(
         "mujoco", "pick_cube", "pi_rl", "rgb", "full", model=recipes.model_words("smolvla", str(tmp_path))
     )
     assert small.bc.head > 0 == fresh.bc.head and small.demos_most > 0 == fresh.demos_most

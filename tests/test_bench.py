@@ -333,9 +333,9 @@ def test_bench_train_holds_ppo_against_the_best_that_is_installed(capfd):
 def test_the_plain_script_learns_what_it_is_rewarded_for(algo):
     from robo_rl.bench.script import Script
     from robo_rl.bench.train import Loop
-    from robo_rl.experiment.recipes import preset
+    from robo_rl.experiment.recipes import recipe
 
-    t = preset("mujoco", "Hopper-v5", algo, "state", "full")
+    t = recipe("mujoco", "Hopper-v5", algo, "state", "full")
     t = replace(t, envs=4, threads=1, torch_threads=1, rl=replace(t.rl, decisions=8, minibatch=16, epochs=2))
     script = Script(t, Loop(t).policy, 1, 1)
     script.iterate()

@@ -23,7 +23,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.collect import CollectOptions
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.parallel import whole_rollouts
-from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.recipes import recipe
 from robo_rl.options import ALGOS, OFF_POLICY, RL_OPTIONS, BcOptions, PolicyOptions
 from robo_rl.plugins import OWN
 
@@ -305,7 +305,7 @@ def test_every_preset_can_be_trained_by_its_method(algo):
     ):
         for obs in ("state", "rgb"):
             for name in ("quick", "full"):
-                t = preset(sim, task, algo, obs, name)
+                t = recipe(sim, task, algo, obs, name)
                 assert (t.sim, t.task, t.algo, t.obs, t.preset) == (sim, task, algo, obs, name)
                 if algo != "bc":
                     policy = make_policy(t.policy, ObsSpec(state=4, action=3), 0)
@@ -331,7 +331,7 @@ def test_targets_are_clamped_only_where_returns_lie_in_a_known_range(algo):
 
 
 def test_the_papers_numbers_have_their_own_preset_and_ours_another():
-    t, ours = (preset("mujoco", "pick_cube", "reinflow", "state", name) for name in ("paper", "full"))
+    t, ours = (recipe("mujoco", "pick_cube", "reinflow", "state", name) for name in ("paper", "full"))
     assert (t.rl.entropy_coef, t.rl.clip_low, t.rl.clip_high) == (0.03, 0.01, 0.01)
     assert (t.policy.noise_min, t.policy.noise_max, t.policy.noise, t.policy.noise_steps) == (
         0.10,
@@ -349,7 +349,7 @@ def test_the_papers_numbers_have_their_own_preset_and_ours_another():
     )
     assert (t.envs, t.rl.decisions, t.rl.minibatch, t.rl.lam) == (40, 500, 50_000, 0.95)
     assert ours.rl != t.rl and ours.policy.logp_reduction == "sum"
-    d = preset("mujoco", "pick_cube", "dppo", "state", "paper")
+    d = recipe("mujoco", "pick_cube", "dppo", "state", "paper")
     assert (
         d.policy.denoise_steps,
         d.policy.finetune_steps,
@@ -357,7 +357,7 @@ def test_the_papers_numbers_have_their_own_preset_and_ours_another():
         d.rl.clip_base,
         d.rl.clip_coef,
     ) == (20, 10, 4, 0.001, 0.01)
-    ours = preset("mujoco", "pick_cube", "dppo", "state", "full")
+    ours = recipe("mujoco", "pick_cube", "dppo", "state", "full")
     assert (d.policy.std_scale, d.policy.std_floor, ours.policy.std_scale) == (1.0, 0.1, 0.0)
     # theirs are per decision, ours per control step
     assert [x.rl.gamma**x.policy.execute for x in (t, d)] == pytest.approx([0.99, 0.999], abs=5e-5)

@@ -756,9 +756,9 @@ def test_dsrl_leaves_the_flow_and_all_else_that_supervision_taught_as_it_is(slop
 
 
 def test_the_paper_preset_of_dsrl_is_the_authors_robomimic_run():
-    from robo_rl.experiment.recipes import preset
+    from robo_rl.experiment.recipes import recipe
 
-    c = preset("mujoco", "pick_cube", "dsrl", "state", "paper")
+    c = recipe("mujoco", "pick_cube", "dsrl", "state", "paper")
     assert (c.envs, c.policy.horizon, c.policy.execute, c.policy.steer_reach) == (4, 4, 4, 1.5)
     assert (c.policy.critic_hidden, c.policy.critic_layers, c.policy.denoise_steps) == (2048, 3, 8)
     r = c.rl

@@ -12,7 +12,7 @@ from commands import HANGS, TINY, TINY_REPLAY, Command, robo_rl
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment import envs
-from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.recipes import recipe
 from sims.check import check_env
 
 REPLAY = [
@@ -146,9 +146,9 @@ def test_an_arm_behind_dds_is_seen_through_its_cameras(tmp_path):
 
 
 def test_presets_of_an_arm_fit_one_arm_that_does_not_wait():
-    live = preset("dds:domain=3", "", "hil_serl", "state", "full")
+    live = recipe("dds:domain=3", "", "hil_serl", "state", "full")
     assert (live.envs, live.workers) == (1, 1) and live.rl.warmup < live.steps
-    assert preset("arm", "", "pi_rl", "state", "full").workers == 0
+    assert recipe("arm", "", "pi_rl", "state", "full").workers == 0
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from robo_rl.cli import main
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.parallel import workers
-from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.recipes import recipe
 from sims.check import check_env
 from sims.mjwarp import WarpPhysics, make_mujoco_warp, most_contacts
 from sims.mujoco.locomotion import LOCOMOTION, load_model, make_locomotion
@@ -123,7 +123,7 @@ def test_names_are_known_before_anything_is_loaded():
 
 def test_a_run_on_warp_learns_from_nothing_in_one_process():
     short, long = (
-        preset(sim, task, "ppo", "state", "full")
+        recipe(sim, task, "ppo", "state", "full")
         for sim, task in (("mujoco_warp", "ant"), ("mujoco", "Ant-v5"))
     )
     assert short.rl == long.rl and short.policy == long.policy and short.demos == "0"

@@ -12,7 +12,7 @@ import torch
 from commands import CLASSIFIER, TINY_REPLAY, Command, robo_rl
 
 from robo_rl import checkpoint
-from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.recipes import recipe
 from robo_rl.options import OFF_POLICY
 from sims.mujoco.gl import NO_GL, gl_backend
 
@@ -32,7 +32,7 @@ def demos(tmp_path_factory):
 )
 def test_iqls_temperature_is_that_of_its_returns(task, reward, beta):
     # in [0, 1], or as in the paper
-    assert preset("mujoco", task, "iql", "state", "full", reward).rl.beta == beta
+    assert recipe("mujoco", task, "iql", "state", "full", reward).rl.beta == beta
 
 
 @pytest.mark.parametrize("algo", OFF_POLICY)

@@ -11,7 +11,7 @@ from robo_rl.algos.check import rollouts
 from robo_rl.errors import UnreadOption, UserError
 from robo_rl.experiment.config import TrainConfig, from_file, load_config
 from robo_rl.experiment.methods import find_method
-from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.recipes import recipe
 from robo_rl.options import RL_OPTIONS, NftOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
 
@@ -40,7 +40,7 @@ UNREAD = [
 
 
 def parts(algo, **options):
-    config = preset("mujoco", "pick_cube", algo, "state", "quick")
+    config = recipe("mujoco", "pick_cube", algo, "state", "quick")
     policy = {"hidden": 16} | ({"noise": "sde", "noise_steps": "one"} if algo == "pi_rl" else {})
     return make_policy(replace(config.policy, **policy), SPEC, 0), replace(config.rl, **options)
 
@@ -159,7 +159,7 @@ def test_every_recipe_of_every_method_is_taken_by_it():
     for sim, task in (("mujoco", "pick_cube"), ("maniskill", "PickCube-v1"), ("gym:Pendulum-v1", "")):
         for algo in RL_OPTIONS:
             for reward in ("sparse", "dense"):
-                config = preset(sim, task, algo, "state", "full", reward)
+                config = recipe(sim, task, algo, "state", "full", reward)
                 policy = make_policy(replace(config.policy, hidden=16), SPEC, 0)
                 find_method(algo)(policy, config.rl, 0)
 

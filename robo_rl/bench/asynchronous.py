@@ -32,7 +32,7 @@ from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.experiment.envs import make_env, obs_spec, probe_env
 from robo_rl.experiment.feeds import make_feed
 from robo_rl.experiment.parallel import cores, shares
-from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.recipes import recipe
 from robo_rl.noise import mix
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector
@@ -134,7 +134,7 @@ def computing(args: "BenchOptions", report: "Report") -> None:
     if cores() < 2:
         report.skip("sims that compute", "this machine has one core")
         return
-    base = replace(preset("mujoco", "", "pi_rl", "state", "full"), demos="0")
+    base = replace(recipe("mujoco", "", "pi_rl", "state", "full"), demos="0")
     if args.envs:
         base = replace(base, envs=args.envs)
     n, alone = cores(), replace(base, workers=0, max_staleness=0)
@@ -255,7 +255,7 @@ def slow(t: TrainConfig, n: int, pace: float = PACE):
 
 def waiting(args: "BenchOptions", report: "Report") -> None:
     """16 arms that wait, reach."""
-    base = preset("mujoco", "reach", "pi_rl", "state", "full")
+    base = recipe("mujoco", "reach", "pi_rl", "state", "full")
     base = replace(
         base, demos="0", envs=ARMS, threads=1, rl=replace(base.rl, decisions=8, minibatch=64, epochs=2)
     )
@@ -301,7 +301,7 @@ def waiting(args: "BenchOptions", report: "Report") -> None:
 
 def overhead(args: "BenchOptions", report: "Report") -> None:
     """What leases and the ledger add to the plain loop in one process."""
-    t = replace(preset("mujoco", "", "pi_rl", "state", "full"), demos="0", workers=0, envs=64)
+    t = replace(recipe("mujoco", "", "pi_rl", "state", "full"), demos="0", workers=0, envs=64)
 
     def plain():
         env = make_env(t, t.envs)

@@ -21,7 +21,7 @@ from robo_rl.bench.rows import Row, at_most
 from robo_rl.experiment.config import on_policy_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import cores
-from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.recipes import recipe
 from robo_rl.rollout import Collector, new_columns
 from robo_rl.runtime.virtual import constant, lognormal, simulate
 
@@ -72,7 +72,7 @@ def measure(args: "BenchOptions", report: "Report") -> None:
 
 def validate(args: "BenchOptions", report: "Report") -> None:
     """Waiting and staleness of a real run of pick_cube with two workers, and of the simulated one."""
-    t = replace(preset("mujoco", "", "pi_rl", "state", "full"), demos="0", workers=2, max_staleness=1)
+    t = replace(recipe("mujoco", "", "pi_rl", "state", "full"), demos="0", workers=2, max_staleness=1)
     n = t.envs // 2
     env = make_env(replace(t, threads=1), n)
     learner = learner_for(t, env)
@@ -138,7 +138,7 @@ def validate(args: "BenchOptions", report: "Report") -> None:
 def many_workers(args: "BenchOptions", report: "Report") -> None:
     """Service times of broker, assembly and weights with thousands of workers, and a virtual run with
     them."""
-    t = replace(preset("mujoco", "", "pi_rl", "state", "full"), demos="0")
+    t = replace(recipe("mujoco", "", "pi_rl", "state", "full"), demos="0")
     env = make_env(replace(t, threads=1), FEW)
     learner = learner_for(t, env)
     collector = Collector(env, learner.policy, on_policy_options(t).gamma, 1)

@@ -25,7 +25,7 @@ from robo_rl.bench.rows import BARE, Bar, Report, at_least, columns, in_turns, l
 from robo_rl.bench.script import scripts
 from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.experiment.envs import make_env, obs_spec
-from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.recipes import recipe
 from robo_rl.policies import make_policy
 from robo_rl.policies.nets import mlp
 from robo_rl.rollout import Collector
@@ -156,7 +156,7 @@ def stages(loop: Loop) -> str:
 
 def ppo(args: "BenchOptions", report: Report) -> None:
     """64 envs x 32 steps, minibatch 512, 5 epochs, two layers of 256 tanh units for actor and critic."""
-    t = preset("mujoco", "HalfCheetah-v5", "ppo", "state", "full")
+    t = recipe("mujoco", "HalfCheetah-v5", "ppo", "state", "full")
     t = replace(
         t,
         envs=args.envs or 64,
@@ -373,7 +373,7 @@ def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
 def chain(args: "BenchOptions", report: Report, algo: str) -> None:
     """40 envs, chunk 4, three layers of 256, 5 epochs; torch on one thread. Every side re-scores as many
     steps of a chain."""
-    t = preset("mujoco", "Hopper-v5", algo, "state", "full")
+    t = recipe("mujoco", "Hopper-v5", algo, "state", "full")
     t = replace(
         t,
         envs=args.envs or 40,

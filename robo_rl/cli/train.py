@@ -73,17 +73,19 @@ def parse(argv: list[str]) -> TrainConfig:
 
         alone = peek("algo", "") == "bc" and not peek("task", "") and has_own_units(Path(peek("demos", "")))
         sim = "none" if alone else "mujoco"
-    chosen = (
+    kind, folder, init = peek("policy.kind", ""), peek("policy.folder", ""), peek("init", "")
+    chosen = recipes.RecipeChoice(
         sim,
         peek("task", ""),
         peek("algo", "pi_rl"),
         peek("obs", "state"),
         peek("preset", "full"),
         peek("reward", ""),
+        peek("demos", ""),
+        init,
+        "" if init else recipes.model_words(kind, folder),
     )
-    demos, init = peek("demos", ""), peek("init", "")
-    model = "" if init else recipes.model_words(peek("policy.kind", ""), peek("policy.folder", ""))
-    made = recipes.steps(*chosen, init=init, demos=demos, model=model)
+    made = recipes.steps(chosen)
     base = made[-1][1]
     if document:
         base = config_file.merged(
@@ -92,13 +94,13 @@ def parse(argv: list[str]) -> TrainConfig:
         made.append(("file", base))
     base = recipes.exact(base, {arg.partition("=")[0].removeprefix("--") for arg in argv})
     made.append(("command line", base))
-    base = recipes.of_kind(base, peek("policy.kind", ""), peek("policy.folder", ""))
+    base = recipes.of_kind(base, kind, folder)
     made.append(("--policy", base))
     names = [f.name for f in fields(TrainConfig)]
     args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
     config = TrainConfig(**{k: getattr(args, k) for k in names})
     if args.print_config:
-        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen, demos, model, init)}
+        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(chosen)}
         print(
             config_file.as_toml(config, config_file.origins([*made, ("command line", config)]), reasons),
             end="",

@@ -68,9 +68,9 @@ def recipe(
         obs,
         preset,
         changes.get("reward", ""),
-        changes.get("init", ""),
-        str(changes.get("demos", "")),
-        recipes.model_words(policy.get("kind", ""), policy.get("folder", "")),
+        demos=str(changes.get("demos", "")),
+        init=changes.get("init", ""),
+        model=recipes.model_words(policy.get("kind", ""), policy.get("folder", "")),
     )
     base = recipes.exact(base, config_file.flat(changes))
     base = recipes.of_kind(base, policy.get("kind", ""), policy.get("folder", ""))

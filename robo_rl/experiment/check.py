@@ -112,7 +112,7 @@ def _head(options: CheckOptions, algo: str):
     """(options of the policy, what it sees)."""
     from robo_rl.policies import ObsSpec
 
-    head = recipes.preset("mujoco", "reach", algo, options.obs, "quick").policy
+    head = recipes.recipe("mujoco", "reach", algo, options.obs, "quick").policy
     kind = options.policy or head.kind
     spec = ObsSpec(
         state=12,
@@ -149,7 +149,7 @@ def _policy(options: CheckOptions) -> tuple[str, ...]:
 
 
 def _method(options: CheckOptions) -> tuple[str, ...]:
-    config = recipes.preset("mujoco", "reach", options.algo, options.obs, "quick")
+    config = recipes.recipe("mujoco", "reach", options.algo, options.obs, "quick")
     if options.algo == "bc":
         raise UserError("--algo bc is no method of RL, the suite of methods is for those")
     head, spec = _head(options, options.algo)

@@ -114,19 +114,25 @@ ROWS = tuple(RecipeRow(*row) for row in TABLE)
 PAPERS = tuple(sorted(row.where.removeprefix("paper ") for row in ROWS if row.where.startswith("paper ")))
 
 
-def rows(
-    sim: str,
-    task: str,
-    algo: str,
-    obs: str,
-    preset: str,
-    reward: str = "",
-    demos: str = "",
-    model: str = "",
-    init: str = "",
-) -> list[RecipeRow]:
-    """The rows of a run, in the order in which they count. demos: the folder of a data set, where it says
-    that success is paid; model: as `model_words` has it; init: --init."""
+@dataclass(frozen=True, slots=True)
+class RecipeChoice:
+    """What a recipe is chosen by: options as on the command line. demos: the folder of a data set may say
+    that success is paid; model: as `model_words` has it, "": of the run --init."""
+
+    sim: str = "mujoco"
+    task: str = ""
+    algo: str = "pi_rl"
+    obs: str = "state"
+    preset: str = "full"
+    reward: str = ""
+    demos: str = ""
+    init: str = ""
+    model: str = ""
+
+
+def rows(chosen: RecipeChoice) -> list[RecipeRow]:
+    """The rows of a run, in the order in which they count."""
+    sim, task, algo, preset = chosen.sim, chosen.task, chosen.algo, chosen.preset
     choose("preset", preset, PRESETS)
     if preset == "paper" and algo not in PAPERS:
         raise UserError(
@@ -149,8 +155,8 @@ def rows(
         *(("own_method", like or ("iql" if family == "replay" else "pi_rl")) if own else ("ours", algo)),
     }
     if preset != "paper":
-        shown = bool(init) and scratch(sim, task) and was_shown(Path(init))
-        taken = shown or shows_success(sim, task, demos)
+        shown = bool(chosen.init) and scratch(sim, task) and was_shown(Path(chosen.init))
+        taken = shown or shows_success(sim, task, chosen.demos)
         words |= (
             {"scratch"}
             if scratch(sim, task) and not taken
@@ -159,14 +165,15 @@ def rows(
             else {"manipulation", "maniskill" if sim == "maniskill" else "fast"}
         )
         words |= {"taken"} if taken else set()
-        words |= {obs, *(["own_sim"] if is_object(sim) else [])}
+        words |= {chosen.obs, *(["own_sim"] if is_object(sim) else [])}
         # what a simulator of one's own pays
-        unknown = taken and is_object(sim) and (shown or demos.isdecimal()) and reward != "sparse"
-        dense = reward == "dense" or unknown or sim == "maniskill" and task.startswith("MS-")
+        asked = shown or chosen.demos.isdecimal()
+        unknown = taken and is_object(sim) and asked and chosen.reward != "sparse"
+        dense = chosen.reward == "dense" or unknown or sim == "maniskill" and task.startswith("MS-")
         words |= {"dense"} if dense else set()
     words |= {"robot", kind} if kind in ROBOTS else set()
     words |= {"several"} if "," in task and sim == "mujoco" else set()
-    words |= set(model.split())
+    words |= set(chosen.model.split())
     found = [row for row in ROWS if row.holds(words)]
     if not own:
         return found
@@ -209,58 +216,33 @@ def model_words(kind: str, folder: str = "", fresh: bool = True) -> str:
     return " ".join(words)
 
 
-def preset(
-    sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", model: str = ""
-) -> TrainConfig:
-    """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or
-    dense; `model`: as `model_words` has it."""
-    return steps(sim, task, algo, obs, name, reward, model=model)[-1][1]
-
-
 def recipe(
-    sim: str,
-    task: str,
-    algo: str,
-    obs: str,
-    name: str,
-    reward: str = "",
-    init: str = "",
-    demos: str = "",
-    model: str = "",
+    sim: str, task: str, algo: str, obs: str, preset: str, reward: str = "", **more: str
 ) -> TrainConfig:
-    """`preset`, or with `init`, a run or checkpoint folder, the one for a run that begins with its policy;
-    `demos`: --demos, where it may be the folder of a data set."""
-    return steps(sim, task, algo, obs, name, reward, init, demos, model)[-1][1]
+    """The defaults `robo_rl train` starts from where these options are given; more: fields of
+    `RecipeChoice`."""
+    return steps(RecipeChoice(sim, task, algo, obs, preset, reward, **more))[-1][1]
 
 
-def steps(
-    sim: str,
-    task: str,
-    algo: str,
-    obs: str,
-    name: str,
-    reward: str = "",
-    init: str = "",
-    demos: str = "",
-    model: str = "",
-) -> list[tuple[str | dict[str, str], TrainConfig]]:
+def steps(chosen: RecipeChoice) -> list[tuple[str | dict[str, str], TrainConfig]]:
     """The configurations that lead to `recipe`, each with its origin, or {option: origin}: chosen, "recipe
     ROW", --init (else default)."""
-    if init and not model:
-        had = policy_of(Path(init))
-        model = model_words(had["kind"], had.get("folder", ""), fresh=False)
-    base = TrainConfig(algo=algo, rl=method_options(algo)())
-    settings: dict[str, object] = {"sim": sim, "task": task, "obs": obs, "preset": name}
+    if chosen.init and not chosen.model:
+        had = policy_of(Path(chosen.init))
+        chosen = replace(chosen, model=model_words(had["kind"], had.get("folder", ""), fresh=False))
+    base = TrainConfig(algo=chosen.algo, rl=method_options(chosen.algo)())
+    settings: dict[str, object] = {k: getattr(chosen, k) for k in ("sim", "task", "obs", "preset")}
     origin = dict.fromkeys(settings, "chosen")
-    for row in rows(sim, task, algo, obs, name, reward, demos, model, init):
+    for row in rows(chosen):
         changes = flat(row.settings)
         settings |= changes
         origin |= dict.fromkeys(changes, f"recipe {row.name}")
-    if limit := demo_limit(sim, task, demos):
+    if limit := demo_limit(chosen.sim, chosen.task, chosen.demos):
         settings["max_steps"], origin["max_steps"] = limit, "--demos"
     made = merged(base, nested(settings), "recipe")
-    asked = {} if algo == TrainConfig.algo else {"algo": "chosen"}
-    return [(asked, base), (origin, made), *([("--init", begun(made, Path(init)))] if init else [])]
+    asked = {} if chosen.algo == TrainConfig.algo else {"algo": "chosen"}
+    begins = [("--init", begun(made, Path(chosen.init)))] if chosen.init else []
+    return [(asked, base), (origin, made), *begins]
 
 
 def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
