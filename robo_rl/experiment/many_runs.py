@@ -199,7 +199,7 @@ class Runs:
         try:
             while self.waiting or self.children:
                 self.start()
-                for key, _ in self.selector.select(1.0):
+                for key, _ in self.selector.select(0.2):
                     self.read(key.data)
                 self.pass_on()
                 self.status()
@@ -231,6 +231,8 @@ class Runs:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                # a terminal's Ctrl-C reaches it through this process alone: twice means at once, unsaved
+                start_new_session=True,
                 preexec_fn=follow_parent,  # noqa: PLW1509 (this process has one thread)
             )
             assert process.stdout is not None
