@@ -67,17 +67,23 @@ def test_seeds_are_numbers_and_ranges():
 
 
 def test_options_of_their_own_are_left_out_of_what_the_runs_are_given():
-    argv = ["--seeds", "0,1", "--task", "reach", "--out=x", "--seeds=3", "--at-once", "2", "--lr", "1"]
+    argv = ["--seeds", "0,1", "--task", "reach", "--out=x", "--seeds=3", "--at_once", "2", "--lr", "1"]
     assert many_runs.without(argv, many_runs.OWN) == ["--task", "reach", "--lr", "1"]
 
 
 def test_as_many_runs_as_cores_each_in_one_process(monkeypatch):
     monkeypatch.setattr(many_runs, "cores", lambda: 6)
     config, two = parse(["--task", "reach"]), parse(["--task", "reach", "--workers", "2"])
-    assert many_runs.side_by_side(config, 0, False) == (6, ["--workers", "0"])
-    assert many_runs.side_by_side(config, 1, False) == (1, [])
-    assert many_runs.side_by_side(two, 0, True) == (3, [])
-    assert many_runs.side_by_side(parse(["--task", "reach", "--algo", "bc"]), 0, False) == (6, [])
+    assert many_runs.side_by_side(config, 0) == (6, ["--workers", "0"])
+    assert many_runs.side_by_side(config, 1) == (1, [])
+    assert many_runs.side_by_side(two, 0) == (3, [])
+    assert many_runs.side_by_side(parse(["--task", "reach", "--algo", "bc"]), 0) == (6, [])
+
+
+def test_workers_of_a_configuration_file_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(many_runs, "cores", lambda: 6)
+    (tmp_path / "c.toml").write_text('task = "reach"\nworkers = 3\n')
+    assert many_runs.side_by_side(parse(["--config", str(tmp_path / "c.toml")]), 0) == (2, [])
 
 
 def test_every_seed_gets_its_folder_its_log_and_the_options_of_all(fake, tmp_path, capfd):
@@ -171,11 +177,20 @@ def test_what_does_not_go_together_is_refused(tmp_path):
         (["--at-once", "2"], "--at-once is of several runs"),
         (["--seeds", "0,1", "--twin"], "leave --seeds and --vary out"),
         (["--vary", "rl.lr=1e-4,1e9"], "rl.lr"),
+        (["--vary", "task=reach,reech"], "--vary task=reech: unknown mujoco task"),
+        (["--vary", "demos=2,nowhere", "--plan"], "no such folder"),
+        (["--vary=eval-envs=1,2", "--eval_envs", "3"], "give one of them"),
+        (["--vary", "video=true,false", "--no-video"], "give one of them"),
         (["--vary", "algo=pi_rl,pi_lr"], "pi_rl"),
         (["--vary", "rl.lr=1,2", "--resume", "r"], "--resume goes on with the options of the run"),
         (["--seeds", "0,1", "--resume", "r"], "--resume goes on with the options of the run"),
     ):
         assert words in robo_rl(tmp_path, "train", *argv).mistake
+
+
+def test_options_of_a_method_that_varies_are_known_however_vary_is_typed():
+    for vary in (["--vary=algo=demo_sac,rlpd"], ["--vary", "algo=demo_sac,rlpd"]):
+        assert many_runs.varied(["--rl.warmup", "128", *vary]) == ["algo=demo_sac,rlpd"]
 
 
 def test_a_plan_tells_what_runs_side_by_side_need(tmp_path):
@@ -184,6 +199,9 @@ def test_a_plan_tells_what_runs_side_by_side_need(tmp_path):
     assert done.code == 0 and one.startswith("fits") and all_.startswith("5 runs, 3 at once: ")
     peak = next(float(x.split()[1].replace(",", "")) for x in done.out.splitlines() if x.startswith("  peak"))
     assert all_ == f"5 runs, 3 at once: {3 * peak / 1e3:.1f} GB, fits"
+    two = robo_rl(tmp_path, "train", *TINY, "--vary", "image-size=64,65", "--plan")
+    assert two.code == 0 and re.search(r"^image-size=65: \d", two.out, re.M), two
+    assert "the one that needs most, image-size=6" in two.out
     many = robo_rl(tmp_path, "train", *TINY, "--seeds", "0-999", "--at-once", "1000", "--plan")
     assert many.code == 1 and "does not fit" in many.out.splitlines()[-1]
 

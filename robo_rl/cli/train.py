@@ -4,7 +4,6 @@ resumes."""
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from pathlib import Path
 
 import tyro
@@ -60,10 +59,10 @@ def parse(argv: list[str]) -> TrainConfig:
         return str(document.get(name, default)) if found is None else found
 
     typed = argv
-    if varied := [v for a, v in pairwise([*argv, ""]) if a == "--vary"]:  # options are those of the first run
+    if varied := many_runs.varied(argv):  # options are those of the first run
         argv = [*argv, *next(iter(many_runs.planned([], varied).values()))]
     argv = short_policy(argv)
-    resumes_alone(argv, "to train the run's policy on with other options, begin a new run: --init RUN")
+    resumes_alone(typed, "to train the run's policy on with other options, begin a new run: --init RUN")
     document: dict = {}
     if file := peek("config", ""):
         document = config_file.read_config(Path(file))
@@ -115,31 +114,44 @@ def parse(argv: list[str]) -> TrainConfig:
     if args.at_once and one:
         raise UserError("--at-once is of several runs: give --seeds or --vary, such as --seeds 0,1,2")
     if args.plan:
-        check_folders(config)
-        raise SystemExit(tell_plan(config, typed, 1 if one else len(several), args.at_once))
+        configs = settings(typed, args.vary)
+        raise SystemExit(tell_plan(configs, len(several), args.at_once))
     if args.twin:
         from robo_rl.experiment.twin import twin
 
         return twin(config)
     if not one:
-        for own in many_runs.planned([], args.vary).values():
-            parse([*many_runs.without(typed, many_runs.OWN), *own])  # a mistake is told before any run begins
+        many_runs.check_all(settings(typed, args.vary))
         raise SystemExit(told(*many_runs.begin(typed, config, several, args.at_once)))
     if args.resume and (Path(args.resume) / many_runs.FILE).is_file():
         raise SystemExit(told(Path(args.resume), many_runs.train_all(Path(args.resume))))
     return config
 
 
-def tell_plan(config: TrainConfig, argv: list[str], runs: int, at_once: int) -> int:
-    """Print the plan of a run, and what several side by side need -> the exit status: 1 where that does not
-    fit."""
+def settings(argv: list[str], vary: tuple[str, ...]) -> dict[str, TrainConfig]:
+    """The configuration of each combination of values, by its name: a mistake is told before any run
+    begins."""
+    alone = [a for a in many_runs.without(argv, many_runs.OWN) if a != "--plan"]
+    return {name: parse([*alone, *own]) for name, own in many_runs.planned([], vary).items()}
+
+
+def tell_plan(configs: dict[str, TrainConfig], runs: int, at_once: int) -> int:
+    """Print the plan of a run, of several settings of the one that needs most, and what several side by side
+    need -> the exit status: 1 where that does not fit."""
     from robo_rl.experiment.plan import make_plan
     from robo_rl.experiment.plan_data import plan_of_data
 
-    n, more = many_runs.side_by_side(config, at_once, given(argv, "--workers") is not None)
-    if runs > 1 and more:
-        config = replace(config, workers=0)
-    plan = plan_of_data(config) if config.sim == "none" else make_plan(config)
+    n, more = many_runs.side_by_side(next(iter(configs.values())), at_once)
+    plans = {}
+    for name, config in configs.items():
+        check_folders(config)
+        one = replace(config, workers=0) if runs > 1 and more else config
+        plans[name] = plan_of_data(one) if one.sim == "none" else make_plan(one)
+    name = max(plans, key=lambda k: plans[k].peak)
+    plan = plans[name]
+    if len(plans) > 1:
+        print("\n".join(f"{k}: {p.peak / 1e9:.1f} GB" for k, p in plans.items()), end="\n\n")
+        print(f"the one that needs most, {name}:")
     print(plan.text())
     n = min(n, runs)
     if n < 2:

@@ -20,12 +20,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.config import TrainConfig, is_live
 from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.supervise import follow_parent
 from robo_rl.files import lock, private_folder, read_json, write_json
@@ -111,33 +113,77 @@ def planned(seeds: Sequence[int], vary: Sequence[str]) -> dict[str, list[str]]:
     return runs
 
 
+def option_of(arg: str) -> str:
+    """The option that a word of the command line gives, as `--at-once` where it is `--at_once=2`."""
+    return arg.partition("=")[0].replace("_", "-")
+
+
+def varied(argv: Sequence[str]) -> list[str]:
+    """What --vary is given. UserError: an option that is given by itself too."""
+    found = [
+        arg.partition("=")[2] if "=" in arg else next(iter(argv[k + 1 : k + 2]), "")
+        for k, arg in enumerate(argv)
+        if option_of(arg) == "--vary"
+    ]
+    typed = {option_of(arg) for arg in argv}
+    for name in (text.removeprefix("--").partition("=")[0] for text in found):
+        if not typed.isdisjoint(option_of(as_typed(name, value)[0]) for value in ("true", "false")):
+            raise UserError(f"--vary {name}=… gives its values, --{name} one of all runs: give one of them")
+    return found
+
+
 def without(argv: Sequence[str], options: Sequence[str]) -> list[str]:
     """argv without these options and their values."""
     out, skip = [], False
     for arg in argv:
-        name, sign, _ = arg.partition("=")
-        if not skip and name not in options:
+        of_these = option_of(arg) in options
+        if not skip and not of_these:
             out.append(arg)
-        skip = not skip and name in options and not sign
+        skip = not skip and of_these and "=" not in arg
     return out
 
 
-def side_by_side(config: TrainConfig, at_once: int, typed: bool) -> tuple[int, list[str]]:
-    """(how many runs at once, options that each is given beside its own). typed: --workers was given."""
+def side_by_side(config: TrainConfig, at_once: int) -> tuple[int, list[str]]:
+    """(how many runs at once, options that each is given beside its own)."""
     if config.device != "cpu":
         return at_once or 1, []
-    each = max(1, config.workers or 1) if typed else 1
-    n = at_once or max(1, cores() // each)
+    n = at_once or max(1, cores() // max(1, config.workers or 1))
     # a core each, and the same run every time
-    return n, ["--workers", "0"] if n > 1 and not typed and config.algo != "bc" else []
+    return n, ["--workers", "0"] if n > 1 and config.workers is None and config.algo != "bc" else []
+
+
+def check_all(settings: dict[str, TrainConfig]) -> None:
+    """Raise UserError, before any run begins, for what one of several settings would be refused for: all that
+    a run checks, in a process of its own, whose memory goes back."""
+    if len(settings) < 2:
+        return  # the first run tells it
+    told = time.monotonic()
+    with ProcessPoolExecutor(1, get_context("fork"), follow_parent) as pool:
+        for k, (name, config) in enumerate(settings.items()):
+            if time.monotonic() - told > STATUS:
+                told = time.monotonic()
+                print(f"{k} of {len(settings)} settings checked", file=sys.stderr, flush=True)
+            if why := pool.submit(refused, config).result():
+                raise UserError(f"--vary {name}: {why}")
+
+
+def refused(config: TrainConfig) -> str:
+    """Why a run of these options would be refused; "" where it would not, or only its robot knows."""
+    from robo_rl.experiment.train import checked
+
+    try:
+        if not is_live(config):
+            checked(config)
+    except UserError as e:
+        return str(e)
+    return ""
 
 
 def begin(
     argv: Sequence[str], config: TrainConfig, runs: dict[str, list[str]], at_once: int
 ) -> tuple[Path, int]:
     """Train the `planned` runs in a new folder -> (the folder, the exit status)."""
-    typed = any(a.partition("=")[0] == "--workers" for a in argv)
-    at_once, more = side_by_side(config, at_once, typed)
+    at_once, more = side_by_side(config, at_once)
     what = config.task or ("" if config.demos.isdigit() else Path(config.demos).name)
     words = filter(None, (config.sim.partition(":")[0], what, config.algo, time.strftime("%m%d-%H%M%S")))
     name = re.sub(r"[:/,]", "-", "-".join(words))

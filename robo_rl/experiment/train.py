@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from robo_rl.child import set_openmp
 from robo_rl.errors import MissingDependency, UnreadOption, UserError
@@ -20,6 +21,9 @@ from robo_rl.experiment.model_units import keep_box_facts, keep_facts
 from robo_rl.experiment.reporting import Event, Reporter
 from robo_rl.options import OffPolicyOptions, RecapOptions
 from robo_rl.provenance import git_hash, machine_name, versions
+
+if TYPE_CHECKING:
+    from robo_rl.contract import ControlEnv
 
 LEAST_DISK = 200_000_000  # bytes that must be free before a run begins
 
@@ -44,24 +48,7 @@ def train(
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if config.out and (Path(config.out) / "run.json").exists():
         raise UserError(taken.format(config.out))
-    check_names(
-        config.sim,
-        config.task,
-        obs=config.obs,
-        reward=config.reward,
-        control=config.control,
-        randomise=config.randomise,
-    )
-    if config.demos.isdigit() and int(config.demos):
-        check_shown(config.sim, config.task)
-    check_folders(config)
-    with importing():
-        from robo_rl.device_names import check_device
-
-        check_device(config.device)
-        env = None if config.sim == NONE else probe_env(config)
-        config = with_latency(config, env)
-        check(config, env)  # a mistake leaves no folder behind
+    config, env = checked(config)  # a mistake leaves no folder behind
     if config.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
         config = replace(config, workers=parallel.workers(config), max_staleness=parallel.staleness(config))
     if env is None:
@@ -97,6 +84,29 @@ def train(
             keep_box_facts(folder, env, config.demos)
         began(folder)
         return folder, go(config, folder, env, Reporter(callback, quiet))
+
+
+def checked(config: TrainConfig) -> "tuple[TrainConfig, ControlEnv | None]":
+    """The configuration that a run keeps, and its env. UserError: options that do not fit."""
+    check_names(
+        config.sim,
+        config.task,
+        obs=config.obs,
+        reward=config.reward,
+        control=config.control,
+        randomise=config.randomise,
+    )
+    if config.demos.isdigit() and int(config.demos):
+        check_shown(config.sim, config.task)
+    check_folders(config)
+    with importing():
+        from robo_rl.device_names import check_device
+
+        check_device(config.device)
+        env = None if config.sim == NONE else probe_env(config)
+        config = with_latency(config, env)
+        check(config, env)
+    return config, env
 
 
 def unused(folder: Path) -> Path:
