@@ -23,6 +23,7 @@ from robo_rl.errors import MissingDependency, UserError, choose
 from robo_rl.files import parse_json, private_folder, read_json, replacing, write_bytes
 
 STAGES = ("sft", "rl")  # in the order a run goes through them
+RUNS = "runs.json"  # which runs there are in a folder of runs
 BACKENDS = ("tensorboard", "wandb")
 _OWN = ("step", "time", "stage")
 _LINE = {int, float, bool, str, type(None)}  # what the values of a line may be

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -11,9 +12,15 @@ from robo_rl.cli import main
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
-from robo_rl.report.compare import by_task, compared, curve, mean_curve, reached, read_groups
+from robo_rl.report.compare import by_task, compared, curve, mean_curve, over, reached, read_groups
 from robo_rl.report.compare_page import lines, page, write
-from robo_rl.stats import difference_over_seeds, mean_over_seeds, student_quantile
+from robo_rl.stats import (
+    difference_over_seeds,
+    mean_over_seeds,
+    student_quantile,
+    unpaired_difference,
+    wilson,
+)
 
 LOOKS = ((0, 0.5), (1000, 0.7), (2000, 0.95))  # steps and success on the starts that choose
 
@@ -82,7 +89,7 @@ def test_one_configuration_before_and_after_a_change_of_the_code_is_two_groups_n
             make_run(tmp_path / folder / f"s{seed}", seed)
     groups = read_groups([tmp_path / "old", tmp_path / "new"])
     assert [(g.name, g.seeds) for g in groups] == [("reach pi_rl old", [0, 1]), ("reach pi_rl new", [0, 1])]
-    assert compared(groups[1], groups[0])[1] == "paired over 2 seeds"
+    assert compared(groups[1], groups[0])[1].startswith("paired over 2 seeds")
     groups = read_groups([tmp_path / "old" / "s0", tmp_path / "new" / "s0"])
     assert [g.name for g in groups] == ["reach pi_rl old/s0", "reach pi_rl new/s0"]
 
@@ -179,13 +186,65 @@ def test_returns_are_compared_where_tasks_know_no_success(tmp_path):
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
     run = make_run(tmp_path / "a")
-    with pytest.raises(UserError, match="two runs or more"):
+    with pytest.raises(UserError, match="two runs with evaluations"):
         read_groups([run])
     with pytest.raises(UserError, match="given twice"):
         read_groups([run, str(run)])
     (make_run(tmp_path / "b", 1) / "evals" / "sft.json").unlink()
     (tmp_path / "b" / "evals" / "final.json").unlink()
-    with pytest.raises(UserError, match="no evaluation yet"):
-        read_groups([tmp_path])
+    with pytest.raises(UserError, match="no evaluation yet; leave it out"):
+        read_groups([run, tmp_path / "b"])
     with pytest.raises(UserError, match="no run folder"):
         read_groups([run, tmp_path / "b" / "evals"])
+
+
+def test_of_a_folder_of_runs_those_without_an_evaluation_are_left_out_and_told(tmp_path):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / f"s{seed}", seed)
+    for path in (tmp_path / "s1" / "evals").iterdir():
+        path.unlink()
+    told = []
+    assert read_groups([tmp_path], told.append)[0].seeds == [0, 2]
+    assert told == [f"{tmp_path / 's1'} has no evaluation yet: left out"]
+    assert robo_rl.compare([tmp_path])["left_out"] == told
+
+
+def test_groups_are_in_the_order_in_which_their_runs_were_asked_for(tmp_path):
+    for name in ("algo=ppo,s0", "algo=ppo,s10", "algo=ppo,s9", "algo=demo_sac,s0"):
+        make_run(tmp_path / name, int(name.rpartition("s")[2]), algo=name[5 : name.index(",")])
+    write_json(tmp_path / "runs.json", {"runs": {"algo=ppo,s0": [], "algo=ppo,s9": []}})
+    first, other = read_groups([tmp_path])
+    assert (first.name, first.seeds, other.name) == ("algo=ppo", [0, 9, 10], "algo=demo_sac")
+    write_json(tmp_path / "runs.json", {"runs": 3})
+    assert read_groups([tmp_path])[0].name == "algo=demo_sac"
+
+
+def test_a_run_that_has_only_begun_rl_does_not_end_as_it_starts(tmp_path):
+    for name, final in (("a", True), ("b", False)):
+        for seed in (0, 1):
+            make_run(
+                tmp_path / f"{name}{seed}", seed, looks=LOOKS if final else LOOKS[:1], final=final, algo=name
+            )
+    first, other = read_groups([tmp_path])
+    assert first.values("end") == [0.9, 0.9] and all(map(math.isnan, other.values("end")))
+    assert "it has no end yet" in page([first, other], 0.9) and math.isnan(compared(other, first)[0].value)
+
+
+def test_of_seeds_that_end_all_alike_the_interval_is_over_their_starts(tmp_path):
+    for name, rate in (("a", 0.97), ("b", 0.98)):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{name}{seed}", seed, rate, algo=name)
+    groups = read_groups([tmp_path])
+    assert over(groups[0], "end") == pytest.approx(wilson(194, 200))
+    change, how = compared(groups[1], groups[0])
+    assert change == pytest.approx(unpaired_difference(196, 200, 194, 200)) and "over starts" in how
+    assert change.low < 0 < change.high
+
+
+def test_a_run_that_does_not_say_its_options_is_refused(tmp_path):
+    make_run(tmp_path / "a")
+    for wrong in ({"config": [1], "seed": 0}, {"config": {"task": "reach"}, "seed": "x"}, {}):
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        write_json(make_run(tmp_path / "b") / "run.json", wrong)
+        with pytest.raises(UserError, match="does not say its options"):
+            read_groups([tmp_path])

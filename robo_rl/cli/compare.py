@@ -33,14 +33,16 @@ def run(args: CompareRunsOptions) -> int:
     from robo_rl.report.compare import notes_of, read_groups
     from robo_rl.report.compare_page import as_json, lines, write
 
-    groups = read_groups(args.runs)
+    def note(words: str) -> None:
+        print(f"note: {words}", file=sys.stderr)
+
+    groups = read_groups(args.runs, note)
     path = write(groups, args.reach, args.out)
-    if args.json:
-        print(as_json(groups, args.reach, path))
-        return 0
-    print("\n".join(lines(groups, args.reach)))
+    told = [as_json(groups, args.reach, path)] if args.json else lines(groups, args.reach)
+    print("\n".join(told))
     for run in (r for g in groups for r in g.runs):
-        for note in notes_of(run):
-            print(f"note: {run.folder}: {note}", file=sys.stderr)
-    print(f"open {path}")
+        for words in notes_of(run):
+            note(f"{run.folder}: {words}")
+    if not args.json:
+        print(f"open {path}")
     return 0

@@ -13,6 +13,7 @@ from robo_rl.errors import UserError, in_range
 from robo_rl.experiment import many_runs
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import check_folders, newest_run
+from robo_rl.log import RUNS
 from robo_rl.options.policy import POLICIES, VLAS
 from robo_rl.plugins import is_object
 
@@ -123,7 +124,7 @@ def parse(argv: list[str]) -> TrainConfig:
     if not one:
         many_runs.check_all(settings(typed, args.vary))
         raise SystemExit(told(*many_runs.begin(typed, config, several, args.at_once)))
-    if args.resume and (Path(args.resume) / many_runs.FILE).is_file():
+    if args.resume and (Path(args.resume) / RUNS).is_file():
         raise SystemExit(told(Path(args.resume), many_runs.train_all(Path(args.resume))))
     return config
 
@@ -167,9 +168,12 @@ def told(folder: Path, code: int) -> int:
     from robo_rl.report.compare import read_groups
     from robo_rl.report.compare_page import lines, write
 
-    done = sorted({path.parent.parent for path in folder.glob("*/evals/*.json")})
-    if code < 128 and len(done) > 1:
-        groups = read_groups(done)
+    if code < 128 and len({path.parent for path in folder.glob("*/evals/*.json")}) > 1:
+        try:
+            groups = read_groups([folder], lambda words: print(words, file=sys.stderr))
+        except UserError as e:
+            print(f"not compared: {e}", file=sys.stderr)
+            return code
         print("\n".join([*lines(groups, REACH), f"open {write(groups, REACH, str(folder))}"]))
     return code
 

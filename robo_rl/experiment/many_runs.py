@@ -31,9 +31,9 @@ from robo_rl.experiment.config import TrainConfig, is_live
 from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.supervise import follow_parent
 from robo_rl.files import lock, private_folder, read_json, write_json
+from robo_rl.log import RUNS
 from robo_rl.signals import asked_to_stop
 
-FILE = "runs.json"
 STATUS = 10.0  # s between two lines of progress
 STOPPING = 300.0  # s that runs have to save a checkpoint once they are asked to stop
 MOST = 1000  # runs
@@ -188,7 +188,7 @@ def begin(
     words = filter(None, (config.sim.partition(":")[0], what, config.algo, time.strftime("%m%d-%H%M%S")))
     name = re.sub(r"[:/,]", "-", "-".join(words))
     folder = Path(config.out or Path("runs") / name)
-    if (folder / FILE).exists() or (folder / "run.json").exists():
+    if (folder / RUNS).exists() or (folder / "run.json").exists():
         raise UserError(
             f"{folder} already holds runs; go on with them: robo_rl train --resume {folder}, or choose "
             "another --out"
@@ -196,7 +196,7 @@ def begin(
     private_folder(folder)
     words = [*without(argv, OWN), *more]
     write_json(
-        folder / FILE, {"runs": {name: [*words, *own] for name, own in runs.items()}, "at_once": at_once}
+        folder / RUNS, {"runs": {name: [*words, *own] for name, own in runs.items()}, "at_once": at_once}
     )
     return folder, train_all(folder, new=True)
 
@@ -204,12 +204,12 @@ def begin(
 def train_all(folder: Path, new: bool = False) -> int:
     """Train what the folder's runs.json asks for and has not ended -> the exit status: 0, 128 + the number
     of the signal that stopped it, 2 where the first run refused its options, 1 where one failed."""
-    asked = read_json(folder / FILE, dict)
+    asked = read_json(folder / RUNS, dict)
     try:
         runs = {str(name): [str(word) for word in argv] for name, argv in asked["runs"].items()}
         at_once = max(1, int(asked["at_once"]))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise UserError(f"{folder / FILE} is damaged ({e}); begin anew with another --out") from None
+        raise UserError(f"{folder / RUNS} is damaged ({e}); begin anew with another --out") from None
     waiting = {n: argv for n, argv in runs.items() if not (folder / n / "evals" / "final.json").exists()}
     with lock(folder), asked_to_stop() as came:
         codes = Runs(folder, dict(waiting), at_once, came).work()
@@ -225,7 +225,7 @@ def train_all(folder: Path, new: bool = False) -> int:
 
 def clear(folder: Path) -> None:
     """Leave no folder behind of runs that were refused."""
-    for path in (folder / FILE, *folder.glob("*.log"), folder / ".lock"):
+    for path in (folder / RUNS, *folder.glob("*.log"), folder / ".lock"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it was there before, and holds other things
         folder.rmdir()

@@ -1,6 +1,7 @@
 """Several runs side by side: those that differ in nothing but their seed are one group, whose mean and
 interval are over seeds (`robo_rl compare`)."""
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Hashable, Sequence
@@ -10,10 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.log import open_run
+from robo_rl.files import read_json
+from robo_rl.log import RUNS, open_run
 from robo_rl.report.data import Evaluation, RunRecord, difference, load
 from robo_rl.report.text import flat
-from robo_rl.stats import Interval, difference_over_seeds, mean_over_seeds, per_task
+from robo_rl.stats import (
+    Interval,
+    counts,
+    difference_over_seeds,
+    mean_over_seeds,
+    per_task,
+    unpaired_difference,
+    wilson,
+)
 
 # what says nothing about what a run learnt: where and on what it ran
 ASIDE = ("seed", "out", "resume", "video", "wandb", "threads", "torch_threads", "workers", "hang")
@@ -50,16 +60,35 @@ class SeedGroup:
 
 def evaluation(run: RunRecord, which: str) -> "Evaluation | None":
     """The run's evaluation "start", "end" or "best"; a run without RL ends as it starts."""
-    return getattr(run, which) or (run.start or run.evals[0] if which != "best" and run.evals else None)
+    if which == "best" or which == "end" and has_rl(run):
+        return getattr(run, which)
+    return getattr(run, which) or run.start or (run.evals[0] if run.evals else None)
+
+
+def has_rl(run: RunRecord) -> bool:
+    """Whether RL follows supervision in this run, or has begun."""
+    config = run.info.get("config") or {}
+    return config.get("algo") != "bc" and config.get("steps") != 0
+
+
+def within(path: Path) -> list[Path]:
+    """The runs in a folder of runs, in the order in which they were asked for; [] of any other."""
+    if not path.is_dir() or (path / "run.json").is_file():
+        return []
+    with contextlib.suppress(UserError, KeyError, TypeError):
+        asked = list(read_json(path / RUNS)["runs"])
+        rank = {name: k for k, name in enumerate(asked)}
+        return sorted(
+            (p.parent for p in path.glob("*/run.json")), key=lambda p: (rank.get(p.name, len(rank)), p)
+        )
+    return sorted(p.parent for p in path.glob("*/run.json"))
 
 
 def run_folders(paths: Sequence["str | Path"]) -> list[Path]:
     """The run folders at `paths`; a folder of runs (robo_rl train --seeds) stands for all of them."""
     found: list[Path] = []
     for path in paths:
-        within = sorted(p.parent for p in Path(path).glob("*/run.json")) if Path(path).is_dir() else []
-        whole = (Path(path) / "run.json").is_file()
-        found += within if within and not whole else [open_run(path)]
+        found += within(Path(path)) or [open_run(path)]
     twice = [p for k, p in enumerate(found) if p.resolve() in {q.resolve() for q in found[:k]}]
     if twice:
         raise UserError(f"{twice[0]} is given twice")
@@ -72,10 +101,14 @@ def grouped(runs: Sequence[RunRecord]) -> list[SeedGroup]:
     Where a seed occurs twice among runs of the same options they are parted by the folders that they begin
     with, then by the folder that they are in (one configuration before and after a change of the code).
     """
-    told = [dict(flat(run.info.get("config") or {})) for run in runs]
-    for run, options in zip(runs, told, strict=True):
-        if not options:
-            raise UserError(f"{run.folder} does not say its options (config in run.json): leave it out")
+    told: list[dict[str, str]] = []
+    for run in runs:
+        config, seed = run.info.get("config"), run.info.get("seed") or 0
+        if not isinstance(config, dict) or not config or not isinstance(seed, int):
+            raise UserError(
+                f"{run.folder} does not say its options (config and seed in run.json): leave it out"
+            )
+        told.append(dict(flat(config)))
     names = sorted({k for options in told for k in options})
     differ = [k for k in names if k not in ASIDE and len({o.get(k) for o in told}) > 1]
     finer: list[Callable[[int], Hashable]] = [
@@ -128,9 +161,9 @@ def labels_of(heads: Sequence[dict[str, str]], between: Sequence[str]) -> list[s
 def notes_of(run: RunRecord) -> list[str]:
     """What is to be known of a run's row."""
     unfinished = run.metrics and not any(e.label == "final" for e in run.evals)
-    rl = (run.info.get("config") or {}).get("algo") != "bc"
-    more = ["no final evaluation: it is still going, or it was stopped; its end is its latest evaluation"]
-    return [*run.notes, *more * bool(unfinished and rl)]
+    end = "it has no end yet" if evaluation(run, "end") is None else "its end is its latest evaluation"
+    more = [f"no final evaluation: it is still going, or it was stopped; {end}"]
+    return [*run.notes, *more * bool(unfinished and has_rl(run))]
 
 
 def curve(run: RunRecord) -> Curve:
@@ -176,8 +209,20 @@ def compared(after: SeedGroup, before: SeedGroup) -> tuple[Interval, str]:
         return d.change, f"one seed each, interval over {d.n} shared starts" if d.paired else "one seed each"
     shared = sorted(a.keys() & b.keys())
     if len(shared) >= 2 and len(shared) == max(len(a), len(b)):
-        return mean_over_seeds([a[s] - b[s] for s in shared]), f"paired over {len(shared)} seeds"
-    return (difference_over_seeds(list(a.values()), list(b.values())), f"{len(a)} and {len(b)} seeds")
+        d, how = mean_over_seeds([a[s] - b[s] for s in shared]), f"paired over {len(shared)} seeds"
+    else:
+        d, how = difference_over_seeds(list(a.values()), list(b.values())), f"{len(a)} and {len(b)} seeds"
+    if d.low < d.high or not math.isfinite(d.low) or not judged([after, before]):
+        return d, how
+    return unpaired_difference(
+        *pooled(after, "end"), *pooled(before, "end")
+    ), f"{how}, all alike: over starts"
+
+
+def pooled(group: SeedGroup, which: str) -> tuple[float, int]:
+    """(successes, starts) of this evaluation of all seeds together."""
+    each = [counts(e.success, e.origins) for r in group.runs if (e := evaluation(r, which)) is not None]
+    return sum(x for x, _ in each), sum(n for _, n in each)
 
 
 def summary(groups: Sequence[SeedGroup], least: float) -> dict:
@@ -235,8 +280,11 @@ def judged(groups: Sequence[SeedGroup]) -> bool:
 
 
 def over(group: SeedGroup, which: str) -> Interval:
-    """Mean over the seeds that have this evaluation; success ends at 0 and 1."""
+    """Mean over the seeds that have this evaluation; success ends at 0 and 1. Seeds that are all alike say
+    nothing of their spread: the interval is then over the starts of all."""
     i = mean_over_seeds([v for v in group.values(which) if math.isfinite(v)])
+    if judged([group]) and math.isfinite(i.low) and i.low == i.high:
+        return wilson(*pooled(group, which))
     return inside(i) if judged([group]) else i
 
 
@@ -255,26 +303,35 @@ def compare(runs: Sequence["str | Path"], reach: float = 0.9) -> dict:
     "groups": of each its name (the options that differ), mean success (or return, of a task that knows none)
     over its seeds at the "start", "end" and of the "best" checkpoint, with Student's 95 % interval, and its
     runs; "differences" of the ends from the first group's: over pairs of one seed where both have the same
-    seeds, else Welch's, of one seed each over the starts. UserError: fewer than two runs, one without an
-    evaluation.
+    seeds, else Welch's, of one seed each over the starts; "left_out": what a folder of runs has without an
+    evaluation. UserError: fewer than two runs, one that is named and has no evaluation.
     """
-    return summary(read_groups(runs), reach)
+    left_out: list[str] = []
+    return summary(read_groups(runs, left_out.append), reach) | {"left_out": left_out}
 
 
-def read_groups(paths: Sequence["str | Path"]) -> list[SeedGroup]:
-    """The groups of the runs at `paths`. UserError: fewer than two runs, one without an evaluation."""
-    runs = [load(folder) for folder in run_folders(paths)]
+def read_groups(
+    paths: Sequence["str | Path"], tell: Callable[[str], None] = lambda words: None
+) -> list[SeedGroup]:
+    """The groups of the runs at `paths`; tell(words) hears of runs of a folder of runs that are left out for
+    want of an evaluation. UserError: fewer than two runs, one that is named and has no evaluation."""
+    runs: list[RunRecord] = []
+    named = {Path(path).resolve() for path in paths}
+    for folder in run_folders(paths):
+        run = load(folder)
+        if run.evals:
+            runs.append(run)
+            continue
+        more = " (along recorded episodes alone: compare its report)" if run.held_out else ""
+        why = f"{folder} has no evaluation yet{more}"
+        if folder.resolve() in named:
+            raise UserError(f"{why}; leave it out, or robo_rl eval {folder}")
+        tell(f"{why}: left out")
     if len(runs) < 2:
         raise UserError(
-            "compare takes two runs or more, or a folder of runs (robo_rl train --seeds 0,1,2); of one run: "
-            "robo_rl report RUN"
+            "compare takes two runs with evaluations or more, or a folder of runs (robo_rl train --seeds "
+            "0,1,2); of one run: robo_rl report RUN"
         )
-    for run in runs:
-        if not run.evals:
-            more = " (along recorded episodes alone: compare its report)" if run.held_out else ""
-            raise UserError(
-                f"{run.folder} has no evaluation yet{more}; leave it out, or robo_rl eval {run.folder}"
-            )
     if len({r.judged for r in runs}) > 1:
         raise UserError("some of these runs have success and some returns alone: compare runs of one kind")
     return grouped(runs)

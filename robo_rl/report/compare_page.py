@@ -103,7 +103,8 @@ def page(groups: Sequence[SeedGroup], least: float) -> str:
 <ul class="facts"><li><span>runs</span>{len(runs)}</li><li><span>groups</span>{len(groups)}</li></ul></header>
 {f'<section class="card notes"><ul>{notes}</ul></section>' if notes else ""}
 <h2>Where they end</h2>
-<p>Runs that differ in their seed alone are one group. Intervals are Student's over its seeds, 95 %.</p>
+<p>Runs that differ in their seed alone are one group. Intervals are Student's over its seeds, 95 %; of seeds
+that end all alike, over the starts of all.</p>
 {ends_table(groups, least)}
 {differences_table(groups)}
 {tasks_table(groups)}
