@@ -24,7 +24,7 @@ do = json.loads(pathlib.Path("do.json").read_text()).get(out.name, "end")
 if do == "refuse":
     print("robo_rl: no such task", file=sys.stderr)
     sys.exit(2)
-(out / "evals").mkdir(parents=True, exist_ok=True)
+out.mkdir(parents=True, exist_ok=True)
 (out / "run.json").write_text("{{}}")
 if do == "wait":
     signal.signal(signal.SIGINT, lambda *_: (print("saved"), sys.exit(130)))
@@ -34,7 +34,8 @@ if do == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 if do == "wait":
     time.sleep(100)
-(out / "evals" / "final.json").write_text("{{}}")
+(out / "checkpoints" / "step_9").mkdir(parents=True)
+(out / "checkpoints" / "step_9" / "meta.json").write_text('{{"finished": true}}')
 """
 
 
@@ -106,6 +107,9 @@ def test_values_of_options_make_a_run_for_each_combination_and_seed():
     assert many_runs.planned([], ["init=a/b,c"]) == {"init=a-b": ["--init", "a/b"], "init=c": ["--init", "c"]}
     assert list(many_runs.planned([], ["rl.lr=1,2", "bc.lr=3"])) == ["rl.lr=1,bc.lr=3", "rl.lr=2,bc.lr=3"]
     assert many_runs.planned([], []) == {"": []}
+    runs = many_runs.planned([], ["sim=gym:m:A-v0,r=0.1; gym:m:A-v0,r=0.2"])
+    assert runs["sim=gym-m-A-v0,r=0.2"] == ["--sim", "gym:m:A-v0,r=0.2"] and len(runs) == 2
+    assert max(map(len, many_runs.planned([0], ["init=" + "a" * 300, "demos=b,c"]))) < 100
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,8 @@ def test_what_the_first_run_refuses_is_refused_once_and_leaves_no_folder(fake, t
 def test_one_that_dies_lets_the_others_go_on_and_alone_is_gone_on_with(fake, tmp_path, capfd):
     fake(s1="die")
     assert begin(at_once=1) == 1
-    assert "failed, with its exit status: s1 (137); go on with" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "s1: killed by signal 9\n" in said and "failed, with its exit status: s1 (137); go on with" in said
     fake()
     assert many_runs.train_all(tmp_path / "r") == 0
     said = capfd.readouterr().err
@@ -166,9 +171,27 @@ def test_a_run_that_does_not_save_in_time_is_killed(fake, capfd, monkeypatch):
 
 def test_a_damaged_list_of_seeds_is_said(fake, tmp_path):
     (tmp_path / "r").mkdir()
-    write_json(tmp_path / "r" / "runs.json", {"runs": [0]})
-    with pytest.raises(UserError, match="runs.json is damaged"):
-        many_runs.train_all(tmp_path / "r")
+    for wrong in ({"runs": [0]}, {"runs": {"s0": "--x"}, "at_once": 1}, {"runs": {}, "at_once": "x"}):
+        write_json(tmp_path / "r" / "runs.json", wrong)
+        with pytest.raises(UserError, match="runs.json is damaged"):
+            many_runs.train_all(tmp_path / "r")
+
+
+def test_a_run_that_begins_later_has_the_configuration_that_was_asked_for(fake, tmp_path):
+    (tmp_path / "mine.toml").write_text("envs = 8\n")
+    fake(s0="die", s1="die")
+    assert begin("--config=mine.toml", count=2, at_once=1) == 1
+    (tmp_path / "mine.toml").write_text("envs = 9\n")
+    assert (tmp_path / "r" / "config.toml").read_text() == "envs = 8\n"
+    assert "--config r/config.toml --seed 1 --out r/s1" in (tmp_path / "r" / "s1.log").read_text()
+
+
+def test_a_full_disk_for_what_runs_say_lets_them_go_on(fake, tmp_path, capfd):
+    (tmp_path / "r").mkdir()
+    for k in range(2):
+        (tmp_path / "r" / f"s{k}.log").symlink_to("/dev/full")
+    assert begin(count=2, at_once=1) == 0
+    assert capfd.readouterr().err.count("the disk is full: what runs say is missing in r/s0.log") == 1
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
@@ -220,7 +243,7 @@ def test_runs_of_seeds_are_those_of_single_commands_and_are_compared(tmp_path):
 def test_runs_of_several_methods_and_values_are_compared_by_what_differs(tmp_path):
     words = [
         "train",
-        *TINY,
+        *many_runs.without(TINY, ["--rl.epochs"]),
         "--vary",
         "algo=pi_rl,ppo",
         "--vary",

@@ -22,23 +22,25 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from io import FileIO
 from multiprocessing import get_context
 from pathlib import Path
-from typing import BinaryIO
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, is_live
 from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.supervise import follow_parent
-from robo_rl.files import lock, private_folder, read_json, write_json
+from robo_rl.files import full_disk, lock, private_folder, read_json, write_bytes, write_json
 from robo_rl.log import RUNS
 from robo_rl.signals import asked_to_stop
 
 STATUS = 10.0  # s between two lines of progress
 STOPPING = 300.0  # s that runs have to save a checkpoint once they are asked to stop
 MOST = 1000  # runs
+LONGEST = 200  # bytes of a run's name, which its folder and its log have
 PROGRESS = re.compile(rb"^\[\w+\] +\d+ %")
 OWN = ("--seeds", "--vary", "--seed", "--out", "--at-once")  # which the runs are not given as they were typed
+CONFIG = "--config"  # which they are given as it was when they were asked for
 FIXED = ("seed", "seeds", "vary", "out", "at-once", "resume", "config", "plan", "twin")  # what cannot vary
 
 
@@ -48,7 +50,7 @@ class Child:
 
     name: str
     process: "subprocess.Popen[bytes]"
-    log: BinaryIO
+    log: FileIO
     rest: bytes = b""  # a line that is not whole yet
     now: str = field(default="begins")  # its newest progress
 
@@ -68,9 +70,10 @@ def read_seeds(text: str) -> list[int]:
 
 
 def read_values(text: str) -> tuple[str, list[str]]:
-    """(option without dashes, its values) of "rl.lr=1e-4,3e-4"."""
+    """(option without dashes, its values) of "rl.lr=1e-4,3e-4", or of "task=a,b;c" where values hold
+    commas."""
     name, sign, values = text.removeprefix("--").partition("=")
-    found = [v.strip() for v in values.split(",")]
+    found = [v.strip() for v in values.split(";" if ";" in values else ",")]
     if not sign or not name or not all(found) or len(set(found)) < len(found):
         raise UserError(
             f"--vary takes an option and its values, each once, such as rl.lr=1e-4,3e-4, got {text!r}"
@@ -105,6 +108,8 @@ def planned(seeds: Sequence[int], vary: Sequence[str]) -> dict[str, list[str]]:
         for seed in seeds or [None]:
             parts = [*told, *([] if seed is None else [f"s{seed}"])]
             name = re.sub(r"[^\w.=+,-]", "-", ",".join(parts))
+            if len(name.encode()) > LONGEST:
+                name = f"{name[: LONGEST // 5]}-{len(runs)}"
             runs[name] = [*own, *([] if seed is None else ["--seed", str(seed)])]
     if len(runs) != len(seeds or [0]) * len(list(itertools.product(*(v for _, v in options)))):
         raise UserError(f"--vary {' '.join(vary)}: two of these runs would have one folder")
@@ -118,13 +123,15 @@ def option_of(arg: str) -> str:
     return arg.partition("=")[0].replace("_", "-")
 
 
+def values_of(argv: Sequence[str], option: str) -> list[str]:
+    """All that an option of the command line is given."""
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return [a.partition("=")[2] if "=" in a else after for a, after in pairs if option_of(a) == option]
+
+
 def varied(argv: Sequence[str]) -> list[str]:
     """What --vary is given. UserError: an option that is given by itself too."""
-    found = [
-        arg.partition("=")[2] if "=" in arg else next(iter(argv[k + 1 : k + 2]), "")
-        for k, arg in enumerate(argv)
-        if option_of(arg) == "--vary"
-    ]
+    found = values_of(argv, "--vary")
     typed = {option_of(arg) for arg in argv}
     for name in (text.removeprefix("--").partition("=")[0] for text in found):
         if not typed.isdisjoint(option_of(as_typed(name, value)[0]) for value in ("true", "false")):
@@ -162,7 +169,7 @@ def check_all(settings: dict[str, TrainConfig]) -> None:
         for k, (name, config) in enumerate(settings.items()):
             if time.monotonic() - told > STATUS:
                 told = time.monotonic()
-                print(f"{k} of {len(settings)} settings checked", file=sys.stderr, flush=True)
+                tell(f"{k} of {len(settings)} settings checked")
             if why := pool.submit(refused, config).result():
                 raise UserError(f"--vary {name}: {why}")
 
@@ -194,10 +201,12 @@ def begin(
             "another --out"
         )
     private_folder(folder)
-    words = [*without(argv, OWN), *more]
-    write_json(
-        folder / RUNS, {"runs": {name: [*words, *own] for name, own in runs.items()}, "at_once": at_once}
-    )
+    words = [*without(argv, (*OWN, CONFIG)), *more]
+    asked = {"runs": {name: [*words, *own] for name, own in runs.items()}, "at_once": at_once}
+    if given := values_of(argv, CONFIG):  # a run that begins later shall have what it was asked for
+        asked["config"] = f"config{Path(given[-1]).suffix}"
+        write_bytes(folder / asked["config"], Path(given[-1]).read_bytes())
+    write_json(folder / RUNS, asked)
     return folder, train_all(folder, new=True)
 
 
@@ -206,11 +215,14 @@ def train_all(folder: Path, new: bool = False) -> int:
     of the signal that stopped it, 2 where the first run refused its options, 1 where one failed."""
     asked = read_json(folder / RUNS, dict)
     try:
-        runs = {str(name): [str(word) for word in argv] for name, argv in asked["runs"].items()}
+        config = [CONFIG, str(folder / asked["config"])] if "config" in asked else []
+        runs = {str(name): [*config, *map(str, argv)] for name, argv in asked["runs"].items()}
+        if not all(isinstance(argv, list) for argv in asked["runs"].values()):
+            raise TypeError("the options of a run are a list")
         at_once = max(1, int(asked["at_once"]))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"{folder / RUNS} is damaged ({e}); begin anew with another --out") from None
-    waiting = {n: argv for n, argv in runs.items() if not (folder / n / "evals" / "final.json").exists()}
+    waiting = {name: argv for name, argv in runs.items() if not has_ended(folder / name)}
     with lock(folder), asked_to_stop() as came:
         codes = Runs(folder, dict(waiting), at_once, came).work()
     if new and codes and set(codes.values()) == {2} and not any(folder.glob("*/run.json")):
@@ -223,9 +235,17 @@ def train_all(folder: Path, new: bool = False) -> int:
     return 128 + came[0] if came else int(bool(failed))
 
 
+def has_ended(run: Path) -> bool:
+    """Whether nothing is left to train of a run: its last checkpoint says so."""
+    saved = sorted(run.glob("checkpoints/*/meta.json"))
+    with contextlib.suppress(UserError):
+        return bool(saved) and (run / "run.json").exists() and bool(read_json(saved[-1]).get("finished"))
+    return False
+
+
 def clear(folder: Path) -> None:
     """Leave no folder behind of runs that were refused."""
-    for path in (folder / RUNS, *folder.glob("*.log"), folder / ".lock"):
+    for path in (folder / RUNS, *folder.glob("*.log"), *folder.glob("config.*"), folder / ".lock"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it was there before, and holds other things
         folder.rmdir()
@@ -238,6 +258,7 @@ class Runs:
         self.folder, self.waiting, self.at_once, self.came = folder, waiting, at_once, came
         self.selector = selectors.DefaultSelector()
         self.codes: dict[str, int] = {}  # exit status of the runs that ended
+        self.full = False  # whether the disk had no room for a log
         self.told, self.asked, self.deadline = time.monotonic(), 0, float("inf")
 
     def work(self) -> dict[str, int]:
@@ -283,7 +304,7 @@ class Runs:
             )
             assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
-            child = Child(name, process, open(f"{out}.log", "ab"))  # noqa: SIM115
+            child = Child(name, process, open(f"{out}.log", "ab", buffering=0))  # noqa: SIM115
             self.selector.register(process.stdout, selectors.EVENT_READ, child)
 
     def read(self, child: Child) -> None:
@@ -295,22 +316,34 @@ class Runs:
         *whole, child.rest = (child.rest + data).split(b"\n")
         if not data and child.rest:
             whole, child.rest = [*whole, child.rest], b""
-        child.log.write(data)
-        child.log.flush()
+        self.keep(child, data)
         for line in whole:
             self.say(child, line)
         if not data:
             self.selector.unregister(child.process.stdout)
             child.process.stdout.close()
             child.log.close()
-            self.codes[child.name] = status_of(child.process)
+            code = self.codes[child.name] = status_of(child.process)
+            if code > 128 and not self.came:
+                tell(f"{child.name}: killed by signal {code - 128}")
+
+    def keep(self, child: Child, data: bytes) -> None:
+        """Add to what a run has said. Where the disk has no room for that the runs go on, or say so."""
+        try:
+            child.log.write(data)
+        except OSError as e:
+            if not full_disk(e):
+                raise
+            if not self.full:
+                tell(f"the disk is full: what runs say is missing in {child.log.name}")
+            self.full = True
 
     def say(self, child: Child, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         if PROGRESS.match(line):
             child.now = text
         elif text:
-            print(f"{child.name}: {text}", file=sys.stderr, flush=True)
+            tell(f"{child.name}: {text}")
 
     def pass_on(self) -> None:
         """The signals that came; a process that has not saved in time is killed, and resumes."""
@@ -330,7 +363,7 @@ class Runs:
             return
         self.told = time.monotonic()
         more = f" | {len(self.waiting)} wait" if self.waiting else ""
-        print(" | ".join(f"{c.name} {c.now}" for c in self.children) + more, file=sys.stderr, flush=True)
+        tell(" | ".join(f"{c.name} {c.now}" for c in self.children) + more)
 
 
 def status_of(process: "subprocess.Popen[bytes]") -> int:
@@ -341,3 +374,7 @@ def status_of(process: "subprocess.Popen[bytes]") -> int:
         process.kill()
         code = process.wait()
     return code if code >= 0 else 128 - code
+
+
+def tell(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
