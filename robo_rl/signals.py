@@ -1,5 +1,6 @@
 """How a signal stops long work: as a flag that the work looks at."""
 
+import os
 import signal
 import sys
 import threading
@@ -55,8 +56,16 @@ class StopSignal:
                 raise KeyboardInterrupt
             return
         self.asked, self.at = number, time.monotonic()
-        print(
+        words = (
             "\nstopping: after the decision, update or evaluation that is under way (with --periodic, or a "
-            "simulator on a device, the rollout) a checkpoint is saved; press again to end at once, without",
-            file=sys.stderr,
+            "simulator on a device, the rollout) a checkpoint is saved; press again to end at once, without"
         )
+        try:
+            print(words, file=sys.stderr, flush=True)
+        except (
+            OSError
+        ):  # whoever read it is gone, as where the parent was killed: the work is saved all the same
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in (1, 2):
+                os.dup2(nowhere, stream)
+            os.close(nowhere)

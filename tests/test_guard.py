@@ -503,3 +503,21 @@ raise SystemExit(guarded(first, lambda folder: 0 if folder == here.resolve() els
 def test_a_worker_that_lost_its_simulator_has_an_error_and_one_with_a_mistake_that_alone():
     assert snapshot.last_words(LostDaemon("gone")) == ("error", "gone", "")  # its pool starts another
     assert snapshot.last_words(UserError("wrong")) == ("mistake", "wrong", "")  # which ends the run
+
+
+READER_IS_GONE = """
+import os, signal, sys
+from robo_rl.signals import StopSignal
+reader, writer = os.pipe()
+os.dup2(writer, 2)
+os.close(reader)
+with StopSignal() as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("more", file=sys.stderr, flush=True)
+    print(stop.asked)
+"""
+
+
+def test_a_run_that_is_stopped_goes_on_to_save_where_nobody_reads_what_it_says():
+    done = subprocess.run([sys.executable, "-c", READER_IS_GONE], capture_output=True, text=True)
+    assert done.returncode == 0, done

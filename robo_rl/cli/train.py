@@ -116,6 +116,8 @@ def parse(argv: list[str]) -> TrainConfig:
         raise UserError("--at-once is of several runs: give --seeds or --vary, such as --seeds 0,1,2")
     if args.plan:
         configs = settings(typed, args.vary)
+        for each in configs.values():
+            check_folders(each)
         raise SystemExit(tell_plan(configs, len(several), args.at_once))
     if args.twin:
         from robo_rl.experiment.twin import twin
@@ -145,7 +147,6 @@ def tell_plan(configs: dict[str, TrainConfig], runs: int, at_once: int) -> int:
     n, more = many_runs.side_by_side(next(iter(configs.values())), at_once)
     plans = {}
     for name, config in configs.items():
-        check_folders(config)
         one = replace(config, workers=0) if runs > 1 and more else config
         plans[name] = plan_of_data(one) if one.sim == "none" else make_plan(one)
     name = max(plans, key=lambda k: plans[k].peak)

@@ -272,7 +272,7 @@ class Runs:
                 self.status()
         finally:
             for child in self.children:
-                child.process.kill()
+                child.process.terminate()  # it saves its run
                 child.log.close()
             self.selector.close()
         return self.codes
