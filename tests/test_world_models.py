@@ -212,6 +212,8 @@ def test_what_was_learnt_is_told_with_what_to_do_next():
     useless = verdict(replace(at, horizon=0), told, Path("runs/wm"), 3.0)
     assert "no better than" in useless and "train in it" not in useless and "nan" not in useless
     assert "cut at once: train it longer" in verdict(at, told | {"within": 0.0}, Path("runs/wm"), 3.0)
+    little = verdict(at, told | {"error": [0.19]}, Path("runs/wm"), 3.0)
+    assert "hardly learnt: after 1 step its error is 0.95" in little and "hardly" not in said
     assert (
         "train in it" not in (own := verdict(replace(at, own=True), told, Path("runs/wm"), 3.0))
         and "robo_rl eval RUN --sim wm:" in own

@@ -28,6 +28,7 @@ OPTIONS = {
     c.kind: c for c in (WorldModelConfig, EncodedConfig, VideoConfig, DiffusersConfig, TextConfig)
 }  # --kind
 
+HARDLY = 0.9  # of the error of standing still: a model above it is said to have learnt little
 CUT = 0.05  # share of held-out predictions within the threshold, below which a model is of no use as an env
 
 
@@ -86,10 +87,18 @@ def verdict(spec, report: dict, folder: Path, took: float) -> str:
             ]
         )
     share = f"{100 * report['within']:.0f} % of held-out predictions lie within"
+    at = min(8, spec.horizon, len(report["error"]))
+    of_still = report["error"][at - 1] / max(report["copied"][at - 1], 1e-12)
+    steps = "step" if at == 1 else "steps"
+    hardly = (
+        f"it has hardly learnt: after {at} {steps} its error is {of_still:.2f} of that of a world in which "
+        "nothing moves; train it longer (--fit.…), or record more episodes"
+    )
     return "\n".join(
         [
             f"open-loop error on held-out episodes [std of the data], {took:.0f} s of training:",
             *rows,
+            *([hardly] if of_still > HARDLY else []),
             f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} ({share})",
             *(
                 [f"its episodes end after {spec.steps()} steps, recorded ones after {spec.control.max_steps}"]
