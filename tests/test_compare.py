@@ -148,6 +148,13 @@ def test_the_command_prints_a_row_for_each_group_and_writes_the_page_beside_the_
     assert doc["groups"] == robo_rl.compare([tmp_path])["groups"]
 
 
+def test_a_run_that_its_first_evaluation_ended_counts_in_the_mean_of_the_ends(tmp_path):
+    make_run(tmp_path / "a", 0, 0.9)
+    make_run(tmp_path / "b", 1, 1.0, looks=((0, 1.0),))  # --target was there before RL
+    group = read_groups([tmp_path])[0]
+    assert group.values("end") == [0.9, 1.0] and group.values("best") == [0.9, 1.0]
+
+
 def test_success_of_several_tasks_is_told_of_each(tmp_path):
     for seed in (0, 1):
         path = make_run(tmp_path / f"a{seed}", seed, 0.5) / "evals" / "final.json"

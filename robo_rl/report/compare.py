@@ -59,7 +59,10 @@ class SeedGroup:
 
 
 def evaluation(run: RunRecord, which: str) -> "Evaluation | None":
-    """The run's evaluation "start", "end" or "best"; a run without RL ends as it starts."""
+    """The run's evaluation "start", "end" or "best"; a run without RL, or that its first evaluation ended,
+    ends as it starts."""
+    if which == "end" and (final := next((e for e in run.evals if e.label == "final"), None)):
+        return final
     if which == "best" or which == "end" and has_rl(run):
         return getattr(run, which)
     return getattr(run, which) or run.start or (run.evals[0] if run.evals else None)
