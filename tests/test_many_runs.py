@@ -81,6 +81,13 @@ def test_as_many_runs_as_cores_each_in_one_process(monkeypatch):
     assert many_runs.side_by_side(parse(["--task", "reach", "--algo", "bc"]), 0) == (6, [])
 
 
+def test_what_is_for_processes_beside_the_learner_keeps_them(monkeypatch):
+    monkeypatch.setattr(many_runs, "cores", lambda: 6)
+    for more in (["--backend", "ray"], ["--server"], ["--max-staleness", "1"]):
+        config = parse(["--task", "reach", *more])
+        assert many_runs.side_by_side(config, 0) == (1, []) and many_runs.side_by_side(config, 2) == (2, [])
+
+
 def test_workers_of_a_configuration_file_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(many_runs, "cores", lambda: 6)
     (tmp_path / "c.toml").write_text('task = "reach"\nworkers = 3\n')

@@ -154,9 +154,12 @@ def side_by_side(config: TrainConfig, at_once: int) -> tuple[int, list[str]]:
     """(how many runs at once, options that each is given beside its own)."""
     if config.device != "cpu":
         return at_once or 1, []
-    n = at_once or max(1, cores() // max(1, config.workers or 1))
+    each = config.workers
+    if each is None and (config.server or config.max_staleness or config.backend != "processes"):
+        each = cores()  # what is for processes beside the learner keeps them
+    n = at_once or max(1, cores() // max(1, each or 1))
     # a core each, and the same run every time
-    return n, ["--workers", "0"] if n > 1 and config.workers is None and config.algo != "bc" else []
+    return n, ["--workers", "0"] if n > 1 and each is None and config.algo != "bc" else []
 
 
 def check_all(settings: dict[str, TrainConfig]) -> None:
