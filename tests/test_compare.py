@@ -13,7 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
 from robo_rl.report.compare import by_task, compared, curve, mean_curve, over, reached, read_groups
-from robo_rl.report.compare_page import lines, page, write
+from robo_rl.report.compare_page import COLOURS, lines, page, write
 from robo_rl.stats import (
     difference_over_seeds,
     mean_over_seeds,
@@ -255,3 +255,22 @@ def test_a_run_that_does_not_say_its_options_is_refused(tmp_path):
         write_json(make_run(tmp_path / "b") / "run.json", wrong)
         with pytest.raises(UserError, match="does not say its options"):
             read_groups([tmp_path])
+
+
+def test_one_folder_of_runs_is_taken_as_it_is(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"s{seed}", seed)
+    assert robo_rl.compare(str(tmp_path)) == robo_rl.compare([tmp_path])
+    with pytest.raises(UserError, match=r"reach must be in \[0, 1\]"):
+        robo_rl.compare(tmp_path, reach=90)
+
+
+def test_of_many_groups_each_has_a_colour_and_its_mean_alone(tmp_path):
+    for k in range(12):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{k:02d}s{seed}", seed, rl={"lr": k})
+    groups = read_groups([tmp_path])
+    html = page(groups, 0.9)
+    assert len({COLOURS[k] for k in range(12)}) == 12 and 'class="band' not in html and "seed c" not in html
+    assert all(f".c{k} {{" in html and html.count(f"--c{k}:") == 2 for k in COLOURS)
+    assert 'class="band' in page(groups[:6], 0.9)

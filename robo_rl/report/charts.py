@@ -28,7 +28,7 @@ class Series:
     name: str
     x: np.ndarray
     y: np.ndarray
-    colour: int = 1  # --c1 .. --c7 of the page
+    colour: int = 1  # --c1 .. --c12 of the page
     low: "np.ndarray | None" = None
     high: "np.ndarray | None" = None
     look: str = "line"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, in_range
 from robo_rl.files import read_json
 from robo_rl.log import RUNS, open_run
 from robo_rl.report.data import Evaluation, RunRecord, difference, load
@@ -296,7 +296,7 @@ def inside(i: Interval) -> Interval:
     return Interval(i.value, max(0.0, i.low), min(1.0, i.high)) if math.isfinite(i.low) else i
 
 
-def compare(runs: Sequence["str | Path"], reach: float = 0.9) -> dict:
+def compare(runs: "str | Path | Sequence[str | Path]", reach: float = 0.9) -> dict:
     """Runs side by side: what `robo_rl compare --json` prints, without a page.
 
     * runs: run folders, or a folder of runs (robo_rl train --seeds). Those that differ in nothing but their
@@ -309,8 +309,11 @@ def compare(runs: Sequence["str | Path"], reach: float = 0.9) -> dict:
     seeds, else Welch's, of one seed each over the starts; "left_out": what a folder of runs has without an
     evaluation. UserError: fewer than two runs, one that is named and has no evaluation.
     """
+    in_range("reach", reach, 0, 1)
     left_out: list[str] = []
-    return summary(read_groups(runs, left_out.append), reach) | {"left_out": left_out}
+    return summary(read_groups([runs] if isinstance(runs, (str, Path)) else runs, left_out.append), reach) | {
+        "left_out": left_out
+    }
 
 
 def read_groups(

@@ -25,7 +25,8 @@ from robo_rl.report.data import RunRecord, totals
 from robo_rl.report.text import RETURN, SUCCESS, Words, duration, esc, filled
 from robo_rl.stats import Interval
 
-COLOURS = (1, 3, 2, 4, 5, 7)
+COLOURS = (1, 3, 2, 4, 5, 7, 8, 9, 10, 11, 12, 6)
+BANDS = 6  # groups whose seeds are drawn beside their mean: those of more cover each other
 
 
 def words_of(value: Interval, say: Words) -> str:
@@ -66,22 +67,25 @@ def lines(groups: Sequence[SeedGroup], least: float) -> list[str]:
 
 
 def curves_chart(groups: Sequence[SeedGroup], seconds: bool) -> str:
-    """Every group's mean over its seeds, between its least and its greatest seed, and the seeds."""
+    """Every group's mean over its seeds; of up to `BANDS` groups also the band from its least to its greatest
+    seed, and the seeds."""
     series: list[Series] = []
+    whole = len(groups) <= BANDS
     for k, g in enumerate(groups):
         colour, curves = COLOURS[k % len(COLOURS)], [curve(r) for r in g.runs]
         if (found := mean_curve(curves, seconds)) is not None:
             x, y = found
-            series.append(Series(g.name, x, y.mean(0), colour, y.min(0), y.max(0), "dots"))
+            ends = (y.min(0), y.max(0)) if whole else (None, None)
+            series.append(Series(g.name, x, y.mean(0), colour, *ends, "dots"))
         series += [
             Series(f"{g.name}, seed {s}", c.seconds if seconds else c.steps, c.values, colour, look="seed")
             for s, c in zip(g.seeds, curves, strict=True)
-            if len(curves) > 1
+            if len(curves) > 1 and whole
         ]
     known = judged(groups)
     return chart(
         ("Success" if known else "Return") + (" over time" if seconds else " over steps"),
-        "mean of the seeds, band from the least to the greatest; thin: each seed"
+        "mean of the seeds" + whole * ", band from the least to the greatest; thin: each seed"
         if any(len(g.runs) > 1 for g in groups)
         else "evaluations",
         series,
