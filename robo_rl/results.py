@@ -202,7 +202,13 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     """
     run = Path(run)
     said = files.read_json(run / "run.json")
-    config = old_names.options(said["config"])
+    config = old_names.options(said["config"]) if isinstance(said.get("config"), dict) else {}
+    if missing := [k for k in ("sim", "task", "algo") if k not in config] + [
+        k for k in ("seed", "created") if k not in said
+    ]:
+        raise UserError(
+            f"{run / 'run.json'} does not say {', '.join(missing)}: restore it from a copy, or leave it out"
+        )
     learnt = "after labelled episodes" if config["algo"] in OFFLINE else "after online RL"
     labels = {"sft": "after supervised learning", "final": learnt, "best": "best checkpoint"}
     found = [label for label in labels if (run / "evals" / f"{label}.json").exists()]
@@ -246,7 +252,7 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
                 value=f"more than {looks[-1]['step']:,}" if first is None else first["step"],
                 n=looks[0]["n"],
                 note=f"{(first or looks[-1])['time']:.0f} s from the start, "
-                f"looks every {config['eval_every']:,} steps",
+                f"looks every {config.get('eval_every', 0):,} steps",
             )
         )
     return rows

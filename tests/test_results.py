@@ -392,6 +392,8 @@ def test_a_run_without_a_final_evaluation_is_refused(run, tmp_path):
     shutil.copytree(run, tmp_path / "half")
     (tmp_path / "half" / "evals" / "final.json").unlink()
     assert "has no final evaluation yet" in robo_rl(tmp_path, "results", "add", "half").mistake
+    (tmp_path / "half" / "run.json").write_text('{"config": {"sim": "mujoco"}}')
+    assert "does not say task, algo, seed, created" in robo_rl(tmp_path, "results", "add", "half").mistake
 
 
 def test_an_evaluation_is_added_only_when_asked(run):
