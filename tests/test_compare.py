@@ -177,6 +177,9 @@ def test_supervised_runs_end_as_they_start(tmp_path):
     assert [g.name for g in (first, other)] == ["demos=a", "demos=b"]
     assert compared(other, first)[0].value == pytest.approx(0.3)
     assert "no final evaluation" not in page([first, other], 0.9)
+    for path in tmp_path.glob("*/metrics.jsonl"):
+        path.unlink()
+    assert lines(read_groups([tmp_path]), 0.9)[1].endswith(" –, –")
 
 
 def test_returns_are_compared_where_tasks_know_no_success(tmp_path):
@@ -235,6 +238,14 @@ def test_a_run_that_has_only_begun_rl_does_not_end_as_it_starts(tmp_path):
     first, other = read_groups([tmp_path])
     assert first.values("end") == [0.9, 0.9] and all(map(math.isnan, other.values("end")))
     assert "it has no end yet" in page([first, other], 0.9) and math.isnan(compared(other, first)[0].value)
+
+
+def test_a_difference_of_success_is_at_most_one(tmp_path):
+    for name, rates in (("a", (0.1, 0.9)), ("b", (0.9, 0.2))):
+        for seed, rate in enumerate(rates):
+            make_run(tmp_path / f"{name}{seed}", seed, rate, algo=name)
+    first, other = read_groups([tmp_path])
+    assert compared(other, first)[0][1:] == (-1.0, 1.0)
 
 
 def test_of_seeds_that_end_all_alike_the_interval_is_over_their_starts(tmp_path):

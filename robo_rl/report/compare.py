@@ -215,8 +215,10 @@ def compared(after: SeedGroup, before: SeedGroup) -> tuple[Interval, str]:
         d, how = mean_over_seeds([a[s] - b[s] for s in shared]), f"paired over {len(shared)} seeds"
     else:
         d, how = difference_over_seeds(list(a.values()), list(b.values())), f"{len(a)} and {len(b)} seeds"
-    if d.low < d.high or not math.isfinite(d.low) or not judged([after, before]):
+    if not math.isfinite(d.low) or not judged([after, before]):
         return d, how
+    if d.low < d.high:
+        return Interval(d.value, max(-1.0, d.low), min(1.0, d.high)), how
     return unpaired_difference(
         *pooled(after, "end"), *pooled(before, "end")
     ), f"{how}, all alike: over starts"

@@ -39,7 +39,7 @@ def to_reach(run: RunRecord, least: float, seconds: bool = False) -> str:
     hit, c = reached(run, least), curve(run)
     many = hit if hit else tuple(x[-1] if len(x) else math.nan for x in (c.steps, c.seconds))
     told = duration(many[1]) if seconds else si(many[0]) if math.isfinite(many[0]) else "–"
-    return told if hit else f"> {told}"
+    return told if hit or told == "–" else f"> {told}"
 
 
 def verdict(change: Interval) -> str:
