@@ -11,7 +11,15 @@ import numpy as np
 from controllers.arm_topics import EXTERNAL_WRENCH, GRIPPER_STATE
 from controllers.model import ArmModel
 from controllers.robot import Robot, by_name
-from controllers.transport import CompressedImage, JointState, PoseStamped, Transport, WrenchStamped
+from controllers.transport import (
+    CompressedImage,
+    JointState,
+    Mailbox,
+    PoseStamped,
+    Received,
+    Transport,
+    WrenchStamped,
+)
 from robo_rl.errors import UserError
 
 HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")
@@ -19,6 +27,8 @@ OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
 STALE_PICTURE = 0.5  # s behind the joints, at which a camera counts as lost
 STALE_SIGHT = 0.5  # s behind the joints, at which what tells an object's pose or the gripper counts as lost
 STALE_WRENCH = 0.2  # s behind the joints, at which the force sensor counts as lost
+ONE_NODE = 0.5  # s within which a node speaks again, and another one did between: two nodes publish
+DEPTH, FEW = 32, 8  # messages of one control period that are looked at: joint states, others
 
 
 def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -98,7 +108,8 @@ class ObservationBuffer:
         self.size, self.fit = size, fit or np.asarray
         self.camera_topics = {v: topic_of(robot, v) for v in views}
         self.cameras = {
-            v: transport.subscription(topic, CompressedImage) for v, topic in self.camera_topics.items()
+            v: transport.subscription(topic, CompressedImage, depth=FEW)
+            for v, topic in self.camera_topics.items()
         }
         self.robot, self.names, self.objects = robot, names, objects_of(names)
         numbers = {n.removeprefix("joint").split("_")[0] for n in names if n.startswith("joint")}
@@ -107,20 +118,27 @@ class ObservationBuffer:
                 f"the run's state has {len(numbers)} joints, robot {robot.name} has {len(robot.joints)}"
             )
         self.wrench = (
-            transport.subscription(topics.get("external_wrench", EXTERNAL_WRENCH), WrenchStamped)
+            transport.subscription(topics.get("external_wrench", EXTERNAL_WRENCH), WrenchStamped, depth=FEW)
             if robot.cell.force is not None
             else None
         )
         # a gripper's driver may publish there too: its messages come between the arm's
-        self.joints = transport.subscription(topics["joint_states"], JointState, depth=4)
-        self.gripper = transport.subscription(GRIPPER_STATE, JointState)
-        self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in self.objects}
+        self.joints = transport.subscription(topics["joint_states"], JointState, depth=DEPTH)
+        self.gripper = transport.subscription(GRIPPER_STATE, JointState, depth=FEW)
+        self.bodies = {
+            n: transport.subscription(f"objects/{n}", PoseStamped, depth=FEW) for n in self.objects
+        }
         self.seen = -math.inf  # when the newest joint state came
         self.opening = 1.0
         self.poses: dict[str, PoseStamped] = {}
+        self._heard: dict[str, dict[str, float]] = {}  # topic -> the last two nodes, and when each spoke
 
     def missing(self) -> list[str]:
         """Topics on which no message has come."""
+        return [topic for topic, box in self._boxes().items() if box.latest() is None]
+
+    def _boxes(self) -> dict[str, Mailbox]:
+        """The subscription of each topic that the policy or a limit needs."""
         boxes = {self.robot.topics["joint_states"]: self.joints} | {
             f"objects/{n}": b for n, b in self.bodies.items()
         }
@@ -129,12 +147,14 @@ class ObservationBuffer:
             boxes[self.robot.topics.get("external_wrench", EXTERNAL_WRENCH)] = self.wrench
         if "gripper" in self.names:
             boxes[GRIPPER_STATE] = self.gripper
-        return [topic for topic, box in boxes.items() if box.latest() is None]
+        return boxes
 
     def update(self, model: ArmModel) -> bool:
-        """Read new messages -> whether there is a new joint state. UserError: it is another robot's."""
+        """Read new messages -> whether there is a new joint state. UserError: it is another robot's, or two
+        nodes tell one."""
         ours = set(self.robot.joints)
-        got = next((g for g in reversed(self.joints.take()) if not ours.isdisjoint(g.message.names)), None)
+        told = [g for g in self.joints.take() if not ours.isdisjoint(g.message.names)]
+        got = told[-1] if told else None
         if got is None and self.seen == -math.inf:
             got = self.joints.latest()  # of other joints alone: `by_name` says which
         if (grip := self.gripper.latest()) is not None and grip.message.position:
@@ -156,7 +176,24 @@ class ObservationBuffer:
         if not (np.isfinite(q).all() and np.isfinite(dq).all()):
             raise UserError("the measured joints are not finite")
         model.update(q, dq)
+        for topic, box in self._boxes().items():
+            for g in told if box is self.joints else box.take():
+                self._of_one_node(topic, g)
         return True
+
+    def _of_one_node(self, topic: str, got: Received) -> None:
+        """UserError: the node that sent this message and another publish on the topic in turn."""
+        heard = self._heard.setdefault(topic, {})
+        last = next(reversed(heard), got.source)
+        again = got.at - heard.pop(got.source, -math.inf) < ONE_NODE
+        heard[got.source] = got.at
+        if len(heard) > 2:
+            del heard[next(iter(heard))]
+        if again and last != got.source:
+            raise UserError(
+                f"two nodes publish on {topic} ({last}, {got.source}), so that what the policy sees jumps "
+                f"between them: stop one of them (ros2 topic info -v {topic} names both)"
+            )
 
     def check(self) -> None:
         """UserError: what tells an object's pose or the gripper's opening is silent or unusable, or is in

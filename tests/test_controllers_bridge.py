@@ -335,6 +335,28 @@ def test_joint_states_of_no_use_in_motion_brake_the_arm_in_order(velocity):
     assert braked(body)[1] < 0.01
 
 
+@pytest.mark.parametrize("topic", ["joint_states", "objects/cube"])
+def test_a_second_node_that_tells_what_is_measured_brakes_the_arm_and_is_named(topic):
+    body = there(0.25)
+    other, policy = LoopbackTransport(body.bus, "second"), InProcessPolicy(moving(-0.5))
+    drive(body, policy, 0.3)
+    q = tuple(body.arm.model.q.tolist())
+    message = (
+        JointState(body.arm.t, ROBOT.joints, q, (0.0,) * 7)
+        if topic == "joint_states"
+        else PoseStamped(body.arm.t, ROBOT.base_frame, (0.5, 0.0, 0.02), (1.0, 0.0, 0.0, 0.0))
+    )
+    sender = other.publisher(topic, type(message))
+    for _ in range(20):
+        sender.publish(message)
+        body.bridge.tick(policy, body.arm.t)
+        if body.bridge.lost:
+            break
+        body.run()
+    assert f"two nodes publish on {topic}" in body.bridge.lost and "second" in body.bridge.lost
+    assert braked(body)[1] < 0.01
+
+
 def test_a_policy_of_the_simulator_does_not_begin_where_its_target_would_jump():
     model = arm_model(ROBOT)
     q = np.array(ROBOT.home)
