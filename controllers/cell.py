@@ -6,6 +6,7 @@ why it has none.
 """
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,6 +14,7 @@ from robo_rl.errors import UserError, choose, in_range
 
 NEEDED = ("box", "speed", "force")
 COMMANDS = ("pose", "joint", "forward_position", "joint_trajectory")
+TOPIC = re.compile(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*", re.ASCII)
 MOST = {"speed": (1.5, 6.0), "force": (1000.0, 333.0)}
 
 
@@ -25,6 +27,15 @@ def numbers(name: str, row: Any, count: int | None, low: float, high: float) -> 
     )
     if not good:
         raise UserError(f"{name} needs {count or ''} numbers from {low:g} to {high:g}, got {row!r}")
+
+
+def check_topic(what: str, name: Any) -> None:
+    """UserError: no name of a topic."""
+    if not isinstance(name, str) or not TOPIC.fullmatch(name):
+        raise UserError(
+            f"{what} needs a name of ROS 2, letters, digits and _ with single / between, none of / ~ and digits "
+            f"first (--namespace goes before it); got {name!r}"
+        )
 
 
 def check_pose(what: str, pos: Any, quat: Any) -> None:
@@ -61,6 +72,8 @@ class CellCamera:
 
     def __post_init__(self) -> None:
         check_pose("camera", self.pos, self.quat)
+        if self.topic != "":
+            check_topic("camera: topic", self.topic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +108,10 @@ class Cell:
         for name in ("low", "high"):
             row = getattr(self, name)
             if row is not None:
-                if len(row) != 3:
-                    raise UserError(f"cell: {name} has 3 numbers or nulls, got {list(row)}")
+                if not isinstance(row, (list, tuple)) or len(row) != 3:
+                    raise UserError(
+                        f"cell: {name} has 3 numbers or nulls, got {list(row) if isinstance(row, tuple) else row!r}"
+                    )
                 numbers(f"cell: {name}", [x for x in row if x is not None], None, -100, 100)
         if self.tilt is not None:
             in_range("cell: tilt", self.tilt, 0, math.pi / 2, open_high=True)
@@ -149,6 +164,8 @@ def read_cell(raw: Any) -> Cell:
         if not isinstance(made.get(name, {}), dict):
             raise UserError(f"cell: {name} is an object, got {made[name]!r}")
     made["homes"] = tuples(made.get("homes", {}))
+    for name, row in made["homes"].items():
+        numbers(f"cell: home {name}", row, None, -math.inf, math.inf)
     for key in ("command", "controller"):
         if not isinstance(made.get(key, ""), str):
             raise UserError(f"cell: {key} is a text, got {made[key]!r}")

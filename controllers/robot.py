@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from controllers.cell import Cell, read_cell
+from controllers.cell import Cell, check_topic, read_cell
 from controllers.data_columns import RobotData, read_data
 from controllers.servo_file import STEPS, Driver, read_driver
 from robo_rl.errors import UserError, choose
@@ -118,6 +118,8 @@ class Robot:
                     f"robot {self.name}: home {home} needs {n} angles within the joints' limits, got "
                     f"{list(row)}"
                 )
+        for view, camera in self.cell.cameras.items():
+            choose(f"robot {self.name}: frame of camera {view}", camera.frame, (self.base_frame, self.site))
 
     @property
     def percent(self) -> dict[str, float]:
@@ -234,8 +236,9 @@ def read_topics(named: Any, cell: Any, path: Path) -> dict[str, str]:
         raise UserError(
             f'{path}: topics are names of topics, {{"joint_states": "arm/joint_states"}}, got {named!r}'
         )
-    for name in named:
+    for name, topic in named.items():
         choose(f"{path}: topic", name, [*TOPICS, *POSITIONS])
+        check_topic(f"{path}: topic {name}", topic)
     command = cell.get("command") if isinstance(cell, dict) else None
     return TOPICS | {name: topic for name, topic in POSITIONS.items() if name == command} | named
 

@@ -86,6 +86,8 @@ def test_a_file_that_is_not_there_is_told_with_those_that_are_and_the_way_to_mak
     [
         ({"veloctiy": [1] * 6}, "did you mean 'velocity'"),
         ({"topics": {"joint_sates": "x"}}, "did you mean 'joint_states'"),
+        ({"topics": {"joint_states": "joint states"}}, "topic joint_states needs a name of ROS 2"),
+        ({"topics": {"joint_states": "/joint_states"}}, "--namespace goes before it"),
         ({"gravity": "false"}, "gravity is true or false"),
         ({"friction": {"phi1": [0] * 6}}, "phi1 .* phi2 .* phi3"),
         ({"velocity": [True] * 6}, "velocity is a list of numbers"),

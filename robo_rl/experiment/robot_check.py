@@ -3,7 +3,7 @@ is asked and written down."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -157,6 +157,8 @@ def check_file(robot, model: str) -> list[CheckResult]:
     for name, why in robot.cell.without.items():
         say(f"without_{name}", f"No limit of {name}, because: {why}", "")
     try:
+        for name in robot.gains:
+            choose("gain", name, [f.name for f in fields(LawOptions)])
         gains: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in robot.gains.items()}
         stiffness = LawOptions(**gains).stiffness
         say("gains", "The gains are within their bounds", "")
