@@ -33,8 +33,8 @@ def check_topic(what: str, name: Any) -> None:
     """UserError: no name of a topic."""
     if not isinstance(name, str) or not TOPIC.fullmatch(name):
         raise UserError(
-            f"{what} needs a name of ROS 2, letters, digits and _ with single / between, none of / ~ and digits "
-            f"first (--namespace goes before it); got {name!r}"
+            f"{what} needs a name of ROS 2, letters, digits and _ with single / between, none of / ~ and "
+            f"digits first (--namespace goes before it); got {name!r}"
         )
 
 
@@ -109,9 +109,8 @@ class Cell:
             row = getattr(self, name)
             if row is not None:
                 if not isinstance(row, (list, tuple)) or len(row) != 3:
-                    raise UserError(
-                        f"cell: {name} has 3 numbers or nulls, got {list(row) if isinstance(row, tuple) else row!r}"
-                    )
+                    got = list(row) if isinstance(row, tuple) else row
+                    raise UserError(f"cell: {name} has 3 numbers or nulls, got {got!r}")
                 numbers(f"cell: {name}", [x for x in row if x is not None], None, -100, 100)
         if self.tilt is not None:
             in_range("cell: tilt", self.tilt, 0, math.pi / 2, open_high=True)

@@ -147,6 +147,11 @@ def arm_model(robot: Robot, path: str = "", **parts: bool) -> ArmModel:
     if not (path or robot.model):
         raise UserError(f"robot {robot.name} ships no model: {NO_MODEL}")
     spec = read_spec(path or robot.model)
+    if left := left_out(spec, robot.joints, robot.site):
+        raise UserError(
+            f"the joints of robot {robot.name} lack {', '.join(left)}, which the model has between "
+            f"{robot.joints[0]} and the tool {robot.site}: name it in the file, or make it fixed in the model"
+        )
     add_payload(spec, robot)
     return ArmModel(spec, robot.joints, robot.site, **{"gravity": robot.gravity} | parts)
 
@@ -205,6 +210,22 @@ def reduced(spec: mujoco.MjSpec, joints: tuple[str, ...]) -> mujoco.MjSpec:
         if joint.name not in joints:
             spec.delete(joint)
     return spec
+
+
+def left_out(spec: mujoco.MjSpec, joints: tuple[str, ...], site: str) -> list[str]:
+    """Hinges and slides on the way from the first of the named joints to the tool that are not named: they
+    turn, and nobody looks. Those below the first, as of a torso or a rail, stay where the model has them."""
+    found = next((s.parent for s in spec.sites if s.name == site), spec.body(site))
+    left: list[str] = []
+    while found is not None:
+        for joint in reversed(list(found.joints)):
+            if joint.name in joints:
+                if joint.name == joints[0]:
+                    return left[::-1]
+            elif joint.type in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
+                left.append(joint.name)
+        found = found.parent
+    return []
 
 
 def add_payload(spec: mujoco.MjSpec, robot: Robot) -> None:

@@ -16,6 +16,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.files import read_json
 
 PRESETS = Path(__file__).parent / "presets"
+MOST_ANGLE, MOST_SPEED = 32.0, 45.0  # rad: five turns; rad/s: seven turns a second
 MANY = 5  # files that are named at most
 EXAMPLE = f"{PRESETS / 'sim.json'} is an example"
 NO_MODEL = "name its MJCF or URDF as `model` in a copy of its file, or with --model where a command has it"
@@ -107,6 +108,17 @@ class Robot:
                 raise UserError(
                     f"robot {self.name}: {joint} needs lower < upper and home between them, got "
                     f"{low:g}, {high:g}, {at:g}"
+                )
+        for name, row, most, unit in (
+            ("lower", self.lower, MOST_ANGLE, "rad"),
+            ("upper", self.upper, MOST_ANGLE, "rad"),
+            ("home", self.home, MOST_ANGLE, "rad"),
+            ("velocity", self.velocity, MOST_SPEED, "rad/s"),
+        ):
+            if (x := max((abs(x) for x in row if not math.isinf(x)), default=0.0)) > most:
+                raise UserError(
+                    f"robot {self.name}: {name} is in {unit}, and {x:g} {unit} is no arm's: is it in degrees? {x:g} "
+                    f"degrees are {math.radians(x):.4g} {unit[:3]}"
                 )
         if min(*self.velocity, *self.torque, self.torque_rate) <= 0:
             raise UserError(f"robot {self.name}: velocity, torque and torque_rate must be above 0")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ur_like import JOINTS, xml
 
-from controllers.model import ArmModel, inertia_fault
+from controllers.model import ArmModel, arm_model, inertia_fault
 from controllers.robot import NEEDED, PRESETS, load_robot
 from robo_rl.errors import UserError
 
@@ -88,6 +88,8 @@ def test_a_file_that_is_not_there_is_told_with_those_that_are_and_the_way_to_mak
         ({"topics": {"joint_sates": "x"}}, "did you mean 'joint_states'"),
         ({"topics": {"joint_states": "joint states"}}, "topic joint_states needs a name of ROS 2"),
         ({"topics": {"joint_states": "/joint_states"}}, "--namespace goes before it"),
+        ({"lower": [-360] * 6}, "lower is in rad, and 360 rad is no arm's: is it in degrees"),
+        ({"velocity": [180] * 6}, "velocity is in rad/s, and 180 rad/s .* are 3.142 rad"),
         ({"gravity": "false"}, "gravity is true or false"),
         ({"friction": {"phi1": [0] * 6}}, "phi1 .* phi2 .* phi3"),
         ({"velocity": [True] * 6}, "velocity is a list of numbers"),
@@ -117,6 +119,21 @@ def test_no_value_of_any_field_is_more_than_one_line(tmp_path):
                 load_robot(write(tmp_path, **{name: value}))
             except UserError as e:
                 assert "\n" not in str(e)
+
+
+def test_a_joint_between_the_first_and_the_tool_that_the_file_leaves_out_is_named(tmp_path):
+    (tmp_path / "arm.xml").write_text(xml())
+    rows = ("joints", "lower", "upper", "velocity", "torque", "home")
+    for k, says in ((2, JOINTS[2]), (5, JOINTS[5]), (0, "")):
+        less = {row: LEAST[row][:k] + LEAST[row][k + 1 :] for row in rows}
+        robot = load_robot(write(tmp_path, **less, model="arm.xml"))
+        if not says:  # below the first: where the model has it
+            assert arm_model(robot).n == 5
+            continue
+        with pytest.raises(
+            UserError, match=f"lack {says}, which the model has between .* and the tool tool0"
+        ):
+            arm_model(robot)
 
 
 def test_a_model_without_the_inertia_of_its_motors_is_told_before_the_simulated_arm_shakes(tmp_path):
