@@ -64,6 +64,8 @@ class ArmNode:
         names = arm.robot.topics
         self.refused: Counter[str] = Counter()
         self.on_refusal: Callable[[str], None] = lambda line: None
+        # the governor's state and the lease, at each change
+        self.on_change: Callable[[str], None] = lambda line: None
         self._told: dict[str, float] = {}  # when a refusal was last published
         self.governed = GovernedCommands(arm, governor, transport) if governor else None
         followed = [*(self.governed or LawCommands(arm)).topics(), (names["gripper"], Numbers, self._grip)]
@@ -107,6 +109,7 @@ class ArmNode:
             if self.governor.state != self.said.split(":")[0]:
                 self.said = f"{self.governor.state}: {self.governor.reason}"
                 self.safety.publish(Text(self.said))
+                self.on_change(self.said.removesuffix(": "))
         self.count += 1
         if self.count % SERVE_EVERY == 0:
             self.transport.serve()
@@ -162,6 +165,7 @@ class ArmNode:
         if said != self.lease_said:
             self.lease_said = said
             self.leased.publish(Text(said))
+            self.on_change(f"{holder or 'nobody'} holds the arm")
 
     def _is_holders(self, source: str) -> bool:
         """Whether a source may do what is the lease's holder's: it is who claimed it, or that one has left

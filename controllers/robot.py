@@ -117,8 +117,8 @@ class Robot:
         ):
             if (x := max((abs(x) for x in row if not math.isinf(x)), default=0.0)) > most:
                 raise UserError(
-                    f"robot {self.name}: {name} is in {unit}, and {x:g} {unit} is no arm's: is it in degrees? {x:g} "
-                    f"degrees are {math.radians(x):.4g} {unit[:3]}"
+                    f"robot {self.name}: {name} is in {unit}, and {x:g} {unit} is no arm's: in degrees? "
+                    f"{x:g} degrees are {math.radians(x):.4g} {unit[:3]}"
                 )
         if min(*self.velocity, *self.torque, self.torque_rate) <= 0:
             raise UserError(f"robot {self.name}: velocity, torque and torque_rate must be above 0")

@@ -329,6 +329,27 @@ def test_a_bridge_does_not_arm_while_a_source_says_stop():
 # ---- refusals ----------------------------------------------------------------------------------------------
 
 
+def test_each_change_of_the_governor_and_of_the_lease_is_told_once(there):
+    alice, lines = Person(there, "alice"), []
+    there.node.on_change = lines.append
+    alice.say("claim alice 0.5")
+    alice.say("arm alice")
+    target = alice.wire.publisher("target_pose", PoseStamped, "command")
+    for _ in range(5):
+        alice.aim(target, there)
+        there.run(0.01)
+    there.run(2.0)
+    told = [
+        "alice holds the arm",
+        "ARMED",
+        "ACTIVE",
+        "HOLD: no command for",
+        "nobody holds the arm",
+        "STOPPED: held for 1 s",
+    ]
+    assert len(lines) == len(told) and all(a.startswith(b) for a, b in zip(lines, told, strict=True)), lines
+
+
 def test_refusals_are_told_at_once_and_a_flood_of_them_stays_small(there):
     bob, lines = Person(there, "bob"), []
     there.node.on_refusal = lines.append

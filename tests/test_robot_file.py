@@ -88,7 +88,7 @@ def test_a_file_that_is_not_there_is_told_with_those_that_are_and_the_way_to_mak
         ({"topics": {"joint_sates": "x"}}, "did you mean 'joint_states'"),
         ({"topics": {"joint_states": "joint states"}}, "topic joint_states needs a name of ROS 2"),
         ({"topics": {"joint_states": "/joint_states"}}, "--namespace goes before it"),
-        ({"lower": [-360] * 6}, "lower is in rad, and 360 rad is no arm's: is it in degrees"),
+        ({"lower": [-360] * 6}, "lower is in rad, and 360 rad is no arm's: in degrees"),
         ({"velocity": [180] * 6}, "velocity is in rad/s, and 180 rad/s .* are 3.142 rad"),
         ({"gravity": "false"}, "gravity is true or false"),
         ({"friction": {"phi1": [0] * 6}}, "phi1 .* phi2 .* phi3"),

@@ -1,9 +1,13 @@
 """`robo_rl sim-arm`: the 1 kHz governed arm over MuJoCo on the ROS 2 wire."""
 
 import sys
+import time
+from collections import deque
+from datetime import datetime
 
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm, run_sim_arm, status_line
 
+MOST_CHANGES = 20  # lines a second
 CLEAR = "\r\x1b[2K"  # the line of a terminal
 
 
@@ -31,6 +35,16 @@ def run(options: SimArmOptions) -> int:
     def on_refusal(line: str) -> None:
         print(f"{CLEAR if live else ''}refused: {line}", file=sys.stderr, flush=True)
 
+    told: deque[float] = deque(maxlen=MOST_CHANGES)
+
+    def on_change(line: str) -> None:
+        now = time.monotonic()
+        flood = len(told) == MOST_CHANGES and now - told[0] < 1
+        if not options.quiet and not flood:  # else whoever claims and releases would slow the loop
+            told.append(now)
+            at = datetime.now().isoformat(" ", "milliseconds")
+            print(f"{CLEAR if live else ''}{at} {line}", file=sys.stderr, flush=True)
+
     def status(arm, node, timing: str = "") -> str:
         return pair_status_line(node, timing) if two else status_line(arm, node, timing)
 
@@ -47,7 +61,7 @@ def run(options: SimArmOptions) -> int:
             print(f"robo_rl: {fault}", file=sys.stderr, flush=True)
         return arm, node
 
-    arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal, make)
+    arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal, make, on_change)
     if live:
         sys.stderr.write(CLEAR)
     print(status(arm, node, f" · {timing}"))

@@ -76,7 +76,7 @@ class SimArmOptions(RosOptions):
     image_size: int = 64
     """Pixels of each side of their pictures, 16 to 1024."""
     quiet: bool = False
-    """Print no status line."""
+    """Print no status line, and no line when the governor's state or the lease changes."""
 
     def __post_init__(self) -> None:
         in_range("--seconds", self.seconds, 0, math.inf, open_low=True)
@@ -236,18 +236,20 @@ def run_sim_arm(
     on_tick: "Callable[[object, object], None]" = lambda arm, node: None,
     on_refusal: Callable[[str], None] = lambda line: None,
     make=make_sim_arm,
+    on_change: Callable[[str], None] = lambda line: None,
 ):
     """Run the arm until its time is over or the user asks for the end -> (arm, node, the loop's timing in
     words).
 
     make(options): (arm, node), or what does as both.
     on_start() is called before the first tick in real time, on_tick(arm, node) every quarter of a second of
-    the arm's time, on_refusal(line) at the first refusal of each kind.
+    the arm's time, on_refusal(line) at the first refusal of each kind, on_change(line) at each change of the
+    governor's state and of the lease.
     """
     from controllers.loop import real_time, undisturbed
 
     arm, node = make(options)
-    node.on_refusal = on_refusal
+    node.on_refusal, node.on_change = on_refusal, on_change
 
     def tick() -> None:
         if options.push and node.count % 2000 == 0:

@@ -115,6 +115,16 @@ class SimPair:
         for name, node in self.nodes.items():
             node.on_refusal = lambda line, name=name: tell(f"{name}/{line}")  # as topics are named
 
+    @property
+    def on_change(self) -> Callable[[str], None]:
+        """Is told a line at each change of a governor's state or of a lease."""
+        return next(iter(self.nodes.values())).on_change
+
+    @on_change.setter
+    def on_change(self, tell: Callable[[str], None]) -> None:
+        for name, node in self.nodes.items():
+            node.on_change = lambda line, name=name: tell(f"{name} {line}")
+
     def tick(self) -> None:
         """The governor above both, then each arm's tick, then the physics."""
         self.governor.couple(self.transport.now())
