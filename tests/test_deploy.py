@@ -31,7 +31,7 @@ from robo_rl.experiment.cameras import CameraOptions
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.deploy import deploy, real_time_loop
 from robo_rl.experiment.deploy_options import DeployOptions
-from robo_rl.experiment.deploy_policy import instruction_of, slowness
+from robo_rl.experiment.deploy_policy import choose_actor, instruction_of, slowness
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.policy_server import TOKEN_FILE, ServeOptions, load_actor, remote_actor, run_interface
 from robo_rl.experiment.sim_arm import SimArmOptions
@@ -501,11 +501,23 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
         ({"state": 12}, [], "the run's policy sees 12 numbers, its task has 36"),
         ({"language": True, "task": "pick_by_name"}, [], "takes an instruction: give it with --instruction"),
         ({}, ["--video", "a.avi"], "--video writes an mp4"),
+        (
+            {},
+            ["--transport", "dds", "--dry-run", "--start", "1"],
+            "--dry-run commands nothing, and --start does",
+        ),
+        ({}, ["--transport", "dds", "--dry-run", "--reset"], "--dry-run commands nothing, and --reset does"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):
     run = write_run(tmp_path / "run", **make)
     assert says in robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", *argv).mistake
+
+
+def test_an_instruction_for_a_policy_that_takes_none_is_told_to_be_recorded_alone(run, tmp_path):
+    said = []
+    choose_actor(DeployOptions(run=str(run), transport="inprocess", instruction="push it"), said.append)
+    assert len(said) == 1 and "takes no instruction: --instruction is recorded" in said[0]
 
 
 def test_a_policy_elsewhere_needs_an_address_and_a_token_that_nobody_else_can_read(run, tmp_path):

@@ -8,7 +8,7 @@ import tyro
 from robo_rl.device_names import check_device
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import planning
-from robo_rl.experiment.ros_options import RosOptions
+from robo_rl.experiment.ros_options import RosOptions, check_dry_run
 from robo_rl.options.foreign import FOREIGN, check_foreign
 
 STATED = ("rate", "columns", "state_columns", "units", "state_units", "gripper")
@@ -141,6 +141,8 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
         in_range("--seconds", self.seconds, 0, 86400, open_low=True)
         in_range("--start", self.start, -1, 2**33)
         super().__post_init__()
+        on_wire = self.transport == "dds"
+        check_dry_run(self.dry_run and on_wire, start=self.start >= 0, reset=self.reset)
         in_range("--seed", self.seed, 0, 2**31)
         in_range("--lease", self.lease, 0.5, 3600)
         in_range("--execute", self.execute, 0, 1024)

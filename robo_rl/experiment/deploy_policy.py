@@ -44,6 +44,10 @@ def choose_actor(options: "DeployOptions", warn: Callable[[str], None] = lambda 
     known = run_interface(options.run, options.checkpoint, options.task)
     folder, _, _, config, spec, _ = known
     check_instruction(folder, config, spec, options.instruction, warn)
+    if options.instruction and not spec.language:
+        warn(
+            f"the policy of {options.run} takes no instruction: --instruction is recorded, and not told to it"
+        )
     if options.plan_in:
         return planning.load_planned_actor(options, known, options.instruction, options.seed, options.device)
     if options.policy:

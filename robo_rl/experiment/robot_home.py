@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.experiment.ros_options import RosOptions
+from robo_rl.experiment.ros_options import RosOptions, check_dry_run
 
 CONTROLLER = "joint_trajectory_controller"
 PERIOD = 0.02  # s
@@ -62,6 +62,7 @@ class HomeOptions(RosOptions):
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--joint-speed", self.joint_speed, 0, 1, open_low=True)
         super().__post_init__()
+        check_dry_run(self.dry_run, reset=self.reset)
         in_range("--lease", self.lease, 0.5, 3600)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from robo_rl.errors import in_range
+from robo_rl.errors import UserError, in_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,3 +25,11 @@ class RosOptions:
 
     def __post_init__(self) -> None:
         in_range("--domain", self.domain, -1, 232)
+
+
+def check_dry_run(dry_run: bool, **orders: bool) -> None:
+    """UserError: a dry run, which commands nothing, is asked to do something to the arm; orders: whether each
+    option that does so was given, by its name."""
+    for name, given in orders.items():
+        if dry_run and given:
+            raise UserError(f"--dry-run commands nothing, and --{name} does: leave one of them out")

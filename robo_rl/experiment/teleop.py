@@ -21,7 +21,7 @@ from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.operators import check_person
 from robo_rl.experiment.pictures import cut_square
-from robo_rl.experiment.ros_options import RosOptions
+from robo_rl.experiment.ros_options import RosOptions, check_dry_run
 
 GROUPS = {
     "The arm": ("file", "model", "command", "transport"),
@@ -103,6 +103,7 @@ class TeleopOptions(RosOptions):
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--seconds", self.seconds, 0, 86400, open_low=True)
         super().__post_init__()
+        check_dry_run(self.dry_run, reset=self.reset)
         in_range("--lease", self.lease, 0.5, 3600)
         in_range("--episodes", self.episodes, 0, 10**6)
         in_range("--image-size", self.image_size, 16, 1024)
