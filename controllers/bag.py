@@ -3,7 +3,8 @@ Foxglove read it.
 
 Times are the wall clock's at the receiver. Each topic carries the QoS profile that a node of ours offers it
 with, so that `ros2 bag play` offers it so too: reliable, and a latched one transient local. The bag takes its
-place when it is closed and whole; until then it lies in .<name>.tmp beside it.
+place when it is closed and whole; until then it lies in .<name>.tmp beside it, and what a killed process left
+there stays, as <name>.unfinished. A disk that is full ends the bag, not the motion that it records.
 """
 
 import os
@@ -36,7 +37,7 @@ class BagWriter:
             raise UserError(f"{self.path} exists: a bag is written once, name another folder")
         try:
             if self.draft.exists():  # of one that was killed
-                shutil.rmtree(self.draft)
+                keep(self.draft, self.path)
             self.draft.mkdir(parents=True)
             self.writer = Writer(self.draft / self.path.name, version=9, storage_plugin=StoragePlugin.MCAP)
             self.writer.open()
@@ -48,9 +49,17 @@ class BagWriter:
         self.qualities: dict[str, str] = {}  # of `Transport.publisher`; of a topic that is not here: state
         self.counts: dict[str, int] = {}
         self.began = time.time() - now()
+        self.fault = ""  # why it ended early
 
     def add(self, topic: str, message: Any, at: float) -> None:
-        """One message of time `at`."""
+        """One message of time `at`. One that cannot be written ends the bag: `close` tells it."""
+        if not self.fault:
+            try:
+                self._add(topic, message, at)
+            except OSError as e:
+                self.fault = e.strerror or str(e)
+
+    def _add(self, topic: str, message: Any, at: float) -> None:
         ros = ROS_TYPES[type(message)]
         if topic not in self.topics:
             profile = offered(self.qualities.get(topic, "state"))
@@ -66,8 +75,17 @@ class BagWriter:
         return f"bag with {sum(self.counts.values())} messages on {len(self.counts)} topics in {self.path}"
 
     def close(self) -> None:
-        """Make it whole, durable and known by its name; one without a message goes."""
-        self.writer.close()
+        """Make it whole, durable and known by its name; one without a message goes. UserError: it cannot be
+        written."""
+        try:
+            self.writer.close()
+        except OSError as e:
+            self.fault = self.fault or e.strerror or str(e)
+        if self.fault:
+            raise UserError(
+                f"the bag {self.path} is not whole: {self.fault}; what was written lies in {self.draft}, and "
+                "`mcap recover` reads it"
+            )
         if not self.counts:
             shutil.rmtree(self.draft)
             return
@@ -78,6 +96,15 @@ class BagWriter:
             os.close(fd)
         made.rename(self.path)
         self.draft.rmdir()
+
+
+def keep(draft: Path, path: Path) -> None:
+    """Move what a killed process wrote of a bag to a free name beside it; one of no bytes goes."""
+    if not any(file.stat().st_size for file in draft.rglob("*.mcap")):
+        shutil.rmtree(draft)
+        return
+    names = (path.with_name(f"{path.name}.unfinished{k or ''}") for k in range(10**6))
+    draft.rename(next(name for name in names if not name.exists()))
 
 
 def offered(quality: str) -> Any:

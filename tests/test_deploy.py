@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from commands import Command, robo_rl
 
-from controllers.bag import offered
+from controllers.bag import BagWriter, offered, recorded
 from controllers.chunking import ChunkRunner
 from controllers.observation import camera_topic, picture
 from controllers.policy_client import InProcessPolicy
 from controllers.remote import RemotePolicyClient, read_token
 from controllers.serving import PolicyServer
-from controllers.transport import Text
+from controllers.transport import Bus, LoopbackTransport, Text
 from robo_rl.checkpoint import name, save_checkpoint
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
@@ -512,6 +512,41 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):
     run = write_run(tmp_path / "run", **make)
     assert says in robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", *argv).mistake
+
+
+class FullDisk:
+    """A writer of bags on a disk that is full."""
+
+    def add_connection(self, *_, **__):
+        return 1
+
+    def write(self, *_):
+        raise OSError(28, "No space left on device")
+
+    def close(self):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_ends_the_bag_and_not_the_motion_and_what_was_killed_stays(tmp_path):
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    draft = tmp_path / ".bag.tmp" / "bag"
+    for content in (b"", b"chunks", b"more"):  # of killed ones
+        draft.mkdir(parents=True)
+        (draft / "bag.mcap").write_bytes(content)
+        bag = BagWriter(tmp_path / "bag")
+        bag.close()
+    kept = sorted(p.name for p in tmp_path.iterdir())
+    assert kept == ["bag.unfinished", "bag.unfinished1"]
+    bag = BagWriter(tmp_path / "bag")
+    bag.writer = FullDisk()
+    bus = Bus(lambda: 0.0)
+    heard = LoopbackTransport(bus, "arm").subscription("target", Text, depth=4)
+    sender = recorded(LoopbackTransport(bus, "bridge"), bag).publisher("target", Text)
+    for word in ("a", "b"):
+        sender.publish(Text(word))
+    assert [got.message.data for got in heard.take()] == ["a", "b"]
+    with pytest.raises(UserError, match="is not whole: No space left on device; what was written lies in"):
+        bag.close()
 
 
 def test_an_instruction_for_a_policy_that_takes_none_is_told_to_be_recorded_alone(run, tmp_path):

@@ -2,6 +2,7 @@
 done."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,21 +208,25 @@ class DeployRecorder:
             return None
 
     def close(self) -> None:
-        """Write the files."""
-        if self.writer is not None:
-            with self.writer:
-                if self.rows:
-                    self.writer.add(self.episode())
-            if self.rows and not self.name:
-                from robo_rl.data.labels import state_units
+        """Write the files, each of them also where another cannot be written."""
+        with ExitStack() as files:
+            for write in (self._close_bag, self._close_film, self._close_data):  # the last one first
+                files.callback(write)
 
-                state_units(Path(self.record), ",".join(f"{c.unit} {c.kind}" for c in self.expects.action))
+    def _close_data(self) -> None:
+        if self.writer is None:
+            return
+        with self.writer:
             if self.rows:
-                self.log(f"recorded {len(self.rows)} frames in {self.record}")
-        if self.bag is not None:
-            self.bag.close()
-            if self.bag.counts:
-                self.log(self.bag.text())
+                self.writer.add(self.episode())
+        if self.rows and not self.name:
+            from robo_rl.data.labels import state_units
+
+            state_units(Path(self.record), ",".join(f"{c.unit} {c.kind}" for c in self.expects.action))
+        if self.rows:
+            self.log(f"recorded {len(self.rows)} frames in {self.record}")
+
+    def _close_film(self) -> None:
         if self.film:
             self.write_film()
         elif self.video:
@@ -230,6 +235,12 @@ class DeployRecorder:
                 if self.robot.name == "sim"
                 else "no picture came on front/image_raw/compressed; start the arm's front camera"
             )
+
+    def _close_bag(self) -> None:
+        if self.bag is not None:
+            self.bag.close()
+            if self.bag.counts:
+                self.log(self.bag.text())
 
     def write_film(self) -> None:
         """Draw what was kept, and write the film."""
