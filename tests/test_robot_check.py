@@ -62,6 +62,12 @@ def test_one_bad_or_open_answer_is_a_no(tmp_path, capsys, answer, good):
         ({}, {}, "limits", "no box, speed, force"),
         (WHOLE, {"gains": {"stiffness": [1e9] * 6}}, "gains", "stiffness needs 6 numbers"),
         (WHOLE, {"gains": {"stifness": [600] * 6}}, "gains", "unknown gain 'stifness'"),
+        (
+            WHOLE,
+            {"data": {"columns": ["elbow"]}},
+            "action_columns",
+            "unknown elbow; a column of the action is",
+        ),
         (WHOLE, {"sources": {}}, "sources", "none for lower"),
         (WHOLE, {"sources": {"lower": "from memory"}}, "memory", "lower"),
         (WHOLE, {"model": ""}, "model", "ships no model"),

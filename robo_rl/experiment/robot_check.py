@@ -173,6 +173,9 @@ def check_file(robot, model: str) -> list[CheckResult]:
     )
     memory = sorted(f for f, where in robot.sources.items() if "memory" in where or "assumption" in where)
     say("memory", "No source is a memory or an assumption", f"{', '.join(memory)}" if memory else "")
+    for of, row in (("action", robot.data.columns), ("state", robot.data.state_columns)):
+        if row:
+            say(f"{of}_columns", f"The columns of its data are known ({of})", column_fault(robot, of, row))
     try:
         made = arm_model(robot, model)
         say("model", "The model has the joints and the tool", "")
@@ -244,6 +247,17 @@ def check_servos(robot) -> list[CheckResult]:
     finally:
         bus.port.close()
     return [CheckResult(key, "The file", text, fault or True, not fault) for key, text, fault in found]
+
+
+def column_fault(robot, of: str, row: tuple[str, ...]) -> str:
+    """Which columns of the robot's data mean nothing; "": none."""
+    from controllers.data_columns import meanings
+
+    try:
+        meanings(row, row, robot.joints, of, f"`data` of robot {robot.name}")
+    except UserError as e:
+        return str(e)
+    return ""
 
 
 def home_fault(robot, model) -> str:
