@@ -28,7 +28,7 @@ STALE_PICTURE = 0.5  # s behind the joints, at which a camera counts as lost
 STALE_SIGHT = 0.5  # s behind the joints, at which what tells an object's pose or the gripper counts as lost
 STALE_WRENCH = 0.2  # s behind the joints, at which the force sensor counts as lost
 ONE_NODE = 0.5  # s within which a node speaks again, and another one did between: two nodes publish
-DEPTH, FEW = 32, 8  # messages of one control period that are looked at: joint states, others
+DEPTH = 4  # newest messages of a control period that are read: a fast arm's others would cost time
 
 
 def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class ObservationBuffer:
         self.size, self.fit = size, fit or np.asarray
         self.camera_topics = {v: topic_of(robot, v) for v in views}
         self.cameras = {
-            v: transport.subscription(topic, CompressedImage, depth=FEW)
+            v: transport.subscription(topic, CompressedImage, depth=DEPTH)
             for v, topic in self.camera_topics.items()
         }
         self.robot, self.names, self.objects = robot, names, objects_of(names)
@@ -118,15 +118,15 @@ class ObservationBuffer:
                 f"the run's state has {len(numbers)} joints, robot {robot.name} has {len(robot.joints)}"
             )
         self.wrench = (
-            transport.subscription(topics.get("external_wrench", EXTERNAL_WRENCH), WrenchStamped, depth=FEW)
+            transport.subscription(topics.get("external_wrench", EXTERNAL_WRENCH), WrenchStamped, depth=DEPTH)
             if robot.cell.force is not None
             else None
         )
         # a gripper's driver may publish there too: its messages come between the arm's
         self.joints = transport.subscription(topics["joint_states"], JointState, depth=DEPTH)
-        self.gripper = transport.subscription(GRIPPER_STATE, JointState, depth=FEW)
+        self.gripper = transport.subscription(GRIPPER_STATE, JointState, depth=DEPTH)
         self.bodies = {
-            n: transport.subscription(f"objects/{n}", PoseStamped, depth=FEW) for n in self.objects
+            n: transport.subscription(f"objects/{n}", PoseStamped, depth=DEPTH) for n in self.objects
         }
         self.seen = -math.inf  # when the newest joint state came
         self.opening = 1.0
