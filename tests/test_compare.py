@@ -148,6 +148,17 @@ def test_the_command_prints_a_row_for_each_group_and_writes_the_page_beside_the_
     assert doc["groups"] == robo_rl.compare([tmp_path])["groups"]
 
 
+def test_tasks_in_which_all_seeds_end_alike_have_an_interval_over_starts_and_other_tasks_no_verdict(tmp_path):
+    for seed in (0, 1):
+        path = make_run(tmp_path / f"a{seed}", seed, 0.5) / "evals" / "final.json"
+        write_json(path, json.loads(path.read_text()) | {"task": ["pick"] * 50 + ["push"] * 50})
+        make_run(tmp_path / f"b{seed}", seed, 0.9, task="push_cube")
+    first, other = read_groups([tmp_path])
+    told = by_task(first)
+    assert told["pick"] == pytest.approx(wilson(100, 100)) and told["push"].high > 0
+    assert lines([first, other], 0.9)[-1].endswith("of other tasks")
+
+
 def test_a_run_that_its_first_evaluation_ended_counts_in_the_mean_of_the_ends(tmp_path):
     make_run(tmp_path / "a", 0, 0.9)
     make_run(tmp_path / "b", 1, 1.0, looks=((0, 1.0),))  # --target was there before RL
@@ -162,7 +173,10 @@ def test_success_of_several_tasks_is_told_of_each(tmp_path):
         write_json(path, json.loads(path.read_text()) | {"task": tasks})
     groups = read_groups([tmp_path])
     told = by_task(groups[0])
-    assert told["pick <it>"] == (1, 1, 1) and told["push"].value == pytest.approx((10 / 60 + 0) / 2)
+    # of both seeds all 40 and 50 succeed: the interval is over starts
+    assert told["pick <it>"] == pytest.approx(wilson(90, 90)) and told["push"].value == pytest.approx(
+        (10 / 60 + 0) / 2
+    )
     assert told["push"].low == 0 < told["push"].high <= 1
     assert "pick &lt;it&gt;" in page(groups, 0.9)
     assert robo_rl.compare([tmp_path])["groups"][0]["tasks"]["push"]["low"] == 0

@@ -106,7 +106,9 @@ def parse(argv: list[str]) -> TrainConfig:
             end="",
         )
         raise SystemExit(0)
-    several = many_runs.planned(many_runs.read_seeds(args.seeds) if args.seeds else [], args.vary)
+    several = many_runs.planned(
+        [] if given(typed, "--seeds") is None else many_runs.read_seeds(args.seeds), args.vary
+    )
     one = list(several) == [""]
     if args.seeds and given(typed, "--seed") is not None:
         raise UserError("--seeds names the seeds of several runs, --seed that of one: give one of them")

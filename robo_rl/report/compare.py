@@ -17,6 +17,7 @@ from robo_rl.report.data import Evaluation, RunRecord, difference, load
 from robo_rl.report.text import flat
 from robo_rl.stats import (
     Interval,
+    TaskRow,
     counts,
     difference_over_seeds,
     mean_over_seeds,
@@ -270,13 +271,18 @@ def summary(groups: Sequence[SeedGroup], least: float) -> dict:
 
 def by_task(group: SeedGroup) -> dict[str, Interval]:
     """{task or instruction: mean success over the seeds at the end}, {} where there is one alone."""
-    each: dict[str, list[float]] = {}
+    each: dict[str, list[TaskRow]] = {}
     for run in group.runs:
         end = evaluation(run, "end")
         if end is not None and end.judged and end.task:
             for row in per_task(end.task, end.success, groups=end.origins):
-                each.setdefault(row.task, []).append(row.rate.value)
-    return {task: inside(mean_over_seeds(rates)) for task, rates in each.items()} if len(each) > 1 else {}
+                each.setdefault(row.task, []).append(row)
+    if len(each) < 2:
+        return {}
+    return {
+        task: spread([r.rate.value for r in rows], sum(r.successes for r in rows), sum(r.n for r in rows))
+        for task, rows in each.items()
+    }
 
 
 def judged(groups: Sequence[SeedGroup]) -> bool:
@@ -285,17 +291,24 @@ def judged(groups: Sequence[SeedGroup]) -> bool:
 
 
 def over(group: SeedGroup, which: str) -> Interval:
-    """Mean over the seeds that have this evaluation; success ends at 0 and 1. Seeds that are all alike say
-    nothing of their spread: the interval is then over the starts of all."""
-    i = mean_over_seeds([v for v in group.values(which) if math.isfinite(v)])
-    if judged([group]) and math.isfinite(i.low) and i.low == i.high:
-        return wilson(*pooled(group, which))
-    return inside(i) if judged([group]) else i
+    """Mean over the seeds that have this evaluation."""
+    values = [v for v in group.values(which) if math.isfinite(v)]
+    return spread(values, *pooled(group, which)) if judged([group]) else mean_over_seeds(values)
 
 
-def inside(i: Interval) -> Interval:
-    """The interval of a mean success, which ends at 0 and 1."""
-    return Interval(i.value, max(0.0, i.low), min(1.0, i.high)) if math.isfinite(i.low) else i
+def spread(rates: Sequence[float], successes: float, n: int) -> Interval:
+    """Mean of the success of each seed, which ends at 0 and 1. Seeds that are all alike say nothing of their
+    spread: the interval is then over the n starts of all, of which so many succeeded."""
+    i = mean_over_seeds(rates)
+    if not math.isfinite(i.low):
+        return i
+    return wilson(successes, n) if i.low == i.high else Interval(i.value, max(0.0, i.low), min(1.0, i.high))
+
+
+def same_tasks(a: SeedGroup, b: SeedGroup) -> bool:
+    """Whether two groups learnt the same, so that a difference says which is better."""
+    mine, theirs = ({str((r.info.get("config") or {}).get("task")) for r in g.runs} for g in (a, b))
+    return mine == theirs
 
 
 def compare(runs: "str | Path | Sequence[str | Path]", reach: float = 0.9) -> dict:

@@ -19,6 +19,7 @@ from robo_rl.report.compare import (
     notes_of,
     over,
     reached,
+    same_tasks,
     summary,
 )
 from robo_rl.report.data import RunRecord, totals
@@ -42,7 +43,9 @@ def to_reach(run: RunRecord, least: float, seconds: bool = False) -> str:
     return told if hit or told == "–" else f"> {told}"
 
 
-def verdict(change: Interval) -> str:
+def verdict(after: SeedGroup, before: SeedGroup, change: Interval) -> str:
+    if not same_tasks(after, before):
+        return "of other tasks"
     if not math.isfinite(change.low):
         return "unknown: more seeds"
     return "better" if change.low > 0 else "worse" if change.high < 0 else "no clear difference"
@@ -62,7 +65,8 @@ def lines(groups: Sequence[SeedGroup], least: float) -> list[str]:
     for g in groups[1:]:
         change, how = compared(g, groups[0])
         told = f" (95 % {say.change(change)})" if math.isfinite(change.low) else ""
-        out.append(f"{g.name} - {groups[0].name}: {say.step(change.value)}{told}, {how}: {verdict(change)}")
+        better = verdict(g, groups[0], change)
+        out.append(f"{g.name} - {groups[0].name}: {say.step(change.value)}{told}, {how}: {better}")
     return out
 
 
@@ -179,7 +183,9 @@ def differences_table(groups: Sequence[SeedGroup]) -> str:
     for g in groups[1:]:
         d, how = compared(g, groups[0])
         told = say.change(d) if math.isfinite(d.low) else "–"
-        rows.append([esc(f"{g.name} − {groups[0].name}"), say.step(d.value), told, esc(how), verdict(d)])
+        rows.append(
+            [esc(f"{g.name} − {groups[0].name}"), say.step(d.value), told, esc(how), verdict(g, groups[0], d)]
+        )
     head = ["", "end", "95 % interval", "how", ""]
     return f"<h2>Difference from the first</h2>{table(head, rows)}"
 
