@@ -67,6 +67,11 @@ def test_seeds_are_numbers_and_ranges():
             many_runs.read_seeds(text)
 
 
+def test_a_command_without_options_varies_nothing():
+    assert many_runs.values_of([], "--vary") == many_runs.varied([]) == []
+    assert many_runs.values_of(["--vary", "a=1", "--vary=b=2,3"], "--vary") == ["a=1", "b=2,3"]
+
+
 def test_options_of_their_own_are_left_out_of_what_the_runs_are_given():
     argv = ["--seeds", "0,1", "--task", "reach", "--out=x", "--seeds=3", "--at_once", "2", "--lr", "1"]
     assert many_runs.without(argv, many_runs.OWN) == ["--task", "reach", "--lr", "1"]

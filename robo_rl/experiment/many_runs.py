@@ -125,7 +125,7 @@ def option_of(arg: str) -> str:
 
 def values_of(argv: Sequence[str], option: str) -> list[str]:
     """All that an option of the command line is given."""
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    pairs = itertools.pairwise([*argv, ""])
     return [a.partition("=")[2] if "=" in a else after for a, after in pairs if option_of(a) == option]
 
 
