@@ -62,9 +62,8 @@ class StopSignal:
         )
         try:
             print(words, file=sys.stderr, flush=True)
-        except (
-            OSError
-        ):  # whoever read it is gone, as where the parent was killed: the work is saved all the same
+        except OSError:
+            # whoever read it is gone, as where the parent was killed: the work is saved all the same
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for stream in (1, 2):
                 os.dup2(nowhere, stream)

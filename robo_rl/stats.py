@@ -235,7 +235,7 @@ def student_quantile(df: float, level: float = 0.95) -> float:
     _z(level)
     if not df > 0:
         raise UserError(f"degrees of freedom must be above 0, got {df}")
-    # below 1 the density has a pole at pi/2, which a grid in the distance to it, squared, resolves
+    # below 1 the density has a pole at pi/2, which a grid in the fourth root of the distance to it resolves
     u = np.pi / 2 * (1 - np.linspace(1, 0, 40_001)[:-1] ** 4)
     density = np.cos(u) ** (df - 1)
     mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(u))])

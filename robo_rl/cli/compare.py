@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from robo_rl.errors import in_range
+from robo_rl.results import COMMON
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class CompareRunsOptions:
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(help="run folders, or a folder of runs")
     ]
     """Run folders, or a folder of runs, as robo_rl train --seeds writes one."""
-    reach: float = 0.9
+    reach: float = COMMON
     """Success whose first evaluation counts as reached."""
     json: bool = False
     """print one JSON document with the page's path and the numbers, and nothing else"""

@@ -17,8 +17,6 @@ from robo_rl.log import RUNS
 from robo_rl.options.policy import POLICIES, VLAS
 from robo_rl.plugins import is_object
 
-REACH = 0.9  # success that robo_rl compare counts the steps to
-
 
 @dataclass(frozen=True, kw_only=True)
 class Train(TrainConfig):
@@ -170,6 +168,7 @@ def told(folder: Path, code: int) -> int:
     """Compare the runs of a folder, where none was stopped and two have been evaluated -> the exit status."""
     from robo_rl.report.compare import read_groups
     from robo_rl.report.compare_page import lines, write
+    from robo_rl.results import COMMON
 
     if code < 128 and len({path.parent for path in folder.glob("*/evals/*.json")}) > 1:
         try:
@@ -177,7 +176,7 @@ def told(folder: Path, code: int) -> int:
         except UserError as e:
             print(f"not compared: {e}", file=sys.stderr)
             return code
-        print("\n".join([*lines(groups, REACH), f"open {write(groups, REACH, str(folder))}"]))
+        print("\n".join([*lines(groups, COMMON), f"open {write(groups, COMMON, str(folder))}"]))
     return code
 
 

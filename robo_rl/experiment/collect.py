@@ -156,14 +156,7 @@ def collect(options: CollectOptions) -> Collected:
     task's."""
     from robo_rl.experiment import envs
 
-    envs.check_names(
-        options.sim,
-        options.task,
-        obs=options.obs,
-        reward=options.reward,
-        control=options.control,
-        randomise=options.randomise,
-    )
+    envs.check_env_options(options)
     if not (options.by_person or options.by_policy or options.policy):
         envs.check_shown(options.sim, options.task)
     from robo_rl.child import HANG

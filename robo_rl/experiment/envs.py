@@ -30,6 +30,12 @@ def check_names(name: str, task: str = "", **options) -> None:
         sims.check_names(twin(name), task, **options)
 
 
+def check_env_options(options) -> None:
+    """`check_names` of the env that a run (TrainConfig) or a recording (CollectOptions) asks for."""
+    names = {k: getattr(options, k) for k in ("obs", "reward", "control", "randomise")}
+    check_names(options.sim, options.task, **names)
+
+
 def check_shown(name: str, task: str) -> None:
     """Raise UserError for a task of ManiSkill without a scripted expert; before its processes are started,
     which takes a quarter of a minute."""

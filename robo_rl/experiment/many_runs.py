@@ -12,6 +12,7 @@ that have not ended.
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import selectors
@@ -20,10 +21,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from io import FileIO
-from multiprocessing import get_context
 from pathlib import Path
 
 from robo_rl.errors import UserError
@@ -111,7 +110,7 @@ def planned(seeds: Sequence[int], vary: Sequence[str]) -> dict[str, list[str]]:
             if len(name.encode()) > LONGEST:
                 name = f"{name[: LONGEST // 5]}-{len(runs)}"
             runs[name] = [*own, *([] if seed is None else ["--seed", str(seed)])]
-    if len(runs) != len(seeds or [0]) * len(list(itertools.product(*(v for _, v in options)))):
+    if len(runs) != len(seeds or [0]) * math.prod(len(found) for _, found in options):
         raise UserError(f"--vary {' '.join(vary)}: two of these runs would have one folder")
     if len(runs) > MOST:
         raise UserError(f"--seeds and --vary make {len(runs):,} runs; at most {MOST:,}")
@@ -167,6 +166,9 @@ def check_all(settings: dict[str, TrainConfig]) -> None:
     a run checks, in a process of its own, whose memory goes back."""
     if len(settings) < 2:
         return  # the first run tells it
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     told = time.monotonic()
     with ProcessPoolExecutor(1, get_context("fork"), follow_parent) as pool:
         for k, (name, config) in enumerate(settings.items()):

@@ -15,6 +15,7 @@ from robo_rl.files import read_json
 from robo_rl.log import RUNS, open_run
 from robo_rl.report.data import Evaluation, RunRecord, difference, load
 from robo_rl.report.text import flat
+from robo_rl.results import COMMON
 from robo_rl.stats import (
     Interval,
     TaskRow,
@@ -71,8 +72,7 @@ def evaluation(run: RunRecord, which: str) -> "Evaluation | None":
 
 def has_rl(run: RunRecord) -> bool:
     """Whether RL follows supervision in this run, or has begun."""
-    config = run.info.get("config") or {}
-    return config.get("algo") != "bc" and config.get("steps") != 0
+    return run.config.get("algo") != "bc" and run.config.get("steps") != 0
 
 
 def within(path: Path) -> list[Path]:
@@ -307,11 +307,11 @@ def spread(rates: Sequence[float], successes: float, n: int) -> Interval:
 
 def same_tasks(a: SeedGroup, b: SeedGroup) -> bool:
     """Whether two groups learnt the same, so that a difference says which is better."""
-    mine, theirs = ({str((r.info.get("config") or {}).get("task")) for r in g.runs} for g in (a, b))
+    mine, theirs = ({str(r.config.get("task")) for r in g.runs} for g in (a, b))
     return mine == theirs
 
 
-def compare(runs: "str | Path | Sequence[str | Path]", reach: float = 0.9) -> dict:
+def compare(runs: "str | Path | Sequence[str | Path]", reach: float = COMMON) -> dict:
     """Runs side by side: what `robo_rl compare --json` prints, without a page.
 
     * runs: run folders, or a folder of runs (robo_rl train --seeds). Those that differ in nothing but their

@@ -104,7 +104,7 @@ def curves_chart(groups: Sequence[SeedGroup], seconds: bool) -> str:
 def page(groups: Sequence[SeedGroup], least: float) -> str:
     """The whole page."""
     runs = [r for g in groups for r in g.runs]
-    title = " and ".join(sorted({str((r.info.get("config") or {}).get("task") or "runs") for r in runs}))
+    title = " and ".join(sorted({str(r.config.get("task") or "runs") for r in runs}))
     notes = "".join(f"<li>{esc(r.folder.name)}: {esc(n)}</li>" for r in runs for n in notes_of(r))
     body = f"""
 <header><p class="eyebrow">robo_rl runs</p><h1>{esc(title)}</h1>

@@ -85,6 +85,11 @@ class RunRecord:
     held_out: "dict | None" = None  # heldout.json, of a run without a simulator that was judged
 
     @property
+    def config(self) -> dict:
+        """The run's options; {} where run.json does not say them."""
+        return self.info.get("config") or {}
+
+    @property
     def judged(self) -> bool:
         """Whether the task knows success."""
         return all(e.judged for e in self.evals)

@@ -17,7 +17,7 @@ from robo_rl.report.training import sft_chart, watched
 
 def is_without_env(run: RunRecord) -> bool:
     """Whether there was nothing to play in."""
-    return (run.info.get("config") or {}).get("sim") == "none"
+    return run.config.get("sim") == "none"
 
 
 def _read(run: RunRecord, name: str, kind: type):

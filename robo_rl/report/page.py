@@ -42,7 +42,7 @@ VIDEO_BYTES = 48_000_000  # most video put into one page
 
 def header(run: RunRecord) -> str:
     """The top of the page: the run, its task and method, its versions."""
-    info, config = run.info, run.info.get("config") or {}
+    info, config = run.info, run.config
     git = info.get("git")
     git = " ".join(f"{v}" for _, v in flat(git)) if isinstance(git, dict) else git
     created = str(info.get("created") or "")
@@ -301,7 +301,7 @@ def configuration(run: RunRecord) -> str:
         words = [str(a) for a in argv] if isinstance(argv, list) else [str(argv)]
         about.append(("command", shlex.join(words if "robo_rl" in words[0] else ["robo_rl", *words])))
     about += flat({k: info[k] for k in ("created", "version", "git", "seed") if info.get(k) is not None})
-    config = info.get("config") or {}
+    config = run.config
     groups = {k: v for k, v in config.items() if isinstance(v, dict) and v}
     tables = [
         table("Run", about),
@@ -428,7 +428,7 @@ def summary(run: RunRecord, path: Path) -> dict:
             "high": e.rate.high,
         }
 
-    config = run.info.get("config") or {}
+    config = run.config
     d = difference(run.start, run.end) if run.start and run.end else None
     end = run.end or run.start
     judged = end is not None and end.judged and bool(end.task)
