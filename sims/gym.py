@@ -375,13 +375,13 @@ class GymEnv(ControlEnv):
 
 
 def _period(env: gym.Env) -> float:
-    """Control period [s]: of the env's rate of control, where it tells one [1/s] (its `dt` may be a step of
-    physics then), else its `dt`, else one frame of its video, else 1."""
+    """Control period [s]: of the rate of control, where the env or a wrapper tells one [1/s] (its `dt` may be
+    a step of physics then), else its `dt`, else one frame of its video, else 1."""
     for name in ("control_freq", "control_hz"):
-        rate = getattr(env.unwrapped, name, None)
+        rate = gym_worker.attribute(env, name)
         if isinstance(rate, (int, float)) and rate > 0:
             return 1.0 / rate
-    dt = getattr(env.unwrapped, "dt", None)
+    dt = gym_worker.attribute(env, "dt")
     if isinstance(dt, (int, float)) and dt > 0:
         return float(dt)
     fps = env.metadata.get("render_fps") or 1

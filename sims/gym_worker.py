@@ -206,10 +206,8 @@ class Envs:
     def describe(self):
         """What the first env is."""
         env = self.envs[0]
-        bare = env.unwrapped
-        facts = {
-            k: float(getattr(bare, k)) for k in FACTS if isinstance(getattr(bare, k, None), (int, float))
-        }
+        told = {k: attribute(env, k) for k in FACTS}
+        facts = {k: float(v) for k, v in told.items() if isinstance(v, (int, float))}
         return {
             "observation": described(env.observation_space),
             "action": described(env.action_space),
@@ -274,13 +272,15 @@ def found(gym, id: str) -> Any:
 
 
 def draws(made_by):
-    """Whether a class says that it can draw; a function that makes envs says nothing. made_by: "module:name",
-    or what it names."""
+    """Whether a class says that it can draw; a function that makes envs, and a class of wrappers, whose
+    metadata are those of the env that is wrapped, say nothing. made_by: "module:name", or what it names."""
     if isinstance(made_by, str):
         module, _, name = made_by.partition(":")
         made_by = getattr(importlib.import_module(module), name)
-    modes = getattr(made_by, "metadata", {}).get("render_modes", ())
-    return not isinstance(made_by, type) or "rgb_array" in modes
+    metadata = getattr(made_by, "metadata", {})
+    if not isinstance(made_by, type) or not isinstance(metadata, dict):
+        return True
+    return "rgb_array" in metadata.get("render_modes", ())
 
 
 def attribute(env: Any, name: str) -> Any:

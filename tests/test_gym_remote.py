@@ -65,6 +65,11 @@ class Push(gym.Env):
 class Blind(Push):
     metadata = {}
 
+class Wrapped(gym.Wrapper):
+    def __init__(self, render_mode=None):
+        super().__init__(gym.make("push_here/Push-v0", render_mode=render_mode))
+        self.control_hz = 25
+
 gym.register("push_here/Push-v0", Push, max_episode_steps=9)
 gym.register("push_here/Blind-v0", Blind, max_episode_steps=9)
 """
@@ -134,6 +139,15 @@ def test_what_cannot_be_made_there_says_why(here, id, fault):
 def test_an_env_that_does_not_draw_says_so_before_it_is_made(here, id, python):
     with pytest.raises(UserError, match="it draws no pictures: 'rgb_array' is not among"):
         make(f"gym:{id}{python}", render=True)
+
+
+@pytest.mark.parametrize("python", ["", f",python={sys.executable}"])
+def test_a_class_of_wrappers_draws_what_its_env_draws_and_tells_its_period(here, python):
+    env = make(f"gym:push_here:Wrapped{python}", render=True)
+    assert env.spec.period == 1 / 25
+    env.reset(seed=0)
+    assert env.render()[0].tolist() == np.full((6, 4, 3), 7).tolist()
+    env.close()
 
 
 @pytest.mark.parametrize("python", ["", f",python={sys.executable}"])
