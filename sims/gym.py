@@ -310,6 +310,14 @@ class GymEnv(ControlEnv):
             {"success": self._success.copy()},
         )
 
+    def taken_outside(self) -> tuple[int, int]:
+        """(bytes of the process of another Python without its envs, bytes that each of them takes); (0, 0) of
+        envs in this process."""
+        if self._remote is None:
+            return 0, 0
+        before, each = self._remote.ask("taken")
+        return int(before), int(each)
+
     def _tell_slow(self, count: int, seconds: float) -> None:
         """Say once, of the second step, that `count` envs one after the other took very long."""
         self._calls += 1

@@ -189,6 +189,7 @@ class Envs:
     def __init__(self, id, count, limit, most, render, arguments):
         import gymnasium as gym
 
+        self.before = memory()[0]
         made_by = found(gym, id)
         if render:
             if not draws(gym.spec(made_by).entry_point if isinstance(made_by, str) else made_by):
@@ -251,6 +252,10 @@ class Envs:
     def expert(self, ids):
         """[action] of each."""
         return [self._of(i, lambda e: np.asarray(attribute(e, "expert_action")(), np.float64)) for i in ids]
+
+    def taken(self):
+        """[bytes of this process without its envs, bytes that each of them takes] now."""
+        return [self.before, max(0, memory()[0] - self.before) // len(self.envs)]
 
     def _of(self, i, ask):
         try:
@@ -340,7 +345,7 @@ def main(argv):
         if asked is None:
             return 0
         what, rest = asked[0], asked[1:]
-        if what not in ("reset", "step", "render", "expert"):
+        if what not in ("reset", "step", "render", "expert", "taken"):
             return 1
         wire.settimeout(None)
         wire.sendall(pack(getattr(envs, what)(*rest)))

@@ -242,6 +242,19 @@ def test_a_run_learns_and_its_task_names_no_python(here):
     assert sys.executable not in json.dumps(facts)
 
 
+def test_a_plan_counts_the_envs_of_the_other_python(here):
+    sim = f"gym:push_here:Push,fault=large,python={sys.executable}"  # 20 MB each
+    options = (
+        "--plan --policy.hidden 16 --rl.decisions 4 --workers 0 --envs 8 --eval-envs 4 --eval-episodes 4"
+    )
+    done = robo_rl(here, "train", "--sim", sim, *options.split())
+    assert not done.code, done.err
+    rows = [line for line in done.out.splitlines() if "outside" in line]
+    sizes = [float(row.split()[-2].replace(",", "")) for row in rows]
+    assert [row.split(",")[0].strip() for row in rows] == ["4 envs of evaluations", "8 envs of rollouts"]
+    assert 75 < sizes[1] - sizes[0] < 110  # four more of them
+
+
 # ---- messages
 
 

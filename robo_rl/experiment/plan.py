@@ -6,7 +6,8 @@ times are measured on two small batches of the same policy and extrapolated, for
 times of what is quick on a batch of full size.
 A vision-language-action model of more than LARGE bytes is made of shapes alone (`robo_rl.shapes`): its
 activations are counted, its times estimated from its operations. Phases of a run follow one another: the peak
-is that of the largest. What is counted is one process, the learner's; workers are told beside it.
+is that of the largest. What is counted is one process, the learner's, and envs that another Python steps;
+workers are told beside it.
 """
 
 import contextlib
@@ -21,7 +22,15 @@ from torch import Tensor
 
 from robo_rl.experiment.config import TrainConfig, replay_options, rollout_options
 from robo_rl.experiment.parallel import batch, group_size, workers
-from robo_rl.experiment.plan_measure import ROWS, PlanPart, extrapolated, simulator_seconds, size_of, timed
+from robo_rl.experiment.plan_measure import (
+    ROWS,
+    PlanPart,
+    extrapolated,
+    simulator_seconds,
+    simulators_outside,
+    size_of,
+    timed,
+)
 from robo_rl.experiment.plan_replay import replay_parts
 from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
 from robo_rl.shapes import only_shapes, operations_per_second
@@ -59,7 +68,7 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """Bytes of the learner's process at its largest."""
+        """Bytes of the learner's process at its largest, and of envs that another Python steps."""
         phases = {p.phase for p in self.parts if not p.phase.startswith("update, only")} - {""}
         always = sum(p.size for p in self.parts if not p.phase)
         return always + max((sum(p.size for p in self.parts if p.phase == x) for x in phases), default=0)
@@ -162,14 +171,16 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     # kernels, threads and buffers that any run has
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])
     parts = [PlanPart("process: interpreter, torch, sim", resident())]
-    free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
+    outside, held = simulators_outside(config, env)
+    free, policy = free_memory() + held, make_policy(config.policy, spec, config.seed).to(config.device)
     more, seconds, update, first = parts_of(config, env, policy)
     teaching = supervision_of(config, env, policy, update)
     env.close()
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
         parts[0] = PlanPart("process: counted on the host", 0)
-    plan = Plan((*parts, *more), tuple(seconds), free, config.device, 0.0, *teaching, first=first)
+    every = (*parts, *more, *outside)
+    plan = Plan(every, tuple(seconds), free, config.device, 0.0, *teaching, first=first)
     return counted(config, env, plan)
 
 
@@ -214,14 +225,16 @@ def counted_plan(config: TrainConfig, env, policy) -> Plan:
     from robo_rl.files import free_memory
 
     speed = operations_per_second(config.device)
-    process, free = resident(), free_memory()
+    outside, held = simulators_outside(config, env)
+    process, free = resident(), free_memory() + held
     if config.device != "cpu":
         process, free = 0, torch.cuda.mem_get_info(torch.device(config.device))[0]
     more, seconds, update, _ = parts_of(replace(config, device="cpu"), env, policy, speed)
     teaching = supervision_of(config, env, policy, update)
     env.close()
     where = "process: interpreter, torch, sim" if config.device == "cpu" else "process: counted on the host"
-    plan = Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed, *teaching)
+    every = (PlanPart(where, process), *more, *outside)
+    plan = Plan(every, tuple(seconds), free, config.device, speed, *teaching)
     return counted(config, env, plan)
 
 

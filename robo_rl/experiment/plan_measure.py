@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.parallel import workers
 from robo_rl.shapes import BOTH_PASSES, operations
 
 ROWS = (4, 12)  # rows of the two batches that are tried
@@ -33,6 +34,25 @@ def simulator_seconds(config: TrainConfig, env, policy) -> float:
     actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
     env.reset(seed=0)
     return timed(lambda: env.step(actions)) / env.num_envs * config.envs * policy.options.execute
+
+
+def simulators_outside(config: TrainConfig, env) -> tuple[list[PlanPart], int]:
+    """(memory of the envs of a run that another Python steps, [] where there are none; bytes that those of
+    `env` have now). Rollouts and evaluations have their own; each process pays once for its
+    libraries."""
+    from robo_rl.experiment.evaluation import env_count
+
+    base, each = env.taken_outside() if hasattr(env, "taken_outside") else (0, 0)
+    if not base or config.device != "cpu":
+        return [], 0
+    counts = {"evaluations": (1, env_count(config, config.eval_episodes, config.eval_envs))}
+    if config.algo != "bc":
+        counts["rollouts"] = (max(1, workers(config)), config.envs)
+    parts = [
+        PlanPart(f"{n} envs of {what}, outside", processes * base + n * each)
+        for what, (processes, n) in counts.items()
+    ]
+    return parts, base + env.num_envs * each
 
 
 def extrapolated(policy, loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
