@@ -286,7 +286,7 @@ def in_box(data, spec: ControlSpec, told: bool):
         )
     within = ", ".join(f"{a:.6g} to {b:.6g}" for a, b in zip(low, high, strict=True))
     warnings.warn(
-        f"data set {data.meta.root}: its actions {', '.join(data.features.action)} are taken for those of "
+        f"data set {data.meta.root}: its actions ({', '.join(data.features.action)}) are taken for those of "
         f"the env, in this order and in its units ({within})",
         stacklevel=2,
     )

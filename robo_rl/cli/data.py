@@ -3,6 +3,7 @@ by itself."""
 
 import importlib
 import shlex
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,30 +103,61 @@ class UpgradeDataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportDataOptions:
-    """Make a data set of episodes that ManiSkill recorded (NAME.h5 beside NAME.json), played again in the env
-    of --sim maniskill, so that whatever the files observed does."""
+    """Make a data set of files of another project. Without --out: show what they hold and what of it is
+    taken. Read are HDF5 of robomimic, LIBERO, ACT, Minari and D4RL, Zarr of Diffusion Policy, .npz of
+    OGBench, rosbag2 and ROS 1 bags. Episodes that ManiSkill recorded (NAME.h5 beside NAME.json) are played
+    again in the env of --sim maniskill, so that whatever the files observed does."""
 
     files: tyro.conf.Positional[tuple[str, ...]]
-    """The .h5 files, of one task and one control mode."""
-    out: str
+    """Files of one format, or folders of them."""
+    out: str = ""
     """Folder of the new data set."""
-    task: str = ""
-    """Task, as robo_rl train --task names it; empty: as the file says. One of your own is MODULE:ID."""
-    obs: str = "state"
-    """state, or rgb: the cameras' pictures too."""
-    reward: str = ""
-    """sparse, or dense where the task has it; empty: the task's own."""
-    image_size: int = 64
-    """Pixels of each side of a picture, 16 to 1024."""
     episodes: str = ""
-    """Which of each file, as 0:100,205; empty: all."""
+    """Which, as 0:100,205; of ManiSkill's, of each file; empty: all."""
+    state: str = ""
+    """Keys of the state, as KEY,KEY; empty: as the format says."""
+    action: str = ""
+    """Keys of the action."""
+    cameras: str = ""
+    """Cameras, as front=KEY,wrist=KEY, or none; empty: as the format says."""
+    pictures: Literal["as_stored", "flip", "rotate180"] = "as_stored"
+    """How pictures are turned: flip where the top is at the bottom, rotate180 where left is right too, as
+    in LIBERO's."""
+    fps: float = 0
+    """Control steps per second, where the format does not say; of a bag, the rate at which it is sampled."""
+    instruction: str = ""
+    """What is done in all episodes; empty: as the files say."""
+    units: str = ""
+    """Of the action axes, as data label --units; empty: where the format says them."""
+    success: str = ""
+    """Episodes that succeeded: all, none, reward (above 0 in a step), a file of their numbers; empty: as the
+    files say, or not recorded."""
+    robot: str = ""
+    """Name of the robot; empty: as the files say."""
+    task: str = ""
+    """Of ManiSkill: task, as robo_rl train --task names it; empty: as the file says. One of your own is
+    MODULE:ID."""
+    obs: str = "state"
+    """Of ManiSkill: state, or rgb: the cameras' pictures too."""
+    reward: str = ""
+    """Of ManiSkill: sparse, or dense where the task has it; empty: the task's own."""
+    image_size: int = 64
+    """Of ManiSkill: pixels of each side of a picture, 16 to 1024."""
     keep: Literal["success", "all"] = "success"
-    """Which are kept of those that were played; failures too teach a success classifier."""
+    """Of ManiSkill: which are kept of those that were played; failures too teach a success classifier."""
 
     def __post_init__(self) -> None:
         in_range("--image-size", self.image_size, 16, 1024)
+        in_range("--fps", self.fps, 0, 10_000)
+        if not self.files:
+            raise UserError("robo_rl data import FILE … names the files, or folders of them")
         choose("obs", self.obs, ("state", "rgb"))
         choose("reward", self.reward, ("", "sparse", "dense"))
+
+
+# of episodes that are played again, and of those that are read as they are
+PLAYED = ("task", "obs", "reward", "image_size", "keep")
+AS_READ = ("state", "action", "cameras", "pictures", "fps", "instruction", "units", "success", "robot")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +193,10 @@ SUBCOMMANDS = {
     "split": (SplitDataOptions, "put some episodes into a new data set"),
     "label": (LabelDataOptions, "say what nobody recorded: units, success"),
     "upgrade": (UpgradeDataOptions, "write a LeRobot data set of v2.0 or v2.1 anew as v3.0"),
-    "import": (ImportDataOptions, "make a data set of episodes that ManiSkill recorded"),
+    "import": (
+        ImportDataOptions,
+        "make a data set of files of robomimic, LIBERO, ACT, Diffusion Policy, Minari, ManiSkill, of bags",
+    ),
     "stats": (StatsDataOptions, "make the statistics anew from all frames"),
     "view": (ViewDataOptions, "a page with episodes, curves and videos"),
 }
@@ -285,8 +320,58 @@ def upgrade(args: UpgradeDataOptions, each: Each) -> list[str]:
 
 
 def import_episodes(args: ImportDataOptions, each: Each) -> list[str]:
+    from robo_rl.data.foreign_hdf5 import is_maniskill
+
+    played = all(map(is_maniskill, map(Path, args.files)))
+    kind, strange = ("ManiSkill", AS_READ) if played else ("files that are read as they are", PLAYED)
+    if given := [name for name in strange if getattr(args, name) != getattr(ImportDataOptions, name)]:
+        raise UserError(f"--{given[0].replace('_', '-')} is not an option of {kind}")
+    return _import_played(args, each) if played else _import_read(args, each)
+
+
+def _import_read(args: ImportDataOptions, each: Each) -> list[str]:
+    from robo_rl.data.foreign import ImportChoice, describe, missing, write
+    from robo_rl.data.foreign_files import read_files
+    from robo_rl.data.labels import how_to_state
+
+    choice = ImportChoice(
+        state=tuple(filter(None, args.state.split(","))),
+        action=tuple(filter(None, args.action.split(","))),
+        cameras=args.cameras,
+        fps=args.fps,
+        instruction=args.instruction,
+        units=args.units,
+        episodes=args.episodes,
+        success=args.success,
+        pictures=args.pictures,
+        robot=args.robot,
+    )
+    with ExitStack() as opened:
+        got = read_files([Path(f) for f in args.files], choice, opened)
+        if not args.out:
+            more = " ".join(["--out FOLDER", *missing(got)])
+            return [*describe(got), f"import it: robo_rl data import {shlex.join(args.files)} {more}"]
+        made = write(got, choice, Path(args.out), each)
+    meta = made.meta
+    success = "" if made.success else "; which of them succeeded is not recorded (--success)"
+    units = (
+        f"actions are {made.units}"
+        if made.units
+        else f"nobody said the units of the actions; {how_to_state(meta)}"
+    )
+    return [
+        f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames{success}",
+        units,
+        f"look at it: robo_rl data view {args.out}",
+        f"learn from it: robo_rl train --sim none --algo bc --demos {args.out}",
+    ]
+
+
+def _import_played(args: ImportDataOptions, each: Each) -> list[str]:
     from robo_rl.experiment.import_maniskill import import_maniskill
 
+    if not args.out:
+        raise UserError("--out names the folder of the new data set")
     got = import_maniskill(
         [Path(f) for f in args.files],
         Path(args.out),

@@ -119,6 +119,7 @@ class Features:
     views: tuple[tuple[str, int, int], ...] = ()
     robot: str = ""
     phases: bool = False  # whether the phase of every frame is recorded
+    absent: tuple[str, ...] = ()  # columns of what nobody recorded, of reward, success, truncated
 
     def __post_init__(self) -> None:
         if not 0 < self.fps <= 10_000:

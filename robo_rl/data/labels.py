@@ -97,10 +97,12 @@ KNOWN = {"aloha": _aloha, "aloha_sim": _aloha, "bimanual_viperx": _aloha}
 
 def how_to_state(meta: Meta) -> str:
     """The command that states the units of a data set's actions."""
+    n = len(meta.features.action)
+    degrees = f"deg, as deg*{n - 1},%" if n > 1 else "deg"
     return (
-        f"state them: robo_rl data label {meta.root} --units rad (or deg, as "
-        f"deg*{len(meta.features.action) - 1},%; % where LeRobot recorded joints from -100 to 100, as it "
-        "does unless use_degrees is set; 'as recorded' where nobody knows)"
+        f"state them: robo_rl data label {meta.root} --units rad (or {degrees}; 1 for commands "
+        "of no unit; % where LeRobot recorded joints from -100 to 100, as it does unless "
+        "use_degrees is set; 'as recorded' where nobody knows)"
     )
 
 

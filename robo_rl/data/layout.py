@@ -109,7 +109,7 @@ def info_features(f: Features, codec: str = "", spec: ControlSpec | None = None)
             "robo_rl": spec_to_dict(spec),
         },
     }
-    out |= {key: scalar(dtype) for key, dtype in SCALARS.items()}
+    out |= {key: scalar(dtype) for key, dtype in SCALARS.items() if key not in _absent(f)}
     if f.phases:
         out[PHASE] = scalar("int64")
     for view, h, w in f.views:
@@ -129,6 +129,10 @@ def info_features(f: Features, codec: str = "", spec: ControlSpec | None = None)
             },
         }
     return out | {key: scalar(dtype) for key, dtype in BOOKKEEPING.items()}
+
+
+def _absent(f: Features) -> set[str]:
+    return {f"next.{name}" for name in f.absent}
 
 
 def _plain(x: float) -> int | float:
@@ -215,6 +219,7 @@ def features_of_info(info: dict) -> Features:
         views=tuple(sorted(views)),
         robot=str(info.get("robot_type") or ""),
         phases=PHASE in info["features"],
+        absent=tuple(x for x in ("reward", "success", "truncated") if f"next.{x}" not in info["features"]),
     )
 
 
@@ -271,6 +276,7 @@ def frame_table(episodes: list[Episode], tasks: list[int], f: Features, first_ep
         columns[PHASE] = np.concatenate(
             [np.zeros(len(e), np.int64) if e.phase is None else e.phase for e in episodes]
         )
+    columns = {key: x for key, x in columns.items() if key not in _absent(f)}
     return pa.table({key: _column(x) for key, x in columns.items()}), columns
 
 

@@ -109,11 +109,20 @@ class Run:
     def drop_unknown_success(self, stats: dict[str, float]) -> None:
         """Take success out of the statistics of newest episodes where the task knows none. Envs here that no
         one has stepped yet, as beside workers, cannot say: success is told from the first one on."""
-        envs = [env for env in (self.env, self.evaluator.env) if env is not None]
         self.succeeded |= stats.get("success", 0.0) > 0
-        unsaid = all(getattr(env, "reports_success", True) is None for env in envs) and not self.succeeded
-        if unsaid or not all(map(has_success, envs)):
+        unsaid = all(getattr(env, "reports_success", True) is None for env in self.envs)
+        if unsaid and not self.succeeded or not self.knows_success:
             stats.pop("success", None)
+
+    @property
+    def envs(self) -> list:
+        """Those that it steps in and evaluates in."""
+        return [env for env in (self.env, self.evaluator.env) if env is not None]
+
+    @property
+    def knows_success(self) -> bool:
+        """Whether its task knows success (`types.has_success`)."""
+        return all(map(has_success, self.envs))
 
     def averaged(self):
         """Within it `policy` has its averaged weights, if it has any."""

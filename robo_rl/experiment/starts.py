@@ -52,7 +52,7 @@ def check(config: TrainConfig) -> None:
 def hopeless_tasks(run: Run) -> list[int]:
     """The tasks in which the supervised policy that RL begins with has hardly any success: the lower bound of
     its first evaluation there is below `LEFT`."""
-    first = run.looks[0] if run.looks and run.looks[0].step == 0 else None
+    first = run.looks[0] if run.looks and run.looks[0].step == 0 and run.knows_success else None
     return [] if first is None else [k for k, (won, n) in enumerate(first.parts) if wilson(won, n).low < LEFT]
 
 

@@ -402,8 +402,8 @@ def check_few_frames(config: TrainConfig, env) -> None:
 
 
 def check_units(config: TrainConfig, data) -> None:
-    """Raise UserError for actions that are no commands of -1 to 1, and for methods that learn from success
-    where nobody said it."""
+    """Raise UserError for actions that are no commands of -1 to 1, and for methods that learn from success or
+    rewards where nobody said them."""
     from robo_rl.data.labels import units_of
 
     low, high = float(data.action.min()), float(data.action.max())
@@ -414,7 +414,9 @@ def check_units(config: TrainConfig, data) -> None:
             f"({units or 'in units that nobody stated'}), an env takes commands of -1 to 1; learn from them "
             "in their own units: --sim none --algo bc"
         )
-    if isinstance(config.rl, (OffPolicyOptions, RecapOptions)) and config.algo != "bc" and not data.is_judged:
+    paid = isinstance(config.rl, OffPolicyOptions) and "next.reward" in data.meta.info["features"]
+    learns = isinstance(config.rl, (OffPolicyOptions, RecapOptions)) and config.algo != "bc"
+    if learns and not data.is_judged and not paid:
         raise UserError(
             f"data set {config.demos} says of no episode whether it succeeded, which {config.algo} learns "
             "from; say it: --data.label success=all, success=none or success=FILE"

@@ -1,0 +1,341 @@
+"""Episodes of another project's files as a data set: what such a file holds, what of it becomes state,
+action and cameras, and the writing.
+
+A reader (`foreign_hdf5`, `foreign_arrays`, `foreign_bag`) gives `ForeignData`: the arrays of every episode by
+their keys, read when they are asked for, and what its format says by itself. Options say the rest.
+
+    key                           rows         becomes
+    actions                       [T, A]       action
+    obs/robot0_eef_pos            [T, 3]       state: the chosen keys one behind the other, flat
+    obs/agentview_image           [T, h, w, 3] a camera, uint8; floats of 0 .. 1 or 0 .. 255, [3, h, w] and
+                                               compressed pictures too
+    observations                  [T+1, S]     its last row is what was observed after the last action
+"""
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from robo_rl.data.assemble import appearing, need_new, parse_episodes
+from robo_rl.data.episode import Episode, Features
+from robo_rl.data.labels import Units, parse_success, state_units, units_of
+from robo_rl.data.meta import Meta, load_meta
+from robo_rl.data.writer import Writer
+from robo_rl.errors import UserError, choose
+from robo_rl.files import require_memory
+from robo_rl.types import Each, silently
+
+PICTURES = ("as_stored", "flip", "rotate180")
+ENCODED = (-1,)  # the shape of a row that is a compressed picture
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignEpisode:
+    """An episode of a file. `columns`: the shape of a row by key, `ENCODED` for compressed pictures;
+    read(key) -> [T, ...] or [T+1, ...]; `task`: its instruction, where the file says it."""
+
+    name: str
+    steps: int
+    columns: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], np.ndarray]
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignData:
+    """What files hold. Keys that the format itself names: `state`, `action`, `cameras` (view -> key), `after`
+    (key -> key of the same, one step later), `reward` and `terminal` ("" where there are none).
+    `fps` 0 and `units` "": it does not say. `sparse`: a reward above 0 means success."""
+
+    format: str
+    episodes: Sequence[ForeignEpisode]
+    state: tuple[str, ...] = ()
+    action: tuple[str, ...] = ()
+    cameras: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    after: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    reward: str = ""
+    terminal: str = ""
+    sparse: bool = False
+    fps: float = 0
+    units: str = ""
+    robot: str = ""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class ImportChoice:
+    """What a person says of files: keys of the state and of the action, views and their keys (empty: as the
+    format says; cameras none: no pictures), control steps per second, instruction, units of the action's
+    axes, which episodes, which of them succeeded (all, none, reward, a file), how pictures are turned, the
+    robot."""
+
+    state: tuple[str, ...] = ()
+    action: tuple[str, ...] = ()
+    cameras: str = ""
+    fps: float = 0
+    instruction: str = ""
+    units: str = ""
+    episodes: str = ""
+    success: str = ""
+    pictures: str = "as_stored"
+    robot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedData:
+    """The data set; whether it says which episodes succeeded; units of its actions, None: nobody said."""
+
+    meta: Meta
+    success: bool
+    units: Units | None
+
+
+def choose_keys(got: ForeignData, choice: ImportChoice) -> ForeignData:
+    """`got` with the keys, rate, units and robot that `choice` names. UserError: a key that an episode does
+    not have, or what neither of them says."""
+    got = replace(
+        got,
+        state=choice.state or got.state,
+        action=choice.action or got.action,
+        cameras=_cameras(choice.cameras, got),
+        fps=choice.fps or got.fps,
+        units=choice.units or got.units,
+        robot=choice.robot or got.robot,
+    )
+    there = got.episodes[0].columns
+    for kind, keys in (("state", got.state), ("action", got.action), ("cameras", got.cameras.values())):
+        for key in keys:
+            choose(f"key of --{kind}", key, there)
+            shape = there[key]
+            if kind == "cameras" and not is_picture(shape):
+                raise UserError(f"--cameras: {key!r} has rows of {list(shape)}, no pictures")
+            if kind != "cameras" and is_picture(shape):
+                raise UserError(f"--{kind}: {key!r} are pictures; name them with --cameras NAME={key}")
+    return got
+
+
+def missing(got: ForeignData) -> list[str]:
+    """Options that say what neither the files nor a person did."""
+    out = [] if got.action else ["--action KEY"]
+    out += [] if got.state or got.cameras else ["--state KEY,KEY"]
+    return out + ([] if got.fps else ["--fps N"])
+
+
+def _cameras(text: str, got: ForeignData) -> dict[str, str]:
+    """`front=KEY,wrist=KEY`; "": as the format says; none."""
+    if not text:
+        return dict(got.cameras)
+    out = {}
+    for part in () if text == "none" else text.split(","):
+        view, equals, key = part.partition("=")
+        if not equals:
+            known = [v for v, k in got.cameras.items() if part in (v, k)]
+            view, key = (known[0], got.cameras[known[0]]) if known else (part.split("/")[-1], part)
+        if view in out:
+            raise UserError(f"--cameras names {view!r} twice")
+        out[view] = key
+    return out
+
+
+def is_picture(shape: tuple[int, ...]) -> bool:
+    return shape == ENCODED or len(shape) == 3 and (shape[2] in (1, 3) or shape[0] in (1, 3))
+
+
+def describe(got: ForeignData) -> list[str]:
+    """Lines of what is there and what becomes of it."""
+    lengths = np.array([e.steps for e in got.episodes])
+    rate = f", {got.fps:g} steps a second" if got.fps else ""
+    out = [
+        f"{got.format}: {len(lengths)} episode{'s' * (len(lengths) != 1)}, {lengths.sum():,} steps ("
+        f"{lengths.min()} to {lengths.max()}){rate}"
+    ]
+    becomes = {key: f"camera {view}" for view, key in got.cameras.items()}
+    becomes |= dict.fromkeys(got.state, "state") | dict.fromkeys(got.action, "action")
+    becomes |= {key: word for key, word in ((got.reward, "reward"), (got.terminal, "end")) if key}
+    rows = [
+        (
+            key,
+            "compressed picture" if shape == ENCODED else " x ".join(map(str, shape)) or "1",
+            becomes.get(key, ""),
+        )
+        for key, shape in got.episodes[0].columns.items()
+        if key not in got.after.values()
+    ]
+    width, wide = (max(len(row[k]) for row in rows) for k in (0, 1))
+    out += [f"  {key:{width}}  {size:{wide}}  {'-> ' + to if to else ''}".rstrip() for key, size, to in rows]
+    tasks = list(dict.fromkeys(e.task for e in got.episodes if e.task))
+    return out + ([f"instructions: {'; '.join(tasks[:5])}{'; …' * (len(tasks) > 5)}"] if tasks else [])
+
+
+def write(got: ForeignData, choice: ImportChoice, out: Path, each: Each = silently) -> ImportedData:
+    """The chosen episodes as the new data set `out`, whole or not at all. UserError: what nobody says, rows
+    that do not go together."""
+    need_new(out)
+    if absent := missing(got):
+        raise UserError(
+            f"the files do not say everything: give {', '.join(absent)}; without --out data import shows "
+            "what they hold"
+        )
+    choose("pictures", choice.pictures, PICTURES)
+    count = len(got.episodes)
+    chosen = parse_episodes(choice.episodes, count) if choice.episodes else np.arange(count)
+    judged = _success(got, choice.success, chosen)
+    knows_end = bool(got.terminal)
+    absent = [name for name, known in (("reward", got.reward), ("truncated", knows_end)) if not known]
+    if judged is None and not _by_reward(got, choice):
+        absent.append("success")
+    with appearing(out, each) as folder:
+        features = replace(_features(got, choice), absent=tuple(absent))
+        with Writer(folder, features) as writer:
+            for i, k in enumerate(each("import", chosen.tolist(), "episodes")):
+                recording = got.episodes[k]
+                try:
+                    episode = read_episode(got, recording, choice)
+                    won = bool(judged[i]) if judged is not None else episode.success
+                    writer.add(replace(episode, success=won))
+                except (OSError, ValueError, RuntimeError) as e:
+                    raise UserError(f"{recording.name}: {e}") from None
+        if got.units:
+            state_units(folder, got.units)
+    meta = load_meta(out)
+    return ImportedData(meta, "success" not in absent, units_of(meta))
+
+
+def _by_reward(got: ForeignData, choice: ImportChoice) -> bool:
+    if choice.success == "reward" and not got.reward:
+        raise UserError("--success reward needs rewards, and the files have none")
+    return bool(got.reward) and (choice.success == "reward" or not choice.success and got.sparse)
+
+
+def _success(got: ForeignData, text: str, chosen: np.ndarray) -> np.ndarray | None:
+    """bool[n] of the chosen episodes where a person says it."""
+    if text in ("", "reward"):
+        return None
+    return parse_success(text, len(got.episodes))[chosen]
+
+
+def _features(got: ForeignData, choice: ImportChoice) -> Features:
+    """What all episodes share, of the first of them."""
+    first = got.episodes[0]
+
+    def names(keys: Sequence[str]) -> tuple[str, ...]:
+        out: list[str] = []
+        for key in keys:
+            n = int(np.prod(first.columns[key], dtype=int))
+            tail = key.rstrip("/").split("/")[-1]
+            out += got.names.get(key) or ([tail] if n == 1 else [f"{tail}_{i}" for i in range(n)])
+        return tuple(out if len(set(out)) == len(out) else [f"{keys[0]}_{i}" for i in range(len(out))])
+
+    views = [
+        (view, *read_pictures(first, key, choice.pictures)[0].shape[:2]) for view, key in got.cameras.items()
+    ]
+    return Features(
+        fps=got.fps,
+        state=names(got.state) or ("nothing",),
+        action=names(got.action),
+        views=tuple(sorted(views)),
+        robot=got.robot,
+    )
+
+
+def read_episode(got: ForeignData, recording: ForeignEpisode, choice: ImportChoice) -> Episode:
+    """One of them as arrays. UserError: rows that do not go together."""
+    lacking = [k for k in (*got.state, *got.action, *got.cameras.values()) if k not in recording.columns]
+    if lacking:
+        raise UserError(f"it has no {lacking[0]!r}, which the first episode has")
+    T = recording.steps
+
+    def numbers(key: str) -> np.ndarray:
+        return with_last(recording, key, got.after.get(key, ""), lambda k: _flat(recording.read(k)))
+
+    def pictures(key: str) -> np.ndarray:
+        return with_last(
+            recording, key, got.after.get(key, ""), lambda k: read_pictures(recording, k, choice.pictures)
+        )
+
+    states = [numbers(key) for key in got.state] or [np.zeros((T + 1, 1), np.float32)]
+    images = {view: pictures(key) for view, key in got.cameras.items()}
+    known = all(len(x) > T for x in (*states, *images.values()))
+    reward = numbers(got.reward)[:T, 0] if got.reward else None
+    return Episode(
+        state=np.concatenate([x[:T] for x in states], 1),
+        action=np.concatenate([numbers(key)[:T] for key in got.action], 1),
+        images={view: x[:T] for view, x in images.items()},
+        task=choice.instruction or recording.task,
+        success=reward is not None and _by_reward(got, choice) and bool(reward.max() > 0),
+        reward=reward,
+        source="unknown",
+        terminated=bool(got.terminal) and bool(np.any(recording.read(got.terminal))),
+        final=np.concatenate([x[T] for x in states]) if known else None,
+        final_images={view: x[T] for view, x in images.items()} if known and images else None,
+    )
+
+
+def with_last(
+    recording: ForeignEpisode, key: str, after: str, read: Callable[[str], np.ndarray]
+) -> np.ndarray:
+    """[T+1, ...] where what was observed after the last action is known, as a last row of its own or as
+    that of the key `after`; else [T, ...]."""
+    x, T = read(key), recording.steps
+    if len(x) not in (T, T + 1):
+        raise UserError(f"{key!r} has {len(x)} rows for {T} actions")
+    return np.concatenate([x, read(after)[-1:]]) if len(x) == T and after in recording.columns else x
+
+
+def _flat(x: np.ndarray) -> np.ndarray:
+    """[T, ...] -> float32[T, n]"""
+    if x.dtype.kind not in "biuf":
+        raise UserError(f"rows of {x.dtype} are no numbers")
+    return np.asarray(x, np.float32).reshape(len(x), -1)
+
+
+def read_pictures(recording: ForeignEpisode, key: str, turn: str) -> np.ndarray:
+    """uint8[T, h, w, 3]"""
+    shape = recording.columns[key]
+    if shape != ENCODED:
+        require_memory(
+            f"{recording.name}: {key}",
+            2 * recording.steps * int(np.prod(shape)),
+            "import fewer cameras at a time, or give the machine more memory",
+        )
+    x = recording.read(key)
+    if shape == ENCODED:
+        x = np.stack([_decoded(row) for row in x])
+    elif shape[2] not in (1, 3):
+        x = x.transpose(0, 2, 3, 1)
+    if x.dtype.kind == "f":
+        x = np.clip(np.rint(x * (255 if x.size and x.max() <= 1 else 1)), 0, 255)
+    if x.dtype.kind not in "fiu" or x.dtype.kind in "iu" and x.dtype.itemsize > 1:
+        raise UserError(
+            f"{key}: pictures of {x.dtype} (of depth?) are not read; choose others with --cameras"
+        )
+    x = np.broadcast_to(x, (*x.shape[:3], 3)).astype(np.uint8)
+    return np.ascontiguousarray({"as_stored": x, "flip": x[:, ::-1], "rotate180": x[:, ::-1, ::-1]}[turn])
+
+
+def _decoded(row) -> np.ndarray:
+    """uint8[h, w, 3] of the bytes of a JPEG or PNG, with zeros behind them."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(
+            io.BytesIO(np.asarray(row).tobytes() if not isinstance(row, bytes) else row)
+        ) as image:
+            return np.asarray(image.convert("RGB"))
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as e:
+        raise UserError(f"a compressed picture cannot be read ({e})") from None
+
+
+def with_steps(format: str, episodes: Sequence[ForeignEpisode]) -> list[ForeignEpisode]:
+    """Those that have an action; a warning of the others. UserError: none."""
+    whole = [e for e in episodes if e.steps > 0]
+    if not whole:
+        raise UserError(f"{format}: no episode of these files has a step")
+    if len(whole) < len(episodes):
+        warnings.warn(f"{len(episodes) - len(whole)} episodes without a step are left out", stacklevel=2)
+    return whole

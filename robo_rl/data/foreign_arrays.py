@@ -1,0 +1,100 @@
+"""Zarr archives of Diffusion Policy and .npz files of OGBench or D4RL as `ForeignData`.
+
+    Diffusion Policy   data/{action, state, img, KEY}, meta/episode_ends (rows at which episodes end)
+    .npz               observations, actions, terminals[, rewards, next_observations, timeouts]
+
+A Zarr archive is a folder or a .zip of one. Formats: https://github.com/real-stanford/diffusion_policy
+(replay_buffer.py), https://github.com/seohongpark/ogbench.
+"""
+
+import importlib.util
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robo_rl.data.foreign import ForeignEpisode, ForeignData, is_picture, with_steps
+from robo_rl.data.foreign_hdf5 import cut, flat_recordings
+from robo_rl.errors import MissingDependency, UserError
+
+
+def is_zarr(path: Path) -> bool:
+    if path.is_dir():
+        return (path / ".zgroup").is_file() or (path / "zarr.json").is_file()
+    return path.suffixes[-2:] == [".zarr", ".zip"]
+
+
+def read_zarr(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
+    """All episodes of replay buffers of Diffusion Policy."""
+    if importlib.util.find_spec("zarr") is None:
+        raise MissingDependency("Zarr archives need zarr: pip install 'robo_rl[formats]'")
+    episodes: list[ForeignEpisode] = []
+    for path in paths:
+        root = _open(path, opened)
+        try:
+            ends = np.asarray(root["meta/episode_ends"][:], np.int64)
+            held = dict(root["data"].arrays())
+        except (KeyError, ValueError, TypeError) as e:
+            raise UserError(
+                f"{path} is no replay buffer of Diffusion Policy, with data/ and meta/episode_ends ({e})"
+            ) from None
+        rows = int(ends[-1]) if len(ends) else 0
+        short = [key for key, x in held.items() if x.shape[0] < rows]
+        if short or (np.diff(ends, prepend=0) < 0).any():
+            raise UserError(f"{path}: meta/episode_ends do not fit {short[0] if short else 'themselves'}")
+        columns = {key: tuple(map(int, x.shape[1:])) for key, x in held.items()}
+
+        starts = [0, *ends[:-1]]
+        episodes += [
+            ForeignEpisode(f"{path}: episode {k}", int(b - a), columns, _rows(held, int(a), int(b)))
+            for k, (a, b) in enumerate(zip(starts, ends, strict=True))
+        ]
+    episodes = with_steps("Diffusion Policy", episodes)
+    columns = episodes[0].columns
+    pictures = [key for key, shape in columns.items() if is_picture(shape)]
+    low = [key for key, shape in columns.items() if key not in pictures and key != "action"]
+    return ForeignData(
+        "Diffusion Policy",
+        episodes,
+        ("state",) if "state" in low else tuple(low),
+        ("action",) if "action" in columns else (),
+        {key.removesuffix("_image").removesuffix("_rgb"): key for key in pictures},
+    )
+
+
+def _rows(held: Mapping[str, Any], first: int, last: int) -> Callable[[str], np.ndarray]:
+    return lambda key: np.asarray(held[key][first:last])
+
+
+def _open(path: Path, opened: ExitStack) -> Any:
+    import zarr
+    from zarr.storage import ZipStore
+
+    try:
+        if path.is_file():
+            store = opened.enter_context(ZipStore(path, mode="r"))
+            return zarr.open_group(store, mode="r")
+        return zarr.open_group(path, mode="r")
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
+        raise UserError(f"{path} is no Zarr archive: {e}") from None
+
+
+def read_npz(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
+    """All episodes of .npz files that have D4RL's keys."""
+    episodes: list[ForeignEpisode] = []
+    for path in paths:
+        try:
+            file = opened.enter_context(np.load(path, allow_pickle=False))
+            held = {key: file[key] for key in file.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as e:
+            raise UserError(f"{path} is no file of arrays: {e}") from None
+        if "actions" not in held or held["actions"].ndim < 1:
+            raise UserError(
+                f"{path} has no actions, it has {', '.join(sorted(held)[:8])}; observations, actions and "
+                "terminals are read"
+            )
+        episodes += cut(str(path), held, len(held["actions"]))
+    return flat_recordings("D4RL", episodes)
