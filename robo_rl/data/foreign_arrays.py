@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ForeignEpisode, ForeignData, is_picture, with_steps
+from robo_rl.data.foreign import ForeignData, ForeignEpisode, is_picture, with_steps
 from robo_rl.data.foreign_hdf5 import cut, flat_recordings
 from robo_rl.errors import MissingDependency, UserError
 

@@ -1,5 +1,5 @@
-"""rosbag2 recordings (MCAP or SQLite) and ROS 1 bags as `ForeignData`: a bag is an episode, its topics are the
-keys.
+"""rosbag2 recordings (MCAP or SQLite) and ROS 1 bags as `ForeignData`: a bag is an episode, its topics are
+the keys.
 
 Messages come at their own times. The episode has a step every 1 / fps seconds, from when every chosen topic
 has spoken until the first of them falls silent. State and pictures of a step are the last messages until
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ENCODED, ImportChoice, ForeignEpisode, ForeignData, choose_keys
+from robo_rl.data.foreign import ENCODED, ForeignData, ForeignEpisode, ImportChoice, choose_keys
 from robo_rl.errors import MissingDependency, UserError
 
 SUFFIXES = (".mcap", ".db3", ".bag")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from robo_rl.data.foreign import ImportChoice, ForeignData, choose_keys
+from robo_rl.data.foreign import ForeignData, ImportChoice, choose_keys
 from robo_rl.data.foreign_arrays import is_zarr, read_npz, read_zarr
 from robo_rl.data.foreign_bag import is_bag, read_bags
 from robo_rl.data.foreign_hdf5 import SUFFIXES, by_number, read_hdf5

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ENCODED, ForeignEpisode, ForeignData, with_steps
+from robo_rl.data.foreign import ENCODED, ForeignData, ForeignEpisode, with_steps
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.files import parse_json
 
