@@ -68,8 +68,9 @@ def load_object(name: str, what: str) -> Any:
     return found
 
 
-def load_module(module: str, name: str, what: str) -> ModuleType:
-    """The module `module` of `name`, looked for in the current folder first; errors as of `load_object`."""
+def load_module(module: str, name: str, what: str, remedy: str = "") -> ModuleType:
+    """The module `module` of `name`, looked for in the current folder first; errors as of `load_object`, of
+    what is not installed with `remedy` at the end."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -81,6 +82,7 @@ def load_module(module: str, name: str, what: str) -> ModuleType:
         if e.name is None or not f"{module}.".startswith(f"{e.name}."):
             raise MissingDependency(
                 f"{what} {name} needs the module {e.name!r}, which is not installed; install it with pip"
+                f"{remedy}"
             ) from None
         if module.endswith(".py"):
             raise UserError(
@@ -89,6 +91,7 @@ def load_module(module: str, name: str, what: str) -> ModuleType:
         raise UserError(
             f"{what} {name}: there is no module {e.name!r} in {here} nor among the installed packages; run "
             "the command in the folder that holds it, put that folder on PYTHONPATH, or install the package"
+            f"{remedy}"
         ) from None
 
 

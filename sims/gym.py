@@ -42,6 +42,7 @@ NO_SPARSE = (
 )
 SLOW = 1.0  # step of all envs [s]
 MAX_STEPS = 1000  # where the env has no limit of its own
+ELSEWHERE = ", or, where another Python has it, end the name of the sim with ,python=PATH"
 OURS = {"render_mode": "--video", "max_episode_steps": "--max-steps"}  # arguments of gymnasium.make, set here
 OLDER = r"values to unpack|is not iterable|unexpected keyword argument '(seed|options)'"
 INTERFACE = (
@@ -117,7 +118,7 @@ def find_spec(id: str) -> EnvSpec:
         if module:  # Gymnasium's "module:Id": importing the module registers the id
             before = set(gym.registry)
             set_mujoco_gl()
-            found = load_module(module, f"gym:{id}", "--sim")
+            found = load_module(module, f"gym:{id}", "--sim", ELSEWHERE)
         if callable(made_by := getattr(found, rest, None)) and rest not in gym.registry:
             if isinstance(made_by, type) and issubclass(made_by, VectorEnv):
                 raise UserError(

@@ -15,7 +15,10 @@ from robo_rl.options import FROM_REPLAY
 from robo_rl.plugins import error_words, is_object
 
 STEPS = 100  # of an episode in the suite of envs, where the env's own limit is longer than that takes
-SEEDED = "; draw all that is random from self.np_random, which super().reset(seed=seed) seeds"
+SEEDED = (
+    "; draw all that is random from self.np_random, which super().reset(seed=seed) seeds; where a package "
+    "draws from another generator, such as np.random, seed that in the reset of a wrapper of yours"
+)
 SLOW = 0.01  # a step of an env [s] with which the suite of such episodes takes minutes
 
 
