@@ -115,7 +115,7 @@ def test_an_end_on_the_last_step_is_a_termination():
         ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions are supported; a gymnasium"),
         (
             "no_such_module:Env-v0",
-            "there is no module .no_such_module.*in the folder that holds it.*another Python has it.*python=PATH",
+            "there is no module .no_such_module.*in the folder that holds it.*another Python.*python=PATH",
         ),
         ("OwnEnv-v0", "an env of your own or of another package is named gym:MODULE:ID"),
         ("", "needs an id after the colon"),
