@@ -105,8 +105,8 @@ class UpgradeDataOptions:
 class ImportDataOptions:
     """Make a data set of files of another project. Without --out: show what they hold and what of it is
     taken. Read are HDF5 of robomimic, LIBERO, ACT, Minari and D4RL, Zarr of Diffusion Policy, .npz of
-    OGBench, rosbag2 and ROS 1 bags. Episodes that ManiSkill recorded (NAME.h5 beside NAME.json) are played
-    again in the env of --sim maniskill, so that whatever the files observed does."""
+    OGBench, RLDS, rosbag2 and ROS 1 bags. Episodes that ManiSkill recorded (NAME.h5 beside NAME.json) are
+    played again in the env of --sim maniskill, so that whatever the files observed does."""
 
     files: tyro.conf.Positional[tuple[str, ...]]
     """Files of one format, or folders of them."""

@@ -8,9 +8,13 @@ from robo_rl.data.foreign import ForeignData, ImportChoice, choose_keys
 from robo_rl.data.foreign_arrays import is_zarr, read_npz, read_zarr
 from robo_rl.data.foreign_bag import is_bag, read_bags
 from robo_rl.data.foreign_hdf5 import SUFFIXES, by_number, read_hdf5
+from robo_rl.data.foreign_rlds import is_rlds, read_rlds
 from robo_rl.errors import UserError
 
-READ = "HDF5 (.hdf5, .h5), Zarr (a folder or .zarr.zip), .npz, bags (a folder of rosbag2, .mcap, .db3, .bag)"
+READ = (
+    "HDF5 (.hdf5, .h5), Zarr (a folder or .zarr.zip), .npz, RLDS (a folder with features.json), bags (a "
+    "folder of rosbag2, .mcap, .db3, .bag)"
+)
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -44,7 +48,9 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def kind_of(path: Path) -> str:
-    """hdf5, zarr, npz, bag, or "" """
+    """hdf5, zarr, npz, rlds, bag, or "" """
+    if is_rlds(path):
+        return "rlds"
     if is_bag(path):
         return "bag"
     if is_zarr(path):
@@ -65,5 +71,7 @@ def read_files(paths: Sequence[Path], choice: ImportChoice, opened: ExitStack) -
     kind = kinds.pop()
     if kind == "bag":
         return read_bags(files, choice, opened)
+    if kind == "rlds":
+        return choose_keys(read_rlds(files), choice)
     readers = {"hdf5": read_hdf5, "zarr": read_zarr, "npz": read_npz}
     return choose_keys(readers[kind](files, opened), choice)
