@@ -728,7 +728,11 @@ def test_two_checkpoints_are_compared_on_the_same_starts(runs):
     assert same["against"]["difference"] == 0
     sft = runs / "runs" / "a" / "checkpoints" / "step_000000000000"
     result = robo_rl(runs, "eval", "runs/a", "--checkpoint", "last", "--episodes", 24, "--against", sft)
-    assert result.code == 0 and "difference to a" in result.out and "95 % interval [" in result.out, result
+    assert (
+        result.code == 0
+        and f"difference to a · {sft.name} (" in result.out
+        and "95 % interval [" in result.out
+    ), result
     document = json.loads(robo_rl(runs, "eval", "runs/a", *argv, "--against", sft).out)
     a = document["against"]
     assert a["checkpoint"] == sft.name and a["low"] <= a["difference"] <= a["high"]

@@ -279,8 +279,9 @@ def table(result: dict, other: dict | None) -> str:
     if other:
         digits, rate = (2, other["return_mean"]) if result.get("no_success") else (3, other["success_rate"])
         d, low, high = (f"{other[k]:+.{digits}f}" for k in ("difference", "low", "high"))
+        whom = f"{other['run']} · {other['checkpoint']}"
         lines.append(
-            f"  difference to {other['run']} ({rate:.{digits}f}), paired: {d}  95 % interval [{low}, {high}]"
+            f"  difference to {whom} ({rate:.{digits}f}), paired: {d}  95 % interval [{low}, {high}]"
         )
     return "\n".join(lines)
 
