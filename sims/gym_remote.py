@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, SupportsFloat
 
@@ -27,6 +28,7 @@ from sims import gym_worker
 from sims.mujoco.gl import set_mujoco_gl
 
 START, ANSWER = 600.0, 120.0  # s, until the envs are made, and for one answer
+SLOW = 10.0  # s of making envs after which that is told
 LEAVE = 3.0  # s until a process that does not end is killed
 WORDS = 200  # letters of what it last printed that are told
 # a file with the current folder on its path, and not its own, which has a `mujoco` of ours
@@ -74,7 +76,11 @@ class RemoteEnvs:
             )
         self.wire.settimeout(1.0)
         try:
-            about = self._answer(START)
+            about = self._answer(
+                START,
+                f"{name}: {count} envs are being made, for more than {SLOW:g} s so far; --envs N and "
+                "--eval-envs N make fewer",
+            )
             if "error" in about:
                 raise UserError(f"{name} cannot be made in {python}: {about['error']}")
             self.limit = int(about["limit"])
@@ -117,11 +123,16 @@ class RemoteEnvs:
             raise UserError(f"{self.name}: env {i} failed: {answer['error']}")
         return answer
 
-    def _answer(self, patience: float) -> Any:
-        end = time.monotonic() + patience
+    def _answer(self, patience: float, slow: str = "") -> Any:
+        """The next message within `patience` [s]; `slow`: what is told once if it takes more than SLOW."""
+        begin = time.monotonic()
 
         def wait():
-            if time.monotonic() > end:
+            nonlocal slow
+            if slow and time.monotonic() > begin + SLOW:
+                warnings.warn(slow, stacklevel=2)
+                slow = ""
+            if time.monotonic() > begin + patience:
                 self._lost(f"gave no answer within {patience:g} s")
 
         try:

@@ -35,6 +35,8 @@ class Push(gym.Env):
 
     def __init__(self, far=3.0, fault="", render_mode=None):
         self.far, self.fault, self.render_mode, self.task_description = far, fault, render_mode, ""
+        if fault == "slow":
+            import time; time.sleep(1.5)
         self.scene = np.ones(20_000_000, np.uint8) if fault == "large" else None
 
     def _seen(self):
@@ -157,6 +159,14 @@ def test_envs_that_memory_does_not_hold_are_refused_before_it_is_full(here, pyth
         UserError, match=r"cannot be made.*each env takes \d+ MB, and \d+ of 1000000 would fit: "
     ):
         make(f"gym:push_here/Push-v0,fault=large{python}", num_envs=1_000_000)
+
+
+def test_envs_that_take_long_to_make_are_announced_once(here, monkeypatch):
+    monkeypatch.setattr(gym_remote, "SLOW", 0.5)
+    with pytest.warns(UserWarning) as said:
+        remote(",fault=slow", num_envs=2).close()
+    words = [str(w.message) for w in said if "being made" in str(w.message)]
+    assert len(words) == 1 and "2 envs are being made, for more than 0.5 s" in words[0]
 
 
 def test_what_the_first_reset_takes_counts_too(here, monkeypatch):
