@@ -212,6 +212,8 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     learnt = "after labelled episodes" if config["algo"] in OFFLINE else "after online RL"
     labels = {"sft": "after supervised learning", "final": learnt, "best": "best checkpoint"}
     found = [label for label in labels if (run / "evals" / f"{label}.json").exists()]
+    if not found and config["sim"] == "none" and (run / "heldout.json").is_file():
+        return [held_out_row(run, config, said)]
     if "final" not in found and not (config["algo"] == "bc" and found):
         raise UserError(f"{run} has no final evaluation yet; finish it with: robo_rl train --resume {run}")
     what = f"{config['algo']}, {config['sim']} {config['task']}".strip() + (
@@ -219,15 +221,7 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     )
     kind = config.get("policy", {}).get("kind")
     what += f", {kind} ({config['policy'].get('size', '')})" if kind in VLAS else ""
-    row = partial(
-        ResultRow,
-        seeds=(said["seed"],),
-        commit=said.get("git") or UNKNOWN,
-        date=said["created"][:10],
-        machine=said.get("machine") or UNKNOWN,
-        command=command_without_out(said.get("argv") or []),
-        files=measured_files(config["sim"], config["algo"]),
-    )
+    row = partial(ResultRow, **provenance_of(config, said))
     rows = []
     for label in found:
         document = files.read_json(run / "evals" / f"{label}.json")
@@ -256,6 +250,34 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
             )
         )
     return rows
+
+
+def provenance_of(config: dict, said: dict) -> dict[str, Any]:
+    """What a row says of where a run's figures are from; said: its run.json."""
+    return {
+        "seeds": (said["seed"],),
+        "commit": said.get("git") or UNKNOWN,
+        "date": said["created"][:10],
+        "machine": said.get("machine") or UNKNOWN,
+        "command": command_without_out(said.get("argv") or []),
+        "files": measured_files(config["sim"], config["algo"]),
+    }
+
+
+def held_out_row(run: Path, config: dict, said: dict) -> ResultRow:
+    """The row of a run without an env: the error of its actions on held-out episodes."""
+    told = files.read_json(run / "heldout.json")
+    ends = None if told.get("low") is None else (told["low"], told["high"])
+    return ResultRow(
+        what=f"{config['algo']}, {Path(config['demos']).name}: error of actions on held-out episodes",
+        value=told["error"],
+        unit="of that of the mean action",
+        n=len(told["episodes"]),
+        interval=ends,
+        interval_is="95 %, over episodes",
+        note=f"update {told['update']}",
+        **provenance_of(config, said),
+    )
 
 
 def measured(row: Callable[..., ResultRow], what: str, rate: Measured | None, gain: Measured, **fields):

@@ -14,6 +14,7 @@ from robo_rl.files import write_json
 from robo_rl.log import RunLog
 from robo_rl.report.compare import by_task, compared, curve, mean_curve, over, reached, read_groups
 from robo_rl.report.compare_page import COLOURS, lines, page, write
+from robo_rl.results import run_rows
 from robo_rl.stats import (
     difference_over_seeds,
     mean_over_seeds,
@@ -206,6 +207,49 @@ def test_returns_are_compared_where_tasks_know_no_success(tmp_path):
     told = lines(groups, 0.9)
     assert "100.5" in told[1] and "steps to" not in told[0] and "%" not in told[1]
     assert write(groups, 0.9).exists() and "Return over steps" in page(groups, 0.9)
+
+
+def make_own_data_run(folder, seed, error, demos="data/arm"):
+    """The folder of a run that learnt from a data set alone."""
+    folder.mkdir(parents=True)
+    config = {"sim": "none", "task": "", "algo": "bc", "seed": seed, "demos": demos, "bc": {"lr": error}}
+    said = {"name": folder.name, "seed": seed, "created": "2026-11-30T00:00:00", "config": config}
+    write_json(folder / "run.json", said)
+    with RunLog(folder, ()) as log:
+        for step in (10, 20):
+            log.log(step, {"heldout/error": error + 1 / step}, "sft")
+    axis = {"name": "elbow", "unit": "rad", "error": 2 * error, "error_of_mean": 2.0}
+    told = {"update": 20, "error": error, "low": error - 0.1, "high": error + 0.1, "episodes": [3, 4]}
+    write_json(folder / "heldout.json", told | {"axes": [axis]})
+    return folder
+
+
+def test_runs_without_an_env_are_compared_by_their_errors_and_less_is_better(tmp_path):
+    for seed in (0, 1):
+        make_own_data_run(tmp_path / f"a{seed}", seed, 0.5)
+        make_own_data_run(tmp_path / f"b{seed}", seed, 0.3)
+    groups = read_groups([tmp_path])
+    told = lines(groups, 0.9)
+    assert told[0].split("  ")[-1] == "error (1: the mean action's)" and "0.3 [" in told[2]
+    assert told[-1].endswith("paired over 2 seeds: better") and "−0.2" in told[-1]
+    html = page(groups, 0.9)
+    assert "elbow <small>rad</small>" in html and "Error over updates" in html and "steps to" not in html
+    numbers = robo_rl.compare([tmp_path])
+    assert numbers["what"] == "error" and numbers["groups"][0]["runs"][0]["steps_to"] is None
+    assert numbers["groups"][1]["end"]["value"] == pytest.approx(0.3)
+    one = read_groups([tmp_path / "b0", tmp_path / "a0"])
+    assert lines(one, 0.9)[-1].endswith("one seed each: unknown: more seeds")
+    make_own_data_run(tmp_path / "c0", 0, 0.1, demos="data/other")
+    other = read_groups([tmp_path / "a0", tmp_path / "c0"])
+    assert lines(other, 0.9)[-1].endswith("of other data")
+    with pytest.raises(UserError, match="judged by error and by success"):
+        read_groups([tmp_path / "a0", make_run(tmp_path / "played")])
+
+
+def test_a_run_without_an_env_has_a_row_of_results(tmp_path):
+    (row,) = run_rows(make_own_data_run(tmp_path / "a", 3, 0.5))
+    assert (row.value, row.n, row.seeds, row.interval) == (0.5, 2, (3,), (0.4, 0.6))
+    assert row.what == "bc, arm: error of actions on held-out episodes"
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

@@ -1,5 +1,5 @@
-"""`robo_rl data import` of RLDS. tests/data/rlds was written by tensorflow_datasets 4.9.10 with TensorFlow
-2.21: episode k has 4 + k steps of state k + t / 10, action t / 10, count (-t, 300 t, k), pictures of brightness
+"""`robo_rl data import` of RLDS. tests/data/rlds was written by tensorflow_datasets 4.9.10, TensorFlow 2.21:
+episode k has 4 + k steps of state k + t / 10, action t / 10, count (-t, 300 t, k), pictures of brightness
 20 k (JPEG) and 10 t (PNG), reward 1 in the last step, is_terminal there where k is even."""
 
 import shutil

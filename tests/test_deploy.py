@@ -507,6 +507,8 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
             "--dry-run commands nothing, and --start does",
         ),
         ({}, ["--transport", "dds", "--dry-run", "--reset"], "--dry-run commands nothing, and --reset does"),
+        ({}, ["--namespace", "left"], "no network: leave --namespace out"),
+        ({}, ["--lease", "5"], "no network: leave --lease out"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):

@@ -129,6 +129,7 @@ def test_values_of_options_make_a_run_for_each_combination_and_seed():
     [
         (["rl.lr"], "takes an option and its values"),
         (["rl.lr=1,1"], "each once"),
+        (["rl.lr=1e-3,0.001"], "each once"),
         (["rl.lr=1,"], "takes an option and its values"),
         (["seed=1,2"], "seeds vary by --seeds"),
         (["rl.lr=1,2", "rl.lr=3"], "names an option once"),

@@ -170,7 +170,9 @@ def told(folder: Path, code: int) -> int:
     from robo_rl.report.compare_page import lines, write
     from robo_rl.results import COMMON
 
-    if code < 128 and len({path.parent for path in folder.glob("*/evals/*.json")}) > 1:
+    judged = {path.parents[1] for path in folder.glob("*/evals/*.json")}
+    judged |= {path.parent for path in folder.glob("*/heldout.json")}
+    if code < 128 and len(judged) > 1:
         try:
             groups = read_groups([folder], lambda words: print(words, file=sys.stderr))
         except UserError as e:

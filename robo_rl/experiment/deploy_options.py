@@ -11,6 +11,7 @@ from robo_rl.experiment import planning
 from robo_rl.experiment.ros_options import RosOptions, check_dry_run
 from robo_rl.options.foreign import FOREIGN, check_foreign
 
+ON_WIRE = ("namespace", "domain", "interface", "security", "name", "lease", "reset")  # of --transport dds
 STATED = ("rate", "columns", "state_columns", "units", "state_units", "gripper")
 
 
@@ -142,6 +143,12 @@ class DeployOptions(planning.PlanningOptions, RosOptions):
         in_range("--start", self.start, -1, 2**33)
         super().__post_init__()
         on_wire = self.transport == "dds"
+        given = [n for n in ON_WIRE if getattr(self, n) != getattr(type(self), n)]
+        if given and not on_wire:
+            raise UserError(
+                f"--transport inprocess has an arm of its own and no network: leave --{given[0]} out, or use "
+                "--transport dds"
+            )
         check_dry_run(self.dry_run and on_wire, start=self.start >= 0, reset=self.reset)
         in_range("--seed", self.seed, 0, 2**31)
         in_range("--lease", self.lease, 0.5, 3600)

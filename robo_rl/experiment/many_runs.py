@@ -73,13 +73,21 @@ def read_values(text: str) -> tuple[str, list[str]]:
     commas."""
     name, sign, values = text.removeprefix("--").partition("=")
     found = [v.strip() for v in values.split(";" if ";" in values else ",")]
-    if not sign or not name or not all(found) or len(set(found)) < len(found):
+    if not sign or not name or not all(found) or len({*map(_as_number, found)}) < len(found):
         raise UserError(
             f"--vary takes an option and its values, each once, such as rl.lr=1e-4,3e-4, got {text!r}"
         )
     if name in FIXED:
         raise UserError(f"--vary {text}: --{name} is of one run or of all; seeds vary by --seeds 0,1,2")
     return name, found
+
+
+def _as_number(value: str) -> "float | str":
+    """1e-3 and 0.001 are one value."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def as_typed(name: str, value: str) -> list[str]:

@@ -55,9 +55,23 @@ class SeedGroup:
         return [int(r.info.get("seed") or 0) for r in self.runs]
 
     def values(self, which: str) -> list[float]:
-        """Success, or mean return, of each seed's evaluation "start", "end" or "best"; nan where it has
-        none."""
-        return [math.nan if (e := evaluation(r, which)) is None else e.rate.value for r in self.runs]
+        """Success, or mean return, of each seed's evaluation "start", "end" or "best"; of runs without an env
+        the error on held-out episodes, as a share of the mean action's; nan where it has none."""
+        return [value_of(r, which) for r in self.runs]
+
+
+def value_of(run: RunRecord, which: str) -> float:
+    """`SeedGroup.values` of one."""
+    if measure(run) == "error":
+        return math.nan if which == "start" else float(run.held_out["error"])  # pyright: ignore[reportOptionalSubscript]  # by measure
+    return math.nan if (e := evaluation(run, which)) is None else e.rate.value
+
+
+def measure(run: RunRecord) -> str:
+    """What judges a run: "success", "return" where its task knows none, "error" where there was no env."""
+    if not run.evals and run.held_out and math.isfinite(run.held_out.get("error") or math.nan):
+        return "error"
+    return "success" if run.judged else "return"
 
 
 def evaluation(run: RunRecord, which: str) -> "Evaluation | None":
@@ -172,7 +186,8 @@ def notes_of(run: RunRecord) -> list[str]:
 
 def curve(run: RunRecord) -> Curve:
     """Of what the run has logged; of several evaluations at one step the last."""
-    m, key = run.metrics, "eval/success" if run.judged else "eval/return"
+    keys = {"error": "heldout/error", "success": "eval/success", "return": "eval/return"}
+    m, key = run.metrics, keys[measure(run)]
     if key not in m:
         none = np.zeros(0)
         return Curve(none, none, none)
@@ -197,6 +212,8 @@ def mean_curve(curves: Sequence[Curve], seconds: bool = False) -> "tuple[np.ndar
 
 def reached(run: RunRecord, least: float) -> "tuple[float, float] | None":
     """(steps, seconds) to the first evaluation of `least` or more; None: not within the run."""
+    if measure(run) == "error":
+        return None
     c = curve(run)
     hit = np.flatnonzero(c.values >= least)
     return (float(c.steps[hit[0]]), float(c.seconds[hit[0]])) if len(hit) else None
@@ -208,7 +225,9 @@ def compared(after: SeedGroup, before: SeedGroup) -> tuple[Interval, str]:
     a, b = ({s: v for s, v in g.items() if math.isfinite(v)} for g in (a, b))
     if len(a) == len(b) == 1 and len(after.runs) == len(before.runs) == 1:
         mine, theirs = (evaluation(g.runs[0], "end") for g in (after, before))
-        assert mine is not None and theirs is not None
+        if mine is None or theirs is None:
+            change = next(iter(a.values())) - next(iter(b.values()))
+            return Interval(change, math.nan, math.nan), "one seed each"
         d = difference(theirs, mine)
         return d.change, f"one seed each, interval over {d.n} shared starts" if d.paired else "one seed each"
     shared = sorted(a.keys() & b.keys())
@@ -242,14 +261,14 @@ def summary(groups: Sequence[SeedGroup], least: float) -> dict:
         return {
             "run": str(run.folder),
             "seed": run.info.get("seed"),
-            **{k: e.rate.value if (e := evaluation(run, k)) else None for k in ("start", "end", "best")},
+            **{k: v if math.isfinite(v := value_of(run, k)) else None for k in ("start", "end", "best")},
             "steps_to": hit[0] if hit else None,
             "seconds_to": hit[1] if hit else None,
             "steps": float(run.metrics["step"].max()) if run.metrics else None,
         }
 
     return {
-        "what": "success" if judged(groups) else "return",
+        "what": measure(groups[0].runs[0]),
         "least": least,
         "groups": [
             {
@@ -287,7 +306,7 @@ def by_task(group: SeedGroup) -> dict[str, Interval]:
 
 def judged(groups: Sequence[SeedGroup]) -> bool:
     """Whether all tasks know success."""
-    return all(r.judged for g in groups for r in g.runs)
+    return all(measure(r) == "success" for g in groups for r in g.runs)
 
 
 def over(group: SeedGroup, which: str) -> Interval:
@@ -307,8 +326,17 @@ def spread(rates: Sequence[float], successes: float, n: int) -> Interval:
 
 def same_tasks(a: SeedGroup, b: SeedGroup) -> bool:
     """Whether two groups learnt the same, so that a difference says which is better."""
-    mine, theirs = ({str(r.config.get("task")) for r in g.runs} for g in (a, b))
+    mine, theirs = ({same_of(r) for r in g.runs} for g in (a, b))
     return mine == theirs
+
+
+def same_of(run: RunRecord) -> tuple[str, ...]:
+    """The task; of a run without an env its data set and what of it was held out."""
+    config = run.config
+    if measure(run) != "error":
+        return (str(config.get("task")),)
+    told = (config.get("demos"), (config.get("data") or {}).get("held_out"))
+    return tuple(map(str, told))
 
 
 def compare(runs: "str | Path | Sequence[str | Path]", reach: float = COMMON) -> dict:
@@ -318,9 +346,10 @@ def compare(runs: "str | Path | Sequence[str | Path]", reach: float = COMMON) ->
       seed are one group.
     * reach: success whose first evaluation counts as reached.
 
-    "groups": of each its name (the options that differ), mean success (or return, of a task that knows none)
-    over its seeds at the "start", "end" and of the "best" checkpoint, with Student's 95 % interval, and its
-    runs; "differences" of the ends from the first group's: over pairs of one seed where both have the same
+    "groups": of each its name (the options that differ), mean over its seeds at the "start", "end" and of the
+    "best" checkpoint, with Student's 95 % interval, and its runs; "what" says of what: success, return where
+    a task knows none, error on held-out episodes (as a share of that of the mean action) where there was no
+    env; "differences" of the ends from the first group's: over pairs of one seed where both have the same
     seeds, else Welch's, of one seed each over the starts; "left_out": what a folder of runs has without an
     evaluation. UserError: fewer than two runs, one that is named and has no evaluation.
     """
@@ -340,11 +369,10 @@ def read_groups(
     named = {Path(path).resolve() for path in paths}
     for folder in run_folders(paths):
         run = load(folder)
-        if run.evals:
+        if run.evals or measure(run) == "error":
             runs.append(run)
             continue
-        more = " (along recorded episodes alone: compare its report)" if run.held_out else ""
-        why = f"{folder} has no evaluation yet{more}"
+        why = f"{folder} has no evaluation yet"
         if folder.resolve() in named:
             raise UserError(f"{why}; leave it out, or robo_rl eval {folder}")
         tell(f"{why}: left out")
@@ -353,6 +381,6 @@ def read_groups(
             "compare takes two runs with evaluations or more, or a folder of runs (robo_rl train --seeds "
             "0,1,2); of one run: robo_rl report RUN"
         )
-    if len({r.judged for r in runs}) > 1:
-        raise UserError("some of these runs have success and some returns alone: compare runs of one kind")
+    if len(kinds := sorted({measure(r) for r in runs})) > 1:
+        raise UserError(f"these runs are judged by {' and by '.join(kinds)}: compare runs of one kind")
     return grouped(runs)

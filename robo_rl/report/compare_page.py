@@ -16,6 +16,7 @@ from robo_rl.report.compare import (
     curve,
     judged,
     mean_curve,
+    measure,
     notes_of,
     over,
     reached,
@@ -23,11 +24,23 @@ from robo_rl.report.compare import (
     summary,
 )
 from robo_rl.report.data import RunRecord, totals
-from robo_rl.report.text import RETURN, SUCCESS, Words, duration, esc, filled
+from robo_rl.report.text import ERROR, RETURN, SUCCESS, Words, duration, esc, filled
 from robo_rl.stats import Interval
 
 COLOURS = (1, 3, 2, 4, 5, 7, 8, 9, 10, 11, 12, 6)
 BANDS = 6  # groups whose seeds are drawn beside their mean: those of more cover each other
+
+
+def say_of(groups: Sequence[SeedGroup]) -> Words:
+    """How the measure of these groups is said."""
+    return {"success": SUCCESS, "return": RETURN, "error": ERROR}[measure(groups[0].runs[0])]
+
+
+def columns_of(groups: Sequence[SeedGroup]) -> dict[str, str]:
+    """{evaluation: head of its column}"""
+    if say_of(groups) is ERROR:
+        return {"end": ERROR.unit}
+    return {k: k for k in ("start", "end", "best")}
 
 
 def words_of(value: Interval, say: Words) -> str:
@@ -44,19 +57,21 @@ def to_reach(run: RunRecord, least: float, seconds: bool = False) -> str:
 
 
 def verdict(after: SeedGroup, before: SeedGroup, change: Interval) -> str:
+    less = say_of([after]) is ERROR
     if not same_tasks(after, before):
-        return "of other tasks"
+        return "of other data" if less else "of other tasks"
     if not math.isfinite(change.low):
         return "unknown: more seeds"
-    return "better" if change.low > 0 else "worse" if change.high < 0 else "no clear difference"
+    up, down = ("worse", "better") if less else ("better", "worse")
+    return up if change.low > 0 else down if change.high < 0 else "no clear difference"
 
 
 def lines(groups: Sequence[SeedGroup], least: float) -> list[str]:
     """What the command prints: a row for each group, then how each differs from the first."""
-    say = SUCCESS if judged(groups) else RETURN
-    head = ["", "seeds", "start", "end", "best"] + [f"steps to {100 * least:g} %"] * judged(groups)
+    say, columns = say_of(groups), columns_of(groups)
+    head = ["", "seeds", *columns.values()] + [f"steps to {100 * least:g} %"] * judged(groups)
     rows = [
-        [g.name, str(len(g.runs)), *(words_of(over(g, k), say) for k in ("start", "end", "best"))]
+        [g.name, str(len(g.runs)), *(words_of(over(g, k), say) for k in columns)]
         + [", ".join(to_reach(r, least) for r in g.runs)] * judged(groups)
         for g in groups
     ]
@@ -86,14 +101,16 @@ def curves_chart(groups: Sequence[SeedGroup], seconds: bool) -> str:
             for s, c in zip(g.seeds, curves, strict=True)
             if len(curves) > 1 and whole
         ]
-    known = judged(groups)
+    known, less = judged(groups), say_of(groups) is ERROR
+    steps = "updates" if less else "steps"
     return chart(
-        ("Success" if known else "Return") + (" over time" if seconds else " over steps"),
+        f"{measure(groups[0].runs[0]).capitalize()} over {'time' if seconds else steps}",
         "mean of the seeds" + whole * ", band from the least to the greatest; thin: each seed"
         if any(len(g.runs) > 1 for g in groups)
         else "evaluations",
         series,
-        x_name="seconds of the run" if seconds else "environment steps of RL",
+        x_name="seconds of the run" if seconds else "updates" if less else "environment steps of RL",
+        zero=less,
         percent=known,
         y_range=(0, 1) if known else None,
         tall=True,
@@ -104,7 +121,11 @@ def curves_chart(groups: Sequence[SeedGroup], seconds: bool) -> str:
 def page(groups: Sequence[SeedGroup], least: float) -> str:
     """The whole page."""
     runs = [r for g in groups for r in g.runs]
-    title = " and ".join(sorted({str(r.config.get("task") or "runs") for r in runs}))
+    less = say_of(groups) is ERROR
+    names = {str(r.config.get("demos" if less else "task") or "runs") for r in runs}
+    title = " and ".join(sorted(names))
+    along = "Errors on held-out episodes" if less else "Evaluations on the starts that choose"
+    along += ", as a share of that of the mean action." * less or "."
     notes = "".join(f"<li>{esc(r.folder.name)}: {esc(n)}</li>" for r in runs for n in notes_of(r))
     body = f"""
 <header><p class="eyebrow">robo_rl runs</p><h1>{esc(title)}</h1>
@@ -116,8 +137,9 @@ that end all alike, over the starts of all.</p>
 {ends_table(groups, least)}
 {differences_table(groups)}
 {tasks_table(groups)}
+{axes_table(groups)}
 <h2>Along the way</h2>
-<p>Evaluations on the starts that choose. The mean of a group ends where the first of its seeds ends.</p>
+<p>{along} The mean of a group ends where the first of its seeds ends.</p>
 {curves_chart(groups, False)}<div class="gap"></div>{curves_chart(groups, True)}
 {options_table(groups)}
 <h2>Runs</h2>
@@ -157,18 +179,32 @@ def tasks_table(groups: Sequence[SeedGroup]) -> str:
     )
 
 
-def ends_table(groups: Sequence[SeedGroup], least: float) -> str:
-    known = judged(groups)
-    say = SUCCESS if known else RETURN
-
-    return table(
-        ["", "seeds", "start", "end", "best"] + [f"steps to {100 * least:g} %"] * known,
+def axes_table(groups: Sequence[SeedGroup]) -> str:
+    """The error of every axis of the actions on held-out episodes, mean over the seeds, in its unit."""
+    each = [[(r.held_out or {}).get("axes") or [] for r in g.runs] for g in groups]
+    names = [(a["name"], a["unit"]) for a in each[0][0]]
+    if say_of(groups) is not ERROR or any(
+        [(a["name"], a["unit"]) for a in x] != names for g in each for x in g
+    ):
+        return ""
+    rows = [
         [
-            [
-                esc(g.name),
-                ", ".join(map(str, g.seeds)),
-                *(ends(over(g, k), say) for k in ("start", "end", "best")),
-            ]
+            f"{esc(name)} <small>{'' if unit == '1' else esc(unit)}</small>",
+            *(f"{sum(x[k]['error'] for x in g) / len(g):.3g}" for g in each),
+            f"{each[0][0][k]['error_of_mean']:.3g}",
+        ]
+        for k, (name, unit) in enumerate(names)
+    ]
+    head = ["", *(g.name for g in groups), "the mean action"]
+    return f"<h2>Error of every axis</h2>{table(head, rows)}"
+
+
+def ends_table(groups: Sequence[SeedGroup], least: float) -> str:
+    known, say, columns = judged(groups), say_of(groups), columns_of(groups)
+    return table(
+        ["", "seeds", *columns.values()] + [f"steps to {100 * least:g} %"] * known,
+        [
+            [esc(g.name), ", ".join(map(str, g.seeds)), *(ends(over(g, k), say) for k in columns)]
             + [esc(", ".join(to_reach(r, least) for r in g.runs))] * known
             for g in groups
         ],
@@ -178,7 +214,7 @@ def ends_table(groups: Sequence[SeedGroup], least: float) -> str:
 def differences_table(groups: Sequence[SeedGroup]) -> str:
     if len(groups) < 2:
         return ""
-    say = SUCCESS if judged(groups) else RETURN
+    say = say_of(groups)
     rows = []
     for g in groups[1:]:
         d, how = compared(g, groups[0])
@@ -199,17 +235,17 @@ def options_table(groups: Sequence[SeedGroup]) -> str:
 
 
 def runs_table(groups: Sequence[SeedGroup], least: float) -> str:
-    known = judged(groups)
-    say, rows = SUCCESS if known else RETURN, []
+    known, columns = judged(groups), columns_of(groups)
+    say, rows = say_of(groups), []
     for g in groups:
-        ends = zip(*(g.values(k) for k in ("start", "end", "best")), strict=True)
+        ends = zip(*(g.values(k) for k in columns), strict=True)
         for seed, run, values in zip(g.seeds, g.runs, ends, strict=True):
             told = [say.amount(v) if math.isfinite(v) else "–" for v in values]
             hit = [esc(to_reach(run, least, seconds)) for seconds in (False, True)] * known
             where = f"<code>{esc(run.folder)}</code>"
             rows.append([esc(g.name), str(seed), *told, *hit, duration(totals(run)["time_s"]), where])
     more = [f"steps to {100 * least:g} %", "time to it"] * known
-    return table(["", "seed", "start", "end", "best", *more, "time", "folder"], rows)
+    return table(["", "seed", *columns.values(), *more, "time", "folder"], rows)
 
 
 def write(groups: Sequence[SeedGroup], least: float, out: str = "") -> Path:

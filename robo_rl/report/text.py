@@ -75,6 +75,10 @@ RETURN = Words(
     lambda i: f"{_signed(i.low)} … {_signed(i.high)}",
 )
 
+ERROR = Words(  # on held-out episodes
+    "error (1: the mean action's)", _number, _number, _signed, RETURN.interval, RETURN.change
+)
+
 
 def esc(x: object) -> str:
     return escape(str(x))
