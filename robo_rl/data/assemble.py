@@ -5,6 +5,7 @@ A video file of which some episodes are left out is copied whole: the rows say w
 The new data set appears whole or not at all.
 """
 
+import glob
 import json
 import os
 import shutil
@@ -119,6 +120,10 @@ def appearing(out: Path, each: Each = silently) -> Iterator[Path]:
     checksums, or is gone."""
     temp = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(temp, ignore_errors=True)
+    for other in sorted(out.parent.glob(f".{glob.escape(out.name)}.*.tmp")):
+        warnings.warn(
+            f"{other} is what another writer of {out} makes, or left when it was killed", stacklevel=3
+        )
     try:
         yield temp
         statistics.renew(load_meta(temp), each)
