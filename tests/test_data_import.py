@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from robo_rl.cli import main
-from robo_rl.data import foreign_bag as bags
-from robo_rl.data.foreign import ForeignData
+from robo_rl.data import foreign_hdf5 as hdf5
+from robo_rl.data.foreign import ImportChoice, write
 from robo_rl.data.lerobot import load
 from robo_rl.data.meta import load_meta
 
@@ -99,6 +100,149 @@ def test_libero_has_its_instruction_and_its_pictures_are_turned(tmp_path, capsys
     got = data.frames("agentview", 1).astype(float)
     plain = held[1]["obs/agentview_rgb"].astype(float)
     assert np.abs(got - want).mean() < 0.7 * np.abs(got - plain).mean()  # noise, through a video
+
+
+OSC = {"type": "OSC_POSE", "control_delta": True}
+PART = {"type": "OSC_POSE", "input_type": "delta"}
+
+
+@pytest.mark.parametrize(
+    ("controllers", "axes", "said"),
+    [
+        ([OSC, OSC], 14, "12 in 1 (delta), 2 in 1 (absolute)"),  # two arms of robosuite 1.4
+        ({"type": "BASIC", "body_parts": {"right": PART}}, 7, "6 in 1 (delta)"),
+        ({"type": "BASIC", "body_parts": {"arms": {"right": PART, "left": PART}}}, 14, "12 in 1 (delta)"),
+        (OSC | {"control_delta": False}, 7, "3 in m (absolute), 3 in rad (absolute)"),
+        ({"type": "JOINT_VELOCITY"}, 7, "nobody said the units"),
+        ("OSC_POSE", 7, "nobody said the units"),
+    ],
+)
+def test_units_of_robosuites_controllers(tmp_path, capsys, controllers, axes, said):
+    env = {"env_kwargs": {"control_freq": 20, "robots": ["Panda"], "controller_configs": controllers}}
+    with h5py.File(tmp_path / "low.hdf5", "w") as file:
+        file.create_group("data").attrs["env_args"] = json.dumps(env)
+        file["data/demo_0/actions"] = np.full((4, axes), 0.5)
+        file["data/demo_0/obs/object"] = np.zeros((4, 3))
+    assert said in imported(capsys, tmp_path / "low.hdf5", "--out", tmp_path / "low")
+
+
+def test_poses_in_a_file_that_says_steps_have_no_units(tmp_path, capsys):
+    robomimic_file(tmp_path / "abs.hdf5")
+    with h5py.File(tmp_path / "abs.hdf5", "a") as file:
+        file["data/demo_0/actions"][:, 3] = 3.1
+    said = imported(capsys, tmp_path / "abs.hdf5", "--out", tmp_path / "abs", "--cameras", "none")
+    assert "nobody said the units" in said
+
+
+def test_lists_of_a_file_choose_episodes(tmp_path, capsys):
+    robomimic_file(tmp_path / "low.hdf5", lengths=(5, 6, 7, 4))
+    with h5py.File(tmp_path / "low.hdf5", "a") as file:
+        file["mask/train"], file["mask/valid"] = [b"demo_2", b"demo_0"], [b"demo_1"]
+        file["data/demo_2/dones"][:] = [0, 0, 0, 1, 0, 0, 0]
+    assert "lists for --episodes: train (2), valid (1)" in imported(capsys, tmp_path / "low.hdf5")
+    out = tmp_path / "out"
+    imported(capsys, tmp_path / "low.hdf5", "--out", out, "--episodes", "train", "--cameras", "none")
+    data = load(out)
+    assert (data.to - data.from_).tolist() == [5, 7]
+    assert data.terminated.tolist() == [True, False]  # the second went on after its success
+
+
+def test_libero_asks_for_shaped_rewards_and_has_none(tmp_path, capsys):
+    robomimic_file(tmp_path / "demo.hdf5", libero=True)
+    with h5py.File(tmp_path / "demo.hdf5", "a") as file:
+        env = json.loads(file["data"].attrs["env_args"])
+        env["env_kwargs"]["reward_shaping"] = True
+        file["data"].attrs["env_args"] = json.dumps(env)
+    imported(capsys, tmp_path / "demo.hdf5", "--out", tmp_path / "out", "--cameras", "none")
+    assert load(tmp_path / "out").success.tolist() == [True, True, False]
+
+
+def test_what_each_demonstration_says_of_itself_is_kept(tmp_path, capsys):
+    robomimic_file(tmp_path / "low.hdf5")
+    with h5py.File(tmp_path / "low.hdf5", "a") as file:
+        for k, demo in enumerate(file["data"].values()):
+            demo.attrs["success"], demo.attrs["ep_meta"] = k == 2, json.dumps({"lang": f"task {k}"})
+    imported(capsys, tmp_path / "low.hdf5", "--out", tmp_path / "out", "--cameras", "none")
+    data = load(tmp_path / "out")
+    assert data.success.tolist() == [False, False, True] and data.tasks == ["task 0", "task 1", "task 2"]
+
+
+def test_mobile_aloha_drives(tmp_path, capsys):
+    with h5py.File(tmp_path / "episode_0.hdf5", "w") as file:
+        file["action"], file["base_action"] = np.zeros((4, 14)), np.ones((4, 2))
+        file["observations/qpos"], file["compress_len"] = np.zeros((4, 14)), np.zeros((3, 4))
+    said = imported(capsys, tmp_path / "episode_0.hdf5", "--out", tmp_path / "out")
+    assert "1 in m/s (rate), 1 in rad/s (rate)" in said
+    assert load(tmp_path / "out").action[0].tolist() == [0] * 14 + [1, 1]
+
+
+def test_minari_may_have_actions_of_several_parts_and_say_success(tmp_path, capsys):
+    (tmp_path / "v0" / "data").mkdir(parents=True)
+    with h5py.File(tmp_path / "v0" / "data" / "main_data.hdf5", "w") as file:
+        for k in (0, 1):
+            group = file.create_group(f"episode_{k}")
+            group["observations"], group["actions/arm"] = np.zeros((4, 2)), np.zeros((3, 2))
+            group["actions/grip"], group["infos/success"] = np.ones(3), np.array([0, k, 0, 0], bool)
+    imported(capsys, tmp_path / "v0", "--out", tmp_path / "out", "--fps", "10", "--units", "1")
+    data = load(tmp_path / "out")
+    assert data.success.tolist() == [False, True] and data.action[0].tolist() == [0, 0, 1]
+
+
+def test_keys_that_only_look_like_a_format_are_an_episode_of_a_file(tmp_path, capsys):
+    for key, other in (
+        ("data", "a"),
+        ("observations", "action"),
+        ("episode_0", "a"),
+        ("actions", "terminals"),
+    ):
+        with h5py.File(tmp_path / f"{key}.hdf5", "w") as file:
+            file[key], file[other] = 3.0 if key == "actions" else np.zeros((5, 3)), np.zeros((5, 2))
+            file["linked"], file["nowhere"] = h5py.SoftLink(f"/{other}"), h5py.SoftLink("/x")
+            file["complex"] = np.zeros((5, 2), complex)
+        said = imported(capsys, tmp_path / f"{key}.hdf5")
+        assert said.startswith("HDF5: 1 episode") and "linked" in said
+        assert "nowhere" not in said and "complex" not in said
+
+
+def test_infos_of_d4rl_are_keys_and_rows_must_fit(tmp_path, capsys):
+    with h5py.File(tmp_path / "walker.hdf5", "w") as file:
+        for key, x in flat_arrays().items():
+            file[key] = x
+        file["infos/qpos"] = np.arange(27.0).reshape(9, 3)
+    out, keys = tmp_path / "out", ("--state", "infos/qpos", "--fps", "20", "--success", "terminals")
+    imported(capsys, tmp_path / "walker.hdf5", "--out", out, *keys)
+    data = load(out)
+    assert data.episode(1).state[0].tolist() == [9, 10, 11] and data.success.tolist() == [False, True, False]
+    np.savez(tmp_path / "short.npz", **(flat_arrays() | {"observations": np.zeros((8, 2))}))
+    assert "observations has 8 rows for 9 actions" in refused(capsys, tmp_path / "short.npz")
+
+
+def test_of_what_comes_after_a_single_row_is_read(tmp_path):
+    robomimic_file(tmp_path / "low.hdf5")
+    sizes: dict[str, list[int]] = {}
+    with ExitStack() as opened:
+        got = hdf5.read_hdf5([tmp_path / "low.hdf5"], opened)
+        episode = got.episodes[1]
+
+        def part(key: str, rows: slice) -> np.ndarray:
+            assert episode.part is not None
+            x = episode.part(key, rows)
+            sizes.setdefault(key, []).append(len(x))
+            return x
+
+        counted = replace(got, episodes=[replace(episode, part=part)], fps=10)
+        write(counted, ImportChoice(units="1"), tmp_path / "out")
+    assert sizes["next_obs/agentview_image"] == [1] and sizes["obs/agentview_image"] == [1, 12]
+
+
+def test_an_episode_that_differs_from_the_first_is_told_by_its_name(tmp_path, capsys):
+    robomimic_file(tmp_path / "low.hdf5")
+    with h5py.File(tmp_path / "low.hdf5", "a") as file:
+        del file["data/demo_1/obs/object"]
+        file["data/demo_1/obs/object"] = np.zeros((12, 4))
+    said = refused(capsys, tmp_path / "low.hdf5", "--out", tmp_path / "out")
+    assert "demo_1: 'obs/object' has rows of [4], of [10] in the first episode" in said
+    assert not list(tmp_path.glob("*out*"))
 
 
 def test_act_files_of_a_folder_are_an_episode_each_compressed_or_not(tmp_path, capsys):
@@ -234,89 +378,6 @@ def test_any_other_hdf5_file_is_an_episode_whose_keys_a_person_names(tmp_path, c
     )  # fmt: skip
     data = load(tmp_path / "out")
     assert data.success.all() and data.features.state == ("q_0", "q_1", "q_2")
-
-
-def bag_file(path: Path, kind: str = "mcap") -> None:
-    """Two seconds: joints at 100 a second (in another order in every second message), a command at 20, 10 ms
-    late, whose number is the time, pictures of two kinds at 10, brighter from one to the next."""
-    from PIL import Image
-    from rosbags.rosbag2 import StoragePlugin, Writer
-    from rosbags.typesys import Stores, get_typestore
-
-    store = get_typestore(Stores.ROS2_HUMBLE)
-    T = store.types
-    stamp = T["builtin_interfaces/msg/Time"](sec=0, nanosec=0)
-    header = T["std_msgs/msg/Header"](stamp=stamp, frame_id="")
-    messages = []
-    for k in range(200):
-        names, q = ["a", "b"], [k / 100, 10 + k / 100]
-        if k % 2:
-            names, q = names[::-1], q[::-1]
-        joints = T["sensor_msgs/msg/JointState"](
-            header=header, name=names, position=np.array(q), velocity=np.zeros(2), effort=np.zeros(0)
-        )
-        messages.append((k * 10_000_000, "/joint_states", joints))
-    layout = T["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
-    for k in range(40):
-        told = T["std_msgs/msg/Float64MultiArray"](layout=layout, data=np.array([k / 20, 0.0]))
-        messages.append((k * 50_000_000 + 10_000_000, "/command", told))
-    for k in range(20):
-        bright = np.full((6, 8, 3), 10 * k, np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(bright).save(buffer, "PNG")
-        small = T["sensor_msgs/msg/CompressedImage"](
-            header=header, format="png", data=np.frombuffer(buffer.getvalue(), np.uint8)
-        )
-        messages.append((k * 100_000_000, "/wrist/image_raw/compressed", small))
-        blue = np.zeros((6, 9, 3), np.uint8)
-        blue[:, :8, 0] = 10 * k  # of bgr, with three bytes behind each row
-        raw = T["sensor_msgs/msg/Image"](
-            header=header, height=6, width=8, encoding="bgr8", is_bigendian=0, step=27, data=blue.reshape(-1)
-        )
-        messages.append((k * 100_000_000, "/front/image_raw", raw))
-    plugin = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}[kind]
-    with Writer(path, version=9, storage_plugin=plugin) as writer:
-        kinds = {topic: message.__msgtype__ for _, topic, message in messages}
-        connections = {t: writer.add_connection(t, name, typestore=store) for t, name in kinds.items()}
-        for time, topic, message in sorted(messages, key=lambda m: m[0]):
-            writer.write(connections[topic], time, store.serialize_cdr(message, message.__msgtype__))
-
-
-@pytest.mark.parametrize("kind", ["mcap", "sqlite3"])
-def test_a_bag_is_sampled_at_its_rate_and_an_action_is_what_was_told_next(tmp_path, capsys, kind):
-    pytest.importorskip("rosbags")
-    bag_file(tmp_path / "bag", kind)
-    said = imported(capsys, tmp_path / "bag")
-    assert "/joint_states" in said and "-> state" in said and "-> camera front" in said
-    assert "--action KEY" in said and "--fps N" in said
-    imported(
-        capsys, tmp_path / "bag", "--out", tmp_path / "out", "--action", "/command", "--fps", "20", "--units",
-        "rad", "--instruction", "wave",
-    )  # fmt: skip
-    data = load(tmp_path / "out")
-    assert data.features.state == ("a", "b") and not data.is_judged
-    episode = data.episode(0)
-    # the first command came at 10 ms, and the last picture at 1.9 s
-    t = 0.01 + np.arange(len(episode)) / 20
-    assert t[-1] <= 1.9 < t[-1] + 0.05
-    assert np.allclose(episode.state[:, 0], np.floor(t * 100 + 1e-6) / 100)
-    assert np.allclose(episode.state[:, 1] - episode.state[:, 0], 10)
-    assert np.allclose(episode.action[:, 0], np.arange(len(episode)) / 20)
-    told = np.floor(t * 10 + 1e-6) * 10
-    assert np.abs(data.frames("wrist", 0).mean((1, 2, 3)) - told).max() < 6
-    blue = data.frames("front", 0)
-    assert np.abs(blue[..., 2].mean((1, 2)) - told).max() < 8 and blue[..., 0].mean() < 12
-
-
-def test_a_topic_that_falls_silent_is_told(tmp_path):
-    pytest.importorskip("rosbags")
-    bag_file(tmp_path / "bag")
-    topics = bags.topics_of(tmp_path / "bag")
-    times = topics["/command"].times
-    topics["/command"] = replace(topics["/command"], times=np.concatenate([times[:5], times[30:]]))
-    got = ForeignData("rosbag", [], ("/joint_states",), ("/command",), fps=20)
-    with pytest.warns(UserWarning, match=r"/command is silent for 1\.3 s"):
-        bags.sampled(tmp_path / "bag", topics, {"/joint_states": (2,), "/command": (2,)}, got, {})
 
 
 def test_what_cannot_be_read_is_refused_in_a_line(tmp_path, capsys):

@@ -14,10 +14,12 @@ their keys, read when they are asked for, and what its format says by itself. Op
 
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -32,25 +34,45 @@ from robo_rl.types import Each, silently
 
 PICTURES = ("as_stored", "flip", "rotate180")
 ENCODED = (-1,)  # the shape of a row that is a compressed picture
+ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignEpisode:
     """An episode of a file. `columns`: the shape of a row by key, `ENCODED` for compressed pictures;
-    read(key) -> [T, ...] or [T+1, ...]; `task`: its instruction, where the file says it."""
+    read(key) -> [T, ...] or [T+1, ...]; `task`: its instruction, where the file says it; part(key, rows):
+    some of the rows, where that is cheaper than all; `success`: None where the file does not say it."""
 
     name: str
     steps: int
     columns: Mapping[str, tuple[int, ...]]
     read: Callable[[str], np.ndarray]
     task: str = ""
+    part: Callable[[str, slice], np.ndarray] | None = None
+    success: bool | None = None
+
+    def rows(self, key: str, rows: slice) -> np.ndarray:
+        return self.part(key, rows) if self.part is not None else self.read(key)[rows]
+
+
+def part_of(
+    held: Mapping[str, Any], name: str, first: int, last: int, columns: Mapping[str, tuple[int, ...]]
+) -> ForeignEpisode:
+    """The episode of rows `first` to `last` of arrays of many."""
+
+    def part(key: str, rows: slice) -> np.ndarray:
+        a, b, _ = rows.indices(last - first)
+        return np.asarray(held[key][first + a : first + b])
+
+    return ForeignEpisode(name, last - first, columns, lambda key: part(key, ALL), part=part)
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignData:
     """What files hold. Keys that the format itself names: `state`, `action`, `cameras` (view -> key), `after`
-    (key -> key of the same, one step later), `reward` and `terminal` ("" where there are none).
-    `fps` 0 and `units` "": it does not say. `sparse`: a reward above 0 means success."""
+    (key -> key of the same, one step later), and, "" where there are none, `reward`, `terminal` and `success`
+    (true in a step). `fps` 0 and `units` "": it does not say. `sparse`: a reward above 0 means success.
+    `masks`: named lists of episodes' names. `counted`: what a row is. `notes`: of keys."""
 
     format: str
     episodes: Sequence[ForeignEpisode]
@@ -65,14 +87,18 @@ class ForeignData:
     units: str = ""
     robot: str = ""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    success: str = ""
+    masks: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    counted: str = "step"
+    notes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
 class ImportChoice:
     """What a person says of files: keys of the state and of the action, views and their keys (empty: as the
     format says; cameras none: no pictures), control steps per second, instruction, units of the action's
-    axes, which episodes, which of them succeeded (all, none, reward, a file), how pictures are turned, the
-    robot."""
+    axes, which episodes (numbers, or a list of the files), which of them succeeded (all, none, reward, a
+    key, a file), how pictures are turned, the robot."""
 
     state: tuple[str, ...] = ()
     action: tuple[str, ...] = ()
@@ -106,6 +132,7 @@ def choose_keys(got: ForeignData, choice: ImportChoice) -> ForeignData:
         fps=choice.fps or got.fps,
         units=choice.units or got.units,
         robot=choice.robot or got.robot,
+        success=choice.success if choice.success in got.episodes[0].columns else got.success,
     )
     there = got.episodes[0].columns
     for kind, keys in (("state", got.state), ("action", got.action), ("cameras", got.cameras.values())):
@@ -151,25 +178,50 @@ def describe(got: ForeignData) -> list[str]:
     lengths = np.array([e.steps for e in got.episodes])
     rate = f", {got.fps:g} steps a second" if got.fps else ""
     out = [
-        f"{got.format}: {len(lengths)} episode{'s' * (len(lengths) != 1)}, {lengths.sum():,} steps ("
+        f"{got.format}: {len(lengths)} episode{'s' * (len(lengths) != 1)}, {lengths.sum():,} {got.counted}s ("
         f"{lengths.min()} to {lengths.max()}){rate}"
     ]
-    becomes = {key: f"camera {view}" for view, key in got.cameras.items()}
-    becomes |= dict.fromkeys(got.state, "state") | dict.fromkeys(got.action, "action")
-    becomes |= {key: word for key, word in ((got.reward, "reward"), (got.terminal, "end")) if key}
+    becomes: dict[str, list[str]] = {}
+    for word, keys in (
+        *((f"camera {view}", (key,)) for view, key in got.cameras.items()),
+        ("state", got.state),
+        ("action", got.action),
+        ("reward", (got.reward,)),
+        ("end", (got.terminal,)),
+        ("success", (got.success,)),
+    ):
+        for key in keys:
+            becomes.setdefault(key, []).append(word)
     rows = [
         (
             key,
             "compressed picture" if shape == ENCODED else " x ".join(map(str, shape)) or "1",
-            becomes.get(key, ""),
+            got.notes.get(key, ""),
+            " and ".join(becomes.get(key, ())),
         )
         for key, shape in got.episodes[0].columns.items()
         if key not in got.after.values()
     ]
-    width, wide = (max(len(row[k]) for row in rows) for k in (0, 1))
-    out += [f"  {key:{width}}  {size:{wide}}  {'-> ' + to if to else ''}".rstrip() for key, size, to in rows]
+    wide = [max(len(row[k]) for row in rows) for k in range(3)]
+    for *cells, to in rows:
+        cells = [f"{cell:{n}}" for cell, n in zip(cells, wide, strict=True) if n]
+        out.append("  ".join(["", *cells, f"-> {to}" if to else ""]).rstrip())
     tasks = list(dict.fromkeys(e.task for e in got.episodes if e.task))
-    return out + ([f"instructions: {'; '.join(tasks[:5])}{'; …' * (len(tasks) > 5)}"] if tasks else [])
+    out += [f"instructions: {'; '.join(tasks[:5])}{'; …' * (len(tasks) > 5)}"] if tasks else []
+    named = [f"{name} ({len(chosen_episodes(got, name))})" for name in got.masks]
+    return out + ([f"lists for --episodes: {', '.join(named)}"] if named else [])
+
+
+def chosen_episodes(got: ForeignData, text: str) -> np.ndarray:
+    """int64[n] of --episodes: all, numbers and ranges, or a list of the files."""
+    if text in got.masks:
+        names = {*got.masks[text]}
+        chosen = np.array([k for k, e in enumerate(got.episodes) if e.name in names], int)
+        if not len(chosen):
+            raise UserError(f"--episodes {text}: none of that list is in the files")
+        return chosen
+    count = len(got.episodes)
+    return parse_episodes(text, count) if text else np.arange(count)
 
 
 def write(got: ForeignData, choice: ImportChoice, out: Path, each: Each = silently) -> ImportedData:
@@ -182,39 +234,57 @@ def write(got: ForeignData, choice: ImportChoice, out: Path, each: Each = silent
             "what they hold"
         )
     choose("pictures", choice.pictures, PICTURES)
-    count = len(got.episodes)
-    chosen = parse_episodes(choice.episodes, count) if choice.episodes else np.arange(count)
+    chosen = chosen_episodes(got, choice.episodes)
     judged = _success(got, choice.success, chosen)
     knows_end = bool(got.terminal)
     absent = [name for name, known in (("reward", got.reward), ("truncated", knows_end)) if not known]
-    if judged is None and not _by_reward(got, choice):
+    if judged is None and not (_by_reward(got, choice) or _by_key(got, choice)):
         absent.append("success")
     with appearing(out, each) as folder:
-        features = replace(_features(got, choice), absent=tuple(absent))
+        with naming(got.episodes[0]):
+            features = replace(_features(got, choice), absent=tuple(absent))
         with Writer(folder, features) as writer:
             for i, k in enumerate(each("import", chosen.tolist(), "episodes")):
-                recording = got.episodes[k]
-                try:
-                    episode = read_episode(got, recording, choice)
+                with naming(got.episodes[k]):
+                    episode = read_episode(got, got.episodes[k], choice)
                     won = bool(judged[i]) if judged is not None else episode.success
+                    if bad := features.misfits(episode):
+                        raise UserError(f"it does not go with the first episode: {'; '.join(bad)}")
                     writer.add(replace(episode, success=won))
-                except (OSError, ValueError, RuntimeError) as e:
-                    raise UserError(f"{recording.name}: {e}") from None
+                    del episode  # the next one may need its memory
         if got.units:
             state_units(folder, got.units)
     meta = load_meta(out)
     return ImportedData(meta, "success" not in absent, units_of(meta))
 
 
+@contextmanager
+def naming(recording: ForeignEpisode) -> Iterator[None]:
+    """UserError with the episode's name in place of what its reading and writing raises."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as e:
+        text = str(e)
+        raise UserError(text if text.startswith(recording.name) else f"{recording.name}: {text}") from None
+
+
+def _by_key(got: ForeignData, choice: ImportChoice) -> bool:
+    return bool(got.success) and choice.success in ("", got.success)
+
+
 def _by_reward(got: ForeignData, choice: ImportChoice) -> bool:
     if choice.success == "reward" and not got.reward:
         raise UserError("--success reward needs rewards, and the files have none")
-    return bool(got.reward) and (choice.success == "reward" or not choice.success and got.sparse)
+    by_default = not choice.success and not got.success and got.sparse
+    return bool(got.reward) and (choice.success == "reward" or by_default)
 
 
 def _success(got: ForeignData, text: str, chosen: np.ndarray) -> np.ndarray | None:
-    """bool[n] of the chosen episodes where a person says it."""
-    if text in ("", "reward"):
+    """bool[n] of the chosen episodes where a person, or a mark of each episode, says it."""
+    told = [got.episodes[k].success for k in chosen]
+    if not text and None not in told:
+        return np.array(told, bool)
+    if text in ("", "reward", got.success):
         return None
     return parse_success(text, len(got.episodes))[chosen]
 
@@ -232,7 +302,8 @@ def _features(got: ForeignData, choice: ImportChoice) -> Features:
         return tuple(out if len(set(out)) == len(out) else [f"{keys[0]}_{i}" for i in range(len(out))])
 
     views = [
-        (view, *read_pictures(first, key, choice.pictures)[0].shape[:2]) for view, key in got.cameras.items()
+        (view, *read_pictures(first, key, choice.pictures, FIRST)[0].shape[:2])
+        for view, key in got.cameras.items()
     ]
     return Features(
         fps=got.fps,
@@ -245,19 +316,26 @@ def _features(got: ForeignData, choice: ImportChoice) -> Features:
 
 def read_episode(got: ForeignData, recording: ForeignEpisode, choice: ImportChoice) -> Episode:
     """One of them as arrays. UserError: rows that do not go together."""
-    lacking = [k for k in (*got.state, *got.action, *got.cameras.values()) if k not in recording.columns]
-    if lacking:
-        raise UserError(f"it has no {lacking[0]!r}, which the first episode has")
+    first = got.episodes[0].columns
+    for key in (*got.state, *got.action, *got.cameras.values()):
+        if key not in recording.columns:
+            raise UserError(f"it has no {key!r}, which the first episode has")
+        if (row := recording.columns[key]) != first[key]:
+            raise UserError(f"{key!r} has rows of {list(row)}, of {list(first[key])} in the first episode")
     T = recording.steps
 
     def numbers(key: str) -> np.ndarray:
-        return with_last(recording, key, got.after.get(key, ""), lambda k: _flat(recording.read(k)))
+        return with_last(recording, key, got.after, lambda k, rows: _flat(recording.rows(k, rows)))
 
     def pictures(key: str) -> np.ndarray:
         return with_last(
-            recording, key, got.after.get(key, ""), lambda k: read_pictures(recording, k, choice.pictures)
+            recording, key, got.after, lambda k, rows: read_pictures(recording, k, choice.pictures, rows)
         )
 
+    if _by_reward(got, choice):
+        success = bool(numbers(got.reward)[:T].max() > 0)
+    else:
+        success = _by_key(got, choice) and bool(np.any(recording.read(got.success)))
     states = [numbers(key) for key in got.state] or [np.zeros((T + 1, 1), np.float32)]
     images = {view: pictures(key) for view, key in got.cameras.items()}
     known = all(len(x) > T for x in (*states, *images.values()))
@@ -267,24 +345,24 @@ def read_episode(got: ForeignData, recording: ForeignEpisode, choice: ImportChoi
         action=np.concatenate([numbers(key)[:T] for key in got.action], 1),
         images={view: x[:T] for view, x in images.items()},
         task=choice.instruction or recording.task,
-        success=reward is not None and _by_reward(got, choice) and bool(reward.max() > 0),
+        success=success,
         reward=reward,
         source="unknown",
-        terminated=bool(got.terminal) and bool(np.any(recording.read(got.terminal))),
+        terminated=bool(got.terminal) and bool(np.any(recording.rows(got.terminal, slice(T - 1, None)))),
         final=np.concatenate([x[T] for x in states]) if known else None,
         final_images={view: x[T] for view, x in images.items()} if known and images else None,
     )
 
 
 def with_last(
-    recording: ForeignEpisode, key: str, after: str, read: Callable[[str], np.ndarray]
+    recording: ForeignEpisode, key: str, after: Mapping[str, str], read: Callable[[str, slice], np.ndarray]
 ) -> np.ndarray:
     """[T+1, ...] where what was observed after the last action is known, as a last row of its own or as
-    that of the key `after`; else [T, ...]."""
-    x, T = read(key), recording.steps
+    that of the key `after[key]`; else [T, ...]."""
+    x, T, later = read(key, ALL), recording.steps, after.get(key, "")
     if len(x) not in (T, T + 1):
         raise UserError(f"{key!r} has {len(x)} rows for {T} actions")
-    return np.concatenate([x, read(after)[-1:]]) if len(x) == T and after in recording.columns else x
+    return np.concatenate([x, read(later, LAST)]) if len(x) == T and later in recording.columns else x
 
 
 def _flat(x: np.ndarray) -> np.ndarray:
@@ -294,18 +372,19 @@ def _flat(x: np.ndarray) -> np.ndarray:
     return np.asarray(x, np.float32).reshape(len(x), -1)
 
 
-def read_pictures(recording: ForeignEpisode, key: str, turn: str) -> np.ndarray:
-    """uint8[T, h, w, 3]"""
+def read_pictures(recording: ForeignEpisode, key: str, turn: str, rows: slice = ALL) -> np.ndarray:
+    """uint8[T, h, w, 3] of these rows"""
     shape = recording.columns[key]
-    if shape != ENCODED:
+    if rows == ALL:
+        one = shape if shape != ENCODED else _decoded(recording.rows(key, FIRST)[0]).shape
         require_memory(
             f"{recording.name}: {key}",
-            2 * recording.steps * int(np.prod(shape)),
+            2 * recording.steps * int(np.prod(one)),
             "import fewer cameras at a time, or give the machine more memory",
         )
-    x = recording.read(key)
+    x = recording.rows(key, rows)
     if shape == ENCODED:
-        x = np.stack([_decoded(row) for row in x])
+        x = _all_decoded(x)
     elif shape[2] not in (1, 3):
         x = x.transpose(0, 2, 3, 1)
     if x.dtype.kind == "f":
@@ -314,8 +393,21 @@ def read_pictures(recording: ForeignEpisode, key: str, turn: str) -> np.ndarray:
         raise UserError(
             f"{key}: pictures of {x.dtype} (of depth?) are not read; choose others with --cameras"
         )
-    x = np.broadcast_to(x, (*x.shape[:3], 3)).astype(np.uint8)
+    x = np.broadcast_to(x, (*x.shape[:3], 3)).astype(np.uint8, copy=False)
     return np.ascontiguousarray({"as_stored": x, "flip": x[:, ::-1], "rotate180": x[:, ::-1, ::-1]}[turn])
+
+
+def _all_decoded(rows: np.ndarray) -> np.ndarray:
+    """uint8[T, h, w, 3]"""
+    first = _decoded(rows[0])
+    out = np.empty((len(rows), *first.shape), np.uint8)
+    for k, row in enumerate(rows):
+        picture = _decoded(row)
+        if picture.shape != first.shape:
+            sizes = " and ".join(f"{h} x {w}" for h, w, _ in (first.shape, picture.shape))
+            raise UserError(f"its pictures are of several sizes, {sizes}")
+        out[k] = picture
+    return out
 
 
 def _decoded(row) -> np.ndarray:
@@ -327,7 +419,9 @@ def _decoded(row) -> np.ndarray:
             io.BytesIO(np.asarray(row).tobytes() if not isinstance(row, bytes) else row)
         ) as image:
             return np.asarray(image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as e:
+    except UnidentifiedImageError:
+        raise UserError("its rows are no compressed pictures that are read (JPEG, PNG)") from None
+    except (OSError, SyntaxError, Image.DecompressionBombError) as e:
         raise UserError(f"a compressed picture cannot be read ({e})") from None
 
 

@@ -9,16 +9,18 @@ A Zarr archive is a folder or a .zip of one. Formats: https://github.com/real-st
 
 import importlib.util
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ForeignData, ForeignEpisode, is_picture, with_steps
+from robo_rl.data.foreign import ForeignData, ForeignEpisode, is_picture, part_of, with_steps
 from robo_rl.data.foreign_hdf5 import cut, flat_recordings
 from robo_rl.errors import MissingDependency, UserError
+from robo_rl.files import require_memory
 
 
 def is_zarr(path: Path) -> bool:
@@ -37,7 +39,7 @@ def read_zarr(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
         try:
             ends = np.asarray(root["meta/episode_ends"][:], np.int64)
             held = dict(root["data"].arrays())
-        except (KeyError, ValueError, TypeError) as e:
+        except (KeyError, ValueError, TypeError, AttributeError, OSError, RuntimeError) as e:
             raise UserError(
                 f"{path} is no replay buffer of Diffusion Policy, with data/ and meta/episode_ends ({e})"
             ) from None
@@ -49,7 +51,7 @@ def read_zarr(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
 
         starts = [0, *ends[:-1]]
         episodes += [
-            ForeignEpisode(f"{path}: episode {k}", int(b - a), columns, _rows(held, int(a), int(b)))
+            part_of(held, f"{path}: episode {k}", int(a), int(b), columns)
             for k, (a, b) in enumerate(zip(starts, ends, strict=True))
         ]
     episodes = with_steps("Diffusion Policy", episodes)
@@ -65,14 +67,12 @@ def read_zarr(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
     )
 
 
-def _rows(held: Mapping[str, Any], first: int, last: int) -> Callable[[str], np.ndarray]:
-    return lambda key: np.asarray(held[key][first:last])
-
-
 def _open(path: Path, opened: ExitStack) -> Any:
     import zarr
     from zarr.storage import ZipStore
 
+    if importlib.util.find_spec("imagecodecs") is not None:  # UMI's pictures
+        importlib.import_module("imagecodecs.numcodecs").register_codecs(verbose=False)
     try:
         if path.is_file():
             store = opened.enter_context(ZipStore(path, mode="r"))
@@ -88,8 +88,13 @@ def read_npz(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
     for path in paths:
         try:
             file = opened.enter_context(np.load(path, allow_pickle=False))
+            require_memory(
+                str(path),
+                sum(member.file_size for member in file.zip.infolist()),
+                "arrays of .npz are read whole; give the machine more memory",
+            )
             held = {key: file[key] for key in file.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as e:
+        except (OSError, ValueError, AttributeError, zlib.error, zipfile.BadZipFile) as e:
             raise UserError(f"{path} is no file of arrays: {e}") from None
         if "actions" not in held or held["actions"].ndim < 1:
             raise UserError(

@@ -31,7 +31,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             raise UserError(
                 f"{path} is a LeRobot data set already: robo_rl data check {path} (or data upgrade)"
             )
-        inside = [path / name for name in by_number([p.name for p in path.iterdir() if kind_of(p)])]
+        inside = _inside(path) or (_inside(path / "data") if (path / "data").is_dir() else [])
         if not inside:
             raise UserError(f"{path} holds no files that are read: {READ}")
         out += inside
@@ -45,6 +45,10 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             )
             raise UserError(f"{path}: {'' if pickled else 'these are read: '}{why}")
     return out
+
+
+def _inside(folder: Path) -> list[Path]:
+    return [folder / name for name in by_number([p.name for p in folder.iterdir() if kind_of(p)])]
 
 
 def kind_of(path: Path) -> str:

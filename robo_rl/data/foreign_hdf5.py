@@ -13,14 +13,16 @@ https://minari.farama.org, https://github.com/Farama-Foundation/D4RL.
 
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ENCODED, ForeignData, ForeignEpisode, with_steps
+from robo_rl.data.foreign import ALL, ENCODED, ForeignData, ForeignEpisode, part_of, with_steps
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.files import parse_json
 
@@ -71,26 +73,36 @@ def read_hdf5(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
 
 def kind_of(file: Any) -> str:
     """Which of them a file is, by its keys."""
-    if "data" in file and any(key.startswith("demo_") for key in file["data"]):
+    if any(key.startswith("demo_") for key in keys_of(file.get("data"))):
         return "robomimic"
-    if "action" in file and "observations" in file and "qpos" in file["observations"]:
+    if has_rows(file.get("action")) and "qpos" in keys_of(file.get("observations")):
         return "ACT"
-    if any(re.fullmatch(r"episode_\d+", key) and "actions" in file[key] for key in file):
+    if any(re.fullmatch(r"episode_\d+", key) and "actions" in keys_of(file.get(key)) for key in file):
         return "Minari"
-    if {"observations", "actions"} <= {*file} and any(key in file for key in ("terminals", "timeouts")):
+    if has_rows(file.get("actions")) and any(key in file for key in ("terminals", "timeouts")):
         return "D4RL"
     return "HDF5"
 
 
+def keys_of(item: Any) -> list[str]:
+    """Of a group; an array has none."""
+    return list(item.keys()) if hasattr(item, "keys") else []
+
+
+def has_rows(item: Any) -> bool:
+    """Whether it is an array of numbers, or of bytes of any length."""
+    return bool(getattr(item, "shape", ())) and (item.dtype.kind in "biufS" or item.dtype.hasobject)
+
+
 def arrays(group: Any) -> dict[str, Any]:
-    """The arrays with rows below a group, by their paths in it."""
+    """The arrays with rows below a group, by their paths in it, behind links too."""
     found: dict[str, Any] = {}
-
-    def keep(name: str, item: Any) -> None:
-        if hasattr(item, "shape") and item.shape:
-            found[name] = item
-
-    group.visititems(keep)
+    for key in keys_of(group):
+        item = group.get(key)  # None behind a link to nothing
+        if has_rows(item):
+            found[key] = item
+        else:
+            found |= {f"{key}/{name}": x for name, x in arrays(item).items()}
     return found
 
 
@@ -99,22 +111,57 @@ def row_shape(item: Any) -> tuple[int, ...]:
     return tuple(item.shape[1:]) if item.dtype.kind in "biuf" else ENCODED
 
 
-def rows_of(item: Any) -> np.ndarray:
-    """All rows; bytes of any length as a list of them."""
+def rows_of(item: Any, rows: slice = ALL) -> np.ndarray:
+    """Rows; bytes of any length as a list of them."""
+    first, last, _ = rows.indices(len(item))
     if item.dtype.kind in "biuf":
-        return item[()]
-    out = np.empty(len(item), object)
-    out[:] = [np.asarray(row, np.uint8) if not isinstance(row, bytes) else row for row in item[()]]
+        return item[first:last]
+    out = np.empty(last - first, object)
+    out[:] = [row if isinstance(row, bytes) else np.asarray(row, np.uint8) for row in item[first:last]]
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Columns(Mapping[str, tuple[int, ...]]):
+    """Shape of a row by key, of the arrays of a group that have `steps` rows or one more. Each is looked at
+    when it is asked for: files of thousands of demonstrations have a hundred thousand."""
+
+    group: Any
+    steps: int
+    encoded: frozenset[str]
+
+    def __getitem__(self, key: str) -> tuple[int, ...]:
+        item: Any = self.group.get(key) if key else None
+        if not has_rows(item) or len(item) not in (self.steps, self.steps + 1):
+            raise KeyError(key)
+        return ENCODED if key in self.encoded else row_shape(item)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in arrays(self.group) if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def recording(
-    name: str, group: Any, steps: int, task: str = "", encoded: Sequence[str] = ()
+    name: str,
+    group: Any,
+    steps: int,
+    task: str = "",
+    *,
+    encoded: Sequence[str] = (),
+    success: bool | None = None,
 ) -> ForeignEpisode:
     """An episode that is a group; arrays of other lengths are none of its columns."""
-    found = {key: x for key, x in arrays(group).items() if len(x) in (steps, steps + 1)}
-    columns = {key: ENCODED if key in encoded else row_shape(x) for key, x in found.items()}
-    return ForeignEpisode(name, steps, columns, lambda key: rows_of(found[key]), task)
+    return ForeignEpisode(
+        name,
+        steps,
+        Columns(group, steps, frozenset(encoded)),
+        lambda key: rows_of(group[key]),
+        task,
+        lambda key, rows: rows_of(group[key], rows),
+        success,
+    )
 
 
 def by_number(keys: Sequence[str]) -> list[str]:
@@ -122,49 +169,111 @@ def by_number(keys: Sequence[str]) -> list[str]:
     return sorted(keys, key=lambda key: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", key)])
 
 
-def said(attributes: Any, name: str) -> dict:
-    """A JSON attribute; {} where there is none."""
-    text = attributes.get(name, "")
+def said(item: Any, name: str) -> dict:
+    """A JSON attribute of a group; {} where there is none."""
+    text = item.attrs.get(name, "")
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    return parse_json(text, f"attribute {name}") if isinstance(text, str) and text else {}
+    where = f"{item.file.filename}: attribute {name} of {item.name}"
+    return parse_json(text, where) if isinstance(text, str) and text else {}
 
 
 def robomimic(files: list) -> ForeignData:
-    episodes, kwargs, sparse = [], {}, True
+    episodes, masks, kwargs, sparse = [], {}, {}, True
     for path, file in files:
         data = file["data"]
-        kwargs = said(data.attrs, "env_args").get("env_kwargs") or {}
-        sparse &= not kwargs.get("reward_shaping", False)
-        task = said(data.attrs, "problem_info").get("language_instruction", "")
-        task = " ".join(task) if isinstance(task, list) else str(task)
-        for key in by_number([k for k in data if k.startswith("demo_") and "actions" in data[k]]):
-            steps = len(data[key]["actions"])
-            episodes.append(recording(f"{path}: {key}", data[key], steps, task))
+        kwargs = said(data, "env_args").get("env_kwargs") or {}
+        problem = said(data, "problem_info")
+        # LIBERO's files have 0 and 1 at the last step, whatever its env was asked for
+        sparse &= bool(problem) or not kwargs.get("reward_shaping", False)
+        task = problem.get("language_instruction", "")
+        task = (" ".join(task) if isinstance(task, list) else str(task)).strip('" ')
+        demos = by_number([k for k in data if k.startswith("demo_") and "actions" in keys_of(data.get(k))])
+        masks = _masks(path, file, masks)
+        for key in demos:
+            demo = data[key]
+            told = task or str(said(demo, "ep_meta").get("lang", ""))  # RoboCasa has one of each episode
+            won = bool(demo.attrs["success"]) if "success" in demo.attrs else None  # Isaac Lab
+            episodes.append(recording(f"{path}: {key}", demo, _rows(demo, "actions"), told, success=won))
     episodes = with_steps("robomimic", episodes)
     columns = episodes[0].columns
+    if not any(key.startswith("obs/") for key in columns):
+        warnings.warn(
+            "these demonstrations have no observations; robomimic's dataset_states_to_obs.py makes them of "
+            "the states of the simulator",
+            stacklevel=2,
+        )
     low = [key for key, shape in columns.items() if key.startswith("obs/") and len(shape) <= 1]
     state = next(
         (kept for rule in (ROBOMIMIC, LIBERO) if (kept := [k for k in low if rule.fullmatch(k)])), low
     )
     pictures = [key for key, shape in columns.items() if key.startswith("obs/") and len(shape) == 3]
     cameras = {k.removeprefix("obs/").removesuffix("_image").removesuffix("_rgb"): k for k in pictures}
-    control = kwargs.get("controller_configs") or {}
-    steered = str(control.get("type", "")).startswith("OSC") and control.get("control_delta", True)
-    axes = columns["actions"][0] if columns["actions"] else 1
     return ForeignData(
         "robomimic",
         episodes,
         tuple(state),
-        ("actions",),
+        ("actions",) if "actions" in columns else (),
         {view: key for view, key in cameras.items() if "depth" not in view},
         {key: key.replace("obs/", "next_obs/", 1) for key in columns if key.startswith("obs/")},
         reward="rewards" if "rewards" in columns else "",
         terminal="dones" if "dones" in columns else "",
         sparse=sparse,
         fps=float(kwargs.get("control_freq") or 0),
-        units=f"1 delta*{axes - 1},1" if steered and axes % 7 == 0 and axes == 7 else "",
+        units=steered_units(kwargs.get("controller_configs"), episodes[0]),
         robot=_robot(kwargs.get("robots")),
+        masks=masks,
     )
+
+
+def _rows(group: Any, key: str) -> int:
+    """Steps of an action that is an array, or a group of them."""
+    item = group.get(key)
+    lengths = [len(item)] if has_rows(item) else [len(x) for x in arrays(item).values()]
+    return min(lengths, default=0)
+
+
+def _masks(path: Path, file: Any, masks: dict) -> dict[str, tuple[str, ...]]:
+    """Names of episodes by the lists of the file (mask/train, …), behind those of other files."""
+    out = dict(masks)
+    for name, item in arrays(file.get("mask")).items():
+        if item.dtype.kind in "SO":
+            keys = [x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in item[()]]
+            out[name] = (*out.get(name, ()), *(f"{path}: {key}" for key in keys))
+    return out
+
+
+def steered_units(configs: Any, first: ForeignEpisode) -> str:
+    """Units of the commands of robosuite's OSC_POSE: steps of -1 to 1, or poses; "" of other controllers.
+
+    configs: {type, control_delta} of robosuite 1.4, of all arms or a list of one each;
+    {body_parts: {[arms:] {right: {type, input_type}}}} of 1.5.
+    """
+    arms = _controllers(configs)
+    shape = first.columns.get("actions", ())
+    if not arms or len(shape) != 1 or shape[0] % 7 or any(arm.get("type") != "OSC_POSE" for arm in arms):
+        return ""
+    deltas = {
+        arm["input_type"] == "delta" if "input_type" in arm else bool(arm.get("control_delta", True))
+        for arm in arms
+    }
+    # Diffusion Policy writes poses into files whose env_args say steps
+    if deltas == {True} and np.abs(first.read("actions")).max() > 1 + 1e-6:
+        return ""
+    said = {True: "1 delta*6,1", False: "m*3,rad*3,1"}
+    return ",".join([said[deltas.pop()]] * (shape[0] // 7)) if len(deltas) == 1 else ""
+
+
+def _controllers(configs: Any) -> list[dict]:
+    """Of every arm."""
+    if isinstance(configs, list):
+        return [arm for each in configs for arm in _controllers(each)]
+    if not isinstance(configs, dict):
+        return []
+    parts = configs.get("body_parts") or configs.get("body_parts_controller_configs")
+    if not isinstance(parts, dict):
+        return [configs]
+    parts = parts.get("arms") or {side: parts[side] for side in ("right", "left") if side in parts}
+    return [arm for arm in parts.values() if isinstance(arm, dict)]
 
 
 def _robot(names: Any) -> str:
@@ -174,31 +283,32 @@ def _robot(names: Any) -> str:
 def act(files: list) -> ForeignData:
     episodes = []
     for path, file in files:
-        compressed = [
-            f"observations/images/{key}"
-            for key, x in file["observations"].get("images", {}).items()
-            if len(x.shape) < 4
-        ]
+        stored = arrays(file["observations"].get("images"))
+        compressed = [f"observations/images/{key}" for key, x in stored.items() if len(x.shape) < 4]
         episodes.append(recording(str(path), file, len(file["action"]), encoded=compressed))
+    episodes = with_steps("ACT", episodes)
     columns = episodes[0].columns
     images = {key.split("/")[-1]: key for key in columns if key.startswith("observations/images/")}
+    aloha = columns["action"] == (14,)
+    driven = aloha and columns.get("base_action") == (2,)  # Mobile ALOHA learns both
     return ForeignData(
         "ACT",
-        with_steps("ACT", episodes),
+        episodes,
         ("observations/qpos",),
-        ("action",),
+        ("action", "base_action") if driven else ("action",),
         images,
         fps=50,
-        robot="aloha" if columns["action"] == (14,) else "",
+        units="rad*6,1,rad*6,1,m/s rate,rad/s rate" if driven else "",
+        robot="aloha" if aloha else "",
     )
 
 
 def minari(files: list) -> ForeignData:
     episodes = [
-        recording(f"{path}: {key}", file[key], len(file[key]["actions"]))
+        recording(f"{path}: {key}", file[key], _rows(file[key], "actions"))
         for path, file in files
         for key in by_number([k for k in file if re.fullmatch(r"episode_\d+", k)])
-        if "actions" in file[key]
+        if "actions" in keys_of(file.get(key))
     ]
     episodes = with_steps("Minari", episodes)
     columns = episodes[0].columns
@@ -207,25 +317,32 @@ def minari(files: list) -> ForeignData:
         "Minari",
         episodes,
         tuple(k for k in seen if len(columns[k]) <= 1 and columns[k] != ENCODED),
-        ("actions",),
+        tuple(k for k in columns if k == "actions" or k.startswith("actions/")),
         {k.split("/")[-1]: k for k in seen if len(columns[k]) == 3},
         reward="rewards" if "rewards" in columns else "",
         terminal="terminations" if "terminations" in columns else "",
+        success="infos/success" if "infos/success" in columns else "",
     )
 
 
 def d4rl(files: list) -> ForeignData:
     episodes: list[ForeignEpisode] = []
     for path, file in files:
-        held = {key: x for key, x in file.items() if hasattr(x, "shape") and len(x.shape) >= 1}
-        episodes += cut(str(path), held, len(file["actions"]))
+        episodes += cut(str(path), arrays(file), len(file["actions"]))
     return flat_recordings("D4RL", episodes)
 
 
 def cut(name: str, held: Mapping[str, Any], rows: int) -> list[ForeignEpisode]:
     """Episodes of arrays in which they stand one behind the other, by `terminals` and `timeouts`. A row is a
     step: what was observed after the last action is in `next_observations`, where that is there."""
-    held = {key: x for key, x in held.items() if len(x) == rows and x.dtype.kind in "biuf"}
+    held = {key: x for key, x in held.items() if x.shape and x.dtype.kind in "biuf"}
+    if short := [
+        key
+        for key in ("observations", "terminals", "timeouts")
+        if len(held.get(key, held["actions"])) != rows
+    ]:
+        raise UserError(f"{name}: {short[0]} has {len(held[short[0]])} rows for {rows} actions")
+    held = {key: x for key, x in held.items() if len(x) == rows}
     over = np.zeros(rows, bool)
     for key in ("terminals", "timeouts"):
         over |= np.asarray(held[key][()] if key in held else over).reshape(rows, -1)[:, 0].astype(bool)
@@ -233,12 +350,9 @@ def cut(name: str, held: Mapping[str, Any], rows: int) -> list[ForeignEpisode]:
     ends = np.append(ends, rows) if not len(ends) or ends[-1] < rows else ends
     columns = {key: tuple(x.shape[1:]) for key, x in held.items()}
 
-    def reader(a: int, b: int) -> Callable[[str], np.ndarray]:
-        return lambda key: np.asarray(held[key][a:b])
-
     starts = [0, *ends[:-1]]
     return [
-        ForeignEpisode(f"{name}: episode {k}", int(b - a), columns, reader(int(a), int(b)))
+        part_of(held, f"{name}: episode {k}", int(a), int(b), columns)
         for k, (a, b) in enumerate(zip(starts, ends, strict=True))
     ]
 
