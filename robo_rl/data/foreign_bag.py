@@ -13,6 +13,7 @@ Times are those at which the recorder received the messages.
 
 import importlib.util
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -21,11 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ENCODED, ForeignData, ForeignEpisode, ImportChoice, choose_keys
+from robo_rl.data.foreign import ALL, ENCODED, ForeignData, ForeignEpisode, ImportChoice, choose_keys
 from robo_rl.errors import MissingDependency, UserError
 
 SUFFIXES = (".mcap", ".db3", ".bag")
 SILENCE = 0.5  # s between two messages of a chosen topic, or five steps, that a warning tells
+JUMP = 600  # s between two messages of a chosen topic beyond which no one recording has them
+NEXT = " (next)"  # behind the key of an action that is of the state too
+RECENT = 64  # messages before a chosen one, among which joints that it has not are sought
 
 
 def is_bag(path: Path) -> bool:
@@ -53,6 +57,7 @@ def _wrench(x: Any) -> list[float]:
 XYZ = ("x", "y", "z")
 POSE = (*XYZ, "qx", "qy", "qz", "qw")
 TWIST = (*XYZ, "rx", "ry", "rz")
+SPEED = ("vx", "vy", "vz", "wx", "wy", "wz")
 # type -> numbers of a message, their names, units of an absolute command
 NUMBERS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...], str]] = {
     "geometry_msgs/PoseStamped": (lambda m: _pose(m.pose), POSE, "m*3,1*4"),
@@ -67,10 +72,14 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...], str]] = {
     "std_msgs/Bool": (lambda m: [m.data], (), "1"),
     "std_msgs/Float64MultiArray": (lambda m: m.data, (), ""),
     "std_msgs/Float32MultiArray": (lambda m: m.data, (), ""),
-    "trajectory_msgs/JointTrajectory": (lambda m: m.points[-1].positions, (), ""),
+    "std_msgs/Int32": (lambda m: [m.data], (), ""),
+    "geometry_msgs/Vector3Stamped": (lambda m: _vector(m.vector), XYZ, ""),
+    "nav_msgs/Odometry": (lambda m: [*_pose(m.pose.pose), *_twist(m.twist.twist)], (*POSE, *SPEED), ""),
+    "sensor_msgs/Joy": (lambda m: [*m.axes, *m.buttons], (), ""),
 }
 JOINTS = {"position": "rad", "velocity": "rad/s rate", "effort": "N m effort"}
-IMAGE, COMPRESSED, JOINT_STATE = "sensor_msgs/Image", "sensor_msgs/CompressedImage", "sensor_msgs/JointState"
+IMAGE, COMPRESSED = "sensor_msgs/Image", "sensor_msgs/CompressedImage"
+JOINT_STATE, TRAJECTORY = "sensor_msgs/JointState", "trajectory_msgs/JointTrajectory"
 CHANNELS = {
     "rgb8": (3, False),
     "bgr8": (3, True),
@@ -103,7 +112,9 @@ def reading(path: Path) -> Iterator[Any]:
     try:
         with AnyReader([path], default_typestore=get_typestore(Stores.LATEST)) as reader:
             yield reader
-    except (AnyReaderError, ReaderError, Reader1Error, OSError, KeyError, AssertionError, ValueError) as e:
+    except UserError:
+        raise
+    except (AnyReaderError, ReaderError, Reader1Error, OSError, LookupError, AssertionError, ValueError) as e:
         raise UserError(f"{path} cannot be read as a bag: {e or type(e).__name__}") from None
 
 
@@ -116,14 +127,19 @@ def topics_of(path: Path) -> dict[str, Topic]:
         wanted = []
         for connection in reader.connections:
             kind = connection.msgtype.replace("/msg/", "/")
-            if kind in NUMBERS or kind in (IMAGE, COMPRESSED, JOINT_STATE):
+            if kind in NUMBERS or kind in (IMAGE, COMPRESSED, JOINT_STATE, TRAJECTORY):
                 wanted.append(connection)
                 kinds[connection.topic] = kind
         for connection, stamp, raw in reader.messages(connections=wanted) if wanted else ():
             if connection.topic not in first:
-                first[connection.topic] = reader.deserialize(raw, connection.msgtype)
+                message = reader.deserialize(raw, connection.msgtype)
+                if kinds[connection.topic] != TRAJECTORY or message.points:  # of no points: stop
+                    first[connection.topic] = message
             times.setdefault(connection.topic, []).append(stamp)
-    return {name: Topic(name, kinds[name], np.array(t, np.int64), first[name]) for name, t in times.items()}
+    return {
+        name: Topic(name, kinds[name], np.array(times[name], np.int64), message)
+        for name, message in first.items()
+    }
 
 
 def columns_of(topic: Topic) -> dict[str, tuple[tuple[int, ...], tuple[str, ...], str]]:
@@ -133,6 +149,10 @@ def columns_of(topic: Topic) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]
         return {topic.name: (ENCODED, (), "")}
     if topic.kind == IMAGE:
         return {topic.name: ((message.height, message.width, 3), (), "")}
+    if topic.kind == TRAJECTORY:
+        n = len(message.points[-1].positions)
+        names = tuple(f"{name}_command" for name in map(str, message.joint_names))
+        return {topic.name: ((n,), names if len(names) == n else (), "")}
     if topic.kind == JOINT_STATE:
         names = tuple(map(str, message.name))
         out = {}
@@ -152,29 +172,49 @@ def read_bags(paths: Sequence[Path], choice: ImportChoice, opened: ExitStack) ->
     """Bags of the same topics, an episode each, at `choice.fps`. Without keys or a rate they are described
     alone."""
     held = [topics_of(path) for path in paths]
-    if not held[0]:
-        raise UserError(f"{paths[0]} has no messages of joints, poses, numbers or pictures")
-    columns, names, units = {}, {}, {}
+    if bare := [path for path, topics in zip(paths, held, strict=True) if not topics]:
+        raise UserError(f"{bare[0]} has no messages of joints, poses, numbers or pictures")
+    columns, names, units, notes = {}, {}, {}, {}
     for topic in held[0].values():
         for key, (shape, told, unit) in columns_of(topic).items():
-            columns[key], names[key], units[key] = shape, told, unit
+            columns[key], names[key], units[key], notes[key] = shape, told, unit, _note(topic)
     joints = [k for k, topic in held[0].items() if topic.kind == JOINT_STATE]
-    pictures = {
-        _view(name): name for name, topic in sorted(held[0].items()) if topic.kind in (IMAGE, COMPRESSED)
-    }
-    stand_in = ForeignEpisode(str(paths[0]), max(len(t.times) for t in held[0].values()), columns, _unread)
+    pictures = {_view(name): name for name, topic in sorted(held[0].items()) if _is_seen(topic)}
+    stand_ins = [
+        ForeignEpisode(str(path), max(len(t.times) for t in topics.values()), columns, _unread)
+        for path, topics in zip(paths, held, strict=True)
+    ]
     state = tuple(k for k in joints if k.endswith("joint_states"))[:1]
-    got = ForeignData("rosbag", [stand_in], state, (), pictures, names={k: x for k, x in names.items() if x})
+    got = ForeignData("rosbag", stand_ins, state, (), pictures, names=names, counted="message", notes=notes)
     got = choose_keys(got, choice)
     if not (got.action and got.fps):
         return got
+    for key in {*got.action} & {*got.state}:
+        for table in (columns, names, units):
+            table[key + NEXT] = table[key]
+    got = replace(got, action=tuple(key + NEXT if key in got.state else key for key in got.action))
     keys = [*got.state, *got.action, *got.cameras.values()]
     episodes = [
         sampled(path, topics, {key: columns[key] for key in keys}, got, names)
         for path, topics in zip(paths, held, strict=True)
     ]
     known = [units[key] for key in got.action]
-    return replace(got, episodes=episodes, units=got.units or (",".join(known) if all(known) else ""))
+    stated = got.units or (",".join(known) if all(known) else "")
+    return replace(got, episodes=episodes, units=stated, counted="step")
+
+
+def _note(topic: Topic) -> str:
+    """Messages a second, and how pictures are stored."""
+    n, seconds = len(topic.times), float(topic.times[-1] - topic.times[0]) / 1e9
+    rate = f"{(n - 1) / seconds:.3g} a second" if seconds > 0 else f"{n} message{'s' * (n != 1)}"
+    return f"{rate}, {topic.first.encoding}" if topic.kind == IMAGE else rate
+
+
+def _is_seen(topic: Topic) -> bool:
+    """Whether it becomes a camera by itself: pictures, but not of depth."""
+    if topic.kind == IMAGE:
+        return topic.first.encoding in CHANNELS
+    return topic.kind == COMPRESSED and "depth" not in topic.first.format.lower()
 
 
 def _view(topic: str) -> str:
@@ -187,73 +227,113 @@ def _unread(key: str) -> np.ndarray:
     raise UserError("a bag is read once its keys and its rate are chosen")
 
 
+def _topic(key: str) -> str:
+    return key.removesuffix(NEXT).partition(":")[0]
+
+
 def sampled(
     path: Path, topics: Mapping[str, Topic], columns: Mapping, got: ForeignData, names: Mapping
 ) -> ForeignEpisode:
     """The bag as an episode of `got.fps` steps a second."""
-    used = {key.partition(":")[0] for key in columns}
+    used = {_topic(key) for key in columns}
     if lacking := sorted(used - {*topics}):
         raise UserError(f"{path} has no messages of {lacking[0]}; it has {', '.join(sorted(topics))}")
     step = 1e9 / got.fps
     start = max(int(topics[name].times[0]) for name in used)
     end = min(int(topics[name].times[-1]) for name in used)
-    steps = int((end - start) / step) + 1 if end >= start else 0
-    ticks = start + np.arange(steps) * step
-    for name in sorted(used):
-        inside = np.concatenate([[start], topics[name].times, [end]]).clip(start, end)
+    if end < start:
+        late = max(used, key=lambda name: int(topics[name].times[0]))
+        raise UserError(f"{path}: {late} begins when another chosen topic has ended already")
+    _tell_silence(path, [topics[name] for name in sorted(used)], start, end, got.fps)
+    ticks = start + np.arange(int((end - start) / step) + 1) * step
+    at = {}
+    for key in columns:
+        times = topics[_topic(key)].times
+        last = np.searchsorted(times, ticks + step, side="left")
+        at[key] = (last if key in got.action else np.searchsorted(times, ticks, side="right")) - 1
+
+    def part(key: str, rows: slice) -> np.ndarray:
+        return read_messages(path, topics[_topic(key)], key, at[key][rows], names.get(key, ()))
+
+    return ForeignEpisode(str(path), len(ticks), columns, lambda key: part(key, ALL), part=part)
+
+
+def _tell_silence(path: Path, topics: Sequence[Topic], start: int, end: int, fps: float) -> None:
+    """A warning of topics that are silent for long; UserError: so long that the clock must have jumped."""
+    for topic in topics:
+        inside = np.concatenate([[start], topic.times, [end]]).clip(start, end)
         gap = float(np.diff(np.sort(inside)).max()) / 1e9
-        if gap > max(SILENCE, 5 / got.fps):
-            warnings.warn(
-                f"{path}: {name} is silent for {gap:.1f} s; its last message stands for them", stacklevel=2
+        if gap > JUMP:
+            raise UserError(
+                f"{path}: {topic.name} is silent for {gap:,.0f} s: the clock jumped, or these are several "
+                "recordings; cut the bag there (ros2 bag convert)"
             )
-    at = {
-        key: np.searchsorted(topics[key.partition(":")[0]].times, ticks + step, side="left") - 1
-        if key in got.action
-        else np.searchsorted(topics[key.partition(":")[0]].times, ticks, side="right") - 1
-        for key in columns
-    }
+        if gap > max(SILENCE, 5 / fps):
+            warnings.warn(
+                f"{path}: {topic.name} is silent for {gap:.1f} s; its last message stands for them",
+                stacklevel=3,
+            )
 
-    def read(key: str) -> np.ndarray:
-        name, _, part = key.partition(":")
-        wanted, rows = np.unique(at[key], return_inverse=True)
-        taken, kind = [], topics[name].kind
-        with reading(path) as reader:
-            connections = [c for c in reader.connections if c.topic == name]
-            sought = iter(wanted.tolist())
-            due = next(sought, -1)
-            for k, (connection, _, raw) in enumerate(reader.messages(connections=connections)):
-                if k == due:
-                    message = reader.deserialize(raw, connection.msgtype)
-                    taken.append(_value(message, kind, part or "position", names.get(key, ())))
-                    due = next(sought, -1)
-        if len({np.shape(x) for x in taken if not isinstance(x, bytes)}) > 1:
-            raise UserError(f"{path}: messages of {key} have different sizes")
-        if kind == COMPRESSED:
-            values = np.empty(len(taken), object)
-            values[:] = taken
-        else:
-            values = np.stack(taken)
-        return values[rows]
 
-    return ForeignEpisode(str(path), steps, columns, read)
+def read_messages(
+    path: Path, topic: Topic, key: str, chosen: np.ndarray, names: tuple[str, ...]
+) -> np.ndarray:
+    """[n, ...]: the messages of these rising numbers int[n], the same one several times where it stands for
+    several steps; object[n] of compressed pictures."""
+    part = key.removesuffix(NEXT).partition(":")[2] or "position"
+    wanted, first, times = np.unique(chosen, return_index=True, return_counts=True)
+    due = dict(zip(wanted.tolist(), zip(first.tolist(), times.tolist(), strict=True), strict=True))
+    out = np.empty(len(chosen), object) if topic.kind == COMPRESSED else None
+    recent: deque[bytes] = deque(maxlen=RECENT)
+    with reading(path) as reader:
+        connections = [c for c in reader.connections if c.topic == topic.name]
+        for k, (connection, _, raw) in enumerate(reader.messages(connections=connections)):
+            recent.append(raw)
+            if k not in due:
+                continue
+            messages = (reader.deserialize(x, connection.msgtype) for x in reversed(recent))
+            values = (_value(message, topic.kind, part, names) for message in messages)
+            value = next((x for x in values if x is not None), None)
+            if value is None:
+                raise UserError(f"{path}: messages of {key} are without the joints {', '.join(names)}")
+            i, n = due.pop(k)
+            if topic.kind != COMPRESSED:
+                if out is None:
+                    out = np.empty((len(chosen), *value.shape), value.dtype)
+                if value.shape != out.shape[1:]:
+                    raise UserError(f"{path}: messages of {key} have different sizes")
+            assert out is not None  # since the lines above
+            out[i : i + n] = value
+            if not due:
+                break
+    if out is None or due:
+        raise UserError(f"{path}: messages of {key} cannot be read to their end")
+    return out
 
 
 def _value(message: Any, kind: str, part: str, names: tuple[str, ...]) -> Any:
-    """Numbers float64[n], or a picture."""
+    """Numbers float64[n], or a picture; None of a message that has not all the joints."""
     if kind == COMPRESSED:
         return bytes(message.data)
     if kind == IMAGE:
         return _picture(message)
-    if kind != JOINT_STATE:
+    if kind == TRAJECTORY:
+        if not message.points:
+            return None
+        there, numbers, part = message.joint_names, message.points[-1].positions, "command"
+    elif kind == JOINT_STATE:
+        there, numbers = message.name, getattr(message, part)
+    else:
         return np.asarray(NUMBERS[kind][0](message), np.float64)
-    numbers = np.asarray(getattr(message, part), np.float64)
+    numbers = np.asarray(numbers, np.float64)
     order = [n if part == "position" else n.removesuffix(f"_{part}") for n in names]
-    there = list(map(str, message.name))
-    if order and there != order:  # a publisher may name its joints in another order each time
-        if not {*order} <= {*there}:
-            raise UserError(f"a message has joints {', '.join(there)}, the first one {', '.join(order)}")
-        numbers = numbers[[there.index(name) for name in order]]
-    return numbers
+    there = list(map(str, there))
+    if not order or there == order:
+        return numbers
+    # a publisher may name its joints in another order each time, and another one may name others
+    if not {*order} <= {*there} or len(numbers) != len(there):
+        return None
+    return numbers[[there.index(name) for name in order]]
 
 
 def _picture(message: Any) -> np.ndarray:
