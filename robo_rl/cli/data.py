@@ -113,11 +113,12 @@ class ImportDataOptions:
     out: str = ""
     """Folder of the new data set."""
     episodes: str = ""
-    """Which, as 0:100,205; of ManiSkill's, of each file; empty: all."""
+    """Which, as 0:100,205, or a list of the files by its name, as robomimic's train; of ManiSkill's, of each
+    file; empty: all."""
     state: str = ""
     """Keys of the state, as KEY,KEY; empty: as the format says."""
     action: str = ""
-    """Keys of the action."""
+    """Keys of the action; of a bag, a key of the state too: what it is a step later."""
     cameras: str = ""
     """Cameras, as front=KEY,wrist=KEY, or none; empty: as the format says."""
     pictures: Literal["as_stored", "flip", "rotate180"] = "as_stored"
@@ -130,8 +131,8 @@ class ImportDataOptions:
     units: str = ""
     """Of the action axes, as data label --units; empty: where the format says them."""
     success: str = ""
-    """Episodes that succeeded: all, none, reward (above 0 in a step), a file of their numbers; empty: as the
-    files say, or not recorded."""
+    """Episodes that succeeded: all, none, reward (above 0 in a step), a key that is true in a step, a file of
+    their numbers; empty: as the files say, or not recorded."""
     robot: str = ""
     """Name of the robot; empty: as the files say."""
     task: str = ""
