@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what `__getattr__` loads, for editors and type checkers
     from robo_rl.experiment.api import (
         collect,
         evaluate,
+        import_data,
         load_dataset,
         load_policy,
         load_world_model,
@@ -42,6 +43,7 @@ _HOME = {
         "load_policy",
         "evaluate",
         "collect",
+        "import_data",
         "load_dataset",
         "load_world_model",
         "register_envs",
@@ -54,6 +56,7 @@ __all__ = [
     "collect",
     "compare",
     "evaluate",
+    "import_data",
     "load_dataset",
     "load_policy",
     "load_world_model",

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import robo_rl
 from robo_rl.cli import main
 from robo_rl.data import foreign_hdf5 as hdf5
 from robo_rl.data.foreign import ImportChoice, write
 from robo_rl.data.lerobot import load
 from robo_rl.data.meta import load_meta
+from robo_rl.errors import UserError
 
 h5py = pytest.importorskip("h5py", reason="needs robo_rl[formats]")
 RNG = np.random.default_rng(0)
@@ -414,3 +416,13 @@ def test_what_is_imported_is_checked_and_learnt_from_as_it_is(tmp_path, capsys):
     small = ["--bc.updates", 3, "--policy.width", 16, "--policy.depth", 1, "--eval-episodes", 1]
     bc = ["--sim", "none", "--algo", "bc", "--demos", tmp_path / "low", "--out", tmp_path / "run"]
     assert run("train", *bc, *small) == 0
+
+
+def test_from_python(tmp_path):
+    np.savez(tmp_path / "walker.npz", **flat_arrays())
+    data = robo_rl.import_data(
+        tmp_path / "out", tmp_path / "walker.npz", fps=20, state="observations", units="1"
+    )
+    assert len(data) == 3 and data.state.shape == (9, 2) and data.features.fps == 20
+    with pytest.raises(UserError, match="--fps N"):
+        robo_rl.import_data(tmp_path / "more", [tmp_path / "walker.npz"])

@@ -1,8 +1,9 @@
 """What `import robo_rl` offers: environments, training, policies, evaluation and data as functions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -413,6 +414,31 @@ def collect(out: "str | Path", sim: str = "mujoco", task: str = "", episodes: in
     from robo_rl.experiment.collect import collect as record
 
     return record(CollectOptions(out=str(out), sim=sim, task=task, episodes=episodes, **options))
+
+
+def import_data(out: "str | Path", files: "str | Path | Sequence[str | Path]", **said: Any):
+    """Make the LeRobot v3 data set `out` of files of another project: robomimic, LIBERO, ACT, Diffusion
+    Policy, RLDS, Minari, D4RL, OGBench, any HDF5 file, bags.
+
+    * files: files of one format, or folders of them.
+    * said: what they do not say: `state` and `action` (keys), `cameras` ("front=KEY,wrist=KEY"), `fps`,
+      `instruction`, `units`, `success`, `episodes`, `pictures`, `robot`, as in `robo_rl data import`.
+
+    Returns the `Dataset`. UserError: no such file or key, or what nobody says.
+    """
+    from contextlib import ExitStack
+
+    from robo_rl.data.foreign import ImportChoice, write
+    from robo_rl.data.foreign_files import read_files
+
+    for kind in ("state", "action"):
+        keys = said.pop(kind, ())
+        said[kind] = (keys,) if isinstance(keys, str) else tuple(keys)
+    choice = ImportChoice(**said)
+    paths = [files] if isinstance(files, (str, Path)) else files
+    with ExitStack() as opened:
+        write(read_files([Path(path) for path in paths], choice, opened), choice, Path(out))
+    return load_dataset(out)
 
 
 def load_dataset(folder: "str | Path"):
