@@ -14,6 +14,7 @@ from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.experiment import dream
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.folder import worlds_of
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector, new_columns, rollout_of
@@ -90,6 +91,12 @@ def test_episodes_pass_through_the_spool_whole_and_once(tmp_path):
 def test_a_share_that_cannot_be_kept_is_refused(argv, words):
     with pytest.raises(UserError, match=words):
         dream.check(parse([*argv, "--workers", "0"]))
+
+
+def test_the_worlds_of_a_run_are_that_of_its_sim_and_that_of_its_dreams():
+    assert worlds_of(TrainConfig()) == []
+    assert worlds_of(TrainConfig(sim="wm:runs/a")) == ["runs/a"]
+    assert worlds_of(TrainConfig(dream=0.5, dream_model="runs/b")) == ["runs/b"]
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,14 @@ def check_folders(config: TrainConfig) -> None:
     for run in filter(None, (config.init, config.bc.pear)):
         if not (Path(run) / "meta.json").exists():  # a checkpoint
             open_run(run)
-    for model in (config.sim[3:] if config.sim.startswith("wm:") else "", config.dream_model):
-        if model:
-            find(model)
+    for model in worlds_of(config):
+        find(model)
+
+
+def worlds_of(config: TrainConfig) -> list[str]:
+    """The world models that a run plays in: of --sim wm:RUN, and of --dream-model."""
+    inside = config.sim[3:] if config.sim.startswith("wm:") else ""
+    return [model for model in (inside, config.dream_model) if model]
 
 
 def newest_run(root: Path) -> Path:

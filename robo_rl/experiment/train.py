@@ -15,7 +15,7 @@ from robo_rl.errors import MissingDependency, UnreadOption, UserError
 from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, from_file, is_live, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_env_options, check_shown, obs_spec, probe_env
-from robo_rl.experiment.folder import check_folders
+from robo_rl.experiment.folder import check_folders, worlds_of
 from robo_rl.experiment.latency import with_latency
 from robo_rl.experiment.model_units import keep_box_facts, keep_facts
 from robo_rl.experiment.reporting import Event, Reporter
@@ -169,8 +169,9 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 report.say(why)
             if begins and (why := never_learns(config)):
                 report.say(why, "warning")
-            if config.sim.startswith("wm:") and (why := advised_against(config.sim[3:])):
-                report.say(why, "warning")
+            for model in worlds_of(config):
+                if why := advised_against(model):
+                    report.say(why, "warning")
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
             run.begun = begun_in(saved)
