@@ -111,7 +111,7 @@ class Cell:
                 if not isinstance(row, (list, tuple)) or len(row) != 3:
                     got = list(row) if isinstance(row, tuple) else row
                     raise UserError(f"cell: {name} has 3 numbers or nulls, got {got!r}")
-                numbers(f"cell: {name}", [x for x in row if x is not None], None, -100, 100)
+                numbers(f"cell: {name}", [x for x in row if x is not None], None, -20, 20)  # m
         if self.tilt is not None:
             in_range("cell: tilt", self.tilt, 0, math.pi / 2, open_high=True)
         for name, most in MOST.items():

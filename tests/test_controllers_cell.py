@@ -108,6 +108,7 @@ def test_the_bridge_refuses_to_arm_such_a_robot_and_still_runs_dry():
         ({"low": [0, 0, 0]}, "low and high"),
         ({"low": [0, 0], "high": [1, 1]}, "low has 3"),
         ({"low": 0.1, "high": [1, 1, 1]}, "low has 3 numbers or nulls, got 0.1"),
+        ({"low": [0, 0, 0], "high": [85, 60, 90]}, "high .*20"),
         ({"box": 1}, "got box"),
         ({"tilt": 2.0}, "tilt"),
         ({"speed": [0.25]}, "speed needs 2"),
