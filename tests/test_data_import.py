@@ -382,6 +382,19 @@ def test_any_other_hdf5_file_is_an_episode_whose_keys_a_person_names(tmp_path, c
     assert data.success.all() and data.features.state == ("q_0", "q_1", "q_2")
 
 
+def test_a_folder_of_more_files_than_may_be_open_is_read(tmp_path, capsys):
+    resource = pytest.importorskip("resource", reason="Windows has no such limit")
+    for k in range(40):
+        with h5py.File(tmp_path / f"episode_{k}.hdf5", "w") as file:
+            file["action"], file["observations/qpos"] = np.zeros((3, 14)), np.zeros((3, 14))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/dev/fd").iterdir())) + 20, hard))
+    try:
+        assert "ACT: 40 episodes" in imported(capsys, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_what_cannot_be_read_is_refused_in_a_line(tmp_path, capsys):
     (tmp_path / "a.pkl").write_bytes(b"cos\nsystem\n")
     assert "a pickle can run code" in refused(capsys, tmp_path / "a.pkl")
@@ -394,10 +407,17 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path, capsys):
     (tmp_path / "e.txt").write_text("x")
     assert "these are read" in refused(capsys, tmp_path / "e.txt")
     assert "is missing" in refused(capsys, tmp_path / "absent.hdf5")
+    (tmp_path / "empty.npz").touch()
+    assert "is no file of arrays" in refused(capsys, tmp_path / "empty.npz")
+    (tmp_path / "v0" / "data" / "0").mkdir(parents=True)
+    (tmp_path / "v0" / "data" / "0" / "part-0.arrow").touch()
+    assert "Minari's Arrow files are not read" in refused(capsys, tmp_path / "v0")
     np.savez(tmp_path / "f.npz", observations=np.zeros((3, 2)))
     assert "has no actions" in refused(capsys, tmp_path / "f.npz")
     np.savez(tmp_path / "g.npz", **flat_arrays())
     assert "several formats" in refused(capsys, tmp_path / "g.npz", tmp_path / "d.mcap")
+    twice = "--state", "observations,observations"
+    assert "names 'observations' twice" in refused(capsys, tmp_path / "g.npz", *twice)
     assert "not an option of files that are read" in refused(capsys, tmp_path / "g.npz", "--obs", "rgb")
     bad = flat_arrays()
     bad["observations"][1, 0] = np.nan

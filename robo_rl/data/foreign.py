@@ -25,7 +25,7 @@ import numpy as np
 
 from robo_rl.data.assemble import appearing, need_new, parse_episodes
 from robo_rl.data.episode import Episode, Features
-from robo_rl.data.labels import Units, parse_success, state_units, units_of
+from robo_rl.data.labels import Units, parse_success, parse_units, state_units, units_of
 from robo_rl.data.meta import Meta, load_meta
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError, choose
@@ -137,6 +137,8 @@ def choose_keys(got: ForeignData, choice: ImportChoice) -> ForeignData:
     there = got.episodes[0].columns
     for kind, keys in (("state", got.state), ("action", got.action), ("cameras", got.cameras.values())):
         for key in keys:
+            if list(keys).count(key) > 1:
+                raise UserError(f"--{kind} names {key!r} twice")
             choose(f"key of --{kind}", key, there)
             shape = there[key]
             if kind == "cameras" and not is_picture(shape):
@@ -243,6 +245,8 @@ def write(got: ForeignData, choice: ImportChoice, out: Path, each: Each = silent
     with appearing(out, each) as folder:
         with naming(got.episodes[0]):
             features = replace(_features(got, choice), absent=tuple(absent))
+        if got.units:
+            parse_units(got.units, len(features.action))  # before hours of writing
         with Writer(folder, features) as writer:
             for i, k in enumerate(each("import", chosen.tolist(), "episodes")):
                 with naming(got.episodes[k]):

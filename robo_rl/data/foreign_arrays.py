@@ -40,6 +40,10 @@ def read_zarr(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
             ends = np.asarray(root["meta/episode_ends"][:], np.int64)
             held = dict(root["data"].arrays())
         except (KeyError, ValueError, TypeError, AttributeError, OSError, RuntimeError) as e:
+            if "imagecodecs" in str(e):
+                raise MissingDependency(
+                    f"pictures of {path} need imagecodecs: pip install imagecodecs"
+                ) from None
             raise UserError(
                 f"{path} is no replay buffer of Diffusion Policy, with data/ and meta/episode_ends ({e})"
             ) from None
@@ -94,7 +98,7 @@ def read_npz(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
                 "arrays of .npz are read whole; give the machine more memory",
             )
             held = {key: file[key] for key in file.files}
-        except (OSError, ValueError, AttributeError, zlib.error, zipfile.BadZipFile) as e:
+        except (OSError, EOFError, ValueError, AttributeError, zlib.error, zipfile.BadZipFile) as e:
             raise UserError(f"{path} is no file of arrays: {e}") from None
         if "actions" not in held or held["actions"].ndim < 1:
             raise UserError(

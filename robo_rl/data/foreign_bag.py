@@ -115,7 +115,8 @@ def reading(path: Path) -> Iterator[Any]:
     except UserError:
         raise
     except (AnyReaderError, ReaderError, Reader1Error, OSError, LookupError, AssertionError, ValueError) as e:
-        raise UserError(f"{path} cannot be read as a bag: {e or type(e).__name__}") from None
+        whole = "; mcap recover makes a whole one of a recording that was cut" if "magic" in str(e) else ""
+        raise UserError(f"{path} cannot be read as a bag: {e or type(e).__name__}{whole}") from None
 
 
 def topics_of(path: Path) -> dict[str, Topic]:

@@ -32,6 +32,8 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
                 f"{path} is a LeRobot data set already: robo_rl data check {path} (or data upgrade)"
             )
         inside = _inside(path) or (_inside(path / "data") if (path / "data").is_dir() else [])
+        if not inside and any(path.glob("data/*/*.arrow")):
+            raise UserError(f"{path}: Minari's Arrow files are not read; those of data_format='hdf5' are")
         if not inside:
             raise UserError(f"{path} holds no files that are read: {READ}")
         out += inside

@@ -56,6 +56,7 @@ def is_maniskill(path: Path) -> bool:
 
 def read_hdf5(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
     """All episodes of files of one format."""
+    allow_files(len(paths) + 128)
     files = [(path, open_hdf5(path, opened)) for path in paths]
     kinds = [kind_of(file) for _, file in files]
     if len(set(kinds)) > 1:
@@ -69,6 +70,18 @@ def read_hdf5(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
         "HDF5": plain,
     }
     return read[kinds[0]](files)
+
+
+def allow_files(count: int) -> None:
+    """Raise this process's own limit of open files where the system lets it."""
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft not in (resource.RLIM_INFINITY, -1) and most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def kind_of(file: Any) -> str:
@@ -202,7 +215,7 @@ def robomimic(files: list) -> ForeignData:
             "the states of the simulator",
             stacklevel=2,
         )
-    low = [key for key, shape in columns.items() if key.startswith("obs/") and len(shape) <= 1]
+    low = [k for k, x in columns.items() if k.startswith("obs/") and len(x) <= 1 and x != ENCODED]
     state = next(
         (kept for rule in (ROBOMIMIC, LIBERO) if (kept := [k for k in low if rule.fullmatch(k)])), low
     )
