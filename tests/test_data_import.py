@@ -145,6 +145,10 @@ def test_lists_of_a_file_choose_episodes(tmp_path, capsys):
     out = tmp_path / "out"
     imported(capsys, tmp_path / "low.hdf5", "--out", out, "--episodes", "train", "--cameras", "none")
     data = load(out)
+    said = refused(capsys, tmp_path / "low.hdf5", "--out", tmp_path / "no", "--episodes", "trian")
+    assert "unknown list of --episodes" in said and "train" in said
+    said = refused(capsys, tmp_path / "low.hdf5", "--out", tmp_path / "no", "--success", "rewrds")
+    assert "a key of the files or a file" in said
     assert (data.to - data.from_).tolist() == [5, 7]
     assert data.terminated.tolist() == [True, False]  # the second went on after its success
 
@@ -155,6 +159,8 @@ def test_libero_asks_for_shaped_rewards_and_has_none(tmp_path, capsys):
         env = json.loads(file["data"].attrs["env_args"])
         env["env_kwargs"]["reward_shaping"] = True
         file["data"].attrs["env_args"] = json.dumps(env)
+        file["data"].attrs["macros_image_convention"] = "opengl"
+    assert "upside down: --pictures flip  -> camera agentview" in imported(capsys, tmp_path / "demo.hdf5")
     imported(capsys, tmp_path / "demo.hdf5", "--out", tmp_path / "out", "--cameras", "none")
     assert load(tmp_path / "out").success.tolist() == [True, True, False]
 
@@ -163,9 +169,11 @@ def test_what_each_demonstration_says_of_itself_is_kept(tmp_path, capsys):
     robomimic_file(tmp_path / "low.hdf5")
     with h5py.File(tmp_path / "low.hdf5", "a") as file:
         for k, demo in enumerate(file["data"].values()):
+            demo["obs/agentview_segmentation"] = np.zeros((len(demo["actions"]), 16, 16, 1), np.int32)
             demo.attrs["success"], demo.attrs["ep_meta"] = k == 2, json.dumps({"lang": f"task {k}"})
-    imported(capsys, tmp_path / "low.hdf5", "--out", tmp_path / "out", "--cameras", "none")
+    imported(capsys, tmp_path / "low.hdf5", "--out", tmp_path / "out")
     data = load(tmp_path / "out")
+    assert data.features.views == (("agentview", 16, 16),)
     assert data.success.tolist() == [False, False, True] and data.tasks == ["task 0", "task 1", "task 2"]
 
 

@@ -122,8 +122,8 @@ class ImportDataOptions:
     cameras: str = ""
     """Cameras, as front=KEY,wrist=KEY, or none; empty: as the format says."""
     pictures: Literal["as_stored", "flip", "rotate180"] = "as_stored"
-    """How pictures are turned: flip where the top is at the bottom, rotate180 where left is right too, as
-    in LIBERO's."""
+    """How pictures are turned: flip where the top is at the bottom, as in LIBERO's; rotate180 as checkpoints of
+    OpenVLA and openpi see LIBERO, upright and mirrored."""
     fps: float = 0
     """Control steps per second, where the format does not say; of a bag, the rate at which it is sampled."""
     instruction: str = ""
@@ -331,6 +331,7 @@ def import_episodes(args: ImportDataOptions, each: Each) -> list[str]:
 
 
 def _import_read(args: ImportDataOptions, each: Each) -> list[str]:
+    from robo_rl.data.assemble import need_new
     from robo_rl.data.foreign import ImportChoice, describe, missing, write
     from robo_rl.data.foreign_files import read_files
     from robo_rl.data.labels import how_to_state
@@ -347,6 +348,8 @@ def _import_read(args: ImportDataOptions, each: Each) -> list[str]:
         pictures=args.pictures,
         robot=args.robot,
     )
+    if args.out:
+        need_new(Path(args.out))
     with ExitStack() as opened:
         got = read_files([Path(f) for f in args.files], choice, opened)
         if not args.out:

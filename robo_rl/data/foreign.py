@@ -222,6 +222,8 @@ def chosen_episodes(got: ForeignData, text: str) -> np.ndarray:
         if not len(chosen):
             raise UserError(f"--episodes {text}: none of that list is in the files")
         return chosen
+    if text[:1].isalpha():
+        choose("list of --episodes", text, got.masks)
     count = len(got.episodes)
     return parse_episodes(text, count) if text else np.arange(count)
 
@@ -290,6 +292,8 @@ def _success(got: ForeignData, text: str, chosen: np.ndarray) -> np.ndarray | No
         return np.array(told, bool)
     if text in ("", "reward", got.success):
         return None
+    if text not in ("all", "none") and not Path(text).is_file():
+        raise UserError(f"--success must be all, none, reward, a key of the files or a file, got {text!r}")
     return parse_success(text, len(got.episodes))[chosen]
 
 

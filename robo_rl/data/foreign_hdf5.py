@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ALL, ENCODED, ForeignData, ForeignEpisode, part_of, with_steps
+from robo_rl.data.foreign import ALL, ENCODED, ForeignData, ForeignEpisode, is_picture, part_of, with_steps
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.files import parse_json
 
@@ -219,14 +219,20 @@ def robomimic(files: list) -> ForeignData:
     state = next(
         (kept for rule in (ROBOMIMIC, LIBERO) if (kept := [k for k in low if rule.fullmatch(k)])), low
     )
-    pictures = [key for key, shape in columns.items() if key.startswith("obs/") and len(shape) == 3]
+    pictures = [
+        key
+        for key, shape in columns.items()
+        if key.startswith("obs/") and is_picture(shape) and not re.search("depth|segmentation", key)
+    ]
     cameras = {k.removeprefix("obs/").removesuffix("_image").removesuffix("_rgb"): k for k in pictures}
+    told = files[0][1]["data"].attrs.get("macros_image_convention", "")
+    turned = (told.decode() if isinstance(told, bytes) else told) == "opengl"
     return ForeignData(
         "robomimic",
         episodes,
         tuple(state),
         ("actions",) if "actions" in columns else (),
-        {view: key for view, key in cameras.items() if "depth" not in view},
+        cameras,
         {key: key.replace("obs/", "next_obs/", 1) for key in columns if key.startswith("obs/")},
         reward="rewards" if "rewards" in columns else "",
         terminal="dones" if "dones" in columns else "",
@@ -235,6 +241,7 @@ def robomimic(files: list) -> ForeignData:
         units=steered_units(kwargs.get("controller_configs"), episodes[0]),
         robot=_robot(kwargs.get("robots")),
         masks=masks,
+        notes=dict.fromkeys(cameras.values(), "upside down: --pictures flip") if turned else {},
     )
 
 
@@ -331,7 +338,7 @@ def minari(files: list) -> ForeignData:
         episodes,
         tuple(k for k in seen if len(columns[k]) <= 1 and columns[k] != ENCODED),
         tuple(k for k in columns if k == "actions" or k.startswith("actions/")),
-        {k.split("/")[-1]: k for k in seen if len(columns[k]) == 3},
+        {k.split("/")[-1]: k for k in seen if len(columns[k]) == 3 and is_picture(columns[k])},
         reward="rewards" if "rewards" in columns else "",
         terminal="terminations" if "terminations" in columns else "",
         success="infos/success" if "infos/success" in columns else "",
