@@ -169,6 +169,13 @@ def test_depth_is_no_camera_by_itself_and_the_rates_are_shown(tmp_path, capsys):
     assert "encoding '16UC1' are not read; rgb8" in refused(capsys, tmp_path / "bag", *keys)
 
 
+def test_topics_of_one_camera_are_a_view_and_those_of_two_are_two():
+    raw, small = "/cam/image_raw", "/cam/image_raw/compressed"
+    assert bags._views([raw, small]) == {"cam": small}
+    other = "/cam/color/image_raw"
+    assert bags._views([other, raw]) == {"cam": other, "cam_image_raw": raw}
+
+
 def test_a_bag_that_cannot_be_an_episode_is_refused_in_a_line(tmp_path, capsys):
     pictures = [(k / 10, "/cam/compressed", (16 + k % 2 * 8, 16)) for k in range(20)]
     small_bag(tmp_path / "sizes", joints() + pictures)

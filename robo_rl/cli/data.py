@@ -122,8 +122,8 @@ class ImportDataOptions:
     cameras: str = ""
     """Cameras, as front=KEY,wrist=KEY, or none; empty: as the format says."""
     pictures: Literal["as_stored", "flip", "rotate180"] = "as_stored"
-    """How pictures are turned: flip where the top is at the bottom, as in LIBERO's; rotate180 as checkpoints of
-    OpenVLA and openpi see LIBERO, upright and mirrored."""
+    """How pictures are turned: flip where the top is at the bottom, as in LIBERO's; rotate180 as checkpoints
+    of OpenVLA and openpi see LIBERO, upright and mirrored."""
     fps: float = 0
     """Control steps per second, where the format does not say; of a bag, the rate at which it is sampled."""
     instruction: str = ""

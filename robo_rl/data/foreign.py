@@ -388,7 +388,7 @@ def read_pictures(recording: ForeignEpisode, key: str, turn: str, rows: slice = 
         require_memory(
             f"{recording.name}: {key}",
             2 * recording.steps * int(np.prod(one)),
-            "import fewer cameras at a time, or give the machine more memory",
+            "choose fewer cameras with --cameras, cut long recordings, or give the machine more memory",
         )
     x = recording.rows(key, rows)
     if shape == ENCODED:

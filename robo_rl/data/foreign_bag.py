@@ -180,7 +180,7 @@ def read_bags(paths: Sequence[Path], choice: ImportChoice, opened: ExitStack) ->
         for key, (shape, told, unit) in columns_of(topic).items():
             columns[key], names[key], units[key], notes[key] = shape, told, unit, _note(topic)
     joints = [k for k, topic in held[0].items() if topic.kind == JOINT_STATE]
-    pictures = {_view(name): name for name, topic in sorted(held[0].items()) if _is_seen(topic)}
+    pictures = _views([name for name, topic in sorted(held[0].items()) if _is_seen(topic)])
     stand_ins = [
         ForeignEpisode(str(path), max(len(t.times) for t in topics.values()), columns, _unread)
         for path, topics in zip(paths, held, strict=True)
@@ -216,6 +216,18 @@ def _is_seen(topic: Topic) -> bool:
     if topic.kind == IMAGE:
         return topic.first.encoding in CHANNELS
     return topic.kind == COMPRESSED and "depth" not in topic.first.format.lower()
+
+
+def _views(topics: Sequence[str]) -> dict[str, str]:
+    """view -> topic. Of a camera's raw and compressed pictures the compressed ones; topics that only share
+    their short name keep a long one."""
+    out: dict[str, str] = {}
+    for topic in topics:
+        view = _view(topic)
+        if view in out and topic != f"{out[view]}/compressed":
+            view = topic.strip("/").replace("/", "_")
+        out[view] = topic
+    return out
 
 
 def _view(topic: str) -> str:
