@@ -417,6 +417,8 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path, capsys):
     assert "is missing" in refused(capsys, tmp_path / "absent.hdf5")
     (tmp_path / "empty.npz").touch()
     assert "is no file of arrays" in refused(capsys, tmp_path / "empty.npz")
+    np.savez(tmp_path / "none.npz", **{key: x[:0] for key, x in flat_arrays().items()})
+    assert "no episode of these files has a step" in refused(capsys, tmp_path / "none.npz")
     (tmp_path / "v0" / "data" / "0").mkdir(parents=True)
     (tmp_path / "v0" / "data" / "0" / "part-0.arrow").touch()
     assert "Minari's Arrow files are not read" in refused(capsys, tmp_path / "v0")

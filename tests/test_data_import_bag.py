@@ -161,7 +161,9 @@ def test_depth_is_no_camera_by_itself_and_the_rates_are_shown(tmp_path, capsys):
     depth = [(k / 10, "/depth/image_raw", (4, 6, "16UC1", np.zeros(48, np.uint8))) for k in range(20)]
     small_bag(tmp_path / "bag", joints() + depth)
     said = imported(capsys, tmp_path / "bag", tmp_path / "bag")
-    assert "2 episodes, 400 messages" in said and "100 a second" in said and "10 a second, 16UC1" in said
+    assert (
+        "2 episodes, 400 messages" in said and "100 a second, a, b" in said and "10 a second, 16UC1" in said
+    )
     keys = "--action", "/joint_states", "--fps", "10", "--out", tmp_path / "out"
     imported(capsys, tmp_path / "bag", *keys)
     assert not load(tmp_path / "out").features.views

@@ -205,9 +205,12 @@ def read_bags(paths: Sequence[Path], choice: ImportChoice, opened: ExitStack) ->
 
 
 def _note(topic: Topic) -> str:
-    """Messages a second, and how pictures are stored."""
+    """Messages a second; names of the first message's joints; how pictures are stored."""
     n, seconds = len(topic.times), float(topic.times[-1] - topic.times[0]) / 1e9
     rate = f"{(n - 1) / seconds:.3g} a second" if seconds > 0 else f"{n} message{'s' * (n != 1)}"
+    if topic.kind == JOINT_STATE:
+        named = list(map(str, topic.first.name))
+        return ", ".join([rate, *named[:7], *["…"] * (len(named) > 7)])
     return f"{rate}, {topic.first.encoding}" if topic.kind == IMAGE else rate
 
 

@@ -365,7 +365,11 @@ def cut(name: str, held: Mapping[str, Any], rows: int) -> list[ForeignEpisode]:
     held = {key: x for key, x in held.items() if len(x) == rows}
     over = np.zeros(rows, bool)
     for key in ("terminals", "timeouts"):
-        over |= np.asarray(held[key][()] if key in held else over).reshape(rows, -1)[:, 0].astype(bool)
+        over |= (
+            np.asarray(held[key][()] if key in held else over)
+            .reshape(rows, -1 if rows else 1)[:, 0]
+            .astype(bool)
+        )
     ends = np.flatnonzero(over) + 1
     ends = np.append(ends, rows) if not len(ends) or ends[-1] < rows else ends
     columns = {key: tuple(x.shape[1:]) for key, x in held.items()}
