@@ -25,17 +25,17 @@ def choose_noise(run: Run) -> None:
         why = "with --latency" if config.latency else f"of kind {options.kind} with {options.noise} noise"
         run.report.say(f"--rl.explore: a policy {why} explores as it is")
         return
-    before, n, tried = run.looks[-1].rate, run.looks[-1].n, []
-    for level in LEVELS:
-        policy = with_level(run.policy, level)
+    before, n, tried, chosen = run.looks[-1].rate, run.looks[-1].n, [], LEVELS[-1]
+    for level in LEVELS[:-1]:  # the least is taken whatever it costs
         run.report.start("noise", n, "episodes")
-        success = run.evaluator.success_under_noise(policy, CHOOSE, run.report.advance)
+        success = run.evaluator.success_under_noise(with_level(run.policy, level), CHOOSE, run.report.advance)
         tried.append(f"{success:.3f} under {level:g}")
         if odds(success, n) >= rl.explore * odds(before, n):
+            chosen = level
             break
-    run.policy = policy
+    run.policy = with_level(run.policy, chosen)
     run.report.say(
-        f"exploration noise {level:g} [normalised action units]: success {before:.3f} without, "
+        f"exploration noise {chosen:g} [normalised action units]: success {before:.3f} without, "
         f"{', '.join(tried)} (--rl.explore)"
     )
 
