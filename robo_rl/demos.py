@@ -357,6 +357,7 @@ def demo_sampler(
     drawn: Mapping[str, np.ndarray] | None = None,
     target: Tensor | None = None,
     decoded: "Callable[[int], None]" = lambda rows: None,
+    more: Mapping[str, Tensor] | None = None,
 ) -> Demos:
     """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of `rows`; UserError naming what
     does not fit.
@@ -366,7 +367,8 @@ def demo_sampler(
     their batch comes (`data.frames`).
     weight: frames int64 [B] -> what each counts, by which its mask is multiplied.
     drawn: the pictures of `rows`, in place of the data set's. target [F,H,X]: what is told of a frame in
-    place of its chunk. decoded: hears how many frames are decoded, where all are before the first batch."""
+    place of its chunk. decoded: hears how many frames are decoded, where all are before the first batch.
+    more: what else is observed in every frame [F, ...]."""
     from robo_rl.data.reader import chunks
 
     data, recorded = data or DataOptions(), spec if drawn is None else replace(spec, views=())
@@ -386,6 +388,7 @@ def demo_sampler(
         for view, pictures in store.all(decoded).items():
             obs[f"image/{view}"] = torch.from_numpy(pictures if rows is None else pictures[where])
         obs |= {f"image/{view}": torch.from_numpy(pictures) for view, pictures in (drawn or {}).items()}
+        obs |= {key: x[where] for key, x in (more or {}).items()}
         return demos_sampler(
             obs, chunk[where], mask[where], None if weight is None else lambda chosen: weight(where[chosen])
         )
@@ -397,7 +400,8 @@ def demo_sampler(
     def batch(at: np.ndarray, pictures: Mapping[str, np.ndarray]):
         raw = {"state": state[at].numpy(), "task": tasks[dataset.task_index[at]].tolist()}
         told = mask[at] if weight is None else mask[at] * weight(torch.from_numpy(at))[:, None]
-        return kept(raw | {f"image/{view}": x for view, x in pictures.items()}), chunk[at], told
+        obs = kept(raw | {f"image/{view}": x for view, x in pictures.items()})
+        return obs | {key: x[torch.from_numpy(at)] for key, x in (more or {}).items()}, chunk[at], told
 
     return _Stream(store, where.numpy(), batch)
 

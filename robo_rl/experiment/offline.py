@@ -1,5 +1,5 @@
-"""Behaviour cloning from a data set in its own units, without an env: episodes that are held out say how well
-it predicts.
+"""Learning from a data set in its own units, without an env: behaviour cloning, or RECAP of episodes that
+succeeded and failed. Episodes that are held out say how well the policy predicts.
 
 What it cannot say is whether the policy succeeds: that takes a simulator or a robot.
 """
@@ -49,11 +49,11 @@ OF_AN_ENV = ("task", "reward", "control", "max_steps", "randomise", "cameras", "
 
 def check(config: TrainConfig) -> None:
     """Raise UserError for options that need an env, and for a data set that does not say enough."""
-    if config.algo != "bc":
+    if config.algo not in ("bc", "recap"):
         raise UserError(
-            f"--sim none is no env: --algo bc learns from a data set alone, --algo {config.algo} acts in an "
-            "env. Learn one from the data set, robo_rl wm train DATASET, and take it: --sim wm:RUN; or name "
-            "a simulator of the robot"
+            "--sim none is no env: --algo bc and recap learn from a data set alone, --algo "
+            f"{config.algo} acts in an env. Learn one from the data set, robo_rl wm train DATASET, and take "
+            "it: --sim wm:RUN; or name a simulator of the robot"
         )
     for name in OF_AN_ENV:
         if value := getattr(config, name):
@@ -83,6 +83,8 @@ def check(config: TrainConfig) -> None:
     from robo_rl.experiment.sft import check_changes
 
     data = open_data(config)
+    if config.algo == "recap":
+        check_outcomes(config, data)
     spec = spec_of(config, data)
     check_changes(config, spec.views)
     if config.init:
@@ -97,6 +99,33 @@ def check(config: TrainConfig) -> None:
         with only_shapes():
             made = make_policy(config.policy, spec, config.seed)
         check_model(config, made, data.tasks)
+
+
+def check_outcomes(config: TrainConfig, data: "Dataset") -> None:
+    """Raise UserError for episodes from whose outcomes recap learns nothing, and for what it would do in an
+    env."""
+    from robo_rl.experiment.recap import check_process, recap_options
+
+    check_process(config)
+    if recap_options(config).rounds:
+        raise UserError(
+            "--rl.rounds records episodes in an env, and --sim none is none: record them on the robot "
+            "(robo_rl deploy RUN --record FOLDER), add them with robo_rl data merge, and train again"
+        )
+    if recap_options(config).data:
+        raise UserError(
+            "with --sim none one data set is all that is learnt from: robo_rl data merge puts --demos and "
+            "--rl.data into one"
+        )
+    won = int(data.success.sum())
+    if not data.is_judged or won in (0, len(data)):
+        said = (
+            f"{won} of its {len(data)} episodes succeeded" if data.is_judged else "it does not say which did"
+        )
+        raise UserError(
+            f"recap learns from episodes of which some succeeded and some failed; of data set {config.demos} "
+            f"{said}. Say it with robo_rl data label {config.demos} --success FILE, or learn with --algo bc"
+        )
 
 
 def open_data(config: TrainConfig) -> "Dataset":
@@ -139,15 +168,17 @@ def spec_of(config: TrainConfig, data: "Dataset"):
 
 def split(config: TrainConfig, data: "Dataset") -> tuple[np.ndarray, np.ndarray]:
     """(rows to learn from, rows held out): whole episodes of those worth imitating, --data.held-out of them
-    drawn by the seed; at least one is held out unless that is 0 or there is no other."""
+    drawn by the seed; at least one is held out unless that is 0 or there is no other. recap learns from
+    failures too, and is judged by successes alone."""
     from robo_rl.experiment.supervised_frames import worth_imitating
 
-    episodes, share = np.flatnonzero(worth_imitating(config, data)), config.data.held_out
-    n = len(episodes)
+    worth, share = worth_imitating(config, data), config.data.held_out
+    judges = np.flatnonzero(worth & data.success if config.algo == "recap" else worth)
+    n = len(judges)
     count = 0 if share == 0 or n == 1 else min(n - 1, max(1, round(share * n)))
-    order = episodes[np.random.default_rng([config.seed, 11]).permutation(n)]
-    held, learnt = (np.isin(data.episode_index, part) for part in (order[:count], order[count:]))
-    return np.flatnonzero(learnt), np.flatnonzero(held)
+    order = judges[np.random.default_rng([config.seed, 11]).permutation(n)]
+    held = np.isin(data.episode_index, order[:count])
+    return np.flatnonzero(worth[data.episode_index] & ~held), np.flatnonzero(held)
 
 
 def learn(run: "Run") -> None:
@@ -182,7 +213,8 @@ def learn(run: "Run") -> None:
     if spec.views:
         run.report.say(f"cameras {', '.join(spec.views)}: --data.cameras chooses, none is the state alone")
     report_cameras(run)
-    judge = HeldOut(config, data, run.policy, held) if len(held) else None
+    # recap is judged when it has learnt from outcomes (`experiment.recap`)
+    judge = HeldOut(config, data, run.policy, held) if len(held) and config.algo == "bc" else None
     begun = False
 
     def decoded(frames: int) -> None:
@@ -195,7 +227,8 @@ def learn(run: "Run") -> None:
         run.report.advance(frames)
 
     def look(update: int) -> dict[str, float]:
-        run.step = update  # its checkpoint is named by it
+        if config.algo == "bc":
+            run.step = update  # its checkpoint is named by it
         due = update == updates or update % max(1, updates // LOOKS) == 0
         return judge.look(run) if judge is not None and due else {}
 
@@ -211,7 +244,8 @@ def learn(run: "Run") -> None:
         reads=len(data.tasks) > 1,
         keep={},
     )
-    run.step = run.updates = updates + teach_head(run, frames, learnt, updates)
+    run.updates = updates + teach_head(run, frames, learnt, updates)
+    run.step = run.updates if config.algo == "bc" else 0
     if judge is not None:
         if run.step > updates or not run.looks:  # nothing was taught: the policy as it came
             run.report.log(run.step, judge.look(run), stage="sft")

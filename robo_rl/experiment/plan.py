@@ -32,7 +32,7 @@ from robo_rl.experiment.plan_measure import (
     timed,
 )
 from robo_rl.experiment.plan_replay import replay_parts
-from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
+from robo_rl.options import FROM_REPLAY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions, RecapOptions
 from robo_rl.shapes import only_shapes, operations_per_second
 
 LARGE = 1e9  # bytes of weights
@@ -261,7 +261,9 @@ def parts_of(
             more, supervised = supervised_parts(config, policy, learns, speed)
         parts += more
         seconds = [("supervised update", supervised)]
-    if config.algo != "bc":
+    if isinstance(config.rl, RecapOptions) and config.algo != "bc":
+        parts.append(PlanPart("the policy before it learns from outcomes", weights))
+    elif config.algo != "bc":
         # a critic is small; what it leaves frozen is so from now on
         learner = with_demos(find_method(config.algo), config.rl, policy)(policy, config.rl, config.seed)
         if isinstance(config.rl, OffPolicyOptions):

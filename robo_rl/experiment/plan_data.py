@@ -15,6 +15,7 @@ from robo_rl.experiment.plan import Plan, large_policy, parts_of, resident, sett
 from robo_rl.experiment.plan_measure import PlanPart
 from robo_rl.experiment.sft import SupervisedRound
 from robo_rl.experiment.supervised_frames import chosen
+from robo_rl.options import RecapOptions
 from robo_rl.policies.vla.processor import PIECE
 from robo_rl.shapes import operations_per_second
 
@@ -24,7 +25,7 @@ FLOATS = 2 * 4
 
 
 def plan_of_data(config: TrainConfig) -> Plan:
-    """The plan of behaviour cloning from the data set of --demos. UserError: as `train` would say."""
+    """The plan of learning from the data set of --demos alone. UserError: as `train` would say."""
     from robo_rl.files import free_memory
     from robo_rl.policies import make_policy
 
@@ -45,7 +46,8 @@ def plan_of_data(config: TrainConfig) -> Plan:
     more, _, learning, _ = parts_of(replace(config, device="cpu") if speed else config, None, policy, speed)
     every = config.bc.head_every or config.data.every
     looked = len(chosen(config, data, every)) * len(rows) // (len(rows) + len(held))
-    once = [SupervisedRound(0, config.bc.updates, config.bc.head)]
+    outcomes = config.rl.updates if isinstance(config.rl, RecapOptions) and config.algo != "bc" else 0
+    once = [SupervisedRound(0, config.bc.updates + outcomes, config.bc.head)]
     teaching = supervised_times(config, policy, once, max(learning, decoding), (looked, looked))
     host = [PlanPart(what, size) for what, size in pictures(config, store, rows, held, spec)]
     if config.device != "cpu":

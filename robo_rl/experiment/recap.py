@@ -23,9 +23,10 @@ from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
+from robo_rl.experiment.offline import HeldOut
 from robo_rl.experiment.run import Run, Stopped
 from robo_rl.experiment.sft import demo_folder
-from robo_rl.options import RecapOptions
+from robo_rl.options import DataOptions, RecapOptions
 from robo_rl.policies.context import ADVANTAGE
 
 ROUND_SEED = 3000  # of the starts of rollouts, above the seeds that `robo_rl collect` takes
@@ -43,17 +44,22 @@ def data_folders(config: TrainConfig) -> list[Path]:
     return [Path(name.strip()) for name in recap_options(config).data.split(",") if name.strip()]
 
 
-def check(config: TrainConfig, env) -> None:
-    """Raise UserError for data that is absent, of another env, or without outcomes, and for options that
-    recap does not take."""
-    from robo_rl.demos import check_fits
-
-    o = recap_options(config)
+def check_process(config: TrainConfig) -> None:
+    """Raise UserError for several processes."""
     if (config.workers or 0) > 0 or config.server or config.backend != "processes" or config.learners > 1:
         raise UserError(
             "--algo recap records and learns in one process: leave --workers, --server, --backend and "
             "--learners out"
         )
+
+
+def check(config: TrainConfig, env) -> None:
+    """Raise UserError for data that is absent, of another env, or without outcomes, and for options that
+    recap does not take."""
+    from robo_rl.demos import check_fits
+
+    check_process(config)
+    o = recap_options(config)
     if config.demos == "0" and not o.data and not o.rounds:
         raise UserError(
             "--algo recap learns from episodes: --demos N or PATH, --rl.data FOLDER, or --rl.rounds N to "
@@ -100,23 +106,24 @@ def frames_of(parts: list[Dataset], sources: tuple[str, ...]) -> np.ndarray:
 
 
 @torch.no_grad()
-def pooled(policy, data: Dataset, size: int = 256) -> torch.Tensor:
+def pooled(policy, data: Dataset, options: DataOptions, size: int = 256) -> torch.Tensor:
     """What the policy's trunk pools of every frame [F,C], told no advantage."""
+    from robo_rl.demos import frame_store
     from robo_rl.devices import device_of
+    from robo_rl.experiment.open_loop import observation
     from robo_rl.policies import obs_tensors
 
     out, device = [], device_of(policy)
-    for e in range(len(data)):
-        rows = slice(data.from_[e], data.to[e])
-        state, views = data.state[rows], {v: data.frames(v, e) for v in policy.spec.views}
-        for i in range(0, len(state), size):
-            part = {f"image/{v}": x[i : i + size] for v, x in views.items()}
-            obs = obs_tensors(
-                {"state": state[i : i + size], "task": [data.task(e)] * len(state[i : i + size])} | part,
-                policy.spec,
-            )
-            obs[ADVANTAGE] = torch.zeros(len(obs["state"]))
-            out.append(policy.encode({k: x.to(device) for k, x in obs.items()}).pooled.float().cpu())
+    rows = np.arange(len(data.action))
+    pieces = [
+        rows[a:b][i : i + size]
+        for a, b in zip(data.from_, data.to, strict=True)
+        for i in range(0, b - a, size)
+    ]
+    for at, pictures in frame_store(data, policy.spec, options).ahead(pieces):
+        obs = obs_tensors(observation(data, at, pictures), policy.spec)
+        obs[ADVANTAGE] = torch.zeros(len(at))
+        out.append(policy.encode({k: x.to(device) for k, x in obs.items()}).pooled.float().cpu())
     return torch.cat(out)
 
 
@@ -125,12 +132,17 @@ class RecapStage:
 
     def __init__(self, run: Run):
         self.run, self.config, self.options = run, run.config, recap_options(run.config)
+        self.own: Dataset | None = None  # of a run without an env
+        self.learnt: np.ndarray | None = None  # its rows that are learnt from; the others judge
+        self.judge: HeldOut | None = None
 
     def start(self, checkpoint_folder: Path | None) -> int:
         """Label and learn, then record, label and learn as often as asked -> the exit status."""
         from robo_rl import checkpoint
 
         run, done = self.run, 0
+        if run.env is None:
+            self.open_own_data()
         if checkpoint_folder is not None:
             done = int(checkpoint.load_train(checkpoint_folder)[0].get("rounds", 0))
             at = run.folder / "checkpoints" / checkpoint.name(0)
@@ -144,15 +156,37 @@ class RecapStage:
             if run.stop.asked or parts and not self.learn(parts, r):
                 return run.end_stopped()
             if parts:
-                run.look()
+                self.look()
                 run.save({"rounds": r + 1}, finished=False)
-        run.judge_final()
+        if run.env is not None:
+            run.judge_final()
+        elif self.judge is not None:
+            self.judge.report(run)
         run.save({"rounds": self.options.rounds + 1}, finished=True)
         return run.end()
+
+    def open_own_data(self) -> None:
+        """Part the data set of a run without an env."""
+        from robo_rl.experiment import offline
+
+        data = offline.open_data(self.config)
+        self.learnt, held = offline.split(self.config, data)
+        self.own = data
+        self.judge = offline.HeldOut(self.config, data, self.run.policy, held) if len(held) else None
+
+    def look(self) -> None:
+        """Measure what was learnt: in the env, or on held-out episodes."""
+        run = self.run
+        if run.env is not None:
+            run.look()
+        elif self.judge is not None:
+            run.report.log(run.step, self.judge.look(run))
 
     def data(self, r: int) -> list[Dataset]:
         """The data sets that round r learns from: demonstrations, --rl.data and the episodes of rounds 1 ..
         r, the last of which are recorded now. [] in round 0 without any, or where a signal came."""
+        if self.own is not None:
+            return [self.own]
         demos, rounds = (
             demo_folder(self.run),
             [self.run.folder / "rollouts" / f"round_{k}" for k in range(1, r + 1)],
@@ -191,10 +225,11 @@ class RecapStage:
 
     def learn(self, parts: list[Dataset], r: int) -> bool:
         """Label all frames and teach the supervised policy on -> False: a signal came."""
+        from robo_rl.demos import demo_sampler
         from robo_rl.devices import device_of, sampled_on
 
         run, o, config = self.run, self.options, self.config
-        features = torch.cat([pooled(self.base, data) for data in parts])
+        features = torch.cat([pooled(self.base, data, config.data) for data in parts])
         told, metrics = recap.label(features, episodes_of(parts, o.force), o, config.seed + 1000 * r)
         run.step = len(told)
         run.report.log(run.step, {f"recap/{k}": v for k, v in metrics.items()})
@@ -213,7 +248,14 @@ class RecapStage:
             ],
         )
         policy = copy.deepcopy(self.base).train()
-        sample = sampled_on(device_of(policy), recap.untold(labelled(parts, policy, told), o.drop))
+        if self.own is None:
+            sample = labelled(parts, policy, told)
+        else:
+            number = {ADVANTAGE: signs(told)}
+            sample = demo_sampler(
+                self.own, policy.spec, config.policy.horizon, config.data, rows=self.learnt, more=number
+            )
+        sample = sampled_on(device_of(policy), recap.untold(sample, o.drop))
         run.report.start("sft", o.updates, "updates")
 
         def tick(update: int, loss: float) -> None:
@@ -229,6 +271,11 @@ class RecapStage:
         return True
 
 
+def signs(told: np.ndarray) -> torch.Tensor:
+    """The advantage of every frame: 1 where `told` bool[F] says that its action is good, else -1."""
+    return torch.from_numpy(np.where(told, np.float32(1), np.float32(-1)))
+
+
 def labelled(parts: list[Dataset], policy, told: np.ndarray) -> Demos:
     """Sampler of all frames, each with its advantage: 1 where `told` bool[F] says that its action is good,
     else -1."""
@@ -238,7 +285,6 @@ def labelled(parts: list[Dataset], policy, told: np.ndarray) -> Demos:
         frame_tensors(d, policy.spec, policy.options.horizon, np.ones(len(d.action), bool)) for d in parts
     ]
     obs = {k: torch.cat([f[0][k] for f in found]) for k in found[0][0]}
-    number = torch.from_numpy(np.where(told, np.float32(1), np.float32(-1)))
     return bc.demos_sampler(
-        obs | {ADVANTAGE: number}, torch.cat([f[1] for f in found]), torch.cat([f[2] for f in found])
+        obs | {ADVANTAGE: signs(told)}, torch.cat([f[1] for f in found]), torch.cat([f[2] for f in found])
     )
