@@ -414,6 +414,53 @@ def test_a_vla_learns_from_labelled_pictures(tmp_path):
     )
 
 
+OWN = ("--sim", "none", "--demos", "data/own", "--bc.updates", 20, *FAST, "--policy.width", 16)
+
+
+@pytest.fixture(scope="module")
+def own(data):
+    """A data set of six episodes without an env, of which four succeeded."""
+    shutil.copytree(data / "data/mixed", data / "data/own")
+    (data / "won.json").write_text("[0, 1, 3, 4]")
+    assert robo_rl(data, "data", "label", "data/own", "--success", "won.json").code == 0
+    return data
+
+
+def test_without_an_env_it_learns_from_what_succeeded_and_failed_and_goes_on_where_it_was_killed(own):
+    done = robo_rl(own, "train", "--algo", "recap", *OWN, "--out", "runs/own")
+    assert done.code == 0, done.err
+    assert "round 0: 6 episodes" in done.err and "held out: 1 of 6 episodes" in done.err
+    told = json.loads((own / "runs/own/heldout.json").read_text())
+    assert {*told["episodes"]} < {0, 1, 3, 4}  # a success judges
+    (last,) = (own / "runs/own/checkpoints").iterdir()
+    weights = (last / "policy.safetensors").read_bytes()
+    assert robo_rl(own, "train", "--algo", "recap", *OWN, "--out", "runs/again").code == 0
+    (same,) = (own / "runs/again/checkpoints").iterdir()
+    assert (same / "policy.safetensors").read_bytes() == weights
+    assert (
+        robo_rl(own, "report", "runs/own").code
+        == robo_rl(own, "eval", "runs/own", "--demos", "data/own").code
+        == 0
+    )
+    plan = robo_rl(own, "train", "--algo", "recap", *OWN, "--plan")
+    assert plan.code == 0 and "before it learns from outcomes" in plan.out and "x 40" in plan.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--rl.rounds", "1"], "record them on the robot (robo_rl deploy RUN --record FOLDER)"),
+        (["--rl.data", "data/mixed"], "robo_rl data merge puts --demos and --rl.data into one"),
+        (["--data.label", "success=all"], "6 of its 6 episodes succeeded"),
+        (["--workers", "2"], "--algo recap records and learns in one process"),
+        (["--algo", "iql"], "--algo bc and recap learn from a data set alone, --algo iql acts in an env"),
+    ],
+)
+def test_bad_input_without_an_env_is_one_line(own, argv, line):
+    done = robo_rl(own, "train", "--algo", "recap", "--sim", "none", "--demos", "data/own", *argv)
+    assert done.code == 2 and line in done.err and len(done.err.strip().splitlines()) == 1, done.err
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
