@@ -84,6 +84,8 @@ def check(config: TrainConfig) -> None:
 
     data = open_data(config)
     if config.algo == "recap":
+        from robo_rl.experiment.recap_check import check_outcomes
+
         check_outcomes(config, data)
     spec = spec_of(config, data)
     check_changes(config, spec.views)
@@ -99,33 +101,6 @@ def check(config: TrainConfig) -> None:
         with only_shapes():
             made = make_policy(config.policy, spec, config.seed)
         check_model(config, made, data.tasks)
-
-
-def check_outcomes(config: TrainConfig, data: "Dataset") -> None:
-    """Raise UserError for episodes from whose outcomes recap learns nothing, and for what it would do in an
-    env."""
-    from robo_rl.experiment.recap import check_process, recap_options
-
-    check_process(config)
-    if recap_options(config).rounds:
-        raise UserError(
-            "--rl.rounds records episodes in an env, and --sim none is none: record them on the robot "
-            "(robo_rl deploy RUN --record FOLDER), add them with robo_rl data merge, and train again"
-        )
-    if recap_options(config).data:
-        raise UserError(
-            "with --sim none one data set is all that is learnt from: robo_rl data merge puts --demos and "
-            "--rl.data into one"
-        )
-    won = int(data.success.sum())
-    if not data.is_judged or won in (0, len(data)):
-        said = (
-            f"{won} of its {len(data)} episodes succeeded" if data.is_judged else "it does not say which did"
-        )
-        raise UserError(
-            f"recap learns from episodes of which some succeeded and some failed; of data set {config.demos} "
-            f"{said}. Say it with robo_rl data label {config.demos} --success FILE, or learn with --algo bc"
-        )
 
 
 def open_data(config: TrainConfig) -> "Dataset":

@@ -20,64 +20,16 @@ from robo_rl.algos import bc, recap
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.data.reader import Dataset, load
 from robo_rl.data.writer import Writer
-from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.envs import make_env, obs_spec
+from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.offline import HeldOut
+from robo_rl.experiment.recap_check import data_folders, recap_options
 from robo_rl.experiment.run import Run, Stopped
 from robo_rl.experiment.sft import demo_folder
-from robo_rl.options import DataOptions, RecapOptions
+from robo_rl.options import DataOptions
 from robo_rl.policies.context import ADVANTAGE
 
 ROUND_SEED = 3000  # of the starts of rollouts, above the seeds that `robo_rl collect` takes
 LABELS = "recap.json"
-
-
-def recap_options(config: TrainConfig) -> RecapOptions:
-    """Options of recap."""
-    assert isinstance(config.rl, RecapOptions)
-    return config.rl
-
-
-def data_folders(config: TrainConfig) -> list[Path]:
-    """The data sets of --rl.data."""
-    return [Path(name.strip()) for name in recap_options(config).data.split(",") if name.strip()]
-
-
-def check_process(config: TrainConfig) -> None:
-    """Raise UserError for several processes."""
-    if (config.workers or 0) > 0 or config.server or config.backend != "processes" or config.learners > 1:
-        raise UserError(
-            "--algo recap records and learns in one process: leave --workers, --server, --backend and "
-            "--learners out"
-        )
-
-
-def check(config: TrainConfig, env) -> None:
-    """Raise UserError for data that is absent, of another env, or without outcomes, and for options that
-    recap does not take."""
-    from robo_rl.demos import check_fits
-
-    check_process(config)
-    o = recap_options(config)
-    if config.demos == "0" and not o.data and not o.rounds:
-        raise UserError(
-            "--algo recap learns from episodes: --demos N or PATH, --rl.data FOLDER, or --rl.rounds N to "
-            "record its own"
-        )
-    for folder in data_folders(config):
-        if not (folder / "meta").is_dir():
-            raise UserError(
-                f"--rl.data: {folder} is no data set; record one with robo_rl collect --policy expert,RUN "
-                f"--out {folder}"
-            )
-        data = load(folder)
-        check_fits(data.meta, obs_spec(env, language=False), config.data)
-        if not data.is_judged:
-            raise UserError(
-                f"--rl.data: {folder} says of no episode whether it succeeded; say it: robo_rl data label "
-                f"{folder} --success FILE"
-            )
 
 
 def episodes_of(parts: list[Dataset], force: tuple[str, ...]) -> recap.Episodes:

@@ -342,9 +342,9 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
 
         replay.check(config, env)
     elif isinstance(config.rl, RecapOptions) and config.algo != "bc":
-        from robo_rl.experiment import recap
+        from robo_rl.experiment import recap_check
 
-        recap.check(config, env)
+        recap_check.check(config, env)
     elif config.algo != "bc":
         parallel.check(config)
         from robo_rl.experiment import recycle, rehearsal
