@@ -11,6 +11,7 @@ import pytest
 
 import robo_rl
 from robo_rl.cli import main
+from robo_rl.data import foreign
 from robo_rl.data import foreign_hdf5 as hdf5
 from robo_rl.data.foreign import ImportChoice, write
 from robo_rl.data.lerobot import load
@@ -456,3 +457,28 @@ def test_from_python(tmp_path):
     assert len(data) == 3 and data.state.shape == (9, 2) and data.features.fps == 20
     with pytest.raises(UserError, match="--fps N"):
         robo_rl.import_data(tmp_path / "more", [tmp_path / "walker.npz"])
+
+
+def test_larger_pictures_are_made_smaller_part_by_part(tmp_path, capsys):
+    from PIL import Image
+
+    T = 2 * foreign.PART + 5
+    bright = np.repeat(np.arange(T + 1, dtype=np.uint8)[:, None, None, None], 24, 1)
+    raw = np.broadcast_to(bright, (T + 1, 24, 32, 3)).copy()
+    buffers = [io.BytesIO() for _ in range(T)]
+    for picture, buffer in zip(raw, buffers, strict=False):
+        Image.fromarray(picture).save(buffer, "PNG")
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["action"], file["q"], file["raw"] = np.zeros((T, 2)), np.zeros((T + 1, 3)), raw
+        file["float"], file["t"], file["u"] = raw / 255, np.zeros(T), np.zeros(T)
+        jpegs = file.create_dataset("png", (T,), h5py.vlen_dtype(np.uint8))
+        for k, buffer in enumerate(buffers):
+            jpegs[k] = np.frombuffer(buffer.getvalue(), np.uint8)
+    keys = "--state", "q", "--action", "action", "--fps", 10, "--cameras", "a=raw,b=float,c=png"
+    imported(capsys, tmp_path / "a.hdf5", *keys, "--max-side", 16, "--out", tmp_path / "out")
+    data = load(tmp_path / "out")
+    assert data.views == dict.fromkeys("abc", (12, 16)) and len(data.action) == T
+    for view in "abc":
+        assert np.abs(data.frames(view, 0).mean((1, 2, 3)) - np.arange(T)).max() < 3
+    imported(capsys, tmp_path / "a.hdf5", *keys, "--max-side", 64, "--out", tmp_path / "whole")
+    assert load(tmp_path / "whole").views == dict.fromkeys("abc", (24, 32))

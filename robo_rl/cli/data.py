@@ -124,6 +124,8 @@ class ImportDataOptions:
     pictures: Literal["as_stored", "flip", "rotate180"] = "as_stored"
     """How pictures are turned: flip where the top is at the bottom, as in LIBERO's; rotate180 as checkpoints
     of OpenVLA and openpi see LIBERO, upright and mirrored."""
+    max_side: int = 0
+    """Pixels that the longer side of a picture has at most; larger ones are made smaller; 0: as stored."""
     fps: float = 0
     """Control steps per second, where the format does not say; of a bag, the rate at which it is sampled."""
     instruction: str = ""
@@ -150,6 +152,7 @@ class ImportDataOptions:
     def __post_init__(self) -> None:
         in_range("--image-size", self.image_size, 16, 1024)
         in_range("--fps", self.fps, 0, 10_000)
+        in_range("--max-side", self.max_side, 0, 10_000)
         if not self.files:
             raise UserError("robo_rl data import FILE … names the files, or folders of them")
         choose("obs", self.obs, ("state", "rgb"))
@@ -158,7 +161,18 @@ class ImportDataOptions:
 
 # of episodes that are played again, and of those that are read as they are
 PLAYED = ("task", "obs", "reward", "image_size", "keep")
-AS_READ = ("state", "action", "cameras", "pictures", "fps", "instruction", "units", "success", "robot")
+AS_READ = (
+    "state",
+    "action",
+    "cameras",
+    "pictures",
+    "max_side",
+    "fps",
+    "instruction",
+    "units",
+    "success",
+    "robot",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,6 +360,7 @@ def _import_read(args: ImportDataOptions, each: Each) -> list[str]:
         episodes=args.episodes,
         success=args.success,
         pictures=args.pictures,
+        max_side=args.max_side,
         robot=args.robot,
     )
     if args.out:

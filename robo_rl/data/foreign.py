@@ -13,6 +13,7 @@ their keys, read when they are asked for, and what its format says by itself. Op
 """
 
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from robo_rl.types import Each, silently
 PICTURES = ("as_stored", "flip", "rotate180")
 ENCODED = (-1,)  # the shape of a row that is a compressed picture
 ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
+PART = 64  # pictures that are read together, where they are made smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class ImportChoice:
     """What a person says of files: keys of the state and of the action, views and their keys (empty: as the
     format says; cameras none: no pictures), control steps per second, instruction, units of the action's
     axes, which episodes (numbers, or a list of the files), which of them succeeded (all, none, reward, a
-    key, a file), how pictures are turned, the robot."""
+    key, a file), how pictures are turned, pixels of their longer side at most (0: as stored), the robot."""
 
     state: tuple[str, ...] = ()
     action: tuple[str, ...] = ()
@@ -109,6 +111,7 @@ class ImportChoice:
     episodes: str = ""
     success: str = ""
     pictures: str = "as_stored"
+    max_side: int = 0
     robot: str = ""
 
 
@@ -310,8 +313,7 @@ def _features(got: ForeignData, choice: ImportChoice) -> Features:
         return tuple(out if len(set(out)) == len(out) else [f"{keys[0]}_{i}" for i in range(len(out))])
 
     views = [
-        (view, *read_pictures(first, key, choice.pictures, FIRST)[0].shape[:2])
-        for view, key in got.cameras.items()
+        (view, *read_pictures(first, key, choice, FIRST)[0].shape[:2]) for view, key in got.cameras.items()
     ]
     return Features(
         fps=got.fps,
@@ -336,9 +338,7 @@ def read_episode(got: ForeignData, recording: ForeignEpisode, choice: ImportChoi
         return with_last(recording, key, got.after, lambda k, rows: _flat(recording.rows(k, rows)))
 
     def pictures(key: str) -> np.ndarray:
-        return with_last(
-            recording, key, got.after, lambda k, rows: read_pictures(recording, k, choice.pictures, rows)
-        )
+        return with_last(recording, key, got.after, lambda k, rows: read_pictures(recording, k, choice, rows))
 
     if _by_reward(got, choice):
         success = bool(numbers(got.reward)[:T].max() > 0)
@@ -380,19 +380,36 @@ def _flat(x: np.ndarray) -> np.ndarray:
     return np.asarray(x, np.float32).reshape(len(x), -1)
 
 
-def read_pictures(recording: ForeignEpisode, key: str, turn: str, rows: slice = ALL) -> np.ndarray:
+def read_pictures(recording: ForeignEpisode, key: str, choice: ImportChoice, rows: slice = ALL) -> np.ndarray:
     """uint8[T, h, w, 3] of these rows"""
-    shape = recording.columns[key]
-    if rows == ALL:
-        one = shape if shape != ENCODED else _decoded(recording.rows(key, FIRST)[0]).shape
-        require_memory(
-            f"{recording.name}: {key}",
-            2 * recording.steps * int(np.prod(one)),
-            "choose fewer cameras with --cameras, cut long recordings, or give the machine more memory",
-        )
-    x = recording.rows(key, rows)
+    if rows != ALL:
+        return _pictures(recording, key, choice, rows)
+    shape, by_parts = recording.columns[key], recording.part is not None and choice.max_side > 0
+    first = recording.rows(key, FIRST) if shape == ENCODED or by_parts else None
+    size = math.prod(shape) if first is None or shape != ENCODED else _decoded(first[0]).size
+    # those that come in parts are made smaller before the next part comes; floats all have one scale
+    by_parts &= first is not None and first.dtype.kind != "f"
+    if choice.max_side and (by_parts or shape == ENCODED):
+        size = min(size, 3 * choice.max_side**2)
+    require_memory(
+        f"{recording.name}: {key}",
+        2 * recording.steps * size,
+        "make pictures smaller with --max-side 256, choose fewer cameras with --cameras, cut long "
+        "recordings, or give the machine more memory",
+    )
+    if not by_parts:
+        return _pictures(recording, key, choice, ALL)
+    parts = (
+        _pictures(recording, key, choice, slice(a, a + PART)) for a in range(0, recording.steps + 1, PART)
+    )
+    return np.concatenate([part for part in parts if len(part)])
+
+
+def _pictures(recording: ForeignEpisode, key: str, choice: ImportChoice, rows: slice) -> np.ndarray:
+    """`read_pictures` of rows that are read together."""
+    shape, x = recording.columns[key], recording.rows(key, rows)
     if shape == ENCODED:
-        x = _all_decoded(x)
+        x = _all_decoded(x, choice.max_side)
     elif shape[2] not in (1, 3):
         x = x.transpose(0, 2, 3, 1)
     if x.dtype.kind == "f":
@@ -402,20 +419,38 @@ def read_pictures(recording: ForeignEpisode, key: str, turn: str, rows: slice = 
             f"{key}: pictures of {x.dtype} (of depth?) are not read; choose others with --cameras"
         )
     x = np.broadcast_to(x, (*x.shape[:3], 3)).astype(np.uint8, copy=False)
-    return np.ascontiguousarray({"as_stored": x, "flip": x[:, ::-1], "rotate180": x[:, ::-1, ::-1]}[turn])
+    if choice.max_side and len(x) and max(x.shape[1:3]) > choice.max_side:
+        x = np.stack([_smaller(picture, choice.max_side) for picture in x])
+    turned = {"as_stored": x, "flip": x[:, ::-1], "rotate180": x[:, ::-1, ::-1]}
+    return np.ascontiguousarray(turned[choice.pictures])
 
 
-def _all_decoded(rows: np.ndarray) -> np.ndarray:
-    """uint8[T, h, w, 3]"""
+def _all_decoded(rows: np.ndarray, side: int) -> np.ndarray:
+    """uint8[T, h, w, 3], no larger than `side` (0: as they are)."""
+    if not len(rows):
+        return np.zeros((0, 1, 1, 3), np.uint8)
     first = _decoded(rows[0])
-    out = np.empty((len(rows), *first.shape), np.uint8)
+    small = _smaller(first, side)
+    out = np.empty((len(rows), *small.shape), np.uint8)
     for k, row in enumerate(rows):
         picture = _decoded(row)
         if picture.shape != first.shape:
             sizes = " and ".join(f"{h} x {w}" for h, w, _ in (first.shape, picture.shape))
             raise UserError(f"its pictures are of several sizes, {sizes}")
-        out[k] = picture
+        out[k] = _smaller(picture, side)
     return out
+
+
+def _smaller(picture: np.ndarray, side: int) -> np.ndarray:
+    """uint8[h, w, 3] whose longer side has at most `side` pixels (0: any), of the same shape otherwise."""
+    from PIL import Image
+
+    scale = side / max(picture.shape[:2])
+    if not side or scale >= 1:
+        return picture
+    h, w = (max(1, round(n * scale)) for n in picture.shape[:2])
+    made = Image.fromarray(np.ascontiguousarray(picture)).resize((w, h), Image.Resampling.BILINEAR)
+    return np.asarray(made)
 
 
 def _decoded(row) -> np.ndarray:
