@@ -482,3 +482,19 @@ def test_larger_pictures_are_made_smaller_part_by_part(tmp_path, capsys):
         assert np.abs(data.frames(view, 0).mean((1, 2, 3)) - np.arange(T)).max() < 3
     imported(capsys, tmp_path / "a.hdf5", *keys, "--max-side", 64, "--out", tmp_path / "whole")
     assert load(tmp_path / "whole").views == dict.fromkeys("abc", (24, 32))
+
+
+@pytest.mark.parametrize(("scans", "asked"), [(False, 5), (True, 1)])
+def test_what_is_read_from_its_beginning_on_is_read_once(scans, asked):
+    pictures, seen = np.zeros((3 * foreign.PART, 8, 8, 3), np.uint8), []
+
+    def part(key, rows):
+        seen.append(rows)
+        return pictures[rows]
+
+    columns = {"rgb": (8, 8, 3)}
+    episode = foreign.ForeignEpisode(
+        "bag", len(pictures), columns, lambda key: pictures, part=part, scans=scans
+    )
+    made = foreign.read_pictures(episode, "rgb", ImportChoice(max_side=4))
+    assert made.shape == (len(pictures), 4, 4, 3) and len(seen) == asked

@@ -43,7 +43,8 @@ PART = 64  # pictures that are read together, where they are made smaller
 class ForeignEpisode:
     """An episode of a file. `columns`: the shape of a row by key, `ENCODED` for compressed pictures;
     read(key) -> [T, ...] or [T+1, ...]; `task`: its instruction, where the file says it; part(key, rows):
-    some of the rows, where that is cheaper than all; `success`: None where the file does not say it."""
+    some of the rows, where that is cheaper than all; `success`: None where the file does not say it;
+    `scans`: whatever is read, it is read from the beginning on."""
 
     name: str
     steps: int
@@ -52,6 +53,7 @@ class ForeignEpisode:
     task: str = ""
     part: Callable[[str, slice], np.ndarray] | None = None
     success: bool | None = None
+    scans: bool = False
 
     def rows(self, key: str, rows: slice) -> np.ndarray:
         return self.part(key, rows) if self.part is not None else self.read(key)[rows]
@@ -384,7 +386,8 @@ def read_pictures(recording: ForeignEpisode, key: str, choice: ImportChoice, row
     """uint8[T, h, w, 3] of these rows"""
     if rows != ALL:
         return _pictures(recording, key, choice, rows)
-    shape, by_parts = recording.columns[key], recording.part is not None and choice.max_side > 0
+    shape = recording.columns[key]
+    by_parts = recording.part is not None and not recording.scans and choice.max_side > 0 and shape != ENCODED
     first = recording.rows(key, FIRST) if shape == ENCODED or by_parts else None
     size = math.prod(shape) if first is None or shape != ENCODED else _decoded(first[0]).size
     # those that come in parts are made smaller before the next part comes; floats all have one scale

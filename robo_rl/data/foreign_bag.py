@@ -271,7 +271,7 @@ def sampled(
     def part(key: str, rows: slice) -> np.ndarray:
         return read_messages(path, topics[_topic(key)], key, at[key][rows], names.get(key, ()))
 
-    return ForeignEpisode(str(path), len(ticks), columns, lambda key: part(key, ALL), part=part)
+    return ForeignEpisode(str(path), len(ticks), columns, lambda key: part(key, ALL), part=part, scans=True)
 
 
 def _tell_silence(path: Path, topics: Sequence[Topic], start: int, end: int, fps: float) -> None:

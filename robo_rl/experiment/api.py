@@ -422,7 +422,8 @@ def import_data(out: "str | Path", files: "str | Path | Sequence[str | Path]", *
 
     * files: files of one format, or folders of them.
     * said: what they do not say: `state` and `action` (keys), `cameras` ("front=KEY,wrist=KEY"), `fps`,
-      `instruction`, `units`, `success`, `episodes`, `pictures`, `robot`, as in `robo_rl data import`.
+      `instruction`, `units`, `success`, `episodes`, `pictures`, `max_side`, `robot`, as in
+      `robo_rl data import`.
 
     Returns the `Dataset`. UserError: no such file or key, or what nobody says.
     """

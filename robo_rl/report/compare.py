@@ -69,7 +69,8 @@ def value_of(run: RunRecord, which: str) -> float:
 
 def measure(run: RunRecord) -> str:
     """What judges a run: "success", "return" where its task knows none, "error" where there was no env."""
-    if not run.evals and run.held_out and math.isfinite(run.held_out.get("error") or math.nan):
+    error = run.held_out.get("error") if run.held_out and not run.evals else None
+    if error is not None and math.isfinite(error):
         return "error"
     return "success" if run.judged else "return"
 
