@@ -192,6 +192,14 @@ def test_a_bag_that_cannot_be_an_episode_is_refused_in_a_line(tmp_path, capsys):
     assert not list(tmp_path.glob("*out*"))
 
 
+def test_units_that_are_known_in_part_are_told(tmp_path, capsys):
+    bag_file(tmp_path / "bag")
+    keys = "--action", "/joint_states,/command", "--fps", "20", "--cameras", "none"
+    said = imported(capsys, tmp_path / "bag", "--out", tmp_path / "out", *keys)
+    assert "--units 'rad*2,1*2'" in said
+    assert load(tmp_path / "out").features.action[-2:] == ("command_0", "command_1")
+
+
 def test_a_topic_that_falls_silent_is_told(tmp_path):
     bag_file(tmp_path / "bag")
     topics = bags.topics_of(tmp_path / "bag")

@@ -373,11 +373,15 @@ def _import_read(args: ImportDataOptions, each: Each) -> list[str]:
         made = write(got, choice, Path(args.out), each)
     meta = made.meta
     success = "" if made.success else "; which of them succeeded is not recorded (--success)"
-    units = (
-        f"actions are {made.units}"
-        if made.units
-        else f"nobody said the units of the actions; {how_to_state(meta)}"
-    )
+    if made.units:
+        units = f"actions are {made.units}"
+    elif got.guess:
+        units = (
+            "the units of some actions are not known; if those are numbers without a unit: robo_rl data "
+            f"label {args.out} --units '{got.guess}'"
+        )
+    else:
+        units = f"nobody said the units of the actions; {how_to_state(meta)}"
     return [
         f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames{success}",
         units,

@@ -76,7 +76,8 @@ class ForeignData:
     """What files hold. Keys that the format itself names: `state`, `action`, `cameras` (view -> key), `after`
     (key -> key of the same, one step later), and, "" where there are none, `reward`, `terminal` and `success`
     (true in a step). `fps` 0 and `units` "": it does not say. `sparse`: a reward above 0 means success.
-    `masks`: named lists of episodes' names. `counted`: what a row is. `notes`: of keys."""
+    `masks`: named lists of episodes' names. `counted`: what a row is. `notes`: of keys. `guess`: units, with
+    1 where it does not say them."""
 
     format: str
     episodes: Sequence[ForeignEpisode]
@@ -95,6 +96,7 @@ class ForeignData:
     masks: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     counted: str = "step"
     notes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    guess: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ Times are those at which the recorder received the messages.
 """
 
 import importlib.util
+import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,7 +167,9 @@ def columns_of(topic: Topic) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]
     numbers, names, units = NUMBERS[topic.kind]
     n = len(numbers(message))
     tail = topic.name.strip("/").replace("/", "_")
-    return {topic.name: ((n,), tuple(f"{tail}_{x}" for x in names) if len(names) == n else (), units)}
+    parts = names if len(names) == n else map(str, range(n))
+    told = tuple(f"{tail}_{x}" for x in parts) if n > 1 else (tail,)
+    return {topic.name: ((n,), told, units)}
 
 
 def read_bags(paths: Sequence[Path], choice: ImportChoice, opened: ExitStack) -> ForeignData:
@@ -201,7 +204,14 @@ def read_bags(paths: Sequence[Path], choice: ImportChoice, opened: ExitStack) ->
     ]
     known = [units[key] for key in got.action]
     stated = got.units or (",".join(known) if all(known) else "")
-    return replace(got, episodes=episodes, units=stated, counted="step")
+    each = [
+        unit
+        for key in got.action
+        for unit in (units[key].split(",") if units[key] else ["1"] * columns[key][0])
+    ]
+    runs = [(unit, len(list(same))) for unit, same in itertools.groupby(each)]
+    guess = ",".join(f"{unit}*{n}" if n > 1 else unit for unit, n in runs) if any(known) else ""
+    return replace(got, episodes=episodes, units=stated, guess=guess, counted="step")
 
 
 def _note(topic: Topic) -> str:
