@@ -16,7 +16,7 @@ import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ def columns_of(topic: Topic) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]
     return {topic.name: ((n,), told, units)}
 
 
-def read_bags(paths: Sequence[Path], choice: ImportChoice, opened: ExitStack) -> ForeignData:
+def read_bags(paths: Sequence[Path], choice: ImportChoice) -> ForeignData:
     """Bags of the same topics, an episode each, at `choice.fps`. Without keys or a rate they are described
     alone."""
     held = [topics_of(path) for path in paths]

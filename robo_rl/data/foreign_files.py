@@ -76,7 +76,7 @@ def read_files(paths: Sequence[Path], choice: ImportChoice, opened: ExitStack) -
         )
     kind = kinds.pop()
     if kind == "bag":
-        return read_bags(files, choice, opened)
+        return read_bags(files, choice)
     if kind == "rlds":
         return choose_keys(read_rlds(files), choice)
     readers = {"hdf5": read_hdf5, "zarr": read_zarr, "npz": read_npz}
