@@ -447,6 +447,17 @@ def test_it_learns_to_predict_the_actions_of_episodes_that_it_has_not_seen(sets,
     assert np.mean([a["error"] / a["error_of_mean"] for a in axes]) < 0.4  # seeds 0 to 2: 0.20 to 0.24
 
 
+def test_a_run_that_begins_with_another_sees_pictures_as_large_as_that_one_did(tmp_path):
+    folder = datasets.write(tmp_path / "set", "so100", episodes=3, length=10, views=1, size=(24, 32))
+    labels.state_units(folder, "deg*5,%")
+    first, then = str(tmp_path / "first"), str(tmp_path / "then")
+    argv = ["train", "--sim", "none", "--algo", "bc", "--demos", str(folder), *TINY[:-2]]
+    assert run_command(*argv, "--image-size", "16", "--out", first) == 0
+    assert run_command(*argv, "--init", first, "--out", then) == 0
+    policy, _ = checkpoint.load_policy(checkpoint.checkpoints(Path(then))[-1])
+    assert policy.spec.image_size == 16
+
+
 def test_units_that_nobody_stated_end_training_before_a_folder_is_made(sets, tmp_path, capsys):
     out = tmp_path / "run"
     assert run_command("train", "--algo", "bc", "--demos", str(sets["so100"]), "--out", str(out), *TINY) == 2

@@ -181,6 +181,7 @@ def learn(run: "Run") -> None:
         if said := half_taught(*pick_checkpoint(Path(config.init), "best")):
             run.report.say(f"--init: {said}", "warning")
         run.policy = first_policy(config, None, spec).to(config.device)
+        spec = run.policy.spec  # its pictures are as large as those that it learnt from
     else:
         run.policy = fresh_policy(config, spec, data, rows)
     if run.begun is not None:

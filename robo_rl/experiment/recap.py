@@ -180,7 +180,7 @@ class RecapStage:
         from robo_rl.demos import demo_sampler
         from robo_rl.devices import device_of, sampled_on
 
-        run, o, config = self.run, self.options, self.config
+        run, o, config, before = self.run, self.options, self.config, self.run.step
         features = torch.cat([pooled(self.base, data, config.data) for data in parts])
         told, metrics = recap.label(features, episodes_of(parts, o.force), o, config.seed + 1000 * r)
         run.step = len(told)
@@ -218,6 +218,7 @@ class RecapStage:
         try:
             bc.train(policy, sample, replace(config.bc, updates=o.updates), config.seed + 20 + r, tick)
         except Stopped:
+            run.step = before  # that of its checkpoint
             return False
         run.policy = policy.eval()
         return True
