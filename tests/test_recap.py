@@ -453,6 +453,7 @@ def test_without_an_env_it_learns_from_what_succeeded_and_failed_and_goes_on_whe
         (["--rl.data", "data/mixed"], "robo_rl data merge puts --demos and --rl.data into one"),
         (["--data.label", "success=all"], "6 of its 6 episodes succeeded"),
         (["--workers", "2"], "--algo recap records and learns in one process"),
+        (["--policy.no-advantage"], "recap needs a policy that is told the advantage: --policy.advantage"),
         (["--algo", "iql"], "--algo bc and recap learn from a data set alone, --algo iql acts in an env"),
     ],
 )

@@ -60,6 +60,8 @@ def check_outcomes(config: TrainConfig, data: Dataset) -> None:
     """Raise UserError for episodes from whose outcomes recap learns nothing, and for what it would do in an
     env."""
     check_process(config)
+    if not config.policy.advantage:
+        raise UserError("recap needs a policy that is told the advantage: --policy.advantage")
     if recap_options(config).rounds:
         raise UserError(
             "--rl.rounds records episodes in an env, and --sim none is none: record them on the robot "
