@@ -25,6 +25,8 @@ from robo_rl.algos.recap import (
 )
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
+from robo_rl.experiment.config import load_config
+from robo_rl.experiment.train import train
 from robo_rl.options import BcOptions, PolicyOptions, RecapOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy, observations
@@ -429,7 +431,7 @@ def own(data):
 def test_without_an_env_it_learns_from_what_succeeded_and_failed_and_goes_on_where_it_was_killed(own):
     done = robo_rl(own, "train", "--algo", "recap", *OWN, "--out", "runs/own")
     assert done.code == 0, done.err
-    assert "round 0: 6 episodes" in done.err and "held out: 1 of 6 episodes" in done.err
+    assert "6 episodes, " in done.err and "round" not in done.err and "held out: 1 of 6 episodes" in done.err
     told = json.loads((own / "runs/own/heldout.json").read_text())
     assert {*told["episodes"]} < {0, 1, 3, 4}  # a success judges
     (last,) = (own / "runs/own/checkpoints").iterdir()
@@ -443,7 +445,23 @@ def test_without_an_env_it_learns_from_what_succeeded_and_failed_and_goes_on_whe
         == 0
     )
     plan = robo_rl(own, "train", "--algo", "recap", *OWN, "--plan")
-    assert plan.code == 0 and "before it learns from outcomes" in plan.out and "x 40" in plan.out
+    assert plan.code == 0 and "the supervised policy" in plan.out and "x 40" in plan.out
+
+
+def test_a_run_that_ends_while_it_is_judged_goes_on_from_there(own, monkeypatch):
+    monkeypatch.chdir(own)
+    config = replace(load_config(own / "runs/own"), out="runs/cut")
+
+    def cut(event):
+        if event.stage == "held out":
+            raise RuntimeError("power")
+
+    with pytest.raises(RuntimeError, match="power"):
+        train(config, cut, quiet=True)
+    assert not (own / "runs/cut/heldout.json").exists()
+    assert robo_rl(own, "train", "--resume", "runs/cut").code == 0
+    whole, again = (json.loads((own / f"runs/{name}/heldout.json").read_text()) for name in ("own", "cut"))
+    assert again["error"] == whole["error"]
 
 
 @pytest.mark.parametrize(

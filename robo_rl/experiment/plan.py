@@ -262,7 +262,7 @@ def parts_of(
         parts += more
         seconds = [("supervised update", supervised)]
     if isinstance(config.rl, RecapOptions) and config.algo != "bc":
-        parts.append(PlanPart("the policy before it learns from outcomes", weights))
+        parts.append(PlanPart("the supervised policy", weights))
     elif config.algo != "bc":
         # a critic is small; what it leaves frozen is so from now on
         learner = with_demos(find_method(config.algo), config.rl, policy)(policy, config.rl, config.seed)

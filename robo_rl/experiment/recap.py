@@ -98,11 +98,11 @@ class RecapStage:
         if checkpoint_folder is not None:
             done = int(checkpoint.load_train(checkpoint_folder)[0].get("rounds", 0))
             at = run.folder / "checkpoints" / checkpoint.name(0)
-            self.base, _ = checkpoint.load_policy(at, self.config.device)
+            if done <= self.options.rounds:  # else nothing is learnt any more, and it may be gone
+                self.base, _ = checkpoint.load_policy(at, self.config.device)
         else:
             self.base = copy.deepcopy(run.policy)
             run.save({"rounds": 0}, finished=False)
-        self.base.eval()
         for r in range(done, self.options.rounds + 1):
             parts = self.data(r)
             if run.stop.asked or parts and not self.learn(parts, r):
@@ -181,14 +181,16 @@ class RecapStage:
         from robo_rl.devices import device_of, sampled_on
 
         run, o, config, before = self.run, self.options, self.config, self.run.step
+        self.base.eval()
         features = torch.cat([pooled(self.base, data, config.data) for data in parts])
         told, metrics = recap.label(features, episodes_of(parts, o.force), o, config.seed + 1000 * r)
         run.step = len(told)
         run.report.log(run.step, {f"recap/{k}": v for k, v in metrics.items()})
         count, m = sum(len(d) for d in parts), metrics
+        which = f"round {r}: " if o.rounds else ""
         run.report.say(
-            f"round {r}: {count} episodes, {run.step} steps; values explain {m['value_explained']:.2f} of "
-            f"the returns; positive: {m['positive']:.2f}, of successes {m['positive_of_successes']:.2f}, of "
+            f"{which}{count} episodes, {run.step} steps; values explain {m['value_explained']:.2f} of the "
+            f"returns; positive: {m['positive']:.2f}, of successes {m['positive_of_successes']:.2f}, of "
             f"failures {m['positive_of_failures']:.2f}"
         )
         path = run.folder / LABELS
