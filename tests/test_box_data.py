@@ -51,7 +51,7 @@ def test_numbers_of_the_box_become_commands_and_a_warning_says_which_is_which(so
     assert env.spec.period == pytest.approx(1 / 30)  # of control, not of physics
     one = "its 2 instructions are learnt as one, 'six:Six'.* task_description"
     with (
-        pytest.warns(UserWarning, match="actions shoulder_pan.pos, .* in this order .*-90 to 90, "),
+        pytest.warns(UserWarning, match=r"actions \(shoulder_pan.pos, .* in this order .*-90 to 90, "),
         pytest.warns(UserWarning, match=one),
     ):
         told = load_demos(so100, env)
