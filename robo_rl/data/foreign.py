@@ -71,6 +71,16 @@ def part_of(
     return ForeignEpisode(name, last - first, columns, lambda key: part(key, ALL), part=part)
 
 
+def parts_until(
+    held: Mapping[str, Any], name: str, ends: np.ndarray, columns: Mapping[str, tuple[int, ...]]
+) -> list[ForeignEpisode]:
+    """The episodes of arrays in which they stand one behind the other until the rows `ends` int64[n]."""
+    return [
+        part_of(held, f"{name}: episode {k}", int(a), int(b), columns)
+        for k, (a, b) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignData:
     """What files hold. Keys that the format itself names: `state`, `action`, `cameras` (view -> key), `after`
@@ -344,21 +354,21 @@ def read_episode(got: ForeignData, recording: ForeignEpisode, choice: ImportChoi
     def pictures(key: str) -> np.ndarray:
         return with_last(recording, key, got.after, lambda k, rows: read_pictures(recording, k, choice, rows))
 
-    if _by_reward(got, choice):
-        success = bool(numbers(got.reward)[:T].max() > 0)
+    paid = numbers(got.reward)[:T] if got.reward else None
+    if _by_reward(got, choice) and paid is not None:
+        success = bool(paid.max() > 0)
     else:
         success = _by_key(got, choice) and bool(np.any(recording.read(got.success)))
     states = [numbers(key) for key in got.state] or [np.zeros((T + 1, 1), np.float32)]
     images = {view: pictures(key) for view, key in got.cameras.items()}
     known = all(len(x) > T for x in (*states, *images.values()))
-    reward = numbers(got.reward)[:T, 0] if got.reward else None
     return Episode(
         state=np.concatenate([x[:T] for x in states], 1),
         action=np.concatenate([numbers(key)[:T] for key in got.action], 1),
         images={view: x[:T] for view, x in images.items()},
         task=choice.instruction or recording.task,
         success=success,
-        reward=reward,
+        reward=None if paid is None else paid[:, 0],
         source="unknown",
         terminated=bool(got.terminal) and bool(np.any(recording.rows(got.terminal, slice(T - 1, None)))),
         final=np.concatenate([x[T] for x in states]) if known else None,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ForeignData, ForeignEpisode, is_picture, part_of, with_steps
+from robo_rl.data.foreign import ForeignData, ForeignEpisode, is_picture, parts_until, with_steps
 from robo_rl.data.foreign_hdf5 import cut, flat_recordings
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.files import require_memory
@@ -52,12 +52,7 @@ def read_zarr(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
         if short or (np.diff(ends, prepend=0) < 0).any():
             raise UserError(f"{path}: meta/episode_ends do not fit {short[0] if short else 'themselves'}")
         columns = {key: tuple(map(int, x.shape[1:])) for key, x in held.items()}
-
-        starts = [0, *ends[:-1]]
-        episodes += [
-            part_of(held, f"{path}: episode {k}", int(a), int(b), columns)
-            for k, (a, b) in enumerate(zip(starts, ends, strict=True))
-        ]
+        episodes += parts_until(held, str(path), ends, columns)
     episodes = with_steps("Diffusion Policy", episodes)
     columns = episodes[0].columns
     pictures = [key for key, shape in columns.items() if is_picture(shape)]

@@ -22,7 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from robo_rl.data.foreign import ALL, ENCODED, ForeignData, ForeignEpisode, is_picture, part_of, with_steps
+from robo_rl.data.foreign import (
+    ALL,
+    ENCODED,
+    ForeignData,
+    ForeignEpisode,
+    is_picture,
+    parts_until,
+    with_steps,
+)
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.files import parse_json
 
@@ -373,12 +381,7 @@ def cut(name: str, held: Mapping[str, Any], rows: int) -> list[ForeignEpisode]:
     ends = np.flatnonzero(over) + 1
     ends = np.append(ends, rows) if not len(ends) or ends[-1] < rows else ends
     columns = {key: tuple(x.shape[1:]) for key, x in held.items()}
-
-    starts = [0, *ends[:-1]]
-    return [
-        part_of(held, f"{name}: episode {k}", int(a), int(b), columns)
-        for k, (a, b) in enumerate(zip(starts, ends, strict=True))
-    ]
+    return parts_until(held, name, ends, columns)
 
 
 def flat_recordings(format: str, episodes: list[ForeignEpisode]) -> ForeignData:
