@@ -25,7 +25,7 @@ import numpy as np
 
 from controllers import transport as t
 from controllers.codec import Codec
-from controllers.dds_config import configuration
+from controllers.dds_config import configuration, why_shut
 from controllers.dds_joints import JointForm, JointShape
 from controllers.dds_matched import matched, matched_endpoint
 from controllers.dds_types import Types, is_framed
@@ -133,15 +133,7 @@ class DdsTransport:
             self.participant = DomainParticipant(domain, qos=qos.Qos(Policy.Userdata(b"enclave=/;")))
         except core.DDSException as e:
             _domains.pop(domain, None)
-            keys = (
-                f", or the keys in {security}: do they belong together, are they valid still? Cyclone says "
-                "above what it cannot read"
-                if security
-                else ""
-            )
-            raise UserError(
-                f"DDS cannot use the network interface {interface or 'lo'}: is it up?{keys} ({e})"
-            ) from None
+            raise UserError(f"{why_shut(domain, interface, security)} ({e})") from None
         self.dropped: Counter[str] = Counter()
         self.identity, self.caller = participant_of(self.participant.guid.bytes), ""
         self.closed = False

@@ -1,6 +1,7 @@
 """Cyclone's configuration of a node: which network it is on, and its keys."""
 
 import re
+import socket
 
 from controllers.security import enclave, find_plug_ins, loaded_library, security_xml
 from robo_rl.errors import UserError
@@ -30,3 +31,25 @@ def configuration(domain: int, interface: str = "", security: str = "") -> str:
         f'name="{name}"{multicast}/></Interfaces>'
         f"{alone}{keys}</Domain></CycloneDDS>"
     )
+
+
+def why_shut(domain: int, interface: str, security: str) -> str:
+    """What most likely kept Cyclone from opening `domain` on `interface`, which it does not say itself."""
+    port = 7400 + 250 * domain  # DDSI-RTPS 2.5, 9.6.2.3: discovery, and beside it the data of all
+    try:
+        for k in (port, port + 1):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", k))
+    except OSError:
+        return (
+            f"another program has a port of DDS domain {domain} ({port} or {port + 1}). Take another domain; "
+            "those up to 101 are below the ports that Linux gives to any program"
+        )
+    keys = (
+        f", or the keys in {security}: do they belong together, are they valid still? Cyclone says above "
+        "what it cannot read"
+        if security
+        else ""
+    )
+    return f"DDS cannot use the network interface {interface or 'lo'}: is it up?{keys}"

@@ -1,5 +1,6 @@
 """Whole `robo_rl` commands in processes of their own, forked from a warm one so that each starts at once."""
 
+import fcntl
 import functools
 import importlib.abc
 import importlib.util
@@ -8,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -106,6 +108,24 @@ CLASSIFIER = (
     "--rl.judge-rate",
     "0.2",
 )
+
+
+_domains = []  # this process's DDS domains, open as long as it lives
+
+
+def dds_domain() -> int:
+    """A DDS domain that no other test has, in this process or another. Below 102: the ports of higher ones
+    (7400 + 250 of each) are among those that the system gives to any program."""
+    for n in range(1, 102):
+        claim = open(Path(tempfile.gettempdir()) / f"robo_rl_domain_{n}.lock", "a")  # noqa: SIM115
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            claim.close()
+            continue
+        _domains.append(claim)
+        return n
+    raise AssertionError("every DDS domain is taken")
 
 
 @functools.cache

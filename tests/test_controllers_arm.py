@@ -2,8 +2,8 @@
 
 import gc
 import math
-import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import dds_domain
 
 from controllers.arm import Disturbance, SimArm
 from controllers.law import LawOptions
@@ -149,7 +150,7 @@ def loop_pair():
     yield LoopbackTransport(bus, "a"), LoopbackTransport(bus, "b"), lambda: clock.sleep(0.01)
 
 
-DOMAIN = 1 + os.getpid() % 100
+DOMAIN = dds_domain()
 
 
 @contextmanager
@@ -600,6 +601,15 @@ def test_the_node_and_its_endpoints_are_in_ros_discovery_info(dds):
 def test_wrong_dds_settings_are_one_clear_line(dds, call, says):
     with pytest.raises(UserError, match=says):
         call(dds)
+
+
+def test_a_port_that_another_program_has_is_told_with_what_to_do(dds):
+    domain = dds_domain()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("", 7401 + 250 * domain))
+        with pytest.raises(UserError, match=f"has a port of DDS domain {domain} .* up to 101"):
+            dds.DdsTransport("a", domain=domain)
+    dds.DdsTransport("a", domain=domain).close()
 
 
 def test_without_the_extra_the_message_has_the_command_that_installs_it():

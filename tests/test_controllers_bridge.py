@@ -2,7 +2,6 @@
 things are lost."""
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import dds_domain
 
 import sims
 from controllers.bridge import AXES, PolicyInterface, slowness
@@ -556,7 +556,7 @@ def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_p
     from controllers.loop import real_time, undisturbed
     from robo_rl.experiment.wire import connect
 
-    domain = 101 + os.getpid() % 100
+    domain = dds_domain()
     try:
         wire = connect("arm", domain)
     except UserError as e:

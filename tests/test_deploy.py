@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Command, robo_rl
+from commands import Command, dds_domain, robo_rl
 
 from controllers.bag import BagWriter, offered, recorded
 from controllers.chunking import ChunkRunner
@@ -608,7 +608,7 @@ def test_sim_arm_in_lockstep_says_how_the_arm_is(tmp_path):
 def test_an_arm_that_lacks_what_the_policy_sees_is_not_armed(run, tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
-    domain = 101 + os.getpid() % 100
+    domain = dds_domain()
     arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--scene", "none", "--seconds", "120"])
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
     done = robo_rl(tmp_path, "deploy", run, "--domain", domain, "--seconds", "1")
@@ -624,7 +624,7 @@ def test_an_arm_that_lacks_what_the_policy_sees_is_not_armed(run, tmp_path):
 def test_two_terminals(run, tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
-    domain = 103 + os.getpid() % 100
+    domain = dds_domain()
     arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--namespace", "left", "--seconds", "120"])
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
     done = robo_rl(tmp_path, "deploy", run, "--domain", domain, "--namespace", "left", "--seconds", "1")

@@ -1,13 +1,12 @@
 """Learning on the arm: `--sim arm` in lockstep, `--sim dds` over the wire in real time."""
 
 import json
-import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import HANGS, TINY, TINY_REPLAY, Command, robo_rl
+from commands import HANGS, TINY, TINY_REPLAY, Command, dds_domain, robo_rl
 
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
@@ -122,7 +121,7 @@ def test_a_policy_learns_from_the_arm_s_cameras_and_is_judged_by_them(tmp_path):
 def test_an_arm_behind_dds_is_seen_through_its_cameras(tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
-    domain = 103 + (os.getpid() + 61) % 100
+    domain = dds_domain()
     arm = Command(
         tmp_path,
         ["sim-arm", "--domain", domain, "--speed", "1.5", "--cameras", "front", "wrist", "--image-size", 32],
@@ -212,7 +211,7 @@ def test_methods_of_both_kinds_learn_on_arms_in_lockstep(tmp_path):
 def test_an_arm_behind_dds_is_learnt_on_in_real_time(tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
-    domain = 103 + (os.getpid() + 37) % 100
+    domain = dds_domain()
     where = f"dds:domain={domain}"
     done = robo_rl(tmp_path, "train", "--sim", where, "--algo", "demo_sac", "--out", "none")
     assert "start one with robo_rl sim-arm --speed 1.5" in done.mistake and not (tmp_path / "none").exists()

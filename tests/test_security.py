@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import dds_domain
 
 from controllers.security import (
     FILES,
@@ -305,7 +306,7 @@ def test_a_participant_without_keys_sees_nothing_and_moves_nothing(keystore, tmp
     from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
     from robo_rl.experiment.wire import connect
 
-    domain = 101 + os.getpid() % 100
+    domain = dds_domain()
     make_keys(KeysOptions(folder=str(tmp_path / "others")))
     wire = connect("arm", domain, security=str(keystore / "enclaves" / "arm"))
     probes, holders, states = {}, set(), set()

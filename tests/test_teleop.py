@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import Command, robo_rl
+from commands import Command, dds_domain, robo_rl
 from consoles import Page
 from consoles import connect as connect_page
 from consoles import drive as drive_page
@@ -235,7 +234,7 @@ def test_a_leader_of_serial_servos_leads_an_arm_of_joint_targets_and_when_its_bu
     line = ServoLine([Servo(k) for k in range(1, 7)])
     for joint, angle in enumerate(so.home, 1):
         place(joint, angle)
-    pty, domain = Pty(line), 103 + (os.getpid() + 29) % 100
+    pty, domain = Pty(line), dds_domain()
     raw = json.loads((Path(controllers.__file__).parent / "presets" / "so101.json").read_text())
     raw |= {
         "model": so.model,
@@ -403,7 +402,7 @@ def test_what_a_page_drove_is_recorded_and_when_it_goes_away_the_arm_holds(tmp_p
 def test_an_arm_on_the_wire_is_driven_with_the_lease_and_the_governor_in_between(tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
-    domain = 103 + (os.getpid() + 17) % 100
+    domain = dds_domain()
     arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--seconds", "120", "--speed", "0.5"])
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
     feed = Feed(tmp_path / "pad", [*GO, *STAND, press(NORTH), press(START)])

@@ -3,7 +3,6 @@ policy, data."""
 
 import json
 import math
-import os
 import re
 import signal
 import time
@@ -14,7 +13,7 @@ import mujoco
 import numpy as np
 import pytest
 from commands import Command as Started
-from commands import robo_rl
+from commands import dds_domain, robo_rl
 from pairs import BASES, aloha, aloha_arm, near, pair, waving
 
 from controllers.arm import Disturbance
@@ -728,7 +727,7 @@ def test_every_command_of_the_page_runs_on_the_pair_that_it_shows(tmp_path):
 @pytest.mark.slow
 def test_a_pair_is_driven_over_dds_and_a_bridge_that_is_killed_leaves_both_held(tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
-    path, domain = aloha(tmp_path), 103 + os.getpid() % 100
+    path, domain = aloha(tmp_path), dds_domain()
     # learnt so well that nothing else holds the arms
     deploy(path, waving(home(load_pair(path))), 1.0, str(tmp_path / "data"))
     tiny = ["--bc.updates", "200", "--bc.batch", "32", "--policy.hidden", "32", "--data.held-out", "0"]
