@@ -1,7 +1,9 @@
 """The one error a user sees, and the helpers that make it helpful."""
 
 import difflib
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -30,6 +32,21 @@ def as_script(main: Callable[[], None]) -> None:
     except UserError as e:
         print(f"{sys.argv[0]}: {' '.join(str(e).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+def plain_warning() -> Callable[..., str]:
+    """How Python's warnings read on a terminal: one meant for users (UserWarning) is a line of its own, once,
+    without our code."""
+    shown, other = set(), warnings.formatwarning
+
+    def text(message, category, filename, lineno, line=None) -> str:
+        if category is not UserWarning:
+            return other(message, category, filename, lineno, line)
+        words = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).split()  # Gymnasium writes in colour
+        told = f"warning: {' '.join(words)}\n"
+        return "" if told in shown else shown.add(told) or told
+
+    return text
 
 
 def choose(kind: str, name: str, allowed: Iterable[str]) -> str:

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from robo_rl.cli import main, plain_warning
+from robo_rl.cli import main
 from robo_rl.data import layout, video
 from robo_rl.data.assemble import parse_episodes
 from robo_rl.data.lerobot import Episode, Features, Writer, load
 from robo_rl.data.meta import BrokenDataset, load_meta
-from robo_rl.errors import UserError, choose
+from robo_rl.errors import UserError, choose, plain_warning
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
 SMALL = (24, 32)

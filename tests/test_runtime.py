@@ -7,6 +7,8 @@ import functools
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -819,3 +821,19 @@ def test_a_run_whose_learner_died_begins_again_with_the_workers_it_was_last_told
         assert len(set(uids)) == len(uids)
     finally:
         feed.close()
+
+
+WARNS = """
+import sys, warnings
+from pathlib import Path
+from robo_rl.runtime import snapshot
+
+with snapshot.at_work(Path(sys.argv[1]), "worker0"):
+    for _ in range(2):
+        warnings.warn("a step of 20 envs\\ntook 1.0 s")
+"""
+
+
+def test_a_worker_warns_in_plain_lines(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WARNS, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stderr == "warning: a step of 20 envs took 1.0 s\n"

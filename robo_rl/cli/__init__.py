@@ -8,11 +8,11 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import get_type_hints
 
 from robo_rl.child import set_openmp
-from robo_rl.errors import UserError, choose, is_swapped, utf8
+from robo_rl.errors import UserError, choose, is_swapped, plain_warning, utf8
 
 COMMANDS = {
     "train": ("Train", "demonstrations, SFT, online RL, evaluation, checkpoints, videos"),
@@ -132,21 +132,6 @@ def own_errors() -> Iterator[None]:
         if "sims.own" in sys.modules and (words := sys.modules["sims.own"].own_error(e)):
             raise UserError(words) from e
         raise
-
-
-def plain_warning() -> Callable[..., str]:
-    """How Python's warnings read on a terminal: one meant for users (UserWarning) is a line of its own, once,
-    without our code."""
-    shown, other = set(), warnings.formatwarning
-
-    def text(message, category, filename, lineno, line=None) -> str:
-        if category is not UserWarning:
-            return other(message, category, filename, lineno, line)
-        words = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).split()  # Gymnasium writes in colour
-        told = f"warning: {' '.join(words)}\n"
-        return "" if told in shown else shown.add(told) or told
-
-    return text
 
 
 def parse_arguments(argv: list[str]):

@@ -14,6 +14,7 @@ import os
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors import torch as st
 
 from robo_rl.checkpoint import pack, unpack
-from robo_rl.errors import LostDaemon, UserError
+from robo_rl.errors import LostDaemon, UserError, plain_warning
 from robo_rl.files import FILE, full_disk, parse_json, private_file
 
 MARK = 8  # bytes of the checksum
@@ -94,7 +95,8 @@ def signed(path: Path) -> psutil.Process | None:
 @contextlib.contextmanager
 def at_work(folder: Path, name: str, threads: int = 1) -> Iterator[None]:
     """What every process beside a learner begins with: it signs in as `name`, leaves Ctrl-C to the learner
-    and its stack to SIGUSR1."""
+    and its stack to SIGUSR1, and warns a user in plain lines."""
+    warnings.formatwarning = plain_warning()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(threads)

@@ -7,6 +7,7 @@ acted.
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,8 @@ class Job:
 
 def main(job: Job, connection) -> None:
     """Collect until told to stop or orphaned. What else ends the process is sent (`snapshot.last_words`)."""
+    if job.index:
+        warnings.simplefilter("ignore", UserWarning)  # worker 0 says it for all
     try:
         with snapshot.at_work(job.folder, f"worker{job.index}", job.threads):
             _loop(job, connection)
