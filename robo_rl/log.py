@@ -397,7 +397,7 @@ class Progress:
         left = (self._total - self._done) / rate if rate > 0 else math.nan
         parts = [
             f"{si(self._done)}/{si(self._total)} {self._unit}",
-            f"{si(rate)}/s" if math.isfinite(rate) else "–/s",
+            f"{si(rate)}/s" if rate > 0 else "–/s",
             f"ETA {clock_text(max(left, 0.0))}",
         ]
         return " · ".join(parts + self._tail())
@@ -441,7 +441,7 @@ class Progress:
             return
         if not self._updated and self._live and self._task is not None:
             self._live.remove_task(self._task)
-        took = self._clock() - self._began
+        took = self._seen - self._began  # evaluations that follow are not of the stage
         if took < self._patience or not self._updated:
             self._stage = ""
             return

@@ -68,7 +68,8 @@ def test_a_run_is_trained_and_its_events_are_those_of_the_log(trained, capsys):
     }
     during = [e for e in events if e.kind == "progress" and e.stage == "rl"]
     alone = [e.text for e in during if "critic learns first" in e.text]
-    assert len(alone) == 1 < len(during) and during[0].text == alone[0]
+    assert during[0].step == 0 and during[0].text == "learns after each 128 steps"  # before the first is made
+    assert len(alone) == 1 < len(during) and during[1].text == alone[0]
     assert events[-1].kind == "finished" and [e.stage for e in events if e.kind == "stage"] == [
         "demo",
         "sft",

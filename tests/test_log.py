@@ -364,6 +364,7 @@ def test_off_a_terminal_progress_is_plain_lines_every_few_seconds():
     for k in range(1, 21):
         clock.now += 1
         p.update(k * 10, success=0.5)
+    clock.now += 30
     p.say("evaluated: 0.5")
     p.close()
     lines = out.getvalue().splitlines()
@@ -371,6 +372,17 @@ def test_off_a_terminal_progress_is_plain_lines_every_few_seconds():
     assert lines[-3] == "[rl]  16 % · 160/1.00k steps · 10/s · ETA 1:24 · success 50.0 %"
     assert lines[-2] == "evaluated: 0.5"
     assert lines[-1] == "[rl]  20 % · 200/1.00k steps in 0:20 · 10/s · success 50.0 %"
+
+
+def test_a_stage_that_has_not_moved_yet_says_no_rate():
+    out = io.StringIO()
+    with Progress(out) as p:
+        p.start("rl", 1000, "steps")
+        p.update(0, note="learns after each 512 steps")
+    assert (
+        out.getvalue().splitlines()[0]
+        == "[rl]   0 % · 0/1.00k steps · –/s · ETA – · learns after each 512 steps"
+    )
 
 
 def test_a_stage_that_is_refused_before_it_moves_leaves_no_line():

@@ -12,7 +12,7 @@ from robo_rl.algos.trust import Outcomes
 from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.methods import find_method
-from robo_rl.experiment.parallel import cores, group_size, workers
+from robo_rl.experiment.parallel import cores, group_size, rollout_steps, workers
 from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
@@ -22,6 +22,7 @@ from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, early_rounds, make_control, supervision
 from robo_rl.experiment.supervised_frames import load_frames
 from robo_rl.experiment.tasks import task_metrics
+from robo_rl.log import si
 from robo_rl.options import OnPolicyOptions
 from robo_rl.rollout_control import StartControl
 from robo_rl.types import task_names
@@ -253,6 +254,14 @@ def critic_alone(metrics: Mapping[str, float]) -> bool:
     return "value_loss" in metrics and "policy_loss" not in metrics
 
 
+def tell_begin(run: Run) -> None:
+    """Begin the progress line, which moves with every update, and say after how many steps: a slow simulator
+    takes minutes for them."""
+    run.report.start("rl", run.config.steps, "steps", done=run.step)
+    size = rollout_steps(run.config, run.env.spec.max_steps)
+    run.report.advance(run.step, note=f"learns after each {si(size)} steps")
+
+
 def improve(
     run: Run,
     learner,
@@ -273,7 +282,7 @@ def improve(
         run.folder,
     )
     watch.begin(run.step)
-    run.report.start("rl", config.steps, "steps", done=run.step)
+    tell_begin(run)
 
     def save(finished: bool = False) -> None:
         run.save(
