@@ -244,6 +244,11 @@ def test_runs_without_an_env_are_compared_by_their_errors_and_less_is_better(tmp
     assert lines(other, 0.9)[-1].endswith("of other data")
     with pytest.raises(UserError, match="judged by error and by success"):
         read_groups([tmp_path / "a0", make_run(tmp_path / "played")])
+    (tmp_path / "c0/heldout.json").unlink()
+    with pytest.raises(
+        UserError, match=r"no held-out episode has judged .*if --data\.held-out is 0 leave it"
+    ):
+        read_groups([tmp_path / "a0", tmp_path / "c0"])
 
 
 def test_a_run_without_an_env_has_a_row_of_results(tmp_path):

@@ -359,6 +359,9 @@ def test_a_run_learns_from_mixed_episodes_then_records_more_and_goes_on_where_it
     )
     assert len(load(data / "runs/whole/rollouts/round_1")) == 6 and "values explain" in done.err
     assert json.loads((data / "runs/whole/run.json").read_text())["config"]["policy"]["advantage"]
+    assert robo_rl(data, "report", "runs/whole").code == 0
+    page = (data / "runs/whole/report.html").read_text()
+    assert "<th class=n>Round</th>" in page and "Returns explained" in page
     again = robo_rl(data, "eval", "runs/whole", "--episodes", "4", "--json")
     assert again.code == 0, again.err
     first, last = sorted((data / "runs/whole/checkpoints").iterdir())[-2:]
@@ -432,8 +435,13 @@ def test_without_an_env_it_learns_from_what_succeeded_and_failed_and_goes_on_whe
     done = robo_rl(own, "train", "--algo", "recap", *OWN, "--out", "runs/own")
     assert done.code == 0, done.err
     assert "6 episodes, " in done.err and "round" not in done.err and "held out: 1 of 6 episodes" in done.err
+    assert "[sft] 100 % · 20/20 updates" in done.err and "[recap] 100 % · 20/20 updates" in done.err
     told = json.loads((own / "runs/own/heldout.json").read_text())
     assert {*told["episodes"]} < {0, 1, 3, 4}  # a success judges
+    assert told["update"] == 40  # of both stages
+    rows = [json.loads(line) for line in (own / "runs/own/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+    assert [row["step"] for row in rows if "recap/loss" in row] == [40]
     (last,) = (own / "runs/own/checkpoints").iterdir()
     weights = (last / "policy.safetensors").read_bytes()
     assert robo_rl(own, "train", "--algo", "recap", *OWN, "--out", "runs/again").code == 0
@@ -444,6 +452,8 @@ def test_without_an_env_it_learns_from_what_succeeded_and_failed_and_goes_on_whe
         == robo_rl(own, "eval", "runs/own", "--demos", "data/own").code
         == 0
     )
+    page = (own / "runs/own/report.html").read_text()
+    assert "the last 20 of them told the advantage" in page and "Returns explained" in page
     plan = robo_rl(own, "train", "--algo", "recap", *OWN, "--plan")
     assert plan.code == 0 and "the supervised policy" in plan.out and "x 40" in plan.out
 

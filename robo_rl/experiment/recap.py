@@ -4,11 +4,13 @@ record more.
     rollouts/round_K/   LeRobot v3 data sets of the episodes that round K recorded, of all outcomes
     recap.json          what the labels of every round were made of
 
-The step of a checkpoint is the number of control steps that it learnt from, demonstrations included.
+The step of a checkpoint is the number of control steps that it learnt from, demonstrations included; of a
+run without an env that of supervised updates, those on labelled data included.
 """
 
 import copy
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from robo_rl.data.writer import Writer
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.offline import HeldOut
 from robo_rl.experiment.recap_check import data_folders, recap_options
-from robo_rl.experiment.run import Run, Stopped
+from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.options import DataOptions
 from robo_rl.policies.context import ADVANTAGE
@@ -57,9 +59,33 @@ def frames_of(parts: list[Dataset], sources: tuple[str, ...]) -> np.ndarray:
     return np.concatenate([np.isin(d.source, found) for d, found in zip(parts, codes, strict=True)])
 
 
+def by_task(parts: list[Dataset], episodes: recap.Episodes, told: np.ndarray) -> list[dict]:
+    """Of every instruction the control steps, and which shares of them are of successes and positive; told:
+    bool[F]."""
+    length = episodes.to - episodes.from_
+    task, won = np.repeat(episodes.task, length), np.repeat(episodes.success, length)
+    names = sorted({name for d in parts for name in d.tasks})
+    return [
+        {
+            "task": names[k],
+            "steps": int((task == k).sum()),
+            "of_successes": float(won[task == k].mean()),
+            "positive": float(told[task == k].mean()),
+        }
+        for k in np.unique(task)
+    ]
+
+
 @torch.no_grad()
-def pooled(policy, data: Dataset, options: DataOptions, size: int = 256) -> torch.Tensor:
-    """What the policy's trunk pools of every frame [F,C], told no advantage."""
+def pooled(
+    policy,
+    data: Dataset,
+    options: DataOptions,
+    size: int = 256,
+    tick: Callable[[int], None] = lambda frames: None,
+) -> torch.Tensor:
+    """What the policy's trunk pools of every frame [F,C], told no advantage. tick: told of so many more
+    frames."""
     from robo_rl.demos import frame_store
     from robo_rl.devices import device_of
     from robo_rl.experiment.open_loop import observation
@@ -76,6 +102,7 @@ def pooled(policy, data: Dataset, options: DataOptions, size: int = 256) -> torc
         obs = obs_tensors(observation(data, at, pictures), policy.spec)
         obs[ADVANTAGE] = torch.zeros(len(at))
         out.append(policy.encode({k: x.to(device) for k, x in obs.items()}).pooled.float().cpu())
+        tick(len(at))
     return torch.cat(out)
 
 
@@ -175,21 +202,41 @@ class RecapStage:
         run.report.say(f"round {r}: {won} of {count} episodes succeeded")
         return not run.stop.asked
 
+    def features(self, parts: list[Dataset]) -> torch.Tensor:
+        """What the supervised policy's trunk pools of all frames [F,C]. Raises Stopped when a signal
+        comes."""
+        report, stop, done = self.run.report, self.run.stop, 0
+        report.start("label", sum(len(d.action) for d in parts), "frames")
+
+        def tick(frames: int) -> None:
+            nonlocal done
+            if stop.asked:
+                raise Stopped
+            report.advance(done := done + frames)
+
+        self.base.eval()
+        return torch.cat([pooled(self.base, d, self.config.data, tick=tick) for d in parts])
+
     def learn(self, parts: list[Dataset], r: int) -> bool:
         """Label all frames and teach the supervised policy on -> False: a signal came."""
         from robo_rl.demos import demo_sampler
         from robo_rl.devices import device_of, sampled_on
 
         run, o, config, before = self.run, self.options, self.config, self.run.step
-        self.base.eval()
-        features = torch.cat([pooled(self.base, data, config.data) for data in parts])
-        told, metrics = recap.label(features, episodes_of(parts, o.force), o, config.seed + 1000 * r)
-        run.step = len(told)
-        run.report.log(run.step, {f"recap/{k}": v for k, v in metrics.items()})
+        try:
+            features = self.features(parts)
+        except Stopped:
+            return False
+        episodes = episodes_of(parts, o.force)
+        told, metrics = recap.label(features, episodes, o, config.seed + 1000 * r)
+        updates = run.updates + r * o.updates  # made before these
+        run.step = len(told) if self.own is None else updates + o.updates
+        at = run.step if self.own is None else updates
+        run.report.log(at, {f"recap/{k}": v for k, v in metrics.items()})
         count, m = sum(len(d) for d in parts), metrics
         which = f"round {r}: " if o.rounds else ""
         run.report.say(
-            f"{which}{count} episodes, {run.step} steps; values explain {m['value_explained']:.2f} of the "
+            f"{which}{count} episodes, {len(told)} steps; values explain {m['value_explained']:.2f} of the "
             f"returns; positive: {m['positive']:.2f}, of successes {m['positive_of_successes']:.2f}, of "
             f"failures {m['positive_of_failures']:.2f}"
         )
@@ -198,7 +245,7 @@ class RecapStage:
             path,
             [
                 *(files.read_json(path, list)[:r] if path.exists() else []),
-                {"round": r, "steps": run.step} | metrics,
+                {"round": r, "steps": len(told)} | metrics | {"tasks": by_task(parts, episodes, told)},
             ],
         )
         policy = copy.deepcopy(self.base).train()
@@ -210,13 +257,7 @@ class RecapStage:
                 self.own, policy.spec, config.policy.horizon, config.data, rows=self.learnt, more=number
             )
         sample = sampled_on(device_of(policy), recap.untold(sample, o.drop))
-        run.report.start("sft", o.updates, "updates")
-
-        def tick(update: int, loss: float) -> None:
-            if run.stop.asked:
-                raise Stopped
-            run.report.advance(update, note=f"loss {loss:.3f}")
-
+        tick = supervised_tick(run, "recap", o.updates, updates, metric="recap/loss")
         try:
             bc.train(policy, sample, replace(config.bc, updates=o.updates), config.seed + 20 + r, tick)
         except Stopped:

@@ -47,10 +47,16 @@ def looks_of(meta: dict, episodes: int) -> list[Look]:
 
 
 def supervised_tick(
-    run: "Run", stage: str, updates: int, made: int, look: "Callable[[int], dict[str, float]] | None" = None
+    run: "Run",
+    stage: str,
+    updates: int,
+    made: int,
+    look: "Callable[[int], dict[str, float]] | None" = None,
+    metric: str = "sft/loss",
 ) -> Callable[[int, float], None]:
     """Begin a stage of so many supervised updates, after the `made` ones -> what is called with the number
-    and loss of each: it reports them with what `look` adds, and raises Stopped when a signal comes."""
+    and loss of each: it reports them, the loss as `metric`, with what `look` adds, and raises Stopped when a
+    signal comes."""
     if updates:  # rlpd, for one, learns nothing before RL
         run.report.start(stage, updates, "updates")
 
@@ -58,7 +64,7 @@ def supervised_tick(
         run.report.advance(update, note=f"loss {loss:.3f}")
         row = look(update) if look else {}
         if row or update % 100 == 0 or update == updates:
-            run.report.log(made + update, {"sft/loss": loss} | row, stage="sft")
+            run.report.log(made + update, {metric: loss} | row, stage="sft")
         if run.stop.asked:
             raise Stopped
 

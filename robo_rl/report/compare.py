@@ -14,6 +14,7 @@ from robo_rl.errors import UserError, in_range
 from robo_rl.files import read_json
 from robo_rl.log import RUNS, open_run
 from robo_rl.report.data import Evaluation, RunRecord, difference, load
+from robo_rl.report.held_out import is_without_env
 from robo_rl.report.text import flat
 from robo_rl.results import COMMON
 from robo_rl.stats import (
@@ -375,6 +376,11 @@ def read_groups(
             continue
         why = f"{folder} has no evaluation yet"
         if folder.resolve() in named:
+            if is_without_env(run):
+                raise UserError(
+                    f"no held-out episode has judged {folder}: end it with robo_rl train --resume {folder}, "
+                    "or if --data.held-out is 0 leave it out"
+                )
             raise UserError(f"{why}; leave it out, or robo_rl eval {folder}")
         tell(f"{why}: left out")
     if len(runs) < 2:

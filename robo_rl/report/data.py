@@ -234,7 +234,8 @@ def totals(run: RunRecord) -> dict[str, float]:
         return dict.fromkeys(("time_s", "env_steps", "sft_s", "rl_s", "steps_per_s"), math.nan)
     rl = m["stage"] == "rl"
     end = float(np.nanmax(m["time"]))
-    sft_end = float(np.nanmax(m["time"][~rl])) if (~rl).any() else 0.0
+    before = m["time"][: rl.argmax()] if rl.any() else m["time"]  # RECAP goes on by supervision in RL
+    sft_end = float(np.nanmax(before)) if len(before) else 0.0
     steps, t = m["step"][rl], m["time"][rl]
     rate = math.nan
     if len(steps) > 1 and t[-1] > t[0] and steps[-1] > steps[0]:

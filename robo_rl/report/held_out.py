@@ -11,6 +11,7 @@ from robo_rl.files import read_json
 from robo_rl.log import si
 from robo_rl.report.charts import Series, chart, legend_of
 from robo_rl.report.data import RunRecord, totals
+from robo_rl.report.labels import label_table
 from robo_rl.report.text import duration, esc
 from robo_rl.report.training import sft_chart, watched
 
@@ -52,6 +53,7 @@ learn from.{of}</p>
 {curves(_read(run, "heldout_episodes.json", list) or [])}
 <h2>Training</h2>
 <div class="grid">{sft_chart(run)}{error_chart(run, told)}</div>
+{label_table(run)}
 {watched(run)}"""
 
 
@@ -194,7 +196,7 @@ def tiles(run: RunRecord, told: "dict | None") -> str:
     updates = run.metrics["step"].max() if run.metrics else math.nan
     cells = [
         ("Training time", duration(totals(run)["time_s"]), "supervision alone"),
-        ("Updates", si(float(updates)) if math.isfinite(updates) else "–", "of the supervised stage"),
+        ("Updates", si(float(updates)) if math.isfinite(updates) else "–", updates_of(run)),
     ]
     if told:
         episodes = len(told["episodes"])
@@ -206,6 +208,13 @@ def tiles(run: RunRecord, told: "dict | None") -> str:
         f'<div class="card tile"><span>{a}</span><b>{b}</b><small>{c}</small></div>' for a, b, c in cells
     )
     return f'<section class="tiles">{inside}</section>'
+
+
+def updates_of(run: RunRecord) -> str:
+    """What the updates were made on."""
+    if run.config.get("algo") != "recap":
+        return "of the supervised stage"
+    return f"the last {si(float(run.config['rl']['updates']))} of them told the advantage"
 
 
 def number(x: "float | None") -> str:

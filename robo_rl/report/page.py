@@ -22,6 +22,7 @@ from robo_rl.report.charts import whisker
 from robo_rl.report.data import NAMES, Evaluation, RunRecord, difference, totals
 from robo_rl.report.held_out import is_without_env
 from robo_rl.report.held_out import sections as held_out_sections
+from robo_rl.report.labels import label_table
 from robo_rl.report.people import people
 from robo_rl.report.starts import group_map, start_map, task_map
 from robo_rl.report.text import RETURN, SUCCESS, change, duration, esc, filled, flat, interval, pct, points
@@ -396,6 +397,7 @@ they say nothing about other training seeds.{in_model(run)}</p>
 <h2>Training</h2>
 {training}
 {watched(run)}
+{label_table(run)}
 {task_map(run)}{start_map(run)}{group_map(run)}{asynchrony(run)}{people(run)}
 <h2>Throughput</h2>
 {throughput(run)}"""

@@ -242,6 +242,9 @@ def sft_chart(run: RunRecord) -> str:
     step = m["step"][rows].astype(float)
     by_step = len(step) < 2 or step.max() > step.min()
     series = [Series("loss", step if by_step else m["time"][rows], m["sft/loss"][rows], 2)]
+    if by_step and "recap/loss" in m:
+        told = np.isfinite(m["recap/loss"])
+        series.append(Series("told the advantage", m["step"][told].astype(float), m["recap/loss"][told], 3))
     if by_step and "heldout/loss" in m:
         others = np.isfinite(m["heldout/loss"])
         series.append(
@@ -249,7 +252,7 @@ def sft_chart(run: RunRecord) -> str:
         )
     return chart(
         "Supervised loss",
-        "on the demonstrations" + (" and on held-out episodes" if len(series) > 1 else ""),
+        "on the demonstrations" + (" and on held-out episodes" if "heldout/loss" in m else ""),
         series,
         log=True,
         x_name="updates" if by_step else "time [s]",
