@@ -4,6 +4,7 @@ wrote."""
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import browser
@@ -127,6 +128,40 @@ def test_merged_episodes_are_those_that_went_in_to_the_bit(tmp_path, sets, capsy
     np.testing.assert_allclose(stats["action"]["std"], x.std(0), rtol=1e-6)
     rows = pq.read_table(layout.data_path(tmp_path / "all", 0, 1), partitioning=None)
     assert rows["episode_index"].to_pylist()[0] == 4 and rows["index"].to_pylist()[0] == len(a.action)
+
+
+def test_episodes_that_are_merged_twice_are_counted_whatever_their_folders_are_called(
+    tmp_path, sets, capsys, recwarn
+):
+    some, rest = tmp_path / "some", tmp_path / "rest"
+    run(capsys, "split", sets["one"], "--out", some, "--episodes", "1,3", "--rest", rest)
+    run(capsys, "merge", some, rest, "--out", tmp_path / "all")
+    assert not [w for w in recwarn if "twice" in str(w.message)]
+    run(capsys, "merge", tmp_path / "all", some, "--out", tmp_path / "more")
+    (said,) = [str(w.message) for w in recwarn if "twice" in str(w.message)]
+    assert said.startswith(f"2 of 2 episodes of {some} were there before")
+
+
+def test_what_a_person_corrected_goes_together_with_episodes_of_nobody(tmp_path, capsys):
+    f, rng = Features(fps=10, state=("s",), action=("a",)), np.random.default_rng(0)
+    for name, phases in (("own", False), ("helped", True)):
+        with Writer(tmp_path / name, replace(f, phases=phases)) as writer:
+            writer.add(
+                Episode(
+                    state=rng.normal(size=(6, 1)).astype(np.float32),
+                    action=rng.normal(size=(6, 1)).astype(np.float32),
+                    reward=np.zeros(6, np.float32),
+                    task="wipe",
+                    phase=np.array([0, 0, 1, 2, 3, 3]) if phases else None,
+                )
+            )
+    run(capsys, "merge", tmp_path / "own", tmp_path / "helped", "--out", tmp_path / "all")
+    assert load(tmp_path / "all").phase.tolist() == [0] * 6 + [0, 0, 1, 2, 3, 3]
+    rows = [
+        pq.read_table(layout.episodes_path(tmp_path / "all", 0, k), partitioning=None).column_names
+        for k in (0, 1)
+    ]
+    assert {*rows[0]} == {*rows[1]} and f"stats/{layout.PHASE}/mean" in rows[0]
 
 
 def test_split_keeps_the_chosen_episodes_and_the_rest_and_they_merge_back(tmp_path, sets, capsys):

@@ -6,6 +6,7 @@ The new data set appears whole or not at all.
 """
 
 import glob
+import hashlib
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from robo_rl.types import Each, silently
 
 def merge(roots: Sequence[Path], out: Path, each: Each = silently) -> Meta:
     """The episodes of several data sets one after the other in the new folder `out`; UserError names what
-    differs."""
+    differs, a warning how many are there twice."""
     if len(roots) < 2:
         raise UserError("merge needs two data sets or more")
     return assemble(out, [(meta, np.arange(len(meta.lengths))) for meta in map(load_meta, roots)], each)
@@ -101,9 +102,10 @@ def _assembled(
 ) -> Meta:
     """`assemble` of parts that fit, labelled `success` bool[E]."""
     with appearing(out, each) as temp:
-        builder = _Builder(temp, parts[0][0], tasks)
-        for meta, episodes in parts:
-            builder.add(meta, episodes)
+        builder = _Builder(temp, next((m for m, _ in parts if has_phases(m)), parts[0][0]), tasks)
+        twice = [
+            f"{n} of {len(e)} episodes of {meta.root}" for meta, e in parts if (n := builder.add(meta, e))
+        ]
         builder.close()
         if all(s is not None for s in success):
             kept = np.concatenate(
@@ -111,7 +113,19 @@ def _assembled(
             )
             document = {"frames": builder.frames, "success": kept.tolist()}
             (temp / layout.LABELS).write_text(json.dumps(document) + "\n", encoding="utf-8")
+    if twice and len(parts) > 1:
+        warnings.warn(
+            f"{', '.join(twice)} were there before, with the same states and actions: {out} has them twice. "
+            "Learning counts them twice, and a copy among the held-out episodes makes their error too small; "
+            "leave such a data set out, or part it with robo_rl data split",
+            stacklevel=4,
+        )
     return load_meta(out)
+
+
+def has_phases(meta: Meta) -> bool:
+    """Whether a data set says of every frame whether a person helped."""
+    return layout.PHASE in meta.info["features"]
 
 
 @contextmanager
@@ -143,14 +157,15 @@ class _Builder:
         self.per_chunk = like.info["chunks_size"]
         self.parts = self.episodes = self.frames = 0
         self.videos = dict.fromkeys(like.video_file, 0)
+        self.seen: set[bytes] = set()  # digests of the episodes
 
     def path(self, path_of, index: int, *view: str) -> Path:
         path = path_of(self.root, *view, *layout.place(index, self.per_chunk))
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def add(self, meta: Meta, episodes: np.ndarray) -> None:
-        """Append `episodes`, rising, of a data set."""
+    def add(self, meta: Meta, episodes: np.ndarray) -> int:
+        """Append `episodes`, rising, of a data set -> how many of them were there before."""
         import pyarrow as pa
 
         lengths, part = meta.lengths[episodes], self.parts
@@ -168,6 +183,9 @@ class _Builder:
         for key, x in fresh.items():
             if key in rows.column_names and x is not None:
                 rows = rows.set_column(rows.column_names.index(key), key, pa.array(x))
+        if has_phases(self.like) and not has_phases(meta):  # nobody helped
+            fresh[layout.PHASE] = np.zeros(len(rows), np.int64)
+            rows = rows.append_column(layout.PHASE, pa.array(fresh[layout.PHASE]))
         write_table(self.path(layout.data_path, part), rows)
         write_table(self.path(layout.episodes_path, part), self._episode_rows(meta, episodes, fresh))
         self._finals(meta, episodes)
@@ -176,6 +194,10 @@ class _Builder:
             self.episodes + len(episodes),
             self.frames + int(lengths.sum()),
         )
+        digests = _digests(rows, lengths)
+        known = len(self.seen)
+        self.seen.update(digests)
+        return known + len(digests) - len(self.seen)
 
     def _episode_rows(self, meta: Meta, episodes: np.ndarray, fresh: dict) -> Any:
         """The rows of meta/episodes with their new numbers and files; videos are copied."""
@@ -209,11 +231,18 @@ class _Builder:
             self.videos[view] += len(here)
         for key, index in files.items():
             changed[f"{key}/chunk_index"], changed[f"{key}/file_index"] = np.divmod(index, self.per_chunk)
-        numbers = {k: x for k, x in fresh.items() if x is not None and f"stats/{k}/mean" in rows.column_names}
+        like = {layout.PHASE: "action"}  # a new column has statistics where the others have
+        numbers = {
+            k: x
+            for k, x in fresh.items()
+            if x is not None and f"stats/{like.get(k, k)}/mean" in rows.column_names
+        }
         for key, per in statistics.number_stats(numbers, lengths).items() if numbers else ():
             for s, x in per.items():
                 if (name := f"stats/{key}/{s}") in rows.column_names:
                     rows = rows.set_column(rows.column_names.index(name), name, layout.nested(x))
+                elif key == layout.PHASE:
+                    rows = rows.append_column(name, layout.nested(x))
         for key, x in changed.items():
             if key in rows.column_names:
                 rows = rows.set_column(rows.column_names.index(key), key, pa.array(x))
@@ -242,6 +271,18 @@ class _Builder:
         (self.root / layout.INFO).write_text(text, encoding="utf-8")
 
 
+def _digests(rows: Any, lengths: np.ndarray) -> list[bytes]:
+    """Of every episode one of its states and actions; rows: those of the episodes, one behind the other."""
+    columns = [
+        np.stack(rows[key].to_numpy()) for key in ("observation.state", "action") if key in rows.column_names
+    ]
+    ends = np.cumsum(lengths)
+    return [
+        hashlib.sha256(b"".join(x[a:b].tobytes() for x in columns)).digest()
+        for a, b in zip(ends - lengths, ends, strict=True)
+    ]
+
+
 def _rows_of(meta: Meta, file: int, episodes: np.ndarray) -> Any:
     """The frames of those of `episodes` that are in one data file."""
     import pyarrow as pa
@@ -260,7 +301,7 @@ def _check_same(one: Meta, other: Meta) -> None:
     here, there = ({k: ft["dtype"] for k, ft in m.info["features"].items()} for m in (one, other))
     bad += [
         f"column {k!r} is {here.get(k, 'absent')} here, {there.get(k, 'absent')} there"
-        for k in sorted({*here, *there})
+        for k in sorted({*here, *there} - {layout.PHASE})
         if here.get(k) != there.get(k)
     ]
     if labels.units_of(one) != labels.units_of(other):
