@@ -22,7 +22,7 @@ FILE = "health.json"
 PATIENCE = 3  # updates in a row
 FEW = 100  # episodes
 # watched in every run, though its log need not have them
-COUNTED = ("returns", "failures", "success_kept", "same_return")
+COUNTED = ("returns", "failures", "success_kept", "same_return", "not_finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,16 @@ STEPS = (
         meaning="the critic is worse than a constant: lower --rl.critic-lr",
     ),
 )
+FINITE = (
+    Range(
+        "not_finite",
+        "losses and norms that are not finite",
+        high=0.0,
+        alarm=0.0,
+        meaning="nothing is learnt from such an update: lower the learning rate, look at the rewards and at "
+        "the method's loss",
+    ),
+)
 NFT = (
     Range(
         "drift",
@@ -192,7 +202,7 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
         )
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
-    found = own + STEPS + FLOOR + (SUCCESS if sparse else UNPAID)
+    found = own + STEPS + FINITE + FLOOR + (SUCCESS if sparse else UNPAID)
     if bound:
         return tuple(replace(r, meaning=r.meaning.replace(SMALLER, BOUNDED)) for r in found)
     return found
@@ -206,6 +216,15 @@ def trusted(target: float) -> Range:
         high=2 * target,
         meaning="updates are larger than --rl.trust-kl: an error, please report it",
     )
+
+
+def not_finite(metrics: dict[str, float]) -> dict[str, float]:
+    """How many of the losses and norms of an update are nan or infinite, of a method that does not count the
+    steps it skips, as one of the user's own."""
+    if {"skipped_updates", "skipped_critic"} & metrics.keys():
+        return {}
+    own = [v for name, v in metrics.items() if "loss" in name or "norm" in name]
+    return {"not_finite": float(sum(not math.isfinite(v) for v in own))}
 
 
 @dataclass(slots=True)
@@ -262,7 +281,7 @@ class Watch:
     def look(self, step: int, metrics: dict[str, float]) -> list[str]:
         """Judge the metrics of an update that ended at control step `step` -> what is new, a sentence
         each."""
-        values = metrics | self.successes(metrics) | self.same_return(metrics)
+        values = metrics | self.successes(metrics) | self.same_return(metrics) | not_finite(metrics)
         # trained on as if it were fresh
         stale = values.get("staleness_max", 0) > 0 and "ess_frac" not in values
         told, changed = [], False

@@ -17,7 +17,7 @@ from test_corrections import at_version_two
 
 from robo_rl import health
 from robo_rl.health import PATIENCE, Range, Watch, newest_findings, ranges
-from robo_rl.options import NftOptions, PiRlOptions, PolicyOptions, PpoOptions
+from robo_rl.options import NftOptions, PiRlOptions, PolicyOptions, PpoOptions, RolloutOptions
 
 KL = Range("kl", "KL", high=0.2, alarm=2.0, meaning="too far")
 ESS = Range("ess", "effective sample size", low=0.3, alarm=0.01, meaning="too few")
@@ -93,6 +93,17 @@ def test_a_run_whose_own_reward_never_differs_says_so_and_one_that_has_learnt_do
         assert [len(x) for x in told([value] * 8)] == [0, 0, 0, 0, 1, 0, 0, 0]
     assert not any(told([0.0, 0.1] + [1.0] * 9)) and not any(told([1.0] * 8, step=2000))
     assert "show successes" not in str(told([0.0] * 8, sparse=True))
+
+
+def test_a_loss_of_a_users_own_method_that_is_no_number_is_told_once():
+    def told(**metrics):
+        watch = Watch(ranges(RolloutOptions(decisions=4), PolicyOptions(), 2, False))
+        return [watch.look(i, metrics) for i in range(5)]
+
+    first, *rest = told(policy_loss=math.nan, grad_norm=math.inf, entropy=math.nan)
+    assert "losses and norms that are not finite" in first[0] and ": 2 at step 0" in first[0]
+    assert not any(rest) and not any(told(policy_loss=0.5, entropy=math.nan))
+    assert not any("losses and norms" in x for x in told(policy_loss=math.nan, skipped_updates=1.0)[0])
 
 
 def test_a_run_that_loses_the_success_it_had_says_so():

@@ -201,8 +201,9 @@ def _resume(make, options: MethodOptions, learner, policy, learn: Callable, seed
     again = make(other, options, seed)
     other.load_state_dict(policy.state_dict())
     again.load_state_dict(unpack(tree, {k: v.clone() for k, v in tensors.items()}))
-    learn(learner)
-    learn(again)
+    for _ in range(2):  # what an update leaves outside the policy shows in the next one
+        learn(learner)
+        learn(again)
     for name, x in policy.state_dict().items():
         assert torch.equal(x, other.state_dict()[name]), (
             f"a learner that loads the state_dict of another must learn as that does, {name} differs: a run "
