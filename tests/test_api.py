@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -75,6 +78,40 @@ def test_a_run_is_trained_and_its_events_are_those_of_the_log(trained, capsys):
         "sft",
         "rl",
     ]
+
+
+SCRIPT = """
+import robo_rl
+
+options = {"envs": 4, "steps": 200, "eval_episodes": 2, "video": False, "out": "run"}
+config = robo_rl.recipe(sim="toys:PointReach", workers=2, **options)
+robo_rl.train(config, quiet=True)
+"""
+
+
+def test_a_script_that_trains_as_it_is_imported_is_told_the_line_that_it_lacks(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode and 'below the line if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback") == 1  # of the script, none of its workers
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workers": "two"}, "workers must be int, got 'two'"),
+        ({"max_staleness": 1.5}, "max_staleness must be int, got 1.5"),
+        ({"rl": {"lr": None}}, "rl.lr must be float, got nothing"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_told_where_none_is_allowed_too(given, said):
+    with pytest.raises(UserError, match=said):
+        robo_rl.recipe(task="reach", **given)
+    assert robo_rl.recipe(task="reach", workers=None).workers is None
 
 
 def test_what_the_callback_raises_ends_the_run_and_it_resumes(tmp_path):

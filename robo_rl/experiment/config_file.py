@@ -66,21 +66,25 @@ def _merged(base, document: Mapping, where: str, above: str):
                 raise UserError(f"{where}: {name} is a table of options, got {value!r}")
             changes[key] = _merged(now, value, where, f"{name}.")
         else:
-            changes[key] = _as(now, value, f"{where}: {name}")
             hint = get_type_hints(type(base))[key]
+            changes[key] = _as(now, value, hint, f"{where}: {name}")
             if get_origin(hint) is Literal:
                 choose(f"{where}: {name}", changes[key], get_args(hint))
     return replace(base, **changes)
 
 
-def _as(now, value, where: str):
-    """`value` as the type that an option has; UserError for another."""
+def _as(now, value, hint, where: str):
+    """`value` as the type that an option has, whose annotation is `hint`; UserError for another."""
+    if now is None and value is not None and (kind := next(iter(get_args(hint)), None)) in (int, float, str):
+        now = kind()  # such as `int | None`
     if isinstance(now, tuple) and isinstance(value, list):
         return tuple(value)
     if isinstance(now, float) and type(value) is int:
         return float(value)
     if isinstance(now, str) and now.isdigit() and type(value) is int:
         return str(value)  # a number or a folder, as --demos
+    if value is None and now is not None and type(None) not in get_args(hint):
+        raise UserError(f"{where} must be {type(now).__name__}, got nothing")
     if now is not None and value is not None and type(value) is not type(now):
         raise UserError(f"{where} must be {type(now).__name__}, got {value!r}")
     return value
