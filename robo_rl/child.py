@@ -1,5 +1,6 @@
 """Child processes: what is waited for of them has a deadline, and their threads sleep where they wait."""
 
+import multiprocessing
 import os
 import queue
 import subprocess
@@ -7,6 +8,7 @@ import threading
 
 HANG = 60.0  # s without progress after which a process counts as one that hangs, where no option says it
 GRACE = 5.0  # s between SIGTERM and SIGKILL
+UNGUARDED = 78  # exit status of a worker in which the user's script would train as well
 
 
 def line_with(process: subprocess.Popen, word: str, seconds: float) -> str:
@@ -37,6 +39,13 @@ def end(process: subprocess.Popen, grace: float = GRACE) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def end_if_imported() -> None:
+    """End this process, with the status UNGUARDED, where it is a worker that only imports the script of the
+    process that trains."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)
 
 
 def set_openmp(threads: int = 0) -> None:

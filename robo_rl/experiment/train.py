@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from robo_rl.child import set_openmp
+from robo_rl.child import end_if_imported, set_openmp
 from robo_rl.errors import MissingDependency, UnreadOption, UserError
 from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, from_file, is_live, load_config, rollout_options
@@ -44,6 +44,7 @@ def train(
     """
     from robo_rl import files
 
+    end_if_imported()
     set_openmp(config.torch_threads)
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if config.out and (Path(config.out) / "run.json").exists():
@@ -126,6 +127,7 @@ def resume(
     """Go on with a run from its last checkpoint -> as `train`."""
     from robo_rl import files
 
+    end_if_imported()
     folder = Path(folder)
     if not (folder / "run.json").exists():
         raise UserError(f"--resume: {folder} has no run.json; give a run folder or auto")
