@@ -26,6 +26,7 @@ from robo_rl.algos.recap import (
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import load_config
+from robo_rl.experiment.evaluation import with_pictures
 from robo_rl.experiment.train import train
 from robo_rl.options import BcOptions, PolicyOptions, RecapOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -456,6 +457,19 @@ def test_without_an_env_it_learns_from_what_succeeded_and_failed_and_goes_on_whe
     assert "the last 20 of them told the advantage" in page and "Returns explained" in page
     plan = robo_rl(own, "train", "--algo", "recap", *OWN, "--plan")
     assert plan.code == 0 and "the supervised policy" in plan.out and "x 40" in plan.out
+
+
+def test_a_run_without_an_env_plays_the_task_of_a_simulator_that_is_named_with_the_cameras_of_its_data(own):
+    eval_ = ("eval", "runs/own", "--episodes", 2, "--max-steps", 8)
+    done = robo_rl(own, *eval_, "--sim", "mujoco", "--task", "reach")
+    assert done.code == 0 and "2 starts" in done.out, done.err
+    done = robo_rl(own, *eval_, "--sim", "mujoco", "--task", "nope")
+    assert done.code == 2 and "unknown mujoco task 'nope'. Allowed: pick_cube, reach" in done.err
+    done = robo_rl(own, *eval_, "--task", "reach")
+    assert done.code == 2 and "--task reach is of a simulator, and this run has none: name it" in done.err
+    config = replace(load_config(own / "runs/own"), sim="mujoco")
+    seen = with_pictures(config, ObsSpec(state=5, action=3, views=("wrist", "front"), image_size=32))
+    assert (seen.obs, seen.cameras) == ("rgb", "wrist,front") and with_pictures(config, SPEC) is config
 
 
 def test_a_run_that_ends_while_it_is_judged_goes_on_from_there(own, monkeypatch):

@@ -165,7 +165,7 @@ def watched(path: str, options: EvalConfig) -> dict:
     from robo_rl.experiment.step_watch import StepWatch
     from robo_rl.log import Progress
 
-    config = load_config(pick_checkpoint(Path(path), options.checkpoint)[0])
+    config = changed(load_config(pick_checkpoint(Path(path), options.checkpoint)[0]), options)
     watch = nullcontext() if options.on == "dds" else StepWatch(config.hang)
     # what an env of the user's prints is no part of the result
     with Progress() as progress, watch, redirect_stdout(sys.stderr):

@@ -57,7 +57,8 @@ class EvalConfig(planning.PlanningOptions):
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
     task: str = ""
-    """Of a run over several tasks this one alone; empty: all of them."""
+    """Of a run over several tasks this one alone; empty: all of them. Of a run without a simulator the task
+    of --sim."""
     episodes: int = 200
     """Starts of each task, each of which is one episode; with --demos the most that are looked at."""
     seed: int = REPORT
@@ -302,6 +303,11 @@ def episode_count(config: TrainConfig, options: EvalConfig) -> int:
             f"--on {options.on} plays runs of one task, this one has {config.task}: robo_rl deploy RUN "
             "--task NAME plays one of them on an arm"
         )
+    if options.task and not config.task:
+        raise UserError(
+            f"--task {options.task} is of a simulator, and this run has none: name it too (--sim mujoco), or "
+            "leave --task out"
+        )
     if options.task:
         choose("task of this run", options.task, config.task.split(",") if count > 1 else [config.task])
     return options.episodes * (1 if options.task else count)
@@ -345,6 +351,7 @@ def film_checkpoint(run: "str | Path", options: EvalConfig, path: Path) -> None:
             randomise="",
         )
     policy, _ = checkpoint.load_policy(at, options.device)
+    config = with_pictures(config, policy.spec)
     in_model = options.sim.startswith("wm:")
     film(
         env_of_model(config, options, FILMED, True) if in_model else make_env(config, FILMED, render=True),
@@ -375,6 +382,7 @@ def evaluate_checkpoint(
     assert options.latency is not None and options.latency_jitter is not None
     torch.set_num_threads(config.torch_threads)
     policy, meta = checkpoint.load_policy(folder, options.device)
+    config = with_pictures(config, policy.spec)
     env, close = evaluation_env(config, policy.spec, options)
     if not hasattr(env, "translate"):  # a world model says itself what does not fit
         checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
@@ -476,7 +484,8 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
     if options.threads:
         config = replace(config, threads=options.threads)
     if options.sim:
-        config = replace(config, sim=options.sim, judge="")
+        other = options.task if config.sim == NONE and not options.sim.startswith("wm:") else config.task
+        config = replace(config, sim=options.sim, judge="", task=other)
     if options.max_steps:
         config = replace(config, max_steps=options.max_steps)
     if config.device != "cpu":
@@ -485,6 +494,15 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
         if not is_usable(config.device):  # a run that was brought from a machine with a GPU
             config = replace(config, device=options.device)
     return config
+
+
+def with_pictures(config: TrainConfig, spec) -> TrainConfig:
+    """The configuration with the cameras that a policy of this spec sees, which a run without a simulator has
+    from its data set."""
+    if not spec.views or config.obs == "rgb" or config.sim == NONE:
+        return config
+    cameras = ",".join(spec.views) if config.sim.startswith("mujoco") else ""
+    return replace(config, obs="rgb", cameras=cameras)
 
 
 def moved_here(config: TrainConfig, options: EvalConfig) -> str:
