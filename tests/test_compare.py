@@ -12,8 +12,9 @@ from robo_rl.cli import main
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
-from robo_rl.report.compare import by_task, compared, curve, mean_curve, over, reached, read_groups
+from robo_rl.report.compare import by_task, compared, curve, mean_curve, notes_of, over, reached, read_groups
 from robo_rl.report.compare_page import COLOURS, lines, page, write
+from robo_rl.report.data import load
 from robo_rl.results import run_rows
 from robo_rl.stats import (
     difference_over_seeds,
@@ -209,10 +210,10 @@ def test_returns_are_compared_where_tasks_know_no_success(tmp_path):
     assert write(groups, 0.9).exists() and "Return over steps" in page(groups, 0.9)
 
 
-def make_own_data_run(folder, seed, error, demos="data/arm"):
+def make_own_data_run(folder, seed, error, demos="data/arm", algo="bc"):
     """The folder of a run that learnt from a data set alone."""
     folder.mkdir(parents=True)
-    config = {"sim": "none", "task": "", "algo": "bc", "seed": seed, "demos": demos, "bc": {"lr": error}}
+    config = {"sim": "none", "task": "", "algo": algo, "seed": seed, "demos": demos, "bc": {"lr": error}}
     said = {"name": folder.name, "seed": seed, "created": "2026-11-30T00:00:00", "config": config}
     write_json(folder / "run.json", said)
     with RunLog(folder, ()) as log:
@@ -239,6 +240,8 @@ def test_runs_without_an_env_are_compared_by_their_errors_and_less_is_better(tmp
     assert numbers["groups"][1]["end"]["value"] == pytest.approx(0.3)
     one = read_groups([tmp_path / "b0", tmp_path / "a0"])
     assert lines(one, 0.9)[-1].endswith("one seed each: unknown: more seeds")
+    labelled = make_own_data_run(tmp_path / "labelled", 0, 0.2, algo="recap")
+    assert not [note for note in notes_of(load(labelled)) if "no final evaluation" in note]
     make_own_data_run(tmp_path / "c0", 0, 0.1, demos="data/other")
     other = read_groups([tmp_path / "a0", tmp_path / "c0"])
     assert lines(other, 0.9)[-1].endswith("of other data")

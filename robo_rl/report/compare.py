@@ -88,7 +88,7 @@ def evaluation(run: RunRecord, which: str) -> "Evaluation | None":
 
 def has_rl(run: RunRecord) -> bool:
     """Whether RL follows supervision in this run, or has begun."""
-    return run.config.get("algo") != "bc" and run.config.get("steps") != 0
+    return run.config.get("algo") != "bc" and run.config.get("steps") != 0 and not is_without_env(run)
 
 
 def within(path: Path) -> list[Path]:
