@@ -196,7 +196,7 @@ def test_advantages_whitened_per_minibatch_have_mean_0_and_std_1_in_each_and_ran
     for k, (_, row) in enumerate(whole):
         both = torch.stack([p[k][1]["adv"] for p in parts], 1).flatten()
         assert torch.equal(both, row["adv"])
-    with pytest.raises(UserError, match="whiten minibatch goes with"):
+    with pytest.raises(UserError, match="whiten minibatch goes with .* set rl.whiten batch"):
         PpoOptions(whiten="minibatch", advantage="grpo")
 
 

@@ -165,7 +165,7 @@ class OnPolicyOptions(RolloutOptions):
         if self.whiten == "minibatch" and self.advantage != "gae":
             raise UserError(
                 f"rl.whiten minibatch goes with rl.advantage gae, got {self.advantage}, which is relative to "
-                "a group"
+                "a group: set rl.whiten batch"
             )
         choose("rl.timeout", self.timeout, ("bootstrap", "failure", "anneal"))
         choose("rl.correction", self.correction, CORRECTIONS)
