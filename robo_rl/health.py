@@ -131,7 +131,7 @@ STEPS = (
 FINITE = (
     Range(
         "not_finite",
-        "losses and norms that are not finite",
+        "number of losses and norms that are not finite",
         high=0.0,
         alarm=0.0,
         meaning="nothing is learnt from such an update: lower the learning rate, look at the rewards and at "

@@ -24,7 +24,8 @@ from robo_rl.errors import UserError
 from robo_rl.experiment import config_file, recipes, starts
 from robo_rl.experiment.api import as_observation
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.options import ALGOS
+from robo_rl.experiment.onpolicy import tell_begin
+from robo_rl.options import ALGOS, PiRlOptions
 
 SMALL = {
     "task": "reach",
@@ -87,6 +88,14 @@ options = {"envs": 4, "steps": 200, "eval_episodes": 2, "video": False, "out": "
 config = robo_rl.recipe(sim="toys:PointReach", workers=2, **options)
 robo_rl.train(config, quiet=True)
 """
+
+
+def test_of_groups_it_says_after_how_many_episodes_rl_learns(tmp_path):
+    config = TrainConfig(envs=16, rl=PiRlOptions(advantage="grpo", group=4))
+    said = []
+    report = SimpleNamespace(start=lambda *a, **k: None, advance=lambda done, note: said.append(note))
+    tell_begin(SimpleNamespace(config=config, report=report, step=0))
+    assert said == ["learns after each 16 episodes"]
 
 
 def test_a_script_that_trains_as_it_is_imported_is_told_the_line_that_it_lacks(tmp_path):

@@ -101,7 +101,7 @@ def test_a_loss_of_a_users_own_method_that_is_no_number_is_told_once():
         return [watch.look(i, metrics) for i in range(5)]
 
     first, *rest = told(policy_loss=math.nan, grad_norm=math.inf, entropy=math.nan)
-    assert "losses and norms that are not finite" in first[0] and ": 2 at step 0" in first[0]
+    assert "number of losses and norms that are not finite is out" in first[0] and ": 2 at step 0" in first[0]
     assert not any(rest) and not any(told(policy_loss=0.5, entropy=math.nan))
     assert not any("losses and norms" in x for x in told(policy_loss=math.nan, skipped_updates=1.0)[0])
 

@@ -12,7 +12,7 @@ from robo_rl.algos.trust import Outcomes
 from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.methods import find_method
-from robo_rl.experiment.parallel import cores, group_size, rollout_steps, workers
+from robo_rl.experiment.parallel import batch, cores, group_size, workers
 from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
@@ -214,8 +214,8 @@ def learn(
         rollout = next(arriving(lambda: feed.next(lambda: bool(run.stop.asked))), None)
         if rollout is None:
             return None
-        batch = rollout if sharing is None else sharing.mix(rollout, learner.policy, feed.version)
-        metrics = learner.update(batch, min(1.0, run.step / config.steps), feed.version)
+        mixed = rollout if sharing is None else sharing.mix(rollout, learner.policy, feed.version)
+        metrics = learner.update(mixed, min(1.0, run.step / config.steps), feed.version)
     for rollout in rollouts:
         learner.after_collect(rollout)
         if recycler is not None:
@@ -255,11 +255,12 @@ def critic_alone(metrics: Mapping[str, float]) -> bool:
 
 
 def tell_begin(run: Run) -> None:
-    """Begin the progress line, which moves with every update, and say after how many steps: a slow simulator
-    takes minutes for them."""
-    run.report.start("rl", run.config.steps, "steps", done=run.step)
-    size = rollout_steps(run.config, run.env.spec.max_steps)
-    run.report.advance(run.step, note=f"learns after each {si(size)} steps")
+    """Begin the progress line, which moves with every update, and say after how many episodes or steps: a
+    slow simulator takes minutes for them."""
+    config, count = run.config, batch(run.config)
+    run.report.start("rl", config.steps, "steps", done=run.step)
+    size = f"{count} episodes" if group_size(config) else f"{si(count * config.policy.execute)} steps"
+    run.report.advance(run.step, note=f"learns after each {size}")
 
 
 def improve(

@@ -66,18 +66,13 @@ def batch(config: TrainConfig) -> int:
     return max(1, int(config.envs * rounds / config.over_provision) // group) * group
 
 
-def rollout_steps(config: TrainConfig, longest: int) -> int:
-    """Control steps of an update's samples, at most. longest: steps of an episode."""
-    return batch(config) * (longest if group_size(config) else config.policy.execute)
-
-
 def whole_rollouts(config: TrainConfig, longest: int) -> str:
     """That whole rollouts make over a tenth more than --steps, and why; "" where they do not. longest: steps
     of an episode."""
     if not isinstance(config.rl, OnPolicyOptions) or config.dream or not config.steps:
         return ""
     count, group, e = batch(config), group_size(config), config.policy.execute
-    size = rollout_steps(config, longest)
+    size = count * (longest if group else e)
     made = -(-config.steps // size) * size
     if made <= 1.1 * config.steps:
         return ""
