@@ -6,8 +6,10 @@ numbers named "group/name"}. `time/<part>` are the seconds that part took since 
 is not finite is stored as null and read back as nan.
 """
 
+import contextlib
 import json
 import math
+import netrc
 import os
 import secrets
 import sys
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TextIO
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -148,30 +151,47 @@ class _TensorBoard:
         self._writer.close()
 
 
+def wandb_mode() -> str:
+    """As WANDB_MODE says, else online with a key (WANDB_API_KEY, or of `wandb login`), offline without."""
+    if mode := os.environ.get("WANDB_MODE"):
+        return mode
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    key = os.environ.get("WANDB_API_KEY")
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        key = key or netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+    return "online" if key else "offline"
+
+
 class _Wandb:
-    """Scalars into wandb: online with WANDB_API_KEY (or as WANDB_MODE says), else offline in RUN/wandb."""
+    """Scalars into wandb, by `wandb_mode`; offline in RUN/wandb."""
 
     def __init__(self, folder: Path, project: str):
         try:
             import wandb
         except ImportError:
             raise MissingDependency("wandb is not installed: pip install 'robo_rl[wandb]'") from None
-        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        mode = wandb_mode()
         known = folder / "wandb_id"
         resumed = known.exists()
         if not resumed:
             write_bytes(known, secrets.token_hex(4).encode())
         config = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
-        self._run = wandb.init(
-            project=project or "robo_rl",
-            name=folder.resolve().name,
-            id=known.read_text().strip(),
-            mode=mode,
-            dir=str(folder),
-            config=config,
-            settings=wandb.Settings(console="off"),
-            resume="allow" if resumed and mode == "online" else None,
-        )
+        try:
+            self._run = wandb.init(
+                project=project or "robo_rl",
+                name=folder.resolve().name,
+                id=known.read_text().strip(),
+                mode=mode,
+                dir=str(folder),
+                config=config,
+                settings=wandb.Settings(console="off"),
+                resume="allow" if resumed and mode == "online" else None,
+            )
+        except Exception as e:  # an account, a network or a mode that wandb refuses
+            raise UserError(
+                f"wandb cannot begin ({' '.join(str(e).split())[:200]}); WANDB_MODE=offline writes into the "
+                "run folder, and wandb sync sends it later"
+            ) from e
         self._run.define_metric("env_step")
         self._run.define_metric("*", step_metric="env_step")  # so a resumed run overlays what it repeats
 
@@ -441,7 +461,8 @@ class Progress:
             return
         if not self._updated and self._live and self._task is not None:
             self._live.remove_task(self._task)
-        took = self._seen - self._began  # evaluations that follow are not of the stage
+        last = self._seen if self._done > self._first else self._clock()
+        took = last - self._began  # evaluations that follow are not of the stage
         if took < self._patience or not self._updated:
             self._stage = ""
             return

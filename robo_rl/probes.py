@@ -260,8 +260,9 @@ def loggers() -> list[ProbeResult]:
     if importlib.util.find_spec("wandb") is None:
         return [*rows, ProbeResult("wandb", "missing", "not installed", "pip install 'robo_rl[wandb]'")]
     version = importlib.metadata.version("wandb")
-    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-    if mode == "online":
+    from robo_rl.log import wandb_mode
+
+    if wandb_mode() == "online":
         return [*rows, ProbeResult("wandb", "ok", f"{version}, online")]
     return [
         *rows,
@@ -269,7 +270,7 @@ def loggers() -> list[ProbeResult]:
             "wandb",
             "limited",
             f"{version}, no key: runs are logged offline, in the run folder",
-            "export WANDB_API_KEY=<your key>",
+            "wandb login, or export WANDB_API_KEY=<your key>",
         ),
     ]
 

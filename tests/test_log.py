@@ -9,13 +9,14 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.files import free_bytes, lock, read_json, replacing, require_free, write_bytes, write_json
-from robo_rl.log import Progress, RunLog, clock_text, open_run, read_metrics, si
+from robo_rl.log import Progress, RunLog, clock_text, open_run, read_metrics, si, wandb_mode
 
 
 class Clock:
@@ -307,6 +308,30 @@ def test_tensorboard_shows_the_metrics_once_even_after_a_resume(tmp_path):
 def test_wandb_absent_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingDependency, match=r"pip install 'robo_rl\[wandb\]'"):
+        RunLog(tmp_path, ("wandb",))
+
+
+def test_wandb_is_online_with_a_key_of_the_environment_or_of_wandb_login(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert wandb_mode() == "offline"
+    (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password abc\n")
+    assert wandb_mode() == "online"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert wandb_mode() == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "abc")
+    assert wandb_mode() == "online"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wandb_mode() == "disabled"
+
+
+def test_what_wandb_refuses_is_one_line(tmp_path, monkeypatch):
+    def init(**options):
+        raise ValueError("mode\n  Input should be 'online'")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    with pytest.raises(UserError, match=r"wandb cannot begin \(mode Input .*WANDB_MODE=offline"):
         RunLog(tmp_path, ("wandb",))
 
 

@@ -259,7 +259,7 @@ class TrainConfig:
     video: bool = True
     """Film four episodes of the supervised and of the final policy."""
     wandb: str = ""
-    """wandb project (offline without a key); TensorBoard is always written."""
+    """wandb project (offline without a key or wandb login); TensorBoard is always written."""
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     data: DataOptions = field(default_factory=DataOptions)
     bc: BcOptions = field(default_factory=BcOptions)
