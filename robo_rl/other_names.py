@@ -1,6 +1,7 @@
 """What other projects call an option of `robo_rl train`: said where such a name is typed.
 
-Of LeRobot, HIL-SERL, openpi, CleanRL, Stable-Baselines3, rsl_rl and ManiSkill's baselines;
+Of LeRobot, HIL-SERL, openpi, CleanRL, Stable-Baselines3, rsl_rl, ManiSkill's baselines, Sample Factory, AReaL
+and verl;
 docs/howto/from_others.md has their commands beside ours.
 """
 
@@ -14,6 +15,7 @@ BATCH = "--bc.batch of supervised learning; --rl.minibatch, or from replay --rl.
 INIT = "--init RUN, a run to begin with; --policy FOLDER, a public VLA"
 POLICY = "--algo; --policy.kind flow, diffusion or gaussian; --policy pi05 and other VLAs"
 LOG = "--wandb PROJECT"
+STALE = "--max-staleness, versions that data may be behind; 0 is synchronous"
 EVERY = "--eval-every N: a checkpoint stands beside each evaluation"
 NAMES = {  # their name, "_" for "-", lower case: ours
     "env": ENV,
@@ -75,6 +77,19 @@ NAMES = {  # their name, "_" for "-", lower case: ours
     "capture_video": "--video, the default where a simulator draws",
     "headless": "nothing: no window is opened; --no-video films nothing",
     "num_workers": "--workers, processes that collect; --data.threads, threads that decode",
+    "train_for_env_steps": STEPS,
+    "total_epochs": STEPS,
+    "num_envs_per_worker": "--envs, of all --workers together",
+    "num_steps_per_env": "--rl.decisions, of each env between updates",
+    "num_learning_epochs": "--rl.epochs",
+    "async": STALE,
+    "async_rl": STALE,
+    "max_policy_lag": STALE,
+    "max_head_offpolicyness": STALE,
+    "staleness_threshold": STALE,
+    "adv_estimator": "--rl.advantage",
+    "group_size": "--rl.group",
+    "with_wandb": LOG,
     "chunk_size": "--policy.horizon; --policy.execute, how much of it is executed",
     "n_action_steps": "--policy.execute, of --policy.horizon",
     "action_horizon": "--policy.horizon; --policy.execute, how much of it is executed",

@@ -1078,6 +1078,8 @@ def test_help_shows_group_text_range_and_default_of_an_option(capsys):
             "no option --rl.discount; here it is --rl.gamma",
         ),
         (["train", "--algo", "hil_serl", "--cta-ratio", "2"], "here it is --rl.utd"),
+        (["train", "--max_head_offpolicyness", "4"], "here it is --max-staleness"),
+        (["train", "--async"], "here it is --max-staleness"),
         (
             ["train", "--rl.operator", "gamepad"],
             "this method has no option --rl.operator; --algo rlpd, demo_sac, hil_serl",
