@@ -194,9 +194,10 @@ def measured_files(sim: str, algo: str) -> tuple[str, ...]:
     )
 
 
-def run_rows(run: "str | Path") -> list[ResultRow]:
+def run_rows(run: "str | Path", name: str = "") -> list[ResultRow]:
     """The final evaluation of a run folder, the one before online RL, and the control steps until success was
-    `COMMON`, with the provenance that its run.json has.
+    `COMMON`, with the provenance that its run.json has. name: what tells it from runs of the same task and
+    method.
 
     UserError: it is no run folder, or has no final evaluation yet.
     """
@@ -213,7 +214,7 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     labels = {"sft": "after supervised learning", "final": learnt, "best": "best checkpoint"}
     found = [label for label in labels if (run / "evals" / f"{label}.json").exists()]
     if not found and config["sim"] == "none" and (run / "heldout.json").is_file():
-        return [held_out_row(run, config, said)]
+        return [held_out_row(run, config, said, name)]
     if "final" not in found and not (config["algo"] == "bc" and found):
         raise UserError(f"{run} has no final evaluation yet; finish it with: robo_rl train --resume {run}")
     what = f"{config['algo']}, {config['sim']} {config['task']}".strip() + (
@@ -221,6 +222,7 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     )
     kind = config.get("policy", {}).get("kind")
     what += f", {kind} ({config['policy'].get('size', '')})" if kind in VLAS else ""
+    what += f", {name}" if name else ""
     row = partial(ResultRow, **provenance_of(config, said))
     rows = []
     for label in found:
@@ -264,12 +266,13 @@ def provenance_of(config: dict, said: dict) -> dict[str, Any]:
     }
 
 
-def held_out_row(run: Path, config: dict, said: dict) -> ResultRow:
+def held_out_row(run: Path, config: dict, said: dict, name: str = "") -> ResultRow:
     """The row of a run without an env: the error of its actions on held-out episodes."""
     told = files.read_json(run / "heldout.json")
     ends = None if told.get("low") is None else (told["low"], told["high"])
     return ResultRow(
-        what=f"{config['algo']}, {Path(config['demos']).name}: error of actions on held-out episodes",
+        what=", ".join(filter(None, (config["algo"], Path(config["demos"]).name, name)))
+        + ": error of actions on held-out episodes",
         value=told["error"],
         unit="of that of the mean action",
         n=len(told["episodes"]),

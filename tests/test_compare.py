@@ -12,7 +12,17 @@ from robo_rl.cli import main
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
-from robo_rl.report.compare import by_task, compared, curve, mean_curve, notes_of, over, reached, read_groups
+from robo_rl.report.compare import (
+    by_task,
+    compared,
+    curve,
+    mean_curve,
+    names_apart,
+    notes_of,
+    over,
+    reached,
+    read_groups,
+)
 from robo_rl.report.compare_page import COLOURS, lines, page, write
 from robo_rl.report.data import load
 from robo_rl.results import run_rows
@@ -56,6 +66,17 @@ def test_quantiles_of_student_are_those_of_the_tables():
         assert student_quantile(df) == pytest.approx(t, abs=1e-5)
     with pytest.raises(UserError, match="above 0"):
         student_quantile(0)
+
+
+def test_rows_of_runs_are_told_apart_by_what_they_differ_in(tmp_path):
+    runs = [
+        make_run(tmp_path / f"{algo}{envs}{seed}", seed, algo=algo, envs=envs)
+        for algo, envs in (("ppo", 8), ("ppo", 16), ("nft", 8))
+        for seed in (0, 1)
+    ]
+    assert list(names_apart(runs).values()) == ["envs=8", "envs=8", "envs=16", "envs=16", "envs=8", "envs=8"]
+    assert set(names_apart(runs[:2]).values()) == {""}
+    assert set(names_apart([*runs[:2], *runs[4:]]).values()) == {""}  # the method is in their rows
 
 
 def test_intervals_over_seeds_are_students_and_welchs():

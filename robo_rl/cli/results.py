@@ -39,11 +39,12 @@ SUBCOMMANDS = {
 def run(args: "AddOptions | PageOptions") -> int:
     """Add rows, or write the page."""
     if isinstance(args, AddOptions):
-        from robo_rl.report.compare import run_folders
+        from robo_rl.report.compare import names_apart, run_folders
         from robo_rl.report.results_page import value
         from robo_rl.results import add_rows, run_rows
 
-        rows = [row for folder in run_folders([args.run]) for row in run_rows(folder)]
+        names = names_apart(run_folders([args.run]))
+        rows = [row for folder, name in names.items() for row in run_rows(folder, name)]
         path = add_rows(Path(args.folder) / f"{args.topic}.json", args.topic, rows)
         print("\n".join([*(f"{row.what}: {value(row)}" for row in rows), f"written to {path}"]))
         return 0

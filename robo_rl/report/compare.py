@@ -178,6 +178,22 @@ def labels_of(heads: Sequence[dict[str, str]], between: Sequence[str]) -> list[s
     return [" ".join(f"{k}={h.get(k, '–')}" for k in chosen) for h in heads]
 
 
+def names_apart(folders: Sequence[Path]) -> dict[Path, str]:
+    """{run folder: the options in which it differs from the others, but for the seed and what a row says
+    anyway}."""
+    groups = grouped([load(folder) for folder in folders])
+    if len(groups) == 1:
+        return dict.fromkeys(folders, "")
+    told = {
+        run.folder: ", ".join(
+            k for k in group.name.split() if k.split("=")[0] not in ("sim", "task", "algo", "obs")
+        )
+        for group in groups
+        for run in group.runs
+    }
+    return {folder: told[folder] for folder in folders}
+
+
 def notes_of(run: RunRecord) -> list[str]:
     """What is to be known of a run's row."""
     unfinished = run.metrics and not any(e.label == "final" for e in run.evals)
