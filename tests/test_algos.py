@@ -8,7 +8,7 @@ from toys import PointReach
 
 import robo_rl
 from robo_rl import checkpoint
-from robo_rl.algos import bc, dppo, reinflow
+from robo_rl.algos import bc, dppo, nft, reinflow
 from robo_rl.algos.onpolicy import Rules, minibatches, surrogate
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
@@ -27,6 +27,7 @@ from robo_rl.options import (
 )
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.context import Context
+from robo_rl.policies.exploration import explores
 from robo_rl.rollout import Collector
 from robo_rl.starts import eval_starts
 
@@ -61,6 +62,10 @@ METHODS = {
         ReinFlowOptions(**COMMON),
     ),
     "nft": (PolicyOptions(**SMALL), NftOptions(**COMMON | {"lr": 2e-4, "epochs": 2, "adv_max": 3.0})),
+    "nft noise": (
+        PolicyOptions(predict="action", noise="learned", noise_steps="last", noise_max=0.3, **SMALL),
+        NftOptions(**COMMON | {"lr": 2e-4, "adv_max": 1.0}),
+    ),
 }
 
 
@@ -73,7 +78,7 @@ def setup(name, seed=0, n=32):
 
 
 def step(env, learner, collector, options, rng, progress=0.5):
-    explore = not isinstance(options, NftOptions)
+    explore = explores(type(learner).__module__.split(".")[-1], learner.policy.options)
     if options.advantage == "gae":
         r = collector.collect(learner.sampler, options.decisions, explore=explore)
     else:
@@ -82,7 +87,7 @@ def step(env, learner, collector, options, rng, progress=0.5):
     return learner.update(r, progress), r
 
 
-@pytest.mark.parametrize("name", [m for m in METHODS if m != "nft"])
+@pytest.mark.parametrize("name", [m for m in METHODS if not m.startswith("nft")])
 def test_the_ratio_is_one_at_the_first_minibatch(name):
     env, learner, collector, options = setup(name)
     rng = np.random.default_rng(0)
@@ -338,6 +343,32 @@ def test_nft_samples_with_its_slow_copy_and_moves_it():
     assert torch.equal(learner.reference.head.out.weight, start.head.out.weight)
 
 
+class Rightwards(PointReach):
+    """The same whose reward is the first axis of the action."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, np.asarray(action)[:, 0].astype(np.float32), *rest
+
+
+def test_noise_that_was_good_moves_what_nft_does_without_noise():
+    policy_options, options = METHODS["nft noise"]
+    env = Rightwards(64, limit=12)
+    policy = make_policy(policy_options, ObsSpec(state=4, action=2), 0)
+    learner = nft.make(policy, options, 0)
+    collector = Collector(env, policy, options.gamma, 0)
+    obs = {"state": torch.from_numpy(env.reset(seed=0)[0]["state"])}
+
+    def plain() -> torch.Tensor:
+        return learner.sampler.act(obs, torch.Generator().manual_seed(0), explore=False).actions
+
+    before = plain()
+    for _ in range(6):
+        learner.update(collector.collect(learner.sampler, options.decisions), 0.5)
+    right, other = (plain() - before).mean((0, 1))
+    assert right > 0.02 and right > 3 * abs(other), (right, other)
+
+
 def test_methods_refuse_policies_they_cannot_train():
     gaussian = make_policy(METHODS["ppo"][0], ObsSpec(state=4, action=2), 0)
     flow = make_policy(METHODS["pi_rl sde"][0], ObsSpec(state=4, action=2), 0)
@@ -434,7 +465,7 @@ def test_every_method_improves_a_weak_supervised_policy(name, seed, tmp_path):
     collector = Collector(env, policy, options.gamma, seed)
     rng = np.random.default_rng(seed)
     before = np.mean(evaluate(PointReach(200, 12), learner.policy, eval_starts(200))["success"])
-    rounds = 120 if name == "nft" else 60 if options.advantage == "gae" else 500
+    rounds = 120 if name.startswith("nft") else 60 if options.advantage == "gae" else 500
     for i in range(rounds):
         step(env, learner, collector, options, rng, i / rounds)
     after = np.mean(evaluate(PointReach(200, 12), learner.policy, eval_starts(200))["success"])

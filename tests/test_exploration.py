@@ -30,6 +30,9 @@ SPEC = ObsSpec(state=5, action=3, views=(), image_size=0, language=False)
 KINDS = {
     "gaussian": PolicyOptions(kind="gaussian", hidden=16),
     "flow": PolicyOptions(noise="learned", noise_steps="last", hidden=16),
+    "diffusion": PolicyOptions(
+        kind="diffusion", predict="action", denoise_steps=4, finetune_steps=1, std_scale=0.0, hidden=16
+    ),
 }
 
 

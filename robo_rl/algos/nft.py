@@ -1,12 +1,14 @@
 """DiffusionNFT for action chunks: RL on the forward process, no likelihood and no stored chain.
 
 Source: DiffusionNFT (arXiv 2509.16117) eq. 8-10 and its code's self-normalised x0 form (`losses.nft`); the
-use on chunks follows RLinf's embodied NFT. Chunks are sampled by the plain ODE from `v_old`, an exponential
-average of the trained policy; their optimality r comes from GAE or a group advantage: r = 1/2 + clip(A)/(2
-A_max).
+use on chunks follows RLinf's embodied NFT. Chunks are sampled from `v_old`, an exponential average of the
+trained policy; their optimality r comes from GAE or a group advantage: r = 1/2 + clip(A)/(2 A_max).
 
 Where we differ: A may come from a critic; entries of the chunk that were not executed are masked out of the
-loss.
+loss. Sampling is the plain ODE, or where the policy has one level of noise (`--policy.noise learned`) its
+chain with that noise: a flow that imitated one expert has next to no spread of its own to learn from. The
+loss asks nothing of the sampler but that v_old is its mean: what is good or bad of a chunk's noise moves v
+alike.
 """
 
 import copy
@@ -29,9 +31,10 @@ from robo_rl.algos.onpolicy import (
 from robo_rl.devices import device_of, moved
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions
+from robo_rl.policies.exploration import explores_by_level
 from robo_rl.rollout import Rollout
 
-# options that are of a likelihood, or of exploration noise
+# options that are of a likelihood
 RATIO = (
     "clip_low",
     "clip_high",
@@ -39,7 +42,6 @@ RATIO = (
     "entropy_coef",
     "target_kl",
     "trust_kl",
-    "explore",
     "correction",
     "proximal",
     "weight_cap",
@@ -168,14 +170,14 @@ class NftLearner:
 
 
 def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> NftLearner:
-    """Learner for a flow policy; it samples without exploration noise."""
+    """Learner for a flow policy; it samples with exploration noise where that is learned."""
     policy.options.require_flow("nft")
     if policy.options.commit_least:
         raise UserError(
             "nft has no log-prob to leave given rows out of: with --latency use pi_rl or reinflow"
         )
-    options.refuse(
-        RATIO, "nft has no likelihood, so no ratio, no KL and no entropy, and it samples without noise"
-    )
+    options.refuse(RATIO, "nft has no likelihood, so no ratio, no KL and no entropy")
+    if not explores_by_level(policy.options):
+        options.refuse(("explore",), "nft samples without noise unless --policy.noise is learned")
     options.refuse(("whiten",), "nft brings advantages to a std of 1 over the rollout")
     return NftLearner(policy, options, seed, demos)

@@ -30,6 +30,7 @@ from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import cores, group_size, workers
 from robo_rl.files import private_folder
 from robo_rl.options import RL_OPTIONS, RolloutOptions
+from robo_rl.policies.exploration import explores
 from robo_rl.recording import Recorder
 from robo_rl.rollout import Collector, Rollout
 from robo_rl.runtime.feed import never
@@ -253,9 +254,8 @@ class DreamFeed:
             self._refit()
         if self.collector is None:
             return real
-        dream = self.collector.collect(
-            self.learner.sampler, real.done.shape[0], self.version, self.config.algo != "nft"
-        )
+        explore = explores(self.config.algo, self.config.policy)
+        dream = self.collector.collect(self.learner.sampler, real.done.shape[0], self.version, explore)
         self.played += 1
         out = joined(real, dream)
         made = [int(r.mask.sum()) for r in (real, dream)]

@@ -11,6 +11,7 @@ from robo_rl.experiment.config import TrainConfig, on_the_wire, rollout_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size, shares, staleness, workers
 from robo_rl.noise import mix
+from robo_rl.policies.exploration import explores
 
 if TYPE_CHECKING:
     from robo_rl.rollout_control import StartControl
@@ -45,7 +46,7 @@ def make_feed(
         return device_feed(config, env, learner, saved, control)
     n, group, o = workers(config), group_size(config), rollout_options(config)
     eta, free = staleness(config), episode_slots(config)
-    policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
+    policy, explore, seed = learner.sampler, explores(config.algo, config.policy), config.seed + 1
     tree = o if group and o.advantage == "tree" else None
     shape, choosing = planned.shape if planned else None, o if group and o.candidates else None
     width = shape.most if shape else group  # members that fit a slot
@@ -158,7 +159,7 @@ def device_feed(config: TrainConfig, env, learner, saved: dict | None, control: 
         learner.sampler,
         o.decisions,
         group,
-        config.algo != "nft",
+        explores(config.algo, config.policy),
     )
     return feed, feed.load_state(saved) if saved else True
 
