@@ -41,7 +41,7 @@ UNREAD = [
 
 def parts(algo, **options):
     config = recipe("mujoco", "pick_cube", algo, "state", "quick")
-    policy = {"hidden": 16} | ({"noise": "sde", "noise_steps": "one"} if algo == "pi_rl" else {})
+    policy = {"hidden": 16} | ({"noise": "sde", "noise_steps": "one"} if algo in ("pi_rl", "nft") else {})
     return make_policy(replace(config.policy, **policy), SPEC, 0), replace(config.rl, **options)
 
 

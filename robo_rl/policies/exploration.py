@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from robo_rl.devices import device_of
 from robo_rl.errors import UserError
 
 BAND = 1.1  # a learned std stays within this factor of the level
@@ -51,7 +50,7 @@ def with_level(policy: Any, level: float) -> Any:
     if policy.options.kind == "diffusion":
         made.options = replace(policy.options, std_floor=level)
         made.make_tables()
-        return made.to(device_of(policy))
+        return made.to(policy.times.device)
     made.options = replace(policy.options, noise_min=level / BAND, noise_max=level * BAND)
     made.noise.low = made.options.noise_min
     made.noise.high.fill_(made.options.noise_max)
