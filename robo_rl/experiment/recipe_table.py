@@ -328,11 +328,12 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             },
             "rl": {
                 "explore": 0.3,
+                "average": 0.05,
                 **LIMIT,
                 "critic_ready": 0.3,
                 "critic_warmup": 6,
                 "epochs": 4,
-                "adv_max": 0.4,
+                "adv_max": 0.75,
             },
         },
     ),
