@@ -5,6 +5,7 @@ import copy
 import json
 import math
 import shutil
+import signal
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from commands import TINY, robo_rl
 
+from robo_rl import checkpoint
 from robo_rl.algos import bc, recap
 from robo_rl.algos.recap import (
     Episodes,
@@ -372,8 +374,9 @@ def test_a_run_learns_from_mixed_episodes_then_records_more_and_goes_on_where_it
     assert (
         (last / "policy.safetensors").read_bytes() == weights != (first / "policy.safetensors").read_bytes()
     )
-    other = robo_rl(data, "train", "--algo", "nft", "--init", "runs/whole", "--task", "reach")
-    assert other.code == 2 and "learns by --algo recap or bc, not nft" in other.err
+    for algo in ("nft", "pi_rl"):
+        other = robo_rl(data, "train", "--algo", algo, "--init", "runs/whole", "--task", "reach")
+        assert other.code == 2 and f"learns by --algo recap or bc, not {algo}" in other.err
 
 
 def test_a_vla_learns_from_labelled_pictures(tmp_path):
@@ -470,6 +473,31 @@ def test_a_run_without_an_env_plays_the_task_of_a_simulator_that_is_named_with_t
     config = replace(load_config(own / "runs/own"), sim="mujoco")
     seen = with_pictures(config, ObsSpec(state=5, action=3, views=("wrist", "front"), image_size=32))
     assert (seen.obs, seen.cameras) == ("rgb", "wrist,front") and with_pictures(config, SPEC) is config
+
+
+@pytest.mark.parametrize(("whole", "labels"), [("own", 1), ("whole", 2)])
+def test_what_was_stopped_while_it_learnt_from_labels_goes_on_where_it_was(own, monkeypatch, whole, labels):
+    """`own` has no env, `whole` one. The labels of what goes on come from the checkpoint."""
+    monkeypatch.chdir(own)
+    begun = set()
+
+    def stop(event):
+        if event.stage in ("label", "recap"):
+            begun.add(event.stage)
+            if event.stage == "recap" and event.kind == "stage":
+                signal.raise_signal(signal.SIGINT)
+
+    config = replace(load_config(own / f"runs/{whole}"), out=f"runs/{whole}_half")
+    assert train(config, stop, quiet=True)[1] == 130 and begun == {"label", "recap"}
+    half = checkpoint.checkpoints(own / f"runs/{whole}_half")[-1]
+    state, meta = checkpoint.load_train(half)
+    assert state["rounds"] == 0 and state["fit"]["update"] == 1 and not meta["finished"]
+    assert meta["step"] == (21 if whole == "own" else len(state["told"]))
+    done = robo_rl(own, "train", "--resume", f"runs/{whole}_half")
+    assert done.code == 0 and done.err.count("[label] 100 %") == labels - 1, done.err
+    first, second = (checkpoint.checkpoints(own / f"runs/{name}")[-1] for name in (whole, f"{whole}_half"))
+    assert first.name == second.name
+    assert (first / "policy.safetensors").read_bytes() == (second / "policy.safetensors").read_bytes()
 
 
 def test_a_run_that_ends_while_it_is_judged_goes_on_from_there(own, monkeypatch):

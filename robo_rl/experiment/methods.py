@@ -33,6 +33,15 @@ def check_method(config: TrainConfig, policy) -> None:
         raise UserError(f"{WHAT} {config.algo}: {e}") from None
 
 
+def check_told(algo: str, advantage: bool) -> None:
+    """UserError: a policy that is told the advantage, and another method than those that tell it."""
+    if advantage and algo not in ("recap", "bc"):
+        raise UserError(
+            f"a policy that is told the advantage learns by --algo recap or bc, not {algo}; with "
+            "--policy.no-advantage and without --init a policy begins anew"
+        )
+
+
 def check_model(config: TrainConfig, policy, instructions: Iterable[str]) -> None:
     """UserError for a vision-language-action model that was asked for in another size than its weights have,
     or whose prompt has no room for one of the instructions."""

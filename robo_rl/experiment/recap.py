@@ -5,7 +5,8 @@ record more.
     recap.json          what the labels of every round were made of
 
 The step of a checkpoint is the number of control steps that it learnt from, demonstrations included; of a
-run without an env that of supervised updates, those on labelled data included.
+run without an env that of supervised updates, those on labelled data included. One that is made while
+labelled data are learnt from has the labels with it.
 """
 
 import copy
@@ -27,6 +28,7 @@ from robo_rl.experiment.offline import HeldOut
 from robo_rl.experiment.recap_check import data_folders, recap_options
 from robo_rl.experiment.run import Run, Stopped, supervised_tick
 from robo_rl.experiment.sft import demo_folder
+from robo_rl.experiment.teaching import Teaching
 from robo_rl.options import DataOptions
 from robo_rl.policies.context import ADVANTAGE
 
@@ -106,6 +108,20 @@ def pooled(
     return torch.cat(out)
 
 
+class ToldTeaching(Teaching):
+    """Updates of `run.policy` on labelled data, after the `before` ones of a run without an env. labels:
+    what its checkpoints say of the round."""
+
+    def __init__(self, run: Run, updates: int, before: int, sample: Demos, labels: dict):
+        super().__init__(run, updates, {"sample": sample})
+        self.before, self.labels = before, labels
+
+    def write(self, state: dict, made: int) -> None:
+        if self.run.env is None:
+            self.run.step = self.before + made
+        self.run.save(state | self.labels, finished=False)
+
+
 class RecapStage:
     """Rounds of one run; each begins with the supervised policy."""
 
@@ -114,6 +130,7 @@ class RecapStage:
         self.own: Dataset | None = None  # of a run without an env
         self.learnt: np.ndarray | None = None  # its rows that are learnt from; the others judge
         self.judge: HeldOut | None = None
+        self.told: torch.Tensor | None = None  # bool[F]: labels of the round that goes on
 
     def start(self, checkpoint_folder: Path | None) -> int:
         """Label and learn, then record, label and learn as often as asked -> the exit status."""
@@ -123,9 +140,13 @@ class RecapStage:
         if run.env is None:
             self.open_own_data()
         if checkpoint_folder is not None:
-            done = int(checkpoint.load_train(checkpoint_folder)[0].get("rounds", 0))
+            state = checkpoint.load_train(checkpoint_folder)[0]
+            done, self.told = int(state.get("rounds", 0)), state.get("told")
+            run.begun = None if self.told is None else checkpoint_folder
             at = run.folder / "checkpoints" / checkpoint.name(0)
-            if done <= self.options.rounds:  # else nothing is learnt any more, and it may be gone
+            # nothing begins with it any more, and it may be gone: all is learnt, or the last round is
+            last = self.told is not None and done == self.options.rounds
+            if done <= self.options.rounds and not last:
                 self.base, _ = checkpoint.load_policy(at, self.config.device)
         else:
             self.base = copy.deepcopy(run.policy)
@@ -217,53 +238,73 @@ class RecapStage:
         self.base.eval()
         return torch.cat([pooled(self.base, d, self.config.data, tick=tick) for d in parts])
 
-    def learn(self, parts: list[Dataset], r: int) -> bool:
-        """Label all frames and teach the supervised policy on -> False: a signal came."""
-        from robo_rl.demos import demo_sampler
-        from robo_rl.devices import device_of, sampled_on
-
-        run, o, config, before = self.run, self.options, self.config, self.run.step
-        try:
-            features = self.features(parts)
-        except Stopped:
-            return False
+    def label(self, parts: list[Dataset], r: int) -> np.ndarray:
+        """bool[F]: which frames of round r are good; what they were made of is said and kept. Raises Stopped
+        when a signal comes."""
+        run, o = self.run, self.options
+        features = self.features(parts)
         episodes = episodes_of(parts, o.force)
-        told, metrics = recap.label(features, episodes, o, config.seed + 1000 * r)
-        updates = run.updates + r * o.updates  # made before these
-        run.step = len(told) if self.own is None else updates + o.updates
-        at = run.step if self.own is None else updates
-        run.report.log(at, {f"recap/{k}": v for k, v in metrics.items()})
-        count, m = sum(len(d) for d in parts), metrics
+        told, m = recap.label(features, episodes, o, self.config.seed + 1000 * r)
+        at = len(told) if self.own is None else run.updates
+        run.report.log(at, {f"recap/{k}": v for k, v in m.items()})
         which = f"round {r}: " if o.rounds else ""
         run.report.say(
-            f"{which}{count} episodes, {len(told)} steps; values explain {m['value_explained']:.2f} of the "
-            f"returns; positive: {m['positive']:.2f}, of successes {m['positive_of_successes']:.2f}, of "
-            f"failures {m['positive_of_failures']:.2f}"
+            f"{which}{sum(len(d) for d in parts)} episodes, {len(told)} steps; values explain "
+            f"{m['value_explained']:.2f} of the returns; positive: {m['positive']:.2f}, of successes "
+            f"{m['positive_of_successes']:.2f}, of failures {m['positive_of_failures']:.2f}"
         )
         path = run.folder / LABELS
         files.write_json(
             path,
             [
                 *(files.read_json(path, list)[:r] if path.exists() else []),
-                {"round": r, "steps": len(told)} | metrics | {"tasks": by_task(parts, episodes, told)},
+                {"round": r, "steps": len(told)} | m | {"tasks": by_task(parts, episodes, told)},
             ],
         )
-        policy = copy.deepcopy(self.base).train()
+        return told
+
+    def learn(self, parts: list[Dataset], r: int) -> bool:
+        """Label all frames and teach the supervised policy on, or go on with that -> False: a signal came."""
+        from robo_rl.demos import demo_sampler
+        from robo_rl.devices import device_of, sampled_on
+
+        run, o, config = self.run, self.options, self.config
+        goes_on, before = self.told, run.policy
+        try:
+            told = self.label(parts, r) if goes_on is None else goes_on.numpy()
+        except Stopped:
+            return False
+        self.told = None
+        updates = run.updates + r * o.updates  # made before these
+        run.policy = (copy.deepcopy(self.base) if goes_on is None else before).train()
         if self.own is None:
-            sample = labelled(parts, policy, told)
+            sample = labelled(parts, run.policy, told)
         else:
             number = {ADVANTAGE: signs(told)}
             sample = demo_sampler(
-                self.own, policy.spec, config.policy.horizon, config.data, rows=self.learnt, more=number
+                self.own, run.policy.spec, config.policy.horizon, config.data, rows=self.learnt, more=number
             )
-        sample = sampled_on(device_of(policy), recap.untold(sample, o.drop))
-        tick = supervised_tick(run, "recap", o.updates, updates, metric="recap/loss")
+        labels = {"rounds": r, "told": torch.from_numpy(told)}
+        teaching = ToldTeaching(run, o.updates, updates, sample, labels)
+        sample = sampled_on(device_of(run.policy), recap.untold(sample, o.drop))
+        said = supervised_tick(run, "recap", o.updates, updates, metric="recap/loss")
+        step, run.step = run.step, len(told) if self.own is None else run.step
+
+        def tick(update: int, loss: float) -> None:
+            said(update, loss)
+            teaching.after_update()
+
+        seed, options = config.seed + 20 + r, replace(config.bc, updates=o.updates)
         try:
-            bc.train(policy, sample, replace(config.bc, updates=o.updates), config.seed + 20 + r, tick)
+            bc.train(run.policy, sample, options, seed, tick, teaching.begin)
         except Stopped:
-            run.step = before  # that of its checkpoint
+            teaching.keep()
+            if teaching.kept < 0:  # before the first update
+                run.step = step
             return False
-        run.policy = policy.eval()
+        teaching.end()
+        run.step = len(told) if self.own is None else updates + o.updates
+        run.policy.eval()
         return True
 
 

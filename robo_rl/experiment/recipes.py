@@ -35,6 +35,7 @@ from typing import Any
 from robo_rl.errors import UserError, choose
 from robo_rl.experiment.config import EXPLORATION, RL_OPTIONS, TrainConfig, method_options
 from robo_rl.experiment.config_file import flat, merged
+from robo_rl.experiment.methods import check_told
 from robo_rl.experiment.recipe_table import TABLE
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.options import (
@@ -384,6 +385,7 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
     """The preset for a run that begins with the policy of `init`: its networks, the method's exploration,
     nothing supervised; in the same task episodes as long as there."""
     had, before = policy_of(init), run_of(init)
+    check_told(base.algo, bool(had.get("advantage")))
     had |= {
         k: v
         for k, v in asdict(base.policy).items()

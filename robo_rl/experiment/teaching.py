@@ -63,12 +63,16 @@ class Teaching:
             return
         began = time.monotonic()
         state = {name: part.state_dict() for name, part in self.parts.items()}
-        self.run.taught = self.run.updates = self.fit.update
-        self.run.save(state | {"fit": self.fit.state_dict()}, finished=False, teaching=self.updates)
-        self.run.taught = self.run.updates = 0
+        self.write(state | {"fit": self.fit.state_dict()}, self.fit.update)
         self.kept = self.fit.update
         now = time.monotonic()
         self.due = now + max(LEAST, RARE * (now - began))
+
+    def write(self, state: dict[str, Any], made: int) -> None:
+        """The checkpoint itself, after so many updates."""
+        self.run.taught = self.run.updates = made
+        self.run.save(state, finished=False, teaching=self.updates)
+        self.run.taught = self.run.updates = 0
 
     def end(self) -> None:
         """The policy has its averaged weights for good."""

@@ -447,11 +447,7 @@ def check_method(
         raise UserError("--policy.lora.rank adapts weights that know something: --init RUN, or --demos N")
     if config.algo == "bc":
         return
-    if first.options.advantage and config.algo != "recap":
-        raise UserError(
-            f"a policy that is told the advantage learns by --algo recap or bc, not {config.algo}; with "
-            "--policy.no-advantage and without --init a policy begins anew"
-        )
+    methods.check_told(config.algo, first.options.advantage)
     methods.check_method(config, first)
     if config.share:
         from robo_rl.algos import foreign
