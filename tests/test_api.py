@@ -555,6 +555,8 @@ def test_so_many_successes_of_an_envs_own_expert_are_learnt_from_as_a_data_set_o
     assert (counted.policy, counted.rl, counted.eval_episodes) == (data.policy, data.rl, data.eval_episodes)
     scratch = robo_rl.recipe("gym:mine:Shown")
     assert robo_rl.recipe("gym:mine:Shown", demos=0).rl == scratch.rl != counted.rl
+    for algo in ("ppo", "reinflow", "dppo", "nft"):  # each env has a model of its own, whatever learns there
+        assert robo_rl.recipe("gym:mine:Shown", demos=20, algo=algo).envs == counted.envs == 64
     # what a simulator of one's own pays is not known: nothing is assumed of its returns
     own = robo_rl.recipe("pour:make", demos=20)
     assert own.policy == counted.policy and own.reward == ""

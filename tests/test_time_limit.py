@@ -70,7 +70,7 @@ def test_an_update_learns_from_what_the_time_limit_is_said_to_be():
 
 
 def test_a_run_on_success_takes_its_limit_for_a_failure_the_more_the_better_it_is():
-    for algo in ("pi_rl", "ppo"):
+    for algo in ("pi_rl", "ppo", "reinflow", "dppo", "nft"):
         sparse, dense = (
             recipes.recipe("mujoco", "pick_cube", algo, "state", "full", reward).rl
             for reward in ("", "dense")

@@ -275,30 +275,6 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"envs": 128, "policy": {"execute": 4}, "rl": {**BOUNDED, "replay": 0.5}},
     ),
     (
-        "manipulation on_policy dense",
-        "what a dense reward pays goes on beyond the time limit",
-        {"rl": {"timeout": "bootstrap", "anneal_gamma": False}},
-    ),
-    (
-        "taken",
-        "an env that is taken as it is pays success alone, as its data set does, and ends with it",
-        {"reward": "sparse"},
-    ),
-    (
-        "taken on_policy",
-        "each env holds a model of its own, which takes a tenth of a second and up to 20 MB: few, in "
-        "evaluations too",
-        {"envs": 64, "eval_envs": 50, "eval_episodes": 100},
-    ),
-    (
-        "taken on_policy ours",
-        "the return of a sparse reward lies in [0, 1]: a critic that is asked beyond what it learnt, where "
-        "short episodes are cut, must not promise more than success",
-        {"rl": {"max_return": 1.0}},
-    ),
-    ("taken on_policy ours dense", "returns lie in no known range", {"rl": {"max_return": 0.0}}),
-    ("taken own_sim", "what the simulator itself pays", {"reward": ""}),
-    (
         "fast reinflow state",
         "as pi_rl: chunks predicted, half of one executed, noise that the policy bears, steps that follow "
         "their KL, the critic first",
@@ -362,6 +338,30 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     ("fast dppo state full", "an upper bound: --target ends a run earlier", {"steps": 500_000}),
     ("fast dppo state quick", "minutes", {"steps": 200_000}),
+    (
+        "manipulation on_policy dense",
+        "what a dense reward pays goes on beyond the time limit",
+        {"rl": {"timeout": "bootstrap", "anneal_gamma": False}},
+    ),
+    (
+        "taken",
+        "an env that is taken as it is pays success alone, as its data set does, and ends with it",
+        {"reward": "sparse"},
+    ),
+    (
+        "taken on_policy",
+        "each env holds a model of its own, which takes a tenth of a second and up to 20 MB: few, in "
+        "evaluations too",
+        {"envs": 64, "eval_envs": 50, "eval_episodes": 100},
+    ),
+    (
+        "taken on_policy ours",
+        "the return of a sparse reward lies in [0, 1]: a critic that is asked beyond what it learnt, where "
+        "short episodes are cut, must not promise more than success",
+        {"rl": {"max_return": 1.0}},
+    ),
+    ("taken on_policy ours dense", "returns lie in no known range", {"rl": {"max_return": 0.0}}),
+    ("taken own_sim", "what the simulator itself pays", {"reward": ""}),
     # ---- on-policy from scratch
     (
         "scratch on_policy",
