@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robo_rl.errors import UserError
+from robo_rl.types import ActionAxis, to_commands
 from world_models import trust
 
 
@@ -89,6 +90,43 @@ def test_following_is_unknown_where_no_dimension_answers_to_commands():
     commands, moved = motions()
     response = trust.respond(commands, moved[:, 2:])
     assert all(math.isnan(v) for v in trust.following(response, commands, moved[:, 2:]))
+
+
+def arm_in_degrees(commands: np.ndarray, at: np.ndarray, axes, lag: float) -> np.ndarray:
+    """Where an arm at `at` [B,A] is after `commands` [B,T,A]: a share `lag` of the way at every step."""
+    for goal in np.moveaxis(commands, 1, 0):
+        wanted = np.stack(
+            [a.low + (g + 1) / 2 * (a.high - a.low) for a, g in zip(axes, goal.T, strict=True)], 1
+        )
+        at = at + lag * (wanted - at)
+    return at
+
+
+@pytest.mark.parametrize("lag", [0.3, 1.0])
+def test_an_exact_arm_that_is_commanded_to_absolute_positions_follows_those_of_other_windows(lag):
+    rng = np.random.default_rng(0)
+    axes = tuple(ActionAxis(n, "deg", low, 90.0, "absolute") for n, low in (("pan", -90.0), ("lift", -30.0)))
+    state = rng.uniform((-60, -20), (60, 60), (300, 2)).astype(np.float32)
+    goal = state + rng.uniform(-20, 20, (300, 2))
+    raw = state[:, None] + np.linspace(0.2, 1, 8)[None, :, None] * (goal - state)[:, None]
+    low, high = np.array([a.low for a in axes]), np.array([a.high for a in axes])
+    recorded = to_commands(raw, low, high)
+    others = trust.OtherCommands.of(axes, ("pan", "lift"), state)
+    response = trust.respond(others.cause(recorded), arm_in_degrees(recorded, state, axes, lag) - state)
+    given = others.commands(recorded, rng.permutation(300))
+    moved = arm_in_degrees(given, state, axes, lag) - state
+    correlation, gain = trust.following(response, others.cause(given), moved)
+    assert correlation > 0.99 and gain == pytest.approx(1, abs=0.05)
+    assert trust.following(response, others.cause(given), np.zeros_like(moved)) == pytest.approx((0, 0))
+
+
+def test_positions_that_the_state_lacks_stay_as_recorded_and_commands_of_no_unit_are_exchanged():
+    axes = (ActionAxis("x", "m", -1, 1, "absolute"), ActionAxis("torque", "1", -1, 1, "absolute"))
+    recorded = np.random.default_rng(0).uniform(-1, 1, (5, 8, 2)).astype(np.float32)
+    others, order = trust.OtherCommands.of(axes, ("angle",), np.zeros((5, 1))), np.arange(5)[::-1]
+    given = others.commands(recorded, order)
+    np.testing.assert_array_equal(given, np.stack([recorded[..., 0], recorded[order][..., 1]], -1))
+    np.testing.assert_allclose(others.cause(given), recorded[order][..., 1:].sum(1), rtol=1e-5)
 
 
 def test_confusion_counts_by_hand():

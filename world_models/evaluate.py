@@ -184,18 +184,22 @@ def measure_bound(uncertainty: np.ndarray, error: np.ndarray, w, spec: WorldSpec
 
 
 def measure_following(model, w, config: WorldEvalConfig) -> dict:
-    """Does the arm go where it is commanded, with the commands of other windows."""
+    """Does the arm go where it is commanded, with the commands of other windows (`trust.OtherCommands`)."""
     steps = min(CHUNK, w.actions.shape[1])
     whole = w.seen[:, :steps].all(1)
-    if whole.sum() < 2 * w.actions.shape[2] + 8:
-        return {"correlation": None, "gain": None, "windows": int(whole.sum())}
-    order = np.random.default_rng([config.seed, 29]).permutation(np.flatnonzero(whole))
-    commands = w.actions[:, :steps].sum(1)
-    response = trust.respond(commands[whole], (w.state[:, steps - 1] - w.start["state"])[whole])
     start = {k: v[whole] for k, v in w.start.items()}
-    p = open_loop(model, start, w.actions[order][:, :steps], 16 if w.images else 256, config.seed)
-    correlation, gain = trust.following(response, commands[order], p.state[:, -1] - start["state"])
-    obey = [n for n, r in zip(model.spec.control.state_names, response.r2, strict=False) if r >= 0.5]
+    control = model.spec.control
+    others = trust.OtherCommands.of(control.axes, control.state_names, start["state"])
+    if whole.sum() < 2 * w.actions.shape[2] + 8 or not others.exchanged.any():
+        return {"correlation": None, "gain": None, "windows": int(whole.sum())}
+    order = np.random.default_rng([config.seed, 29]).permutation(int(whole.sum()))
+    recorded = w.actions[whole][:, :steps]
+    moved = w.state[whole, steps - 1] - start["state"]
+    response = trust.respond(others.cause(recorded), moved)
+    commands = others.commands(recorded, order)
+    p = open_loop(model, start, commands, 16 if w.images else 256, config.seed)
+    correlation, gain = trust.following(response, others.cause(commands), p.state[:, -1] - start["state"])
+    obey = [n for n, r in zip(control.state_names, response.r2, strict=False) if r >= 0.5]
     return {"correlation": correlation, "gain": gain, "windows": int(whole.sum()), "dimensions": obey}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.stats import Interval, bootstrap_mean, paired_difference, unpaired_difference, wilson
+from robo_rl.types import ActionAxis, to_commands
 
 HORIZONS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FINE = 0.25  # cycles per pixel: half of what a picture can show
@@ -103,6 +104,45 @@ def apart(better: dict[int, Interval], worse: dict[int, Interval]) -> dict[int, 
 
 
 @dataclass(frozen=True, slots=True)
+class OtherCommands:
+    """The commands of other windows [B,T,A], as they are given from where a window starts.
+
+    An absolute position that the state has by the axis' name is given relative to where the axis is: `at`
+    [B,A] is the command that holds it there, `is_position` [A]. One in a unit of its own that the state lacks
+    stays as it was recorded, for from elsewhere it means another motion: `exchanged` [A] are the others.
+    """
+
+    at: np.ndarray
+    is_position: np.ndarray
+    exchanged: np.ndarray
+
+    @classmethod
+    def of(cls, axes: Sequence[ActionAxis], state_names: Sequence[str], state: np.ndarray) -> "OtherCommands":
+        """Of windows that start in `state` [B,S]."""
+        at, names = np.zeros((len(state), len(axes)), np.float32), list(state_names)
+        known, lost = np.zeros(len(axes), bool), np.zeros(len(axes), bool)
+        for i, axis in enumerate(axes):
+            known[i] = axis.kind == "absolute" and axis.name in names
+            lost[i] = axis.kind == "absolute" and axis.unit != "1" and not known[i]
+            if known[i]:
+                x = state[:, names.index(axis.name)]
+                at[:, i] = to_commands(x, np.array(axis.low), np.array(axis.high))
+        return cls(at, known, ~lost)
+
+    def commands(self, recorded: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """The commands [B,T,A] of the windows `order` [B], within -1 .. 1 where they are moved."""
+        at = self.at[:, None]
+        moved = np.where(self.is_position, (recorded[order] - at[order] + at).clip(-1, 1), recorded[order])
+        return np.where(self.exchanged, moved, recorded).astype(np.float32)
+
+    def cause(self, commands: np.ndarray) -> np.ndarray:
+        """What of `commands` [B,T,A] moves the arm, [B,exchanged]: the last position less where it is, and
+        the sum of all others."""
+        cause = np.where(self.is_position, commands[:, -1] - self.at, commands.sum(1))
+        return cause[:, self.exchanged]
+
+
+@dataclass(frozen=True, slots=True)
 class Response:
     """Linear response of real motion to commands: moved [S] ~ bias + commands [A] @ weight, with its R^2
     [S]."""
@@ -113,8 +153,8 @@ class Response:
 
 
 def respond(commands: np.ndarray, moved: np.ndarray, ridge: float = 1e-6) -> Response:
-    """Least squares of `moved` [B,S] (state after minus before) on `commands` [B,A] (actions summed over the
-    chunk)."""
+    """Least squares of `moved` [B,S] (state after minus before) on `commands` [B,A]
+    (`OtherCommands.cause`)."""
     c0, m0 = commands.mean(0), moved.mean(0)
     c, m = commands - c0, moved - m0
     weight = np.linalg.solve(c.T @ c + ridge * len(c) * np.eye(c.shape[1]), c.T @ m)
