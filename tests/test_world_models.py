@@ -227,6 +227,10 @@ def test_data_that_is_too_little_or_out_of_range_is_refused(data):
     few = of_episodes([_episode(5)] * 9, data.control)
     with pytest.raises(UserError, match="9 episodes and 45 frames"):
         check(few, "here")
+    with pytest.raises(
+        UserError, match="Record more, and give them beside these: robo_rl wm train here MORE"
+    ):
+        check(replace(few, own=True), "here")  # robo_rl collect records no robot
     with pytest.raises(UserError, match="actions up to 3"):
         check(replace(data, action=data.action * 0 + 3), "here")
     check(data, "here")
@@ -370,6 +374,13 @@ def test_the_rollout_follows_the_last_refinement_and_every_one_is_learnt(data):
 
 
 # ---- learning and calibration ------------------------------------------------------------------------------
+
+
+def test_no_error_is_told_of_steps_that_no_held_out_episode_reaches(data, learnt):
+    cut = replace(data, end=np.where(data.held, data.first + 5, data.end))
+    report = learning.calibrated(copy.deepcopy(learnt), cut, LIMIT - 1, 0.75)[1]
+    assert 3 < len(report["error"]) == len(report["copied"]) == len(report["windows"]) <= 5
+    assert min(report["error"]) > 0
 
 
 def test_it_learns_the_toy_and_stays_below_a_world_that_stands_still(data, learnt):

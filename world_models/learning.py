@@ -562,8 +562,12 @@ def calibrated(
         set_shift(model, data, min(told or longest, longest))
     model.spec = model.spec.calibrated(steps, threshold, bounds, longest)
     with np.errstate(invalid="ignore"):
-        n = (~np.isnan(run.error)).sum(0).clip(1)
-        means = {k: np.nansum(getattr(run, k), 0) / n for k in ("error", "copied", "uncertainty")}
+        n = (~np.isnan(run.error)).sum(0)
+        reached = int(np.flatnonzero(n).max(initial=-1)) + 1  # held-out episodes may all be shorter
+        n = n[:reached].clip(1)
+        means = {
+            k: np.nansum(getattr(run, k)[:, :reached], 0) / n for k in ("error", "copied", "uncertainty")
+        }
     seen = ~np.isnan(run.error)
     report: dict = {k: v.tolist() for k, v in means.items()} | {
         "windows": n.tolist(),

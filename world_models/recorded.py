@@ -149,10 +149,14 @@ def check(data: Recorded, where: str) -> None:
     """Raise UserError for data that no model can be learnt from."""
     n, f = len(data), len(data.action)
     if n < LEAST_EPISODES or f < LEAST_FRAMES:
+        remedy = (
+            f"Record more, and give them beside these: robo_rl wm train {where} MORE"
+            if data.own
+            else f"Add some: robo_rl collect --policy expert,random --out {where}"
+        )
         raise UserError(
-            f"data set {where} has {n} episodes and {f} frames; a world model needs at least "
-            f"{LEAST_EPISODES} episodes and {LEAST_FRAMES} frames. Add some: robo_rl collect --policy "
-            f"expert,random --out {where}"
+            f"data set {where} has {n} episode{'s' * (n != 1)} and {f} frames; a world model needs at least "
+            f"{LEAST_EPISODES} episodes and {LEAST_FRAMES} frames. {remedy}"
         )
     if not data.state.shape[1]:
         raise UserError(f"data set {where} has no state; record it with robo_rl collect")
