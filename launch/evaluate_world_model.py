@@ -14,9 +14,11 @@ the model can be trusted at all: `robo_rl wm eval`.
 import argparse
 import sys
 from contextlib import closing, nullcontext
+from pathlib import Path
 
 import robo_rl
 from robo_rl.errors import as_script
+from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.foreign import foreign_policy
 from robo_rl.experiment.world_model import obs_spec_of, shortened, simulator_of
 from robo_rl.options.foreign import FOREIGN
@@ -44,7 +46,10 @@ def main() -> None:
     model = robo_rl.load_world_model(args.model)
     lanes = min(args.episodes, 32) if model.spec.control.views else args.episodes
     simulator = None if args.no_simulator else simulator_of(model.spec, lanes)
-    if simulator is not None and (note := shortened(model.spec, "simulator")):
+    for name in args.policies:  # a wrong name is told before the episodes of the others
+        if not (name.startswith(FOREIGN) or is_object(name)):
+            pick_checkpoint(Path(name), "best")
+    if note := shortened(model.spec, "" if simulator is None else "simulator"):
         print(note, file=sys.stderr)
     for name in args.policies:
         with find_policy(name, model.spec, args) as policy:

@@ -389,6 +389,7 @@ def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
     for names, words in (
         (["nowhere", "mine:right"], "nowhere holds no world model"),
         (["model", "ws://127.0.0.1:9"], "no policy answers at"),
+        (["model", "mine:right", "nothing"], "nothing does not exist"),
     ):
         done = subprocess.run(
             [sys.executable, ROOT / "launch/evaluate_world_model.py", *names],
@@ -400,6 +401,7 @@ def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
             check=False,
         )
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
+        assert not done.stdout, "nothing is evaluated before all names are known"
 
 
 def test_a_policy_that_acts_elsewhere_is_shown_a_model_as_it_is_and_commands_in_the_units_of_its_recordings():

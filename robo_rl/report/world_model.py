@@ -382,6 +382,7 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
             "greatest probability",
             True,
         )
+    cut = "" if u["error_cut"] is None else f", whose mean error is {number(u['error_cut'], 3)}"
     body = f"""
 <header><p class="eyebrow">robo_rl world model</p><h1>{esc(doc["model"])}</h1><ul class="facts">{facts}</ul></header>
 {said}<section class="tiles">{tiles_of(doc)}</section>{notes}
@@ -392,8 +393,7 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
 {policies_section(doc) if "policies" in doc else ""}
 {probe_section(doc["probe"]) if "probe" in doc else ""}
 <h2>Calibration</h2><p>A threshold on the uncertainty cuts imagined episodes; at {number(u["threshold"], 3)} it cuts
-{100 * u["steps_cut"]:.1f} % of these steps,
-where the mean error is {number(u["error_cut"], 3)} (kept steps: {number(u["error_kept"], 3)}).</p><div class="grid">{calibration}</div>
+{100 * u["steps_cut"]:.1f} % of these steps{cut}. The mean error of kept steps is {number(u["error_kept"], 3)}.</p><div class="grid">{calibration}</div>
 {gate_section(doc["gate"]) if doc.get("gate") else ""}
 <footer>Made by <code>robo_rl wm eval</code>. Intervals: percentile bootstrap over episodes, Newcombe's method 10 for gaps.</footer>"""  # noqa: E501
     return filled(f"{doc['model']} · world model", body)
