@@ -117,8 +117,8 @@ class SimArm:
         opening: float = 0.0,
     ) -> None:
         """Put the arm at rest at joint angles q [n] [rad], with the gripper at `opening` (0 closed, 1 open)
-        and free bodies at (pos [3] [m], quat [4]), under the law at full stiffness: nothing pulls there, so
-        nothing jumps."""
+        and free bodies and marks at (pos [3] [m], quat [4]), under the law at full stiffness: nothing pulls
+        there, so nothing jumps."""
         if self.share:
             self.data.qvel[self._dof] = 0.0
         else:
@@ -127,9 +127,11 @@ class SimArm:
         self.data.qpos[self._finger_q] = self._closed + opening * self._travel
         self.grip(opening)
         for name, (pos, quat) in (objects or {}).items():
-            at = self.mj.jnt_qposadr[
-                self.mj.body_jntadr[self.mj.body(choose("object", name, self.objects())).id]
-            ]
+            body = self.mj.body(choose("object", name, self.objects()))
+            if (mark := body.mocapid[0]) >= 0:
+                self.data.mocap_pos[mark], self.data.mocap_quat[mark] = pos, quat
+                continue
+            at = self.mj.jnt_qposadr[self.mj.body_jntadr[body.id]]
             self.data.qpos[at : at + 7] = *pos, *quat
         mujoco.mj_forward(self.mj, self.data)
         self.t = 0.0
@@ -163,11 +165,13 @@ class SimArm:
             self.servo.rest(self.model)
 
     def objects(self) -> list[str]:
-        """Names of the bodies that move freely; of a scene with other arms none."""
+        """Names of the bodies that move freely, and of marks (mocap bodies); of a scene with other arms
+        none."""
         if self.share:
             return []
-        free = np.flatnonzero(self.mj.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
-        return [self.mj.body(self.mj.jnt_bodyid[j]).name for j in free]
+        free = self.mj.jnt_bodyid[self.mj.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+        marks = np.flatnonzero(self.mj.body_mocapid >= 0)
+        return [self.mj.body(b).name for b in (*free, *marks)]
 
     def grip(self, opening: float) -> None:
         """Send the fingers to an opening, 0 closed .. 1 open; nothing where the model has none."""

@@ -24,6 +24,8 @@ from robo_rl.errors import UserError
 
 HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")
 OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
+GOAL = "goal"  # a mark, told as an object is; the state has its way from the first object, or from the tool
+GOAL_NAMES = ("goal_dx", "goal_dy", "goal_dz")
 STALE_PICTURE = 0.5  # s behind the joints, at which a camera counts as lost
 STALE_SIGHT = 0.5  # s behind the joints, at which what tells an object's pose or the gripper counts as lost
 STALE_WRENCH = 0.2  # s behind the joints, at which the force sensor counts as lost
@@ -32,8 +34,9 @@ DEPTH = 4  # newest messages of a control period that are read: a fast arm's oth
 
 
 def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The objects in a state of these names. UserError for a name that no topic carries."""
+    """The objects in a state of these names, its mark last. UserError for a name that no topic carries."""
     objects = tuple(n.removesuffix("_cos4yaw") for n in names if n.endswith("_cos4yaw"))
+    mark = (GOAL,) if set(GOAL_NAMES) & {*names} else ()
     joints = [n for n in names if n.startswith("joint")]
     known = {
         *joints,
@@ -41,16 +44,17 @@ def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
         "gripper_command",
         *HAND,
         *(f"{o}_{part}" for o in objects for part in OBJECT),
+        *(GOAL_NAMES if mark else ()),
     }
     unknown = [n for n in names if n not in known]
     if unknown or not names:
         what = ", ".join(unknown[:5]) or "it is empty"
         raise UserError(
             f"the run's state does not fit the robot's topics: {what}. Allowed: joints, "
-            f"gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}. What no topic tells, a policy "
-            "may see: train it with --obs rgb"
+            f"gripper, {', '.join(HAND)}, of each body {', '.join(OBJECT)} and of a mark "
+            f"{', '.join(GOAL_NAMES)}. What no topic tells, a policy may see: train it with --obs rgb"
         )
-    return objects
+    return objects + mark
 
 
 def camera_topic(view: str) -> str:
@@ -241,6 +245,9 @@ class ObservationBuffer:
                     strict=True,
                 )
             )
+        if GOAL in self.poses:
+            first = self.poses[self.objects[0]].pos if self.objects[0] != GOAL else model.pos
+            at |= dict(zip(GOAL_NAMES, np.subtract(self.poses[GOAL].pos, first), strict=True))
         return np.array([at[n] for n in self.names], np.float32)
 
     def pictures(self) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ STARTED = runpy.run_path(str(Path(__file__).parent / "robo_rl_process.py"))
 ARGUMENTS = (
     *STARTED["ARGUMENTS"],
     ("robot", "sim", "preset or JSON file"),
-    ("scene", "pick_cube", "pick_cube or none"),
+    ("scene", "pick_cube", "task whose objects stand there, or none"),
     ("speed", "0.25", "limit of the tool [m/s]"),
     ("namespace", "", "prefix of all topics"),
 )

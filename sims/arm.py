@@ -21,9 +21,10 @@ from sims.mujoco.env import HOME, PROPRIOCEPTION, axes_of, state_names_of
 from sims.mujoco.experts import back_out, expert_of
 from sims.mujoco.kinematics import Arm
 from sims.mujoco.scene_view import SceneView
-from sims.mujoco.tasks import Scene, Task
+from sims.mujoco.tasks import Scene, Start, Task
 
 F = np.float32
+GOAL = "goal"  # the body that is a task's mark
 Pose = tuple[np.ndarray, np.ndarray]  # pos [3] [m], quat [4] (w, x, y, z), in the base frame
 
 
@@ -62,11 +63,26 @@ class Body(Scenery, Protocol):
         ...
 
 
-def succeeded(task: Task, body: Scenery) -> bool:
-    """The task's own rule, from what the robot's topics tell. For tasks of free objects alone."""
+def bodies_of(task: Task) -> tuple[str, ...]:
+    """Whose poses a robot's topics tell: those of the task's objects and of its mark."""
+    return (*task.objects, *((GOAL,) if task.uses_goal else ()))
+
+
+def poses_of(task: Task, place: Start, k: int) -> dict[str, Pose]:
+    """Poses of a task's objects, and of its mark, at the k-th of some starts."""
+    half = place.yaw[k] / 2
+    out = {
+        name: (place.centre[k, j], np.array([np.cos(half[j]), 0, 0, np.sin(half[j])]))
+        for j, name in enumerate(task.objects)
+    }
+    return out | ({GOAL: (place.goal[k], np.array([1.0, 0, 0, 0]))} if task.uses_goal else {})
+
+
+def told_scene(task: Task, body: Scenery, asked: int = 0) -> Scene:
+    """What the robot's topics tell, as the task's rules see it: nothing of velocities."""
     column = [np.array(body.object(name), F)[:, None] for name in task.objects]
     none = np.zeros((7, 1), F)
-    scene = Scene(
+    return Scene(
         none,
         none,
         np.array([body.opening()], F),
@@ -74,12 +90,16 @@ def succeeded(task: Task, body: Scenery) -> bool:
         none,
         column,
         [],
-        [],
-        none[:3],
+        [none[:3]] * len(column),
+        np.array(body.object(GOAL), F)[:, None] if task.uses_goal else none[:3],
         none[0],
-        np.zeros(1, np.int64),
+        np.full(1, asked, np.int64),
     )
-    return bool(task.success(scene)[0])
+
+
+def succeeded(task: Task, body: Scenery, asked: int = 0) -> bool:
+    """The task's own rule, from what the robot's topics tell; asked: which instruction was given."""
+    return bool(task.success(told_scene(task, body, asked))[0])
 
 
 class View:
@@ -104,9 +124,9 @@ class View:
             pos,
             [np.stack([np.cos(h), 0 * h, 0 * h, np.sin(h)]) for h in half],
             [none] * len(pos),
-            none,
+            np.array([b.object(GOAL) for b in env.bodies], F).T if env.task.uses_goal else none,
             np.zeros(n, F),
-            np.zeros(n, np.int64),
+            env.asked,
         )
 
     def hand_target(self) -> tuple[np.ndarray, np.ndarray]:
@@ -130,8 +150,6 @@ class ArmEnv(ControlEnv):
         views: tuple[str, ...] = (),
         image_size: int = 64,
     ):
-        if task.uses_goal or task.uses_slide or task.failure or len(task.instructions) > 1:
-            raise UserError(f"the arm's scene holds free objects alone: task pick_cube, got {task.name}")
         n = self.num_envs = len(bodies)
         self.task, self.bodies, self.leave = task, bodies, leave
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
@@ -151,7 +169,7 @@ class ArmEnv(ControlEnv):
         )
         self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
         self.stream = StartStream(n)
-        self.starts, self.steps = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.starts, self.steps, self.asked = (np.zeros(n, np.int64) for _ in range(3))
         self.states = np.zeros((n, len(names)), F)
         self.images = True  # False: steps leave the images as they are, until a step with True
         self._images = {v: np.zeros((n, image_size, image_size, 3), np.uint8) for v in views}
@@ -166,15 +184,10 @@ class ArmEnv(ControlEnv):
             self.starts[ids] = starts
             u = uniforms(self.starts[ids], 31)
             place = self.task.place(u[:, 7:])
-            half = place.yaw / 2
+            self.asked[ids] = place.asked
             for k, i in enumerate(ids):
-                self.bodies[i].begin(
-                    HOME + self.task.jitter * (2 * u[k, :7] - 1),
-                    {
-                        name: (place.centre[k, j], np.array([np.cos(half[k, j]), 0, 0, np.sin(half[k, j])]))
-                        for j, name in enumerate(self.task.objects)
-                    },
-                )
+                joints = HOME + self.task.jitter * (2 * u[k, :7] - 1)
+                self.bodies[i].begin(joints, poses_of(self.task, place, k))
                 self.states[i] = self.bodies[i].state()
             self.steps[ids] = 0
             self.terminated[ids] = self.truncated[ids] = self.success[ids] = False
@@ -191,7 +204,10 @@ class ArmEnv(ControlEnv):
         for i in np.flatnonzero(alive).tolist():
             self.bodies[i].act(a[i])
             self.states[i] = self.bodies[i].state()
-            reward[i] = self.success[i] = self.terminated[i] = succeeded(self.task, self.bodies[i])
+            seen = told_scene(self.task, self.bodies[i], self.asked[i])
+            reward[i] = self.success[i] = self.terminated[i] = self.task.success(seen)[0]
+            if self.task.failure and not self.success[i]:
+                self.terminated[i] = self.task.failure(seen)[0]
         self.steps += alive
         self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
         for i in np.flatnonzero(alive & (self.terminated | self.truncated)).tolist():
@@ -245,5 +261,5 @@ class ArmEnv(ControlEnv):
         images = {f"image/{v}": x.copy() for v, x in self._images.items()}
         return {
             "state": self.states[:, : self._seen].copy(),
-            "task": np.array(self.task.instructions * self.num_envs),
+            "task": np.array(self.task.instructions)[self.asked],
         } | images

@@ -495,7 +495,7 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
         ({}, ["--policy", "127.0.0.1:9"], "serve.token does not exist"),
         ({}, ["--checkpoint", "step_9"], "has no checkpoint 'step_9'"),
         ({"control": "joint_delta", "state": 36}, [], "train with --control ee_delta"),
-        ({"task": "reach", "state": 33}, [], "does not fit the robot's topics: goal_dx"),
+        ({"task": "open_drawer", "state": 34}, [], "does not fit the robot's topics: drawer"),
         ({"task": "Hopper-v5"}, [], "the run's task Hopper-v5 is no arm's"),
         ({"sim": "gym:Pendulum-v1", "task": ""}, [], "the run was trained in gym:Pendulum-v1"),
         ({"state": 12}, [], "the run's policy sees 12 numbers, its task has 36"),
@@ -619,6 +619,21 @@ def test_an_arm_that_lacks_what_the_policy_sees_is_not_armed(run, tmp_path):
     assert f"waiting up to 5 s in domain {domain}, interface lo for " in done.err
     arm.signal(signal.SIGINT)
     assert arm.wait().out.splitlines()[-1].startswith("DISARMED · tool")
+
+
+def test_a_policy_that_pushes_is_judged_and_filmed_with_the_mark(tmp_path):
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    tiny = ["--algo", "bc", "--demos", 2, "--demos-most", 0, "--bc.updates", 2, "--policy.hidden", 16]
+    tiny += ["--eval-episodes", 2, "--eval-envs", 2, "--no-video", "--workers", 0, "--threads", 1]
+    assert robo_rl(tmp_path, "train", "--task", "push_cube", *tiny, "--out", "run").code == 0
+    how = ["--transport", "inprocess", "--seconds", "0.3", "--video", "a.mp4", "--record", "data"]
+    done = robo_rl(tmp_path, "deploy", "run", *how)
+    assert "goal is 0.001 m high" in done.out and "push_cube: no success in 0.3 s" in done.out, done
+    names = json.loads((tmp_path / "data/meta/info.json").read_text())["features"]["observation.state"][
+        "names"
+    ]
+    assert {"goal_dx", "cube_dx"} < {*names}
+    assert load(tmp_path / "data").task(0) == "push the cube onto the green mark"
 
 
 def test_two_terminals(run, tmp_path):

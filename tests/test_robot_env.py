@@ -22,6 +22,52 @@ REPLAY = [
 ]
 
 
+@pytest.mark.parametrize(
+    "task",
+    [
+        "reach",
+        "push_cube",
+        "stack_cube",
+        "peg_insert",
+        "pick_by_name",
+        "stack_place",
+        "reach_around",
+        "pick_either",
+    ],
+)
+def test_the_arm_begins_every_task_as_the_simulator_does_and_its_expert_ends_it(task):
+    arm, direct = (envs.make(sim, task, 2) for sim in ("arm", "mujoco"))
+    assert arm.spec.state_names == direct.spec.state_names
+    a, b = (e.reset(options={"starts": np.array([3, 8])})[0] for e in (arm, direct))
+    assert a["state"] == pytest.approx(b["state"], abs=3e-3) and (a["task"] == b["task"]).all()
+    for _ in range(arm.spec.max_steps):
+        *_, terminated, truncated, info = arm.step(arm.expert_action())
+        if (terminated | truncated).all():
+            break
+    assert info["success"].all()
+    arm.close(), direct.close()
+
+
+def test_what_ends_a_task_without_success_ends_it_on_the_arm():
+    env = envs.make("arm", "pick_by_name", 1)
+    first = next(
+        k
+        for k in range(50)
+        if env.reset(options={"starts": np.array([k])})[0]["task"] != env.task.instructions[0]
+    )
+    env.asked[:] = 0  # the expert is told another colour than the one that is judged
+    wrong = env.task.instructions.index(str(env.reset(options={"starts": np.array([first])})[0]["task"][0]))
+    for _ in range(env.spec.max_steps):
+        env.asked[:] = wrong
+        action = env.expert_action()
+        env.asked[:] = 0
+        *_, terminated, _, info = env.step(action)
+        if terminated.all():
+            break
+    assert terminated.all() and not info["success"].any()
+    env.close()
+
+
 def test_the_expert_picks_the_cube_up_from_what_the_arm_s_topics_tell():
     env = envs.make("arm", "pick_cube", 4)
     env.reset(seed=3)
@@ -45,7 +91,11 @@ def test_the_expert_picks_the_cube_up_from_what_the_arm_s_topics_tell():
         ("dds", {"num_envs": 2}, "--sim dds is one arm"),
         ("arm", {"obs": "depth"}, "--obs state or rgb"),
         ("dds:domain=231", {"obs": "rgb"}, "--cameras front wrist --image-size 64"),
-        ("arm", {"task": "push_cube"}, "--task pick_cube"),
+        (
+            "arm",
+            {"task": "open_drawer"},
+            "not drawer, which the state of open_drawer has. Allowed: pick_cube, re",
+        ),
         ("arm", {"num_envs": 65}, "at most 64"),
         ("arm:controller=loose", {}, "unknown --sim arm: controller 'loose'"),
     ],
@@ -58,12 +108,14 @@ def test_what_an_arm_cannot_do_is_one_line(sim, more, says):
         envs.make(sim, more.pop("task", ""), more.pop("num_envs", 1), **more)
 
 
-def test_the_arm_s_cameras_show_what_the_simulator_s_show():
-    arm, direct = (envs.make(sim, "pick_cube", 2, obs="rgb") for sim in ("arm", "mujoco"))
+@pytest.mark.parametrize("task", ["pick_cube", "push_cube"])
+def test_the_arm_s_cameras_show_what_the_simulator_s_show(task):
+    arm, direct = (envs.make(sim, task, 2, obs="rgb") for sim in ("arm", "mujoco"))
     assert arm.spec.state_names == direct.spec.state_names and arm.spec.views == direct.spec.views
     options = {"starts": np.array([3, 7])}
     a, b = (e.reset(options=options)[0] for e in (arm, direct))
-    assert all(np.array_equal(a[f"image/{v}"], b[f"image/{v}"]) for v in arm.spec.views)
+    for view in arm.spec.views:  # edges of what lies a micrometre elsewhere
+        assert (a[f"image/{view}"] != b[f"image/{view}"]).sum() <= (0 if task == "pick_cube" else 6)
     assert a["state"] == pytest.approx(b["state"], abs=3e-3)
     arm.images = False
     left = np.array([[0, 1.0, 0, 0, 0, 0, 1.0]] * 2, np.float32)

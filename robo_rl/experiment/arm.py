@@ -3,6 +3,7 @@ the arm as an env."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,18 +20,46 @@ from controllers.transport import NetworkConditions
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.robot_names import check_arms_run
 
+if TYPE_CHECKING:
+    from sims.mujoco.tasks import Task
+
 CONTROLLERS = ("cartesian", "joint")
-SCENES = ("pick_cube", "none")
 ACTION_SCALE = (0.036, 0.18)  # of one command [m], [rad]: one whole action of ee_delta
 RATE = 30.0  # rad/s: how fast stiff joints of an arm would swing without damping
 LAG = 0.075  # s by which they lag behind their targets, as those of sims/mujoco do
 TRAINING_SPEED = 1.5  # m/s, what the joints of sims/mujoco can do
 
 
+def untold(task: "Task") -> str:
+    """What of a task's state the topics of an arm do not tell; "" for one that its scene can hold."""
+    if task.uses_slide or task.joints or task.observed:
+        return ", ".join((*(("drawer",) if task.uses_slide else ()), *task.joints, *task.observed))
+    return "" if not task.uses_goal or '<body name="goal"' in task.xml else "a mark that is not named goal"
+
+
+def scene_task(name: str) -> "Task":
+    """The task whose scene the simulated arm stands in. UserError: there is none, or its topics do not tell
+    the task's state."""
+    from sims.mujoco.own import find_task
+    from sims.mujoco.tasks import TASKS
+
+    held = [n for n, task in TASKS.items() if not untold(task)]
+    if ":" not in name and name not in TASKS:
+        choose("scene", name, [*held, "none", "module:object"])
+    task = find_task(name)
+    if what := untold(task):
+        raise UserError(
+            f"the topics of an arm tell its joints, free objects and a mark, not {what}, which the state of "
+            f"{name} has. Allowed: {', '.join(held)}, and tasks of your own like them"
+        )
+    return task
+
+
 def scene_xml(robot: Robot, name: str) -> str:
     """MJCF text of the robot's own model with the scene's objects; "" for its model alone."""
-    if choose("scene", name, SCENES) == "none":
+    if name == "none":
         return ""
+    task = scene_task(name)
     text = Path(robot.model).read_text(encoding="utf-8") if robot.model and Path(robot.model).exists() else ""
     if "<mujoco" not in text:
         raise UserError(
@@ -41,9 +70,8 @@ def scene_xml(robot: Robot, name: str) -> str:
             f"the scene {name} goes around a model like that of --robot sim, with its table and the classes "
             f"solid and drawn, and that of robot {robot.name} has none: use --scene none"
         )
-    from sims.mujoco.tasks import TASKS
-
-    return text.replace("</worldbody>", f"{TASKS[name].xml}</worldbody>")
+    more = f"<asset>{task.assets}</asset>" if task.assets else ""
+    return text.replace("</worldbody>", f"{task.xml}</worldbody>{more}")
 
 
 def policy_interface(config, spec) -> PolicyInterface:
@@ -91,15 +119,11 @@ def start_placement(robot: Robot, name: str, start: int) -> tuple[np.ndarray, di
     if name == "none" or robot.name != "sim":
         return np.array(robot.home), {}
     from robo_rl.starts import uniforms
+    from sims.arm import poses_of
     from sims.mujoco.env import HOME
-    from sims.mujoco.tasks import TASKS
 
-    u = uniforms(np.array([start]), 31)
-    place, half = TASKS[name].place(u[:, 7:]), TASKS[name].place(u[:, 7:]).yaw[0] / 2
-    return HOME + TASKS[name].jitter * (2 * u[0, :7] - 1), {
-        body: (place.centre[0, j], np.array([np.cos(half[j]), 0, 0, np.sin(half[j])]))
-        for j, body in enumerate(TASKS[name].objects)
-    }
+    task, u = scene_task(name), uniforms(np.array([start]), 31)
+    return HOME + task.jitter * (2 * u[0, :7] - 1), poses_of(task, task.place(u[:, 7:]), 0)
 
 
 def law_options(controller: str, speed: float):
@@ -219,10 +243,8 @@ def live_env(
 ):
     """(env, body) of a task; `leave()` runs when the env is closed."""
     from sims.arm import ArmEnv
-    from sims.mujoco.tasks import TASKS
 
-    made = load_robot(robot)
-    name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
+    made, rule = load_robot(robot), scene_task(name or "pick_cube")
     body = LiveArm(
         made,
         task,
@@ -236,7 +258,7 @@ def live_env(
         body.leave()
         leave()
 
-    return ArmEnv(TASKS[name], [body], max_steps, end, task.views, task.image_size), body
+    return ArmEnv(rule, [body], max_steps, end, task.views, task.image_size), body
 
 
 def make_arm_env(
@@ -247,7 +269,7 @@ def make_arm_env(
     controller: str = "joint",
     robot: str = "sim",
 ):
-    """The governed arm as an env of the project's contract, for a run of sims/mujoco's pick_cube."""
+    """The governed arm as an env of the project's contract, for a run of sims/mujoco."""
     return arm_env(
         config.task, full_interface(config, policy_spec), num_envs, speed, controller, robot, config.max_steps
     )
@@ -264,9 +286,9 @@ def arm_env(
 ):
     """N governed arms in lockstep, one after the other."""
     from sims.arm import ArmEnv
-    from sims.mujoco.tasks import TASKS
 
-    name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
+    name = name or "pick_cube"
+    rule = scene_task(name)
     if num_envs > 64:
         raise UserError(f"arms run one after the other in real physics: at most 64 envs, got {num_envs}")
     made = load_robot(robot)
@@ -284,7 +306,7 @@ def arm_env(
         for body in bodies:
             body.close()
 
-    return ArmEnv(TASKS[name], bodies, max_steps, leave, task.views, task.image_size)
+    return ArmEnv(rule, bodies, max_steps, leave, task.views, task.image_size)
 
 
 # after the colon of --sim dds:…
@@ -330,13 +352,13 @@ def make_robot(
         ("--reward", reward, ("", "sparse")),
         ("--control", control, ("", "ee_delta")),
         ("--randomise", randomise, ("",)),
-        ("--task", task, ("", "pick_cube")),
     ):
         if value not in fits:
             raise UserError(
                 f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got "
                 f"{value!r}"
             )
+    scene_task(task or "pick_cube")
     if render and kind == "dds":
         raise UserError(
             "--sim dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
@@ -363,8 +385,9 @@ def make_robot(
         return env
     except UserError as e:
         wire.close()
+        scene = f" --scene {task}" if task not in ("", "pick_cube") else ""
         cameras = f" --cameras {' '.join(VIEWS)} --image-size {image_size}" if obs == "rgb" else ""
         raise UserError(
             f"--sim {sim} finds no arm that is free ({e}): start one with robo_rl sim-arm --speed "
-            f"{speed:g}{cameras}, or wait until nobody drives it"
+            f"{speed:g}{scene}{cameras}, or wait until nobody drives it"
         ) from None

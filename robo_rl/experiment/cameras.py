@@ -28,7 +28,7 @@ class CameraOptions(RosOptions):
     """VIEW=PATH of each camera instead of a scene: a V4L2 device (front=/dev/video0), a video, or a folder of
     pictures, again and again."""
     scene: str = "pick_cube"
-    """Scene to draw."""
+    """Scene to draw, as of sim-arm."""
     views: tuple[str, ...] = ("front", "wrist")
     """Cameras: front, wrist."""
     size: int = 64
@@ -76,18 +76,19 @@ class SceneCameras:
         from controllers.observation import camera_topic
         from controllers.robot import load_robot
         from controllers.transport import CompressedImage, JointState, PoseStamped
+        from robo_rl.experiment.arm import scene_task
+        from sims.arm import bodies_of
         from sims.mujoco.scene_view import SceneView
-        from sims.mujoco.tasks import TASKS
 
         known = load_robot(robot)
         if known.name != "sim":
             raise UserError(f"the cameras draw the simulated arm, not {known.name}: --robot sim")
-        task = TASKS[choose("scene", scene, TASKS)]
+        task = scene_task(scene)
         self.transport, self.views, self.form = transport, views, form
         self.scene = SceneView(task, 1, views, size, size, fine=False, threads=1)
         self.joints = transport.subscription(known.topics["joint_states"], JointState)
         self.gripper = transport.subscription(GRIPPER_STATE, JointState)
-        self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in task.objects}
+        self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in bodies_of(task)}
         self.senders = {v: transport.publisher(camera_topic(v), CompressedImage) for v in views}
         self.names = known.joints
 

@@ -177,7 +177,7 @@ def deploy_in_process(
     from robo_rl.experiment.cameras import SceneCameras
     from robo_rl.experiment.deploy_data import announce, check_views, whole_periods
 
-    scene = "pick_cube"
+    scene = recorder.name or "pick_cube"
     if isinstance(task, DataInterface):
         task, scene = whole_periods(task, SIM_TICK), "pick_cube" if robot.name == TRAINED else "none"
         check_views(task)
@@ -186,7 +186,7 @@ def deploy_in_process(
     )
     if task.views:
         body.make_cameras = lambda bus: SceneCameras(
-            LoopbackTransport(bus, "cameras"), "pick_cube", task.views, task.image_size
+            LoopbackTransport(bus, "cameras"), recorder.name or "pick_cube", task.views, task.image_size
         )
     body.chunking, body.every = options.chunking, act.execute
     body.begin(*start_placement(robot, scene, max(options.start, 0)))
@@ -364,7 +364,7 @@ def real_time_loop(
 def _report(options: DeployOptions, bridge, recorder: DeployRecorder, seconds: float, log) -> DeployResult:
     for name, pose in recorder.poses.items():
         log(f"{name} is {pose.pos[2]:.3f} m high")
-    known = recorder.name and recorder.rule.objects and len(recorder.rule.objects) == len(recorder.poses)
+    known = recorder.name and len(recorder.bodies) == len(recorder.poses) > 0
     if known and not options.dry_run:
         log(
             f"{recorder.name}: success after {recorder.success_at:.1f} s"

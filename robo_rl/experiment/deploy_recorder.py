@@ -39,9 +39,9 @@ class DeployRecorder:
         log: Callable[[str], None] = print,
         warn: Callable[[str], None] = print,
     ):
-        from sims.mujoco.tasks import TASKS
+        from sims.mujoco.own import find_task
 
-        self.name, self.robot, self.expects, self.rule = name, robot, task, TASKS[name or "pick_cube"]
+        self.name, self.robot, self.expects, self.rule = name, robot, task, find_task(name or "pick_cube")
         self.record, self.video, self.instruction, self.go_on = record, video, instruction, go_on
         self.log, self.warn = log, warn
         self.rows: list[tuple] = []
@@ -102,15 +102,13 @@ class DeployRecorder:
         """Record this bridge from now on."""
         from controllers.observation import camera_topic
         from controllers.transport import CompressedImage, JointState, PoseStamped
+        from sims.arm import bodies_of, succeeded  # here: in the control loop it would hold it up for 0.3 s
 
-        if self.name:
-            from sims.arm import succeeded  # here: an import in the control loop would hold it up for 0.3 s
-
-            self.succeeded = succeeded
+        self.succeeded = succeeded
         self.bridge, have = bridge, bridge.observation_buffer.bodies
         self.bodies = {
             n: have[n] if n in have else wire.subscription(f"objects/{n}", PoseStamped)
-            for n in self.rule.objects
+            for n in bodies_of(self.rule)
         }
         if self.writer is not None:
             bridge.on_action = lambda *row: self.rows.append(row)
@@ -122,8 +120,13 @@ class DeployRecorder:
     def after_tick(self, now: float) -> bool:
         """Record the period that ends at `now` [s] -> whether the task is done and the deployment ends."""
         self.poses = {n: got.message for n, box in self.bodies.items() if (got := box.latest()) is not None}
-        known = self.name and len(self.poses) == len(self.bodies) and not self.rule.uses_goal
-        if self.success_at is None and known and self.bridge.commands and self.succeeded(self.rule, self):
+        known = self.name and len(self.poses) == len(self.bodies)
+        if (
+            self.success_at is None
+            and known
+            and self.bridge.commands
+            and self.succeeded(self.rule, self, self.asked())
+        ):
             self.success_at = now
             self.success_step = self.steps
             self.last = self.seen()
@@ -154,6 +157,11 @@ class DeployRecorder:
 
     def object(self, name: str):
         return self.poses[name].pos
+
+    def asked(self) -> int:
+        """Which of the task's instructions was given; the first where it is none of them."""
+        known = self.rule.instructions
+        return known.index(self.instruction) if self.instruction in known else 0
 
     def sized(self, image):
         """A picture uint8 [h, w, 3] in the size of the data set: some policies take them as the cameras give
@@ -249,7 +257,7 @@ class DeployRecorder:
         take = Take(
             f"{'dry run, commands nothing' if self.dry_run else self.robot.name}   {self.words()}",
             succeeded=[self.success_step],
-            judged=bool(self.name) and not self.dry_run and len(self.poses) == len(self.rule.objects) > 0,
+            judged=bool(self.name) and not self.dry_run and len(self.poses) == len(self.bodies) > 0,
         )
         scene = None
         for step, shown in self.film:

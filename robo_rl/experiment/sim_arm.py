@@ -38,13 +38,13 @@ class SimArmOptions(RosOptions):
     robot: str = "sim"
     """Preset or JSON file, also of two arms (robo_rl sim-arm --robot list names the presets)."""
     scene: str = "pick_cube"
-    """pick_cube, or none: the robot's model alone. Two arms have the scene of their models, whatever is said
-    here."""
+    """Task of the embedded simulator, or of your own (module:object), whose objects stand there; none: the
+    robot's model alone. Two arms have the scene of their models, whatever is said here."""
     controller: str = ""
     """joint: stiff joints as in sims/mujoco, for policies trained there; cartesian: an impedance at the tool;
     "": joint for --robot sim and for two arms, cartesian for others."""
     start: int = 0
-    """Start of the scene, from 0: where the cube lies."""
+    """Start of the scene, from 0: where its objects lie."""
     seconds: float = math.inf
     """Time limit [s]; inf: until Ctrl-C."""
     lockstep: bool = False

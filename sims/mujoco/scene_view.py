@@ -45,13 +45,15 @@ class SceneView:
 
     def show(self, i: int, joints: np.ndarray, opening: float, objects: Mapping[str, tuple]) -> None:
         """Scene i: joint angles [7], gripper 0 closed .. 1 open, (position [3], quaternion wxyz [4]) by
-        object."""
+        object, and of the task's mark by the name goal."""
         self.qpos[i, :7] = joints
         self.qpos[i, 7:9] = m.FINGER_OPEN * opening
         for name in self.task.objects:
             at = self._address(name)
             pos, quat = objects.get(name, (BELOW, (1, 0, 0, 0)))
             self.qpos[i, at : at + 3], self.qpos[i, at + 3 : at + 7] = pos, quat
+        if self.goal is not None and "goal" in objects:
+            self.goal[i, 0] = objects["goal"][0]
 
     def show_state(self, i: int, state: np.ndarray) -> None:
         """Scene i as an observed state [S] of the task tells it (`state_names_of`); objects stand upright,
