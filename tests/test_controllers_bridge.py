@@ -33,7 +33,8 @@ from controllers.transport import (
     Text,
 )
 from robo_rl.errors import UserError
-from robo_rl.experiment.arm import make_arm_env, make_lockstep_arm, scene_xml, start_placement
+from robo_rl.experiment.arm import make_arm_env, make_lockstep_arm
+from robo_rl.experiment.scenes import scene_xml, start_placement
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.policies import ObsSpec
 from sims.check import check_env

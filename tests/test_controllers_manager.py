@@ -28,8 +28,9 @@ from controllers.transport import (
 )
 from controllers.wrench import Observer
 from robo_rl.errors import UserError
-from robo_rl.experiment.arm import ACTION_SCALE, policy_interface, start_placement, task_interface
+from robo_rl.experiment.arm import ACTION_SCALE, policy_interface, task_interface
 from robo_rl.experiment.safety_client import reset_scene
+from robo_rl.experiment.scenes import start_placement
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.geometry import hamilton, rotate1
 from robo_rl.human.console.cameras import jpeg

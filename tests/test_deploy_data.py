@@ -27,7 +27,6 @@ from robo_rl.data.episode import Episode, Features
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
-from robo_rl.experiment.arm import start_placement
 from robo_rl.experiment.data_facts import DataFacts, check_instruction, read_facts
 from robo_rl.experiment.deploy import deploy_in_process
 from robo_rl.experiment.deploy_data import data_interface, fitted
@@ -35,6 +34,7 @@ from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.model_units import CommandUnits
 from robo_rl.experiment.policy_server import Actor, default_instruction, in_units
+from robo_rl.experiment.scenes import start_placement
 from robo_rl.policies import ObsSpec
 
 SIM = load_robot("sim")

@@ -170,7 +170,8 @@ def to_and_fro(rng: np.random.Generator):
 def chunk_to_command(args: "BenchOptions", report: Report) -> None:
     """What the bridge does between an answer of the policy and its first command on the wire."""
     from controllers.robot import load_robot
-    from robo_rl.experiment.arm import TRAINING_SPEED, make_lockstep_arm, policy_interface, start_placement
+    from robo_rl.experiment.arm import TRAINING_SPEED, make_lockstep_arm, policy_interface
+    from robo_rl.experiment.scenes import start_placement
     from robo_rl.experiment.wire import connect
 
     robot, rng = load_robot("sim"), np.random.default_rng(0)

@@ -76,7 +76,7 @@ class SceneCameras:
         from controllers.observation import camera_topic
         from controllers.robot import load_robot
         from controllers.transport import CompressedImage, JointState, PoseStamped
-        from robo_rl.experiment.arm import scene_task
+        from robo_rl.experiment.scenes import scene_task
         from sims.arm import bodies_of
         from sims.mujoco.scene_view import SceneView
 

@@ -173,9 +173,10 @@ def deploy_in_process(
     """(bridge, simulated seconds) of a simulated arm in this process, in lockstep on simulated time."""
     from controllers.data_interface import DataInterface
     from controllers.transport import LoopbackTransport
-    from robo_rl.experiment.arm import make_lockstep_arm, start_placement
+    from robo_rl.experiment.arm import make_lockstep_arm
     from robo_rl.experiment.cameras import SceneCameras
     from robo_rl.experiment.deploy_data import announce, check_views, whole_periods
+    from robo_rl.experiment.scenes import start_placement
 
     scene = recorder.name or "pick_cube"
     if isinstance(task, DataInterface):

@@ -103,15 +103,8 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     from controllers.arm import SimArm
     from controllers.robot import load_robot
     from controllers.transport import Bus, LoopbackTransport
-    from robo_rl.experiment.arm import (
-        WIRE_NAMES,
-        law_options,
-        make_controllers,
-        scene_xml,
-        start_placement,
-        stiff_law,
-        with_stiff_joints,
-    )
+    from robo_rl.experiment.arm import WIRE_NAMES, law_options, make_controllers, stiff_law, with_stiff_joints
+    from robo_rl.experiment.scenes import scene_xml, start_placement
     from robo_rl.experiment.wire import connect
 
     controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
