@@ -342,6 +342,9 @@ def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     useless = plain(doc) | {"verdict": "Of no use."}
     assert "Against it too: it is the first." in wm_page.page(useless, [])
     assert "Spearman" in table(doc) and "ALARM" in table(doc)
+    alike = doc["ranking"] | {"spearman": dict.fromkeys(("value", "low", "high"), np.nan)}
+    said = table(doc | {"ranking": alike})
+    assert "Spearman unknown, for all of them succeed alike" in said and "nan" not in said
     did = doc["success"]["tp"] + doc["success"]["fn"]
     assert f"{doc['success']['tp']} of {did}</b><small>" in html
     none = doc["success"] | {"tp": 0, "fn": 0, "fp": 2}

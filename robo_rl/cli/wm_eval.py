@@ -3,6 +3,7 @@ recorded episodes and against the simulator; a table, one JSON document, one HTM
 videos."""
 
 import json
+import math
 from pathlib import Path
 
 from world_models.options import WorldEvalConfig
@@ -125,7 +126,7 @@ def head_lines(doc: dict) -> list[str]:
     )
     lines += [
         f"  uncertainty: rank correlation with the error {u['spearman']:.2f}, AUROC of the worst tenth "
-        f"{u['auroc_worst_tenth']:.2f}",
+        f"{auroc(u['auroc_worst_tenth'])}",
         *bound_lines(u["bound"], "  "),
         *gate_lines(doc.get("gate")),
     ]
@@ -156,7 +157,7 @@ def gate_lines(g: dict | None) -> list[str]:
     if g is None:
         return []
     said = [
-        f"{name} {100 * g[key]['kept']:.0f} % ({off_share(g[key]['off'])}, AUROC {g[key]['auroc']:.2f})"
+        f"{name} {100 * g[key]['kept']:.0f} % ({off_share(g[key]['off'])}, AUROC {auroc(g[key]['auroc'])})"
         for name, key in (("a learnt gate", "gate"), ("a threshold on the uncertainty", "threshold"))
     ]
     more = g["more"]
@@ -182,6 +183,11 @@ def off_share(share: float | None) -> str:
     return "none" if share is None else f"{100 * share:.1f} % off"
 
 
+def auroc(value: float | None) -> str:
+    """– where all are of one kind, so that nothing is told apart."""
+    return "–" if value is None or math.isnan(value) else f"{value:.2f}"
+
+
 def policy_lines(doc: dict, indent: str = "  ") -> list[str]:
     """Policies in the model beside reality, and the alarms."""
     width = max(len(p["name"]) for p in doc["policies"])
@@ -194,9 +200,15 @@ def policy_lines(doc: dict, indent: str = "  ") -> list[str]:
     ]
     r, e = doc["ranking"], doc["alarm"]
     if r["policies"] > 1:
+        s = r["spearman"]
+        known = s["value"] is not None and math.isfinite(s["value"])
+        told = (
+            f"{s['value']:.3f} [{s['low']:.3f}, {s['high']:.3f}]"
+            if known
+            else "unknown, for all of them succeed alike in the model or for real"
+        )
         lines.append(
-            f"{indent}ranking of {r['policies']} policies ({r['real']}): Spearman "
-            f"{r['spearman']['value']:.3f} [{r['spearman']['low']:.3f}, {r['spearman']['high']:.3f}], worst "
+            f"{indent}ranking of {r['policies']} policies ({r['real']}): Spearman {told}, worst "
             f"regret {r['worst_regret']:.3f}, regret of the model's choice {r['choice_regret']:.3f}"
         )
     said = [f"{side}rated {', '.join(e[side])}" for side in ("over", "under") if e[side]]
