@@ -55,6 +55,7 @@ class Range:
 
 SMALLER = "lower --rl.lr or --rl.epochs, or set --rl.trust-kl"
 BOUNDED = "lower --rl.trust-kl"  # where there is one, these follow it
+HELD = "lower --rl.lr or --rl.epochs, or raise --rl.kl-coef"  # without a likelihood there is no KL to bound
 RATIO = (
     Range("kl", "KL", high=1.0, alarm=5.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
     Range("clip_fraction", "clip fraction", high=0.6, meaning=f"most samples no longer push: {SMALLER}"),
@@ -203,9 +204,8 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
     found = own + STEPS + FINITE + FLOOR + (SUCCESS if sparse else UNPAID)
-    if bound:
-        return tuple(replace(r, meaning=r.meaning.replace(SMALLER, BOUNDED)) for r in found)
-    return found
+    helps = BOUNDED if bound else HELD if isinstance(options, NftOptions) else SMALLER
+    return tuple(replace(r, meaning=r.meaning.replace(SMALLER, helps)) for r in found)
 
 
 def trusted(target: float) -> Range:
