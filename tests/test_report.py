@@ -458,6 +458,15 @@ def test_a_metric_that_died_is_noted(tmp_path):
     assert "train/kl has no finite value after step 8" in page(load(tmp_path))
 
 
+def test_a_method_without_ratios_has_no_empty_chart_of_them(tmp_path):
+    write_json(tmp_path / "run.json", {})
+    with RunLog(tmp_path, ()) as log:
+        for k in range(20):
+            log.log(k, {"train/value_loss": 0.1, "train/success": 0.5})
+    html = page(load(tmp_path))
+    assert "<b>Ratio tails</b>" not in html and "Not logged by this run: ratio tails, KL" in html
+
+
 def test_a_wrong_path_lists_the_runs_nearby(good):
     with pytest.raises(UserError, match="Runs nearby.*pick-seed3"):
         run(ReportOptions(str(good.parent / "pick-seed4")))

@@ -122,7 +122,7 @@ def return_chart(run: RunRecord, tall: bool = False) -> str:
 
 
 def ratio_chart(run: RunRecord) -> str:
-    """The ends of the log-ratios of updates: percentiles and the largest."""
+    """The ends of the log-ratios of updates: percentiles and the largest; "" where a method has none."""
     series = []
     m = run.metrics
     if "train/log_ratio_p01" in m and "train/log_ratio_p99" in m:
@@ -141,6 +141,8 @@ def ratio_chart(run: RunRecord) -> str:
             top = np.log(m["train/ratio_max"])
         rows = (m["stage"] == "rl") & np.isfinite(top)
         series.append(Series("largest", m["step"][rows].astype(float), top[rows], 4))
+    if not any(len(s.x) for s in series):
+        return ""
     return chart("Ratio tails", "log of new over old probability [nats]", series, zero=True)
 
 
@@ -165,14 +167,15 @@ HEALTH = (  # metric, title, what it is, colour, percent, zero in the range
 def health(run: RunRecord) -> str:
     """The charts of both stages; what was never logged is named below them, the rest of the metrics folded
     away."""
-    m, absent, charts = run.metrics, [], [ratio_chart(run)]
+    m, ratios, charts = run.metrics, ratio_chart(run), []
+    absent = [] if ratios else ["ratio tails"]
     for key, title, what, colour, percent, zero in HEALTH:
         series = rl_series(run, key, title.lower() if title != "KL" else title, colour)
         if series and len(series[0].x):
             charts.append(chart(title, what, series, percent=percent, zero=zero))
         else:
             absent.append(title.lower() if title != "KL" else title)
-    charts.insert(0, charts.pop(1) if len(charts) > 1 else "")  # KL beside the return, then the ratios
+    charts.insert(1, ratios)  # KL beside the return, then the ratios
     charts.insert(0, return_chart(run) if run.judged else "")  # else it is on top of the page
     shown = {
         "train/success",
