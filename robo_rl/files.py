@@ -67,7 +67,7 @@ def replacing(path: "str | Path") -> Iterator[Path]:
         if full_disk(e):
             raise UserError(
                 f"the disk is full: could not write {path} (what was there before is intact); "
-                f"free some space in {path.parent} and go on with --resume auto"
+                f"free some space in {path.parent} and go on with --resume where it was a run"
             ) from e
         if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UserError(f"no permission to write {path}; choose a folder of your own") from e

@@ -1,6 +1,7 @@
 """JSON from anywhere: what is no plain document of bounded size is refused in one line; private files and
 folders."""
 
+import errno
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from robo_rl.files import (
     private_file,
     private_folder,
     read_json,
+    replacing,
     write_json,
 )
 
@@ -244,3 +246,9 @@ def test_a_folder_where_a_file_is_to_be_written_is_named_and_stays(tmp_path):
     ):
         write_json(tmp_path / "page.html", {})
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_full_disk_is_told_with_a_way_on_that_every_command_has(tmp_path):
+    told = "the disk is full: .* go on with --resume where it was a run"
+    with pytest.raises(UserError, match=told), replacing(tmp_path / "fit.safetensors"):
+        raise OSError(errno.ENOSPC, "No space left on device")

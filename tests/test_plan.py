@@ -247,6 +247,8 @@ def test_a_twin_is_the_same_run_at_a_tiny_size(argv):
         and small.device == "cpu"
     )
     assert 0 < small.steps <= 3000 and small.rl.gamma == config.rl.gamma
+    given = parse([*argv, "--demos", "data/mine"])
+    assert twin(given).bc.most == 0 and twin(given).bc.updates <= 20
 
 
 @pytest.mark.parametrize("algo", [a for a in ALGOS if a != "recap"])

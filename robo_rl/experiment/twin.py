@@ -66,6 +66,7 @@ def twin(config: TrainConfig) -> TrainConfig:
         bc=replace(
             config.bc,
             updates=min(config.bc.updates, 20),
+            most=0,  # three times as many, again and again
             ground=min(config.bc.ground, 5),
             batch=min(config.bc.batch, 32),
             noises=min(config.bc.noises, 2),
