@@ -64,7 +64,7 @@ METHODS = {
     "nft": (PolicyOptions(**SMALL), NftOptions(**COMMON | {"lr": 2e-4, "epochs": 2, "adv_max": 3.0})),
     "nft noise": (
         PolicyOptions(predict="action", noise="learned", noise_steps="last", noise_max=0.3, **SMALL),
-        NftOptions(**COMMON | {"lr": 2e-4, "adv_max": 1.0}),
+        NftOptions(**COMMON | {"lr": 4e-4, "adv_max": 2.0, "negative_weight": 0.9}),
     ),
 }
 
