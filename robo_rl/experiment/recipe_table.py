@@ -287,8 +287,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         },
     ),
     # A flow that imitates one expert does one thing: push_cube stays at 0.73 without noise, and comes to 0.88
-    # with it. Where both weights are 1, what pushes away from bad chunks outgrows what holds, and drift runs off
-    # after a hundred rollouts (PointReach of the tests); at half of it the policy imitates its noise.
+    # with it. Where both weights are 1, what pushes away from bad chunks outgrows what holds, and drift runs
+    # off after a hundred rollouts (PointReach of the tests); at half of it the policy imitates its noise.
     (
         "fast nft state",
         "as pi_rl: chunks predicted, half of one executed, noise that the policy bears, the critic first; "
