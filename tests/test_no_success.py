@@ -102,7 +102,8 @@ def test_beside_workers_no_success_is_told_of_an_env_of_ones_own_before_its_firs
     words = ("train", "--sim", "gym:mine:Lap", "--algo", "ppo", "--steps", 480, *SIZES, "--out", "run")
     said = robo_rl(tmp_path, *words, "--workers", 1, "--eval-every", 480, "--no-video")
     assert said.code == 0, said
-    progress = [line for line in said.err.splitlines() if line.startswith("[rl]")]
+    first, *progress = [line for line in said.err.splitlines() if line.startswith("[rl]")]
+    assert "learns after each 240 steps" in first and "success" not in first
     assert progress and all("return" in line and "success" not in line for line in progress), said.err
     assert not [name for name in read_metrics(tmp_path / "run") if "success" in name]
 

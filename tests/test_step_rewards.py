@@ -21,7 +21,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.options import NftOptions, PpoOptions
 from robo_rl.rollout import Collector
 
-NAMES = [m for m in METHODS if m != "nft"]
+NAMES = [m for m in METHODS if not m.startswith("nft")]
 ISTAR = {"advantage": "istar", "decisions": 0, "group": 4, "istar_lr": 1e-3}
 
 
