@@ -24,7 +24,6 @@ from sims.mujoco.scene_view import SceneView
 from sims.mujoco.tasks import Scene, Start, Task
 
 F = np.float32
-GOAL = "goal"  # the body that is a task's mark
 Pose = tuple[np.ndarray, np.ndarray]  # pos [3] [m], quat [4] (w, x, y, z), in the base frame
 
 
@@ -65,7 +64,7 @@ class Body(Scenery, Protocol):
 
 def bodies_of(task: Task) -> tuple[str, ...]:
     """Whose poses a robot's topics tell: those of the task's objects and of its mark."""
-    return (*task.objects, *((GOAL,) if task.uses_goal else ()))
+    return (*task.objects, *((m.GOAL,) if task.uses_goal else ()))
 
 
 def poses_of(task: Task, place: Start, k: int) -> dict[str, Pose]:
@@ -75,7 +74,7 @@ def poses_of(task: Task, place: Start, k: int) -> dict[str, Pose]:
         name: (place.centre[k, j], np.array([np.cos(half[j]), 0, 0, np.sin(half[j])]))
         for j, name in enumerate(task.objects)
     }
-    return out | ({GOAL: (place.goal[k], np.array([1.0, 0, 0, 0]))} if task.uses_goal else {})
+    return out | ({m.GOAL: (place.goal[k], np.array([1.0, 0, 0, 0]))} if task.uses_goal else {})
 
 
 def told_scene(task: Task, body: Scenery, asked: int = 0) -> Scene:
@@ -91,7 +90,7 @@ def told_scene(task: Task, body: Scenery, asked: int = 0) -> Scene:
         column,
         [],
         [none[:3]] * len(column),
-        np.array(body.object(GOAL), F)[:, None] if task.uses_goal else none[:3],
+        np.array(body.object(m.GOAL), F)[:, None] if task.uses_goal else none[:3],
         none[0],
         np.full(1, asked, np.int64),
     )
@@ -124,7 +123,7 @@ class View:
             pos,
             [np.stack([np.cos(h), 0 * h, 0 * h, np.sin(h)]) for h in half],
             [none] * len(pos),
-            np.array([b.object(GOAL) for b in env.bodies], F).T if env.task.uses_goal else none,
+            np.array([b.object(m.GOAL) for b in env.bodies], F).T if env.task.uses_goal else none,
             np.zeros(n, F),
             env.asked,
         )

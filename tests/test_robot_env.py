@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment import envs
 from robo_rl.experiment.recipes import recipe
+from robo_rl.experiment.scenes import untold
 from sims.check import check_env
+from sims.mujoco.tasks import TASKS
 
 REPLAY = [
     w
@@ -46,6 +49,17 @@ def test_the_arm_begins_every_task_as_the_simulator_does_and_its_expert_ends_it(
             break
     assert info["success"].all()
     arm.close(), direct.close()
+
+
+def test_a_mark_is_known_by_its_name_wherever_its_xml_has_that():
+    push = TASKS["push_cube"]
+    turned = push.xml.replace(
+        '<body name="goal" mocap="true" pos="0.5 0 0.2">', "<body pos='0.5 0 0.2' mocap='true' name='goal'>"
+    )
+    assert turned != push.xml and not untold(replace(push, xml=turned))
+    assert "another name than goal" in untold(
+        replace(push, xml=push.xml.replace('name="goal"', 'name="target"'))
+    )
 
 
 def test_what_ends_a_task_without_success_ends_it_on_the_arm():

@@ -1,5 +1,6 @@
 """The scene that the simulated arm stands in: that of a task of sims/mujoco, or of the user's own."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
 
 def untold(task: "Task") -> str:
     """What of a task's state the topics of an arm do not tell; "" for one that its scene can hold."""
+    from sims.mujoco.model import GOAL
+
     if task.uses_slide or task.joints or task.observed:
         return ", ".join((*(("drawer",) if task.uses_slide else ()), *task.joints, *task.observed))
-    return "" if not task.uses_goal or '<body name="goal"' in task.xml else "a mark that is not named goal"
+    named = re.search(rf"""<body\b[^>]*\bname=["']{GOAL}["']""", task.xml)
+    return "" if not task.uses_goal or named else f"one of another name than {GOAL}"
 
 
 def scene_task(name: str) -> "Task":

@@ -121,10 +121,13 @@ def block_xml(name: str, half: tuple[float, float, float], colour: str, mass: fl
     )
 
 
+GOAL = "goal"  # the body that is a task's mark
+
+
 def goal_xml(shape: str, size: str) -> str:
     """A mark without substance: where the task wants something (mocap body `goal`)."""
     return (
-        f'<body name="goal" mocap="true" pos="0.5 0 0.2"><geom type="{shape}" size="{size}" '
+        f'<body name="{GOAL}" mocap="true" pos="0.5 0 0.2"><geom type="{shape}" size="{size}" '
         f'rgba="0.1 0.8 0.3 0.5" class="drawn"/></body>'
     )
 

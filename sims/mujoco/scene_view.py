@@ -52,8 +52,8 @@ class SceneView:
             at = self._address(name)
             pos, quat = objects.get(name, (BELOW, (1, 0, 0, 0)))
             self.qpos[i, at : at + 3], self.qpos[i, at + 3 : at + 7] = pos, quat
-        if self.goal is not None and "goal" in objects:
-            self.goal[i, 0] = objects["goal"][0]
+        if self.goal is not None and m.GOAL in objects:
+            self.goal[i, 0] = objects[m.GOAL][0]
 
     def show_state(self, i: int, state: np.ndarray) -> None:
         """Scene i as an observed state [S] of the task tells it (`state_names_of`); objects stand upright,
