@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,16 +258,6 @@ def test_files_are_split_by_size(tmp_path):
     assert [f.name for f in files] == [f"file-{i:03d}.parquet" for i in range(4)]
     data = load(tmp_path / "d")
     np.testing.assert_array_equal(data.state[data.from_[3] :], episode(3, T=40_000).state)
-
-
-def test_ten_thousand_frames_are_written_in_under_a_second(tmp_path):
-    rng = np.random.default_rng(0)
-    episodes = [Episode(rng.normal(size=(50, 30)), rng.normal(size=(50, 8))) for _ in range(200)]
-    began = time.process_time()
-    with Writer(tmp_path / "d", Features.of(episodes[0], fps=20)) as w:
-        for e in episodes:
-            w.add(e)
-    assert time.process_time() - began < 1.0
 
 
 def test_importing_the_data_layer_loads_neither_pyarrow_nor_av_nor_torch():

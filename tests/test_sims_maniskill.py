@@ -16,7 +16,7 @@ import pytest
 import sims
 from robo_rl.errors import LostDaemon, MissingDependency, UserError
 from sims.check import check_env
-from sims.maniskill import EXPERT_TASKS, TASKS, bare_rates, expert, make_maniskill, vulkan_problem, wire
+from sims.maniskill import EXPERT_TASKS, TASKS, expert, make_maniskill, vulkan_problem, wire
 from sims.maniskill.tasks import NEEDS_DOWNLOAD, NEEDS_RENDERER, instruction, split_task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -519,26 +519,6 @@ def test_the_expert_succeeds_on_at_least_95_of_100_starts(task, control):
     success = [episode(env, 1000 + np.arange(20) + 20 * k)[2] for k in range(5)]
     env.close()
     assert np.mean(success) >= 0.95
-
-
-@simulates
-@pytest.mark.slow
-def test_two_workers_step_faster_than_two_of_maniskills_own_envs_and_slower_than_their_physics_alone():
-    env = make_maniskill(num_envs=8, threads=2)
-    actions = np.random.default_rng(0).uniform(-1, 1, (50, 8, 8)).astype(np.float32)
-    own, physics = [], []
-    with bare_rates("PickCube-v1", 2, 1.0) as rates:
-        for k in range(5):  # in turns, so that other load meets all
-            bare = rates()
-            env.reset(options={"starts": np.arange(8) + 8 * k})
-            begin = time.perf_counter()
-            for a in actions:
-                env.step(a)
-            rate = 400 / (time.perf_counter() - begin)
-            own.append(rate / bare["env"])
-            physics.append(rate / bare["physics"])
-    env.close()
-    assert np.median(own) >= 1 >= np.median(physics), (own, physics)
 
 
 # ---------------------------------------------------------------- GPU backend

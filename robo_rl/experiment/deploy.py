@@ -178,7 +178,7 @@ def deploy_in_process(
     from robo_rl.experiment.deploy_data import announce, check_views, whole_periods
     from robo_rl.experiment.scenes import start_placement
 
-    scene = recorder.rule.name
+    scene = recorder.scene
     if isinstance(task, DataInterface):
         task, scene = whole_periods(task, SIM_TICK), "pick_cube" if robot.name == TRAINED else "none"
         check_views(task)
@@ -187,7 +187,7 @@ def deploy_in_process(
     )
     if task.views:
         body.make_cameras = lambda bus: SceneCameras(
-            LoopbackTransport(bus, "cameras"), recorder.rule.name, task.views, task.image_size
+            LoopbackTransport(bus, "cameras"), recorder.scene, task.views, task.image_size
         )
     body.chunking, body.every = options.chunking, act.execute
     body.begin(*start_placement(robot, scene, max(options.start, 0)))

@@ -42,6 +42,7 @@ class DeployRecorder:
         from sims.mujoco.own import find_task
 
         self.name, self.robot, self.expects, self.rule = name, robot, task, find_task(name or "pick_cube")
+        self.scene = self.rule.name  # where a simulated arm stands
         self.record, self.video, self.instruction, self.go_on = record, video, instruction, go_on
         self.log, self.warn = log, warn
         self.rows: list[tuple] = []

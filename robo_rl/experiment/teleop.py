@@ -179,6 +179,7 @@ class TeleopRecorder:
         self.rows: list[tuple] = []
         self.kept = self.tried = 0
         self.name = ""  # of no task of ours
+        self.scene = "pick_cube"  # where a simulated arm stands
 
     def wrap_transport(self, wire):
         return wire
