@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from robo_rl.child import end
 from robo_rl.errors import UserError
@@ -22,6 +23,27 @@ TRAINED = "sim"  # the robot whose joints a run's state has
 SIM_TICK = 0.001  # s, of the simulated arm
 LEASE_LOST = "the lease on the arm is another's now, or ended"
 BRAKE_PERIODS = 25  # control periods after the end, to brake
+
+
+class ArmRecorder(Protocol):
+    """What follows an arm that a policy or a person drives. name: its task, "" for none; scene: where a
+    simulated arm stands."""
+
+    name: str
+    scene: str
+
+    def wrap_transport(self, wire: Any) -> Any:
+        """The wire, whose messages may be kept."""
+
+    def watch(self, bridge: Any, wire: Any) -> None:
+        """Follow this bridge from now on."""
+
+    def after_tick(self, now: float) -> bool:
+        """Whether the motion ends."""
+        ...
+
+    def look(self) -> None:
+        """Keep what is seen in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +190,7 @@ def twin_of(robot, model, task, log):
 
 
 def deploy_in_process(
-    options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn
+    options: DeployOptions, robot, task, model, act, client, recorder: ArmRecorder, log, warn
 ):
     """(bridge, simulated seconds) of a simulated arm in this process, in lockstep on simulated time."""
     from controllers.data_interface import DataInterface
@@ -207,7 +229,7 @@ def deploy_in_process(
 
 
 def deploy_on_wire(
-    options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn, tell=print
+    options: DeployOptions, robot, task, model, act, client, recorder: ArmRecorder, log, warn, tell=print
 ):
     """(bridge, seconds) of an arm over DDS, in real time."""
     from controllers.bridge import Bridge

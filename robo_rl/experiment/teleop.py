@@ -333,13 +333,13 @@ def teleop(
         task = own = own_interface(options, robot, limits_of(robot, options.speed).speed, spec.period)
     shown = spec if options.gripper else replace(spec, axes=spec.axes[:6])
     client = PersonClient(open_teleop_device(options, shown, task, log), replace(spec, max_steps=1))
-    # which take what has the same fields
-    run: Any = deploy_in_process if options.transport == "inprocess" else deploy_on_wire
+    run = deploy_in_process if options.transport == "inprocess" else deploy_on_wire
     try:
         recorder = TeleopRecorder(options, client, spec, share, log, own)
         try:
+            driven: Any = options  # has what they read of a policy's options
             bridge, _ = run(
-                options, robot, task, model, SimpleNamespace(execute=1), client, recorder, log, warn
+                driven, robot, task, model, SimpleNamespace(execute=1), client, recorder, log, warn
             )
         finally:
             recorder.close()
