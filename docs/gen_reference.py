@@ -11,7 +11,6 @@ from pathlib import Path
 
 GENERATED = ("reference/cli.md",)  # pages that exist in the site alone
 MARK = re.compile(r"<!-- presets of (\w+) -->")  # in a method's page: the table comes here
-RUNS = re.compile(r"<!-- runs of (\w+) -->")  # a line per task and method of results/<name>.json
 
 
 def on_files(files, config):
@@ -33,7 +32,7 @@ def on_page_markdown(markdown: str, page=None, **_) -> str:
         if topic == "results":
             return index_text(read_all("results"), repository_of("."), topic)
         return topic_text(read(f"results/{topic}.json"), repository_of("."))
-    return RUNS.sub(lambda m: runs_table(m[1]), MARK.sub(lambda m: preset_table(m[1]), markdown))
+    return MARK.sub(lambda m: preset_table(m[1]), markdown)
 
 
 # ---- commands
@@ -194,17 +193,6 @@ def option_names() -> set[str]:
         | {re.sub(r"^--(.*\.)?", lambda m: f"--{m[1] or ''}no-", n) for n in names}
         | {"--help", "--version"}
     )
-
-
-# ---- runs
-
-
-def runs_table(name: str) -> str:
-    """Of the runs in results/<name>.json: success and control steps by task and method, a figure per seed."""
-    from robo_rl.report.results_page import methods_table
-    from robo_rl.results import read
-
-    return methods_table(read(Path(__file__).parent.parent / "results" / f"{name}.json").rows)
 
 
 # ---- presets

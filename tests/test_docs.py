@@ -115,12 +115,6 @@ def test_the_table_of_presets_has_the_values_that_the_command_uses(generator):
     )
 
 
-def test_a_mark_of_runs_becomes_a_line_per_task_and_method(generator):
-    page = generator.on_page_markdown((ROOT / "docs/methods/pi_rl.md").read_text())
-    line = next(x for x in page.splitlines() if x.startswith("| mujoco reach | pi_rl | 0"))
-    assert line.count("|") == 7 and "<!-- runs of" not in page and "1.000" in line
-
-
 def test_the_page_of_commands_has_every_option_with_its_default_and_meaning(generator):
     page = generator.cli_page()
     assert "| `--bc.noises` | int | `1` | Draws of time and noise for each demonstrated chunk" in page

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from commands import TINY, robo_rl
@@ -13,7 +14,7 @@ from commands import TINY, robo_rl
 from robo_rl import results
 from robo_rl.errors import UserError
 from robo_rl.provenance import git_hash
-from robo_rl.report import results_page
+from robo_rl.report import results_chart, results_page
 from robo_rl.results import ResultRow, add_rows, age, read
 
 ROOT = Path(__file__).parent.parent
@@ -293,6 +294,8 @@ def test_the_page_and_the_readme_say_what_the_files_of_results_say():
     assert {f"results/{p.name}" for p in (ROOT / "docs" / "results").glob("*.md")} == made.keys() - {
         "results.md"
     }
+    drawn = {f"{file.path.stem}.svg": p for file in found if (p := results_page.picture(file.rows))}
+    assert drawn == {p.name: p.read_text() for p in (ROOT / "docs" / "results").glob("*.svg")}
     readme = (ROOT / "README.md").read_text()
     assert results_page.with_table(readme, found) == readme
 
@@ -368,19 +371,72 @@ def test_a_run_adds_the_control_steps_that_it_took_until_success_was_common(run,
     assert row.value == 10_000 and row.note.startswith("100 s from the start")
 
 
-def test_the_table_of_methods_has_a_line_per_task_and_method_with_a_figure_of_each_seed():
-    made = [
-        replace(ROW, what=f"{method}, mujoco reach: {measure}", value=x, unit=unit, seeds=(seed,))
-        for method, seed, steps in (("ppo", 1, 3000), ("ppo", 0, 2000), ("pi_rl", 0, "more than 9,000"))
-        for measure, x, unit in (
-            ("success after supervised learning", 0.5 + seed / 10, "of 1"),
-            (results.STEPS, steps, ""),
+def runs_of(*found: tuple[str, int, dict]) -> list[ResultRow]:
+    """Rows as `run_rows` writes them, of (method, seed, {measure: value})."""
+    return [
+        replace(
+            ROW,
+            what=f"{method}, mujoco reach: {measure}",
+            value=x,
+            unit="" if measure == results.STEPS else "of 1",
+            seeds=(seed,),
+            command=f"robo_rl train --algo {method} --seed {seed}",
+            note="91 s from the start, looks every 9 steps" if measure == results.STEPS else "",
         )
+        for method, seed, figures in found
+        for measure, x in figures.items()
     ]
-    assert results_page.methods_table(made).splitlines()[2:] == [
-        "| mujoco reach | pi_rl | 0 | 0.500 | more than 9,000 | - |",
-        "| mujoco reach | ppo | 0, 1 | 0.500, 0.600 | 2,000, 3,000 | -, - |",
+
+
+def test_runs_are_a_line_each_with_a_figure_of_every_seed_in_its_place():
+    before, after = "success after supervised learning", "success after online RL"
+    made = runs_of(
+        ("ppo", 1, {before: 0.6, results.STEPS: 3000, after: 0.9}),
+        ("ppo", 0, {before: 0.5, after: 0.8}),
+        ("ppo", 2, {before: 0.7, results.STEPS: "more than 9,000", after: 1.0}),
+        ("pi_rl", 0, {before: 0.5}),
+    )
+    lines = results_page.table([*made, replace(ROW, what="speed: of reading")], None).splitlines()
+    steps = "Control steps of RL until success 0.90"
+    assert lines[0].startswith(f"| run | seeds | after supervision | after RL | {steps} | n |")
+    assert lines[2].startswith(
+        "| ppo, mujoco reach | 0, 1, 2 | 0.500, 0.600, 0.700; mean 0.600 [0.35, 0.85] "
+        "| 0.800, 0.900, 1.000; mean 0.900 [0.65, 1.00] | –, 3,000 (91 s), more than 9,000 (91 s) | 200 |"
+    )
+    assert lines[3].startswith("| pi_rl, mujoco reach | 0 | 0.500 [0.430, 0.570] |  |  | 200 |")
+    assert lines[4] == "" and lines[5].startswith("| what | measured |")
+    assert lines[7].startswith("| speed: of reading | 0.500")
+
+
+def test_what_was_measured_of_one_thing_stands_in_one_cell():
+    rows = [
+        replace(ROW, what=f"the law: {name}", value=x, unit="us") for name, x in (("tick", 3), ("p99", 5))
     ]
+    line = results_page.table(rows, None).splitlines()[2]
+    assert line.startswith("| the law | tick: 3 us [0.43, 0.57]<br>p99: 5 us [0.43, 0.57] | 200 |")
+
+
+def test_runs_that_rl_went_on_with_are_drawn_where_there_are_three(tmp_path):
+    before, after = "success after supervised learning", "success at the end"
+    figures = {before: 0.25, after: 0.75}
+    two = runs_of(("ppo", 0, figures), ("nft", 0, figures), ("bc", 0, {before: 0.5}))
+    assert not results_page.picture(two)
+    rows = [*two, *runs_of(("a<b", 0, figures), ("a<b", 1, {before: 0.35, after: 1.0}))]
+    add_rows(tmp_path / "results" / "x.json", "Success", rows)
+    docs = tmp_path / "docs"
+    (docs / "results").mkdir(parents=True)
+    (docs / "results" / "gone.svg").write_text("of a file that is no more")
+    results_page.write_pages(tmp_path / "results", docs / "results.md", None)
+    drawn = (docs / "results" / "x.svg").read_text()
+    root = ElementTree.fromstring(drawn)  # well formed
+    names = [t.text for t in root.iter() if t.tag.endswith("text") and t.get("text-anchor") == "end"]
+    assert names == ["a<b, mujoco reach", "nft, mujoco reach", "ppo, mujoco reach"]
+    dots = [c for c in root.iter() if c.tag.endswith("circle")][3:]
+    assert len(dots) == 2 * 3 + 2 * 2  # means, and the seeds of the run that has two
+    mean = dots[2]  # after the two seeds
+    assert float(mean.get("cx")) == results_chart.at(0.3)
+    assert "(x.svg)" in (docs / "results" / "x.md").read_text()
+    assert [p.name for p in (docs / "results").glob("*.svg")] == ["x.svg"]
 
 
 def test_the_command_of_a_run_that_a_script_started_is_unknown():

@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from robo_rl import files
+from robo_rl import files, stats
 from robo_rl.errors import UserError
+from robo_rl.report.results_chart import RunDots, chart
 from robo_rl.results import (
     CURRENT,
     FOREIGN,
@@ -36,6 +37,15 @@ An interval is a Wilson 95 % interval unless its row says otherwise. *≤ abc123
 wrote the figure down. Where a line has several seeds, its figures are in their order.
 """  # noqa: E501
 NO_REPOSITORY = "This page was made outside a git repository: no row was compared with the code.\n"
+SECONDS = re.compile(r"^(\d+ s) from the start")  # how the note of a run's figure begins
+OF_RUNS = {  # column of the table of runs: what `robo_rl results add RUN` calls its figures
+    "after supervision": ("success after supervised learning",),
+    "after RL": ("success after online RL", "success at the end", "success after labelled episodes"),
+    "best checkpoint": ("success best checkpoint",),
+    f"{STEPS[0].upper()}{STEPS[1:]}": (STEPS,),
+}
+ABOUT = ("commit", "date", "conditions")
+COLUMN = {measure: column for column, measures in OF_RUNS.items() for measure in measures}
 COMPARED = "Compared with the code"  # how the line that changes with every commit begins
 
 
@@ -57,6 +67,7 @@ def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
     repository, topics = repository_of(folder), page.with_suffix("")
     made = {page: index_text(found, repository, topics.name)}
     made |= {topics / f"{file.path.stem}.md": topic_text(file, repository) for file in found}
+    made |= {topics / f"{file.path.stem}.svg": drawn for file in found if (drawn := picture(file.rows))}
     if readme is not None and text is not None:
         made[readme] = with_table(text, found)
     for path, content in made.items():
@@ -64,6 +75,9 @@ def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
         files.write_bytes(path, content.encode())
     for path in topics.glob("*.md"):  # of a file of results that is no more
         if path not in made and MADE.format(name=path.stem) in path.read_text(encoding="utf-8"):
+            path.unlink()
+    for path in topics.glob("*.svg"):
+        if path not in made:
             path.unlink()
     return [str(path) for path in made]
 
@@ -95,12 +109,14 @@ def index_text(found: Sequence[ResultFile], repository: "Path | None", folder: s
 def topic_text(file: ResultFile, repository: "Path | None") -> str:
     """The page of one file of results in Markdown."""
     about = [f"{file.about}\n"] if file.about else []
+    drawn = picture(file.rows)
     return "\n".join(
         [
             f"# {file.title}\n",
             MADE.format(name=file.path.stem),
             *about,
             age_text(file.rows, repository),
+            *([f"![Success after supervision and after RL]({file.path.stem}.svg)\n"] if drawn else []),
             table(file.rows, repository),
             conditions(file.rows),
         ]
@@ -125,26 +141,124 @@ def age_text(rows: Sequence[ResultRow], repository: "Path | None", where: str = 
 
 
 def table(rows: Sequence[ResultRow], repository: "Path | None") -> str:
-    """One line per thing that was measured, with a figure for each seed; the conditions are numbered (see
-    `conditions`)."""
+    """Tables: of runs, a line each with what supervision left and what RL made of it; and of all else, a line
+    per thing with what was measured of it. The conditions are numbered (see `conditions`)."""
     numbers = condition_numbers(rows)
-    groups: dict[tuple, list[ResultRow]] = {}
+    groups: dict[tuple, dict[str, list[ResultRow]]] = {}
     for row in rows:
-        groups.setdefault((row.what, condition(row)), []).append(row)
-    lines = ["| what | measured | n | seeds | commit | date | conditions |", "|---|---|---|---|---|---|---|"]
-    return (
-        "\n".join([*lines, *(line(group, numbers[at], repository) for (_, at), group in groups.items())])
-        + "\n"
+        subject, measure = subject_of(row)
+        groups.setdefault((subject, condition(row)), {}).setdefault(measure, []).append(row)
+    runs = {key: found for key, found in groups.items() if all(m in COLUMN for m in found)}
+    columns = [c for c in OF_RUNS if any(COLUMN[m] == c for found in runs.values() for m in found)]
+    tables = []
+    if runs:
+        tables.append(head_of_table(["run", "seeds", *columns, "n", *ABOUT]))
+        tables += [
+            run_line(subject, found, columns, numbers[at], repository)
+            for (subject, at), found in runs.items()
+        ]
+    if len(runs) < len(groups):
+        tables += [""] if runs else []
+        tables.append(head_of_table(["what", "measured", "n", "seeds", *ABOUT]))
+        tables += [
+            line(subject, found, numbers[at], repository)
+            for (subject, at), found in groups.items()
+            if (subject, at) not in runs
+        ]
+    return "\n".join(tables) + "\n"
+
+
+def picture(rows: Sequence[ResultRow]) -> str:
+    """SVG of the runs whose success is known after supervision and after RL; "": of fewer than three."""
+    dots: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        subject, measure = subject_of(row)
+        if measure in COLUMN and row.unit == "of 1" and not isinstance(row.value, str):
+            dots.setdefault(subject, {}).setdefault(COLUMN[measure], []).append(row.value)
+    before, after = list(OF_RUNS)[:2]
+    runs = [
+        RunDots(subject, tuple(found[before]), tuple(found[after]))
+        for subject, found in dots.items()
+        if before in found and after in found
+    ]
+    return chart(sorted(runs, key=lambda run: run.name.partition(", ")[::-1])) if len(runs) > 2 else ""
+
+
+def subject_of(row: ResultRow) -> tuple[str, str]:
+    """(what, what was measured of it): "pi_rl, mujoco reach", "success after online RL"."""
+    subject, _, measure = row.what.rpartition(": ")
+    return (subject, measure) if subject else (measure, "")
+
+
+def head_of_table(columns: Sequence[str]) -> str:
+    return f"{cells(*columns)}\n|{'---|' * len(columns)}"
+
+
+def run_line(
+    subject: str,
+    found: dict[str, list[ResultRow]],
+    columns: Sequence[str],
+    number_of: int,
+    repository: "Path | None",
+) -> str:
+    """The seeds of one run under one condition: a figure of each in every column, in their order."""
+    rows = [row for measured in found.values() for row in measured]
+    seeds = sorted({row.seeds for row in rows})
+    by_column: dict[str, dict[tuple, ResultRow]] = {}
+    for measure, measured in found.items():
+        by_column.setdefault(COLUMN[measure], {}).update({row.seeds: row for row in measured})
+    notes = (row.note for row in rows if not SECONDS.match(row.note))
+    return cells(
+        subject,
+        joined(str(seed) for of_one in seeds for seed in of_one),
+        *(of_seeds([by_column.get(column, {}).get(seed) for seed in seeds]) for column in columns),
+        joined(str(row.n or "") for row in rows),
+        *about(rows, number_of, notes, repository),
     )
 
 
-def line(rows: Sequence[ResultRow], number_of: int, repository: "Path | None") -> str:
-    """The rows of one thing, under one condition."""
+def of_seeds(rows: "Sequence[ResultRow | None]") -> str:
+    """One figure of several runs. Of one: with its own interval. Of more: all of them, and their mean with
+    Student's interval over seeds, which no share leaves [0, 1] by."""
+    found = [row for row in rows if row is not None]
+    if not found:
+        return ""
+    if found[0].unit != "of 1":  # control steps
+        return ", ".join(
+            "–" if row is None else f"{value(row)} ({s[1]})" if (s := SECONDS.match(row.note)) else value(row)
+            for row in rows
+        )
+    if len(rows) == 1:
+        return f"{value(found[0])} {interval(found[0])}".strip()
+    each = ", ".join("–" if row is None else value(row) for row in rows)
+    if len(found) < 3 or not all(isinstance(row.value, float | int) for row in found):
+        return each
+    mean = stats.mean_over_seeds([float(row.value) for row in found])
+    return f"{each}; mean {mean.value:.3f} [{max(mean.low, 0):.2f}, {min(mean.high, 1):.2f}]"
+
+
+def line(subject: str, found: dict[str, list[ResultRow]], number_of: int, repository: "Path | None") -> str:
+    """The figures of one thing, under one condition: a line in its cell for each that has a name."""
+    rows = [row for measured in found.values() for row in measured]
+    only = len(found) == 1
+    shown = [(measure, figures(measured)) for measure, measured in found.items()]
     return cells(
-        *figures(rows),
+        shown[0][1][0] if only else subject,
+        "<br>".join(said[1] if only else f"{measure or subject}: {said[1]}" for measure, said in shown),
+        joined(said[2] for _, said in shown),
+        joined(said[3] for _, said in shown),
+        *about(rows, number_of, (row.note for row in rows), repository),
+    )
+
+
+def about(
+    rows: Sequence[ResultRow], number_of: int, notes: Iterable[str], repository: "Path | None"
+) -> tuple[str, str, str]:
+    """Where figures are from: commits, dates, the number of their conditions with what is noted of them."""
+    return (
         joined(commit(row, repository) for row in rows),
         dates(rows),
-        f"({number_of}) {joined((row.note for row in rows), '; ')}".strip(),
+        f"({number_of}) {joined(notes, '; ')}".strip(),
     )
 
 
@@ -230,33 +344,6 @@ def headline_table(found: Sequence[ResultFile]) -> str:
         groups.setdefault(row.what, []).append(row)
     lines = ["| what | measured | n | seeds | commit | date |", "|---|---|---|---|---|---|"]
     lines += [cells(*figures(rows), joined(map(origin, rows)), dates(rows)) for rows in groups.values()]
-    return "\n".join(lines)
-
-
-def methods_table(rows: Sequence[ResultRow]) -> str:
-    """One line per task and method of rows that `robo_rl results add RUN` wrote: a figure for each seed, in
-    the order of the seeds."""
-    measures = {
-        "supervised": "success after supervised learning",
-        "steps": STEPS,
-        "end": "success after online RL",
-    }
-    lines = [
-        f"| task | method | seeds | {measures['supervised']} | {measures['steps']} | {measures['end']} |",
-        "|---|---|---|---|---|---|",
-    ]
-    groups: dict[tuple[str, str], dict[str, dict[int, ResultRow]]] = {}
-    for row in rows:
-        run, _, measure = row.what.rpartition(": ")
-        method, _, task = run.partition(", ")
-        groups.setdefault((task, method), {}).setdefault(measure, {})[row.seeds[0]] = row
-    for (task, method), found in sorted(groups.items()):
-        seeds = sorted({seed for m in measures.values() for seed in found.get(m, ())})
-        shown = [
-            ", ".join(value(found[m][seed]) if seed in found.get(m, ()) else "-" for seed in seeds)
-            for m in measures.values()
-        ]
-        lines.append(cells(task, method, ", ".join(map(str, seeds)), *shown))
     return "\n".join(lines)
 
 
