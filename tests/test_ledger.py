@@ -257,6 +257,15 @@ def test_a_worker_with_more_envs_widens_the_ledger_and_one_share_is_one_round():
     assert book.widest == 9
 
 
+def test_of_the_next_batch_what_is_finished_and_what_is_under_way_is_gathered():
+    book = Ledger(12, 0, 4, {0: (2, 3), 1: (2, 3)})
+    first, second = book.lease(0), book.lease(1)
+    assert book.gathered(lambda f: {first.uid: 1, second.uid: 2}[f.uid]) == 9
+    book.seal(first.uid, 2, 0)
+    assert book.gathered(lambda f: 1) == 9 and book.gathered(lambda f: 0) == 6
+    assert book.gathered(lambda f: 100) == 12  # no more than the batch
+
+
 def test_leases_are_numbered_and_say_which_batch_they_would_be_in():
     book = Ledger(6, 3, 8, {0: (1, 3)})
     leases = [book.lease(0, more=True) for _ in range(8)]

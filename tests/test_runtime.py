@@ -20,6 +20,7 @@ from toys import PointReach
 
 from robo_rl.algos import pi_rl
 from robo_rl.errors import UserError
+from robo_rl.experiment.onpolicy import Gathering
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector, layout, new_columns, rollout_of
@@ -115,6 +116,35 @@ def train(learner, feed, updates, each=lambda i, feed: None):
         if feed.crowded():
             feed.commit()
     return seen
+
+
+@pytest.mark.parametrize("made", [local, processes])
+def test_what_is_gathered_of_the_next_batch_is_told_while_it_is_waited_for(made, tmp_path):
+    learner, seen = make_learner(), []
+    feed = local(learner, workers=2) if made is local else processes(tmp_path, learner, workers=2)
+    try:
+        feed.next(lambda: bool(seen.append(feed.gathered())))
+        assert seen == sorted(seen) and seen[0] < N * T >= seen[-1] and all(n % (N // 2) == 0 for n in seen)
+        if made is local:
+            assert set(seen) == {k * N // 2 for k in range(2 * T)}  # a decision of a worker at a time
+    finally:
+        feed.close()
+
+
+def test_the_progress_line_moves_while_a_batch_is_gathered():
+    told, config = [], SimpleNamespace(policy=SimpleNamespace(execute=4))
+    config.rl, config.envs, config.algo = PiRlOptions(decisions=T), N, "pi_rl"
+    config.periodic, config.over_provision = 0, 1.0
+    report = SimpleNamespace(advance=lambda step, note: told.append((step, note)))
+    run = SimpleNamespace(config=config, report=report, step=1000, stop=SimpleNamespace(asked=0))
+    gathering = Gathering(run, SimpleNamespace(gathered=lambda: 96))
+    assert not gathering.asked() and not told  # a quick batch says nothing
+    gathering.told -= 100.0
+    assert not gathering.asked() and told == [(1384, "384 of 1.02k gathered")]
+    config.rl = PiRlOptions(decisions=0, advantage="grpo", group=8)
+    gathering.told -= 100.0
+    run.stop.asked = 1
+    assert gathering.asked() and told[1] == (1000, "96 of 32 episodes gathered")
 
 
 class Waits(PointReach):

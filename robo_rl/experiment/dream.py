@@ -353,6 +353,9 @@ class DreamFeed:
 
     # ---- the rest of a feed
 
+    def gathered(self) -> int:
+        return self.inner.gathered()
+
     def publish(self) -> None:
         self.inner.publish()
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from robo_rl.runtime.planned import PlannedGroups
 
 SAVE_EVERY = 20.0  # s
+GATHERING, TOLD = 5.0, 1.0  # s without an update before the progress line tells what is gathered, and between
 RETURNS = 4  # most that a run that fell below the policy RL began with goes back to its best checkpoint
 SMALLER = 0.5  # factor on the size of its steps from then on: a quarter of their KL
 
@@ -184,6 +185,28 @@ def make_outcomes(run: Run, saved: "dict | None") -> Outcomes:
     return outcomes
 
 
+class Gathering:
+    """The progress line while a batch is gathered, which a slow simulator takes minutes for."""
+
+    def __init__(self, run: Run, feed):
+        self.run, self.feed, self.told = run, feed, time.monotonic() + GATHERING - TOLD
+
+    def asked(self) -> bool:
+        """Whether a signal asks for the end. Feeds ask this while they wait."""
+        if time.monotonic() - self.told >= TOLD:
+            self.told = time.monotonic()
+            self.tell()
+        return bool(self.run.stop.asked)
+
+    def tell(self) -> None:
+        config, made, count = self.run.config, self.feed.gathered(), batch(self.run.config)
+        if group_size(config):  # episodes, of a length that is not known before
+            self.run.report.advance(self.run.step, note=f"{made} of {count} episodes gathered")
+        elif made:
+            steps, whole = made * config.policy.execute, count * config.policy.execute
+            self.run.report.advance(self.run.step + steps, note=f"{si(steps)} of {si(whole)} gathered")
+
+
 def learn(
     run: Run, learner, feed, outcomes: Outcomes, sharing: "ExperienceSharing | None" = None
 ) -> tuple[dict[str, float], dict[str, float], float, list] | None:
@@ -211,7 +234,7 @@ def learn(
         pieces = feed.stream()
         metrics = learner.accumulate(arriving(lambda: next(pieces, None)), min(1.0, run.step / config.steps))
     else:
-        rollout = next(arriving(lambda: feed.next(lambda: bool(run.stop.asked))), None)
+        rollout = next(arriving(lambda: feed.next(Gathering(run, feed).asked)), None)
         if rollout is None:
             return None
         mixed = rollout if sharing is None else sharing.mix(rollout, learner.policy, feed.version)

@@ -201,6 +201,10 @@ class DeviceFeed:
         starts = [mix(c.seed, 5, 0, c.decision, i) >> 32 for i in range(c.n // self.group)]
         return c.episodes(self.policy, np.repeat(starts, self.group), self.version, self.explore)
 
+    def gathered(self) -> int:
+        """Not known before the batch is whole."""
+        return 0
+
     def publish(self) -> None:
         """The learner has made an update."""
         self.version += 1

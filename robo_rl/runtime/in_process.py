@@ -184,6 +184,11 @@ class InProcessFeed:
         parts = [(self.columns[f.slot], f.rows) for f in chosen]
         return make_batch_of(self.planned, parts, self.version, self.ledger.staleness, self.workers[0].group)
 
+    def gathered(self) -> int:
+        """Decisions of the next batch that are made; of whole episodes, those that have ended."""
+        made = {w.lease.uid: w.made for w in self.workers if isinstance(w, Worker) and w.lease is not None}
+        return self.ledger.gathered(lambda f: 0 if self.whole else made.get(f.uid, 0))
+
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment."""
         rounds = self.ledger.rounds()

@@ -153,6 +153,12 @@ class Ledger:
         """Samples that are finished and not taken."""
         return self.samples
 
+    def gathered(self, rows: Callable[[Fragment], int]) -> int:
+        """Samples of the next batch that are there: finished ones and, of leases, the decisions that `rows`
+        says."""
+        under_way = sum(rows(f) * f.envs for f in self.fragments.values() if f.state == LEASED)
+        return min(self.samples + under_way, self.batch)
+
     def rounds(self) -> int:
         """Fragments of each worker in a synchronous batch; 0: they do not add up to one."""
         if not self.round_samples or self.round_samples >= self.batch:

@@ -274,6 +274,12 @@ class WorkerPoolFeed:
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["staleness/mean"]
         return rollout
 
+    def gathered(self) -> int:
+        """Decisions of the next batch that are made; of whole episodes, those that have ended."""
+        rows = self.buffer.head["rows"]
+        with self.condition:
+            return self.ledger.gathered(lambda f: 0 if self.whole else int(rows[f.slot]))
+
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment as they are finished: in turn one of each
         worker."""
