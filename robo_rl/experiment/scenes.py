@@ -32,7 +32,7 @@ def scene_task(name: str) -> "Task":
     held = [n for n, task in TASKS.items() if not untold(task)]
     if ":" not in name and name not in TASKS:
         choose("scene", name, [*held, "none", "module:object"])
-    task = find_task(name)
+    task = find_task(name, "--scene")
     if what := untold(task):
         raise UserError(
             f"the topics of an arm tell its joints, free objects and a mark, not {what}, which the state of "
@@ -49,12 +49,14 @@ def scene_xml(robot: Robot, name: str) -> str:
     text = Path(robot.model).read_text(encoding="utf-8") if robot.model and Path(robot.model).exists() else ""
     if "<mujoco" not in text:
         raise UserError(
-            f"robot {robot.name} ships no MJCF to put a scene around: use --robot sim, or --scene none"
+            f"robot {robot.name} ships no MJCF to put a scene around: use --robot sim (sim-arm takes "
+            "--scene none too)"
         )
     if 'class="solid"' not in text or 'class="drawn"' not in text:
         raise UserError(
             f"the scene {name} goes around a model like that of --robot sim, with its table and the classes "
-            f"solid and drawn, and that of robot {robot.name} has none: use --scene none"
+            f"solid and drawn, and that of robot {robot.name} has none: use --robot sim (sim-arm takes "
+            "--scene none too)"
         )
     more = f"<asset>{task.assets}</asset>" if task.assets else ""
     return text.replace("</worldbody>", f"{task.xml}</worldbody>{more}")

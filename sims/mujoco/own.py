@@ -16,18 +16,18 @@ from sims.mujoco.tasks import TASKS, Start, Task
 WHAT, N = "--task", 3  # envs that it is checked with
 
 
-def find_task(name: str) -> Task:
-    """The task `name` of TASKS, or the user's own. UserError: it is no task, or what is wrong with it, in one
-    sentence."""
+def find_task(name: str, option: str = WHAT) -> Task:
+    """The task `name` of TASKS, or the user's own, which `option` names. UserError: it is no task, or what is
+    wrong with it, in one sentence."""
     if not is_object(name):
         return TASKS[name]
-    task = load_object(name, WHAT)
+    task = load_object(name, option)
     if not isinstance(task, Task):
-        raise UserError(f"{WHAT} {name} must be a sims.mujoco.tasks.Task, got {type(task).__name__}")
+        raise UserError(f"{option} {name} must be a sims.mujoco.tasks.Task, got {type(task).__name__}")
     try:
         check_task(task)
     except AssertionError as e:
-        raise UserError(f"{WHAT} {name}: {e}") from None
+        raise UserError(f"{option} {name}: {e}") from None
     return replace(task, name=name)
 
 
