@@ -400,8 +400,8 @@ def test_runs_are_a_line_each_with_a_figure_of_every_seed_in_its_place():
     steps = "Control steps of RL until success 0.90"
     assert lines[0].startswith(f"| run | seeds | after supervision | after RL | {steps} | n |")
     assert lines[2].startswith(
-        "| ppo, mujoco reach | 0, 1, 2 | 0.500, 0.600, 0.700; mean 0.600 [0.35, 0.85] "
-        "| 0.800, 0.900, 1.000; mean 0.900 [0.65, 1.00] | –, 3,000 (91 s), more than 9,000 (91 s) | 200 |"
+        "| ppo, mujoco reach | 0, 1, 2 | 0.600 [0.35, 0.85] of 0.500, 0.600, 0.700 "
+        "| 0.900 [0.65, 1.00] of 0.800, 0.900, 1.000 | –, 3,000 (91 s), more than 9,000 (91 s) | 200 |"
     )
     assert lines[3].startswith("| pi_rl, mujoco reach | 0 | 0.500 [0.430, 0.570] |  |  | 200 |")
     assert lines[4] == "" and lines[5].startswith("| what | measured |")

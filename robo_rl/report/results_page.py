@@ -234,7 +234,7 @@ def of_seeds(rows: "Sequence[ResultRow | None]") -> str:
     if len(found) < 3 or not all(isinstance(row.value, float | int) for row in found):
         return each
     mean = stats.mean_over_seeds([float(row.value) for row in found])
-    return f"{each}; mean {mean.value:.3f} [{max(mean.low, 0):.2f}, {min(mean.high, 1):.2f}]"
+    return f"{mean.value:.3f} [{max(mean.low, 0):.2f}, {min(mean.high, 1):.2f}] of {each}"
 
 
 def line(subject: str, found: dict[str, list[ResultRow]], number_of: int, repository: "Path | None") -> str:
