@@ -140,8 +140,13 @@ def read_token(path: "str | Path" = "", make: bool = False) -> bytes:
     if not text:
         path = where = Path(path)
         if make and not path.exists():
-            with open(private_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as f:
-                f.write(secrets.token_urlsafe(32) + "\n")
+            try:
+                with open(private_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as f:
+                    f.write(secrets.token_urlsafe(32) + "\n")
+            except OSError as e:
+                raise UserError(
+                    f"no token can be written to {path} ({e.strerror}); name another file: --token FILE"
+                ) from None
         if not path.exists():
             raise UserError(
                 f"{path} does not exist: copy the token that robo_rl serve names, and give it with --token "

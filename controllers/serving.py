@@ -29,6 +29,7 @@ COMPANY = 1.0
 PICTURE = 4096  # most pixels of a side
 # side of a square with as many pixels as a large camera has, 1280 x 720 and more
 LARGE = 1024
+RECORDS_NOTHING = "this server records no episodes; it does where it was started with --share FOLDER"
 
 
 def wanted(spec, large: int = 0) -> dict[str, tuple[tuple[int, ...], type]]:
@@ -271,6 +272,9 @@ class PolicyServer:
                 if not obs and head == {"about": True}:
                     v.out += pack({}, instruction=self.instruction)
                     continue
+                if not obs and self.sessions is None and tells_outcome(head):
+                    v.out += pack({}, error=RECORDS_NOTHING)
+                    continue
                 if self._known(v, head):
                     continue
                 if bad := misfit(obs, self.spec):
@@ -360,6 +364,11 @@ class PolicyServer:
         )
         if not v.known:
             self.quiet_until, self.unsaid = now + SAY, 0
+
+
+def tells_outcome(fields: dict) -> bool:
+    """Whether a message says how an episode went."""
+    return not fields.keys().isdisjoint(("outcome", "success"))
 
 
 def failure(e: Exception) -> object:

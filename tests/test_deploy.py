@@ -270,6 +270,8 @@ def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):
     assert where.startswith("127.0.0.1:") and f"--policy {where} with --token {run / 'serve.token'}" in second
     assert (run / "serve.token").stat().st_mode & 0o777 == 0o600
     token = read_token(run / "serve.token")
+    with pytest.raises(UserError, match="no token can be written to .*name another file: --token FILE"):
+        read_token(run / "none" / "serve.token", make=True)
     with pytest.raises(UserError, match="has another token; give the one that robo_rl serve named"):
         RemotePolicyClient(where, token[:-1] + b"?")
     mind = RemotePolicyClient(where, token, patience=5.0)

@@ -354,6 +354,27 @@ def test_newer_weights_are_served_as_soon_as_there_are_some(tmp_path):
     assert actor([{"state": np.zeros(36, np.float32)}])[0].version == 640
 
 
+def test_a_server_that_records_nothing_says_so_to_who_tells_an_outcome():
+    policy = make()
+    actor, token, over = act(policy), b"0123456789abcdef", threading.Event()
+    with open_listener("127.0.0.1", 0) as listener:
+        server = PolicyServer(listener, actor, SPEC, token, many=actor)
+        thread = threading.Thread(target=lambda: [server.turn(0.02) for _ in iter(over.is_set, True)])
+        thread.start()
+        client = RemotePolicyClient(f"127.0.0.1:{listener.getsockname()[1]}", token, patience=10)
+        try:
+            with pytest.raises(UserError, match="records no episodes; .* --share FOLDER"):
+                client.tell(episode="1", success=True)
+        finally:
+            client.close()
+            over.set()
+            thread.join()
+            server.close()
+    batcher = Batcher(actor, 4).start()
+    assert "--share FOLDER" in answer(packb({"episode": "1", "success": True}), batcher, SPEC, "", 10)
+    batcher.close()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

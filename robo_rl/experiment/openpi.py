@@ -25,7 +25,7 @@ import numpy as np
 
 from controllers.openpi import packb, unpackb
 from controllers.remote import plain_text
-from controllers.serving import LARGE, PICTURE
+from controllers.serving import LARGE, PICTURE, RECORDS_NOTHING, tells_outcome
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.batching import Batcher, by_size
 from robo_rl.experiment.model_units import units_of_run
@@ -271,6 +271,8 @@ def answer(
     try:
         told = unpackb(message if isinstance(message, bytes) else b"")
         fields = told if isinstance(told, dict) else {}
+        if sessions is None and tells_outcome(fields):
+            raise UserError(RECORDS_NOTHING)
         known = None if sessions is None else sessions.before(who, fields)
         if isinstance(known, dict):
             return packb(known)
