@@ -258,7 +258,7 @@ def test_a_simulator_that_fails_now_and_then_is_started_anew_and_its_open_episod
 
 def test_a_simulator_that_fails_all_the_time_ends_the_run_with_what_it_said(tmp_path):
     actor, *_ = beside(tmp_path, partial(fails, 12))
-    with pytest.raises(WorkerFailure, match="6 times by the same error, which .* rounds escaped: mine: step"):
+    with pytest.raises(WorkerFailure, match=r"6 times by the same error \(.*: rounds, \d+\): mine: step"):
         rounds(actor, 100)
     actor.end()
     actor, *_ = beside(tmp_path / "arm", partial(fails, 12))

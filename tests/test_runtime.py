@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from toys import PointReach
@@ -27,7 +28,7 @@ from robo_rl.rollout import Collector, layout, new_columns, rollout_of
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.feed import make_batch
 from robo_rl.runtime.in_process import InProcessFeed
-from robo_rl.runtime.process_pool import SERVER, ProcessPool, WorkerProcess
+from robo_rl.runtime.process_pool import SERVER, ProcessPool, WorkerProcess, start_process
 from robo_rl.runtime.rollout_buffer import RolloutBuffer
 from robo_rl.runtime.worker import Job, Worker
 from robo_rl.runtime.worker_pool import BACK_OFF, ErrorCounts, WorkerFailure, WorkerPoolFeed
@@ -367,6 +368,40 @@ def test_a_worker_process_without_staleness_gives_the_plain_loops_parameters_eve
     assert len(killed) >= 2
 
 
+def test_a_server_that_forks_and_is_killed_costs_no_sample_and_its_workers_end_with_it(tmp_path):
+    learner = make_learner()
+    feed, first = processes(tmp_path, learner), []
+
+    def kill(i, feed):
+        process = feed.pool.processes[0].process
+        if i == 2 and process is not None:
+            first.append(psutil.Process(process.pid))
+            os.kill(first[0].ppid(), signal.SIGKILL)
+
+    try:
+        train(learner, feed, 6, kill)
+        assert snapshot.over(first[0]) and feed.stats()["health/restarts"] == 1
+    finally:
+        feed.close()
+    assert torch.equal(weights(learner), plain(6))
+
+
+def test_a_process_is_started_again_where_the_server_that_forks_dies_meanwhile():
+    class Started:
+        fails = 2
+
+        def start(self):
+            self.fails -= 1
+            if self.fails >= 0:
+                raise EOFError("unexpected EOF")
+
+    start_process(process := Started())
+    assert process.fails == -1
+    process.fails = 99
+    with pytest.raises(EOFError):
+        start_process(process)
+
+
 @pytest.mark.slow
 def test_two_synchronous_workers_give_the_same_run_whatever_their_pace(tmp_path):
     ends = []
@@ -599,7 +634,7 @@ def test_an_error_that_comes_back_after_every_few_fragments_is_told_and_ends_the
     try:
         with pytest.raises(
             WorkerFailure,
-            match=r"workers ended 6 times by the same error, which \d+ fragments escaped: Runtime.*joint 3",
+            match=r"ended 6 times by the same error \(finished in between: fragments, \d+\): Runt.*joint 3",
         ):
             train(learner, feed, 1000)
     finally:
@@ -676,7 +711,7 @@ def test_an_error_that_is_rare_among_fragments_is_told_once_and_never_ends_the_r
         assert not errors.add("worker0", f"RuntimeError: cable {i}")
     errors.finished += 9
     assert errors.add("worker0", "RuntimeError: cable 7").startswith(
-        "workers ended 6 times by the same error, which 45 fragments"
+        "workers ended 6 times by the same error (finished in between: fragments, 45): RuntimeError"
     )
     assert capfd.readouterr().err.count("warning: worker0 ended") == 1
 

@@ -36,7 +36,7 @@ from robo_rl.policies import ObsSpec, Policy
 from robo_rl.replay import Replay, ReplayWriter
 from robo_rl.replay_collector import SUMS, ReplayCollector
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.process_pool import START_LIMIT, context, duplex_pair
+from robo_rl.runtime.process_pool import START_LIMIT, context, duplex_pair, start_process
 from robo_rl.runtime.published import create, follow
 from robo_rl.runtime.start_file import StartFile
 from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, ErrorCounts, WorkerFailure
@@ -344,7 +344,7 @@ class SeparateProcessActor:
         self.ready, self.started, self.last = False, self.clock.now(), ""
         self.words[BEAT] = time.monotonic_ns()
         self.process = self.context.Process(target=main, args=(self.job, theirs), name="actor")
-        self.process.start()
+        start_process(self.process)
         theirs.close()
 
     def _hear(self) -> None:
@@ -397,6 +397,7 @@ class SeparateProcessActor:
         self._hear()
         self.pipe.close()
         self.process = None
+        snapshot.evict(self.job.flight, "actor")  # it lives where the server that forked it died
         while self._follow():
             pass
         self.restarts += 1

@@ -25,6 +25,7 @@ from robo_rl.runtime.worker import Job, main
 from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, WorkerPoolFeed
 
 START_LIMIT = 300.0  # seconds a worker may take to build its sim
+STARTS = 5  # times that a process is tried to be started
 LOOK = 0.05  # seconds between looks at everybody while somebody is to be started
 SERVER = -1  # index of the policy server among the processes
 
@@ -44,6 +45,18 @@ def warm(modules: tuple[str, ...] = ()) -> None:
 
     context().set_forkserver_preload(["robo_rl.runtime.worker", *modules])
     forkserver.ensure_running()
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a process of `context`. Where the server that forks is dying, its pipes are closed before it
+    counts as dead: another one then starts it."""
+    for left in reversed(range(STARTS)):
+        try:
+            return process.start()
+        except (EOFError, OSError):
+            if not left:
+                raise
+            time.sleep(0.1)
 
 
 class DuplexPipe:
@@ -261,7 +274,7 @@ class ProcessPool:
         process = self.context.Process(
             target=server.main if m.decides else main, args=(m.job, theirs), name=m.name
         )
-        process.start()  # fails where a signal to all of a group ended the process that forks
+        start_process(process)
         m.process = process
         theirs.close()
         for thing in (ours, process.sentinel):
@@ -319,6 +332,7 @@ class ProcessPool:
         for thing in (m.pipe, m.process.sentinel):
             self.selector.unregister(thing)
         m.pipe.close()
+        snapshot.evict(self.feed.folder, m.name)  # it lives where the server that forked it died
         m.process, m.pipe, m.ready, m.leases, m.wants = None, None, False, {}, 0
         if m.told:  # it left
             m.job, m.told = replace(m.work, incarnation=m.work.incarnation + 1), 0.0

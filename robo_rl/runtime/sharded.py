@@ -292,7 +292,7 @@ class ShardedLearner:
 
     def __init__(self, algo: str, policy, options: OnPolicyOptions, seed: int, learners: int, folder: Path):
         check(algo, options, learners)
-        from robo_rl.runtime.process_pool import context
+        from robo_rl.runtime.process_pool import context, start_process
 
         private_folder(folder)
         snapshot.evict(folder)  # ranks of a learner that died, and what it left
@@ -307,7 +307,7 @@ class ShardedLearner:
             process = context().Process(
                 target=follow, args=(replace(job, rank=i), theirs), name=f"learner{i}"
             )
-            process.start()
+            start_process(process)
             theirs.close()
             self.pipes.append(mine)
             self.processes.append(process)

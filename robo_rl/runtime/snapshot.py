@@ -149,11 +149,23 @@ class AwakeClock:
         return self.seconds
 
 
-def evict(folder: Path, seconds: float = 5.0) -> int:
-    """End every process that signed in below `folder` and still lives (its learner died) -> how many."""
-    found = [p for path in folder.glob("*.pid") if (p := signed(path)) is not None]
+def evict(folder: Path, name: str = "*", seconds: float = 5.0) -> int:
+    """End every process that signed in below `folder` as `name` and still lives, for its learner died, or the
+    server that forked it -> how many."""
+    found = [p for path in folder.glob(f"{name}.pid") if (p := signed(path)) is not None and not over(p)]
     for process in found:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(found, timeout=seconds)
+    limit = time.monotonic() + seconds
+    while not all(map(over, found)) and time.monotonic() < limit:
+        time.sleep(0.01)
+    psutil.wait_procs(found, timeout=0)  # our own children are asked for their exit status
     return len(found)
+
+
+def over(process: psutil.Process) -> bool:
+    """Whether a process has ended, though nobody may have asked for its exit status yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True

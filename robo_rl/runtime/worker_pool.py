@@ -121,8 +121,8 @@ class ErrorCounts:
         if times + 1 < DEATHS or finished == since and not self.alone:
             return ""
         return (
-            f"{self.who} ended {times + 1} times by the same error, which {finished - since} {self.what} "
-            f"escaped: {error}"
+            f"{self.who} ended {times + 1} times by the same error (finished in between: {self.what}, "
+            f"{finished - since}): {error}"
         )
 
     def failed(self, e: Exception, begun: bool) -> None:
