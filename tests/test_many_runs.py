@@ -4,6 +4,7 @@ with."""
 import json
 import os
 import re
+import selectors
 import signal
 import sys
 import time
@@ -283,3 +284,23 @@ def test_runs_end_with_the_command_that_began_them(tmp_path):
     while any(os.path.exists(f"/proc/{pid}") for pid in owners) and time.monotonic() < end:
         time.sleep(0.1)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in owners)
+
+
+def test_progress_is_told_once_and_only_of_runs_that_made_some(tmp_path):
+    runs, ends = many_runs.Runs(tmp_path, {"s2": []}, 2, []), []
+    for name in ("s0", "s1"):
+        read, write = os.pipe()
+        ends += [read, write]
+        log = open(tmp_path / name, "ab", buffering=0)  # noqa: SIM115
+        child = many_runs.Child(name, None, log)
+        runs.selector.register(read, selectors.EVENT_READ, child)
+        runs.say(child, "[sft] 100 % · 9/9 updates".encode())
+    assert runs.news() == "s0 [sft] 100 % · 9/9 updates | s1 [sft] 100 % · 9/9 updates | 1 wait"
+    assert runs.news() == ""
+    runs.say(runs.children[1], "[rl]   5 % · 1/20 steps".encode())
+    assert runs.news() == "s1 [rl]   5 % · 1/20 steps | 1 wait"
+    for child in runs.children:
+        child.log.close()
+    runs.selector.close()
+    for end in ends:
+        os.close(end)

@@ -52,6 +52,7 @@ class Child:
     log: FileIO
     rest: bytes = b""  # a line that is not whole yet
     now: str = field(default="begins")  # its newest progress
+    told: str = field(default="")  # what was told of it last
 
 
 def read_seeds(text: str) -> list[int]:
@@ -371,12 +372,20 @@ class Runs:
                 child.process.send_signal(signal.SIGKILL)
 
     def status(self) -> None:
-        """Every STATUS seconds the newest progress of each."""
-        if time.monotonic() - self.told < STATUS or not self.children:
+        """Every STATUS seconds the newest progress."""
+        if time.monotonic() - self.told < STATUS:
             return
         self.told = time.monotonic()
-        more = f" | {len(self.waiting)} wait" if self.waiting else ""
-        tell(" | ".join(f"{c.name} {c.now}" for c in self.children) + more)
+        if words := self.news():
+            tell(words)
+
+    def news(self) -> str:
+        """The newest progress of each run that made some since the last call; "" where none did."""
+        moved = [c for c in self.children if c.now != c.told]
+        for c in moved:
+            c.told = c.now
+        more = f" | {len(self.waiting)} wait" if self.waiting and moved else ""
+        return " | ".join(f"{c.name} {c.now}" for c in moved) + more
 
 
 def status_of(process: "subprocess.Popen[bytes]") -> int:
