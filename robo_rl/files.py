@@ -27,6 +27,7 @@ from robo_rl.errors import UserError, utf8
 FILE, MESSAGE = 64 << 20, 64 << 10  # bytes of JSON that is read, at most: of a file, of a message or a line
 DEEP = 64  # levels of brackets at most
 DIGITS = 40  # digits of an integer at most: the state of a NumPy generator has 39
+GO_ON = ", and go on with --resume where it was a run"  # what is told where nobody knows which command it is
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = {c: 1 if c in b"[{" else -1 for c in b"[]{}"}
 _LONG_NUMBER = re.compile(rb"[eE][+-]?\d{3}|\d{%d}" % (DIGITS + 1))  # one that may overflow
@@ -67,7 +68,7 @@ def replacing(path: "str | Path") -> Iterator[Path]:
         if full_disk(e):
             raise UserError(
                 f"the disk is full: could not write {path} (what was there before is intact); "
-                f"free some space in {path.parent} and go on with --resume where it was a run"
+                f"free some space in {path.parent}{GO_ON}"
             ) from e
         if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UserError(f"no permission to write {path}; choose a folder of your own") from e
@@ -75,7 +76,8 @@ def replacing(path: "str | Path") -> Iterator[Path]:
             raise UserError(f"{path} is a folder where a file should be; give the name of a file") from e
         raise
     finally:
-        temp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a disk that is read-only too
+            temp.unlink()
     sync_folder(path.parent)
 
 
@@ -84,7 +86,7 @@ def full_disk(e: BaseException) -> str:
     if not isinstance(e, OSError) or e.errno not in (errno.ENOSPC, errno.EDQUOT):
         return ""
     where = f", at {e.filename}" if e.filename else ""  # `write` names no file
-    return f"the disk is full{where}: free some space, and go on with --resume where it was a run"
+    return f"the disk is full{where}: free some space{GO_ON}"
 
 
 def sync_folder(path: "str | Path") -> None:

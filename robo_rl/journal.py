@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.files import private_folder
+from robo_rl.files import GO_ON, private_folder
 
 MAGIC, OLD = b"RPL2", b"1LPR"  # frames of this format, and of one without `steps`
 HEAD = struct.Struct("<4sIBIQ")
@@ -108,7 +108,7 @@ class Journal:
                 os.ftruncate(self.file, self.size)
             raise UserError(
                 f"cannot write {self.folder}: {e.strerror} (what was recorded before is intact); free some "
-                "space and go on with --resume auto"
+                f"space{GO_ON}"
             ) from e
         self.size += len(data)
         self.steps += n * (kind == ADD)

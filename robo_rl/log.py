@@ -23,7 +23,7 @@ import numpy as np
 
 from robo_rl import old_names
 from robo_rl.errors import MissingDependency, UserError, choose
-from robo_rl.files import parse_json, private_folder, read_json, replacing, write_bytes
+from robo_rl.files import GO_ON, parse_json, private_folder, read_json, replacing, write_bytes
 
 STAGES = ("sft", "rl")  # in the order a run goes through them
 RUNS = "runs.json"  # which runs there are in a folder of runs
@@ -281,9 +281,7 @@ class RunLog:
         try:
             self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         except OSError as e:
-            raise UserError(
-                f"cannot write {self._path} ({e.strerror}); free some space and go on with --resume auto"
-            ) from e
+            raise UserError(f"cannot write {self._path} ({e.strerror}); free some space{GO_ON}") from e
         self.lines += 1
         wall = time.time()
         for view in self._views:

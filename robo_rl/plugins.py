@@ -140,7 +140,8 @@ def options_class(make, name: str, what: str, bases: tuple[type, ...]) -> type:
 
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LIBRARIES = ("<", *(f"{HERE}/{p}/" for p in ("robo_rl", "sims")), os.path.dirname(os.__file__))
+OURS = ("robo_rl", "sims", "world_models", "controllers")  # packages whose errors are not a user's
+LIBRARIES = ("<", *(f"{HERE}/{p}/" for p in OURS), os.path.dirname(os.__file__))
 """Where files begin that are not a user's: frozen modules, ours, Python's own."""
 
 
@@ -161,9 +162,20 @@ def error_words(e: BaseException) -> str:
     """An exception in a line: its kind, its words, and where it was raised, in the user's code where some is
     on the way."""
     at = traceback.extract_tb(e.__traceback__)
-    own = [f for f in at if not f.filename.startswith(LIBRARIES) and "/site-packages/" not in f.filename]
+    own = _own_frames(at)
     file, line = ((own or at)[-1].filename, (own or at)[-1].lineno) if at else ("", 0)
     if isinstance(e, SyntaxError) and e.filename:
         file, line = e.filename, e.lineno
     message = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())[:300]
     return f"{type(e).__name__}: {message} ({file}, line {line})"
+
+
+def note_own_code(e: Exception, more: str = "") -> None:
+    """Say below the traceback of an exception, once, that the user's own code raised it, and `more`."""
+    own = _own_frames(traceback.extract_tb(e.__traceback__))
+    if own and not hasattr(e, "__notes__"):
+        e.add_note(f"robo_rl: raised by code of your own ({own[-1].filename}, line {own[-1].lineno}){more}")
+
+
+def _own_frames(at: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    return [f for f in at if not f.filename.startswith(LIBRARIES) and "/site-packages/" not in f.filename]

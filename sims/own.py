@@ -13,7 +13,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from robo_rl.errors import UserError
-from robo_rl.plugins import check_call, error_words, load_object, said, split_arguments
+from robo_rl.plugins import OURS, check_call, error_words, load_object, said, split_arguments
 from sims.mujoco.gl import set_mujoco_gl
 
 WHAT = "--sim"
@@ -28,7 +28,6 @@ DEFAULTS = {
     "render": False,
     "device": "cpu",
 }  # what nobody asked for
-OURS = ("robo_rl", "sims", "world_models", "controllers")  # packages whose errors are not a user's
 HINTS = ("threads", "image_size")  # of use to who takes them
 
 

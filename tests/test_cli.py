@@ -22,7 +22,7 @@ from robo_rl.cli.train import Train, parse
 from robo_rl.errors import UserError
 from robo_rl.experiment.collect import CollectOptions
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.parallel import whole_rollouts
+from robo_rl.experiment.parallel import old_alone, whole_rollouts
 from robo_rl.experiment.recipes import recipe
 from robo_rl.options import ALGOS, OFF_POLICY, RL_OPTIONS, BcOptions, PolicyOptions
 from robo_rl.plugins import OWN
@@ -171,6 +171,8 @@ def mistake(capsys, *argv: str) -> str:
         ),
         ("train --rl.advantage grpo --rl.group 7 --envs 16", "--envs must be a multiple of the group size 7"),
         ("train --over-provision 2", "--over-provision above 1 needs a group advantage"),
+        ("train --server --workers 0", "and this run has none: add --workers 2, or leave --server out"),
+        ("train --ray-address auto", "--ray-address auto is of a Ray cluster: add --backend ray"),
         (
             "train --rl.advantage grpo --workers 2 --max-staleness 1 --over-provision 3",
             "at most --max-staleness + 1 = 2",
@@ -197,6 +199,15 @@ def mistake(capsys, *argv: str) -> str:
 def test_a_mistake_is_one_line_with_what_is_allowed_and_leaves_no_file(argv, says, here, capsys):
     assert says in mistake(capsys, *argv.split())
     assert not list(here.iterdir())
+
+
+def test_data_that_is_made_old_in_one_process_is_told():
+    def said(*more):
+        return old_alone(parse(["--task", "reach", "--max-staleness", "2", *more]))
+
+    assert "with --workers 0: data is made up to so many updates old" in said("--workers", "0")
+    assert said("--workers", "2") == said("--workers", "0", "--rl.advantage", "grpo") == ""
+    assert old_alone(parse(["--workers", "0"])) == ""
 
 
 def test_a_run_says_at_its_start_and_end_that_whole_rollouts_make_more_than_the_steps_asked_for(here):

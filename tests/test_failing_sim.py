@@ -4,6 +4,7 @@ ends it with its words."""
 import json
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,8 @@ from toys import PointReach
 from robo_rl.data.reader import load
 from robo_rl.experiment import evaluation
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.train import kept
+from robo_rl.files import GO_ON
 from robo_rl.human.intervention import CORRECTION
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -453,3 +456,49 @@ def test_groups_that_a_stop_cut_in_a_simulator_without_snapshots_are_made_anew_w
     assert not again.load_state(feed.state())
     (a,), (b,) = batch_of("groups", again), batch_of("groups", feed_of("groups", seed=1))
     assert torch.equal(a.outcome, b.outcome) and torch.equal(a.x0, b.x0), "nothing of what was cut"
+
+
+OWN_METHOD = """
+from pathlib import Path
+
+from robo_rl.algos import ppo
+from robo_rl.options import PpoOptions as Options
+
+
+class Mine:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def update(self, rollout, progress, version=None):
+        if Path("late").exists() and not Path("run/run.json").exists():
+            return self.inner.update(rollout, progress, version)
+        raise KeyError("gain")
+
+
+def make(policy, options, seed, demos=None):
+    return Mine(ppo.make(policy, options, seed, demos))
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "kept"),
+    [("first", ""), ("late", "; the run is kept: robo_rl train --resume run goes on with it")],
+)
+def test_a_method_of_ones_own_that_raises_is_named_below_its_traceback_with_the_way_on(tmp_path, when, kept):
+    (tmp_path / "mine.py").write_text(OWN_METHOD)
+    (tmp_path / when).touch()
+    small = ["--policy.kind", "gaussian", "--demos", 0, "--rl.decisions", 4, "--eval-episodes", 4]
+    argv = ["--task", "reach", "--algo", "mine:make", *small, "--envs", 8, "--steps", 800, "--no-video"]
+    done = robo_rl(tmp_path, "train", *argv, "--workers", 1, "--out", "run")
+    assert done.code == 1 and "KeyError: 'gain'" in done.err, done
+    said = done.err.splitlines()[-1]
+    assert re.fullmatch(rf"robo_rl: raised by code of your own \(\S+mine.py, line 18\){kept}", said), done
+
+
+def test_a_full_disk_has_one_way_on_in_a_run():
+    assert kept(f"the disk is full: free some space{GO_ON}", Path("run")) == (
+        "the disk is full: free some space; the run is kept: robo_rl train --resume run goes on with it"
+    )

@@ -15,6 +15,7 @@ import pytest
 from robo_rl.errors import UserError
 from robo_rl.files import (
     DEEP,
+    GO_ON,
     keep_row,
     kept_rows,
     lock,
@@ -248,7 +249,14 @@ def test_a_folder_where_a_file_is_to_be_written_is_named_and_stays(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_a_disk_that_is_read_only_is_told_though_nothing_can_be_taken_away_there_either(tmp_path):
+    told = "no permission to write .*page.html; choose a folder of your own"
+    with pytest.raises(UserError, match=told), replacing(tmp_path / "page.html") as temp:
+        temp.mkdir()  # no file that could be taken away
+        raise OSError(errno.EROFS, "Read-only file system")
+
+
 def test_a_full_disk_is_told_with_a_way_on_that_every_command_has(tmp_path):
-    told = "the disk is full: .* go on with --resume where it was a run"
+    told = f"the disk is full: .*{GO_ON}$"
     with pytest.raises(UserError, match=told), replacing(tmp_path / "fit.safetensors"):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -227,6 +227,7 @@ def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
         ("--algo dsrl --policy.steer-reach 0", "policy.steer_reach must be in (0, 100]"),
         ("--algo dsrl --policy.kind flow", "dsrl needs --policy.kind steered, got flow"),
         ("--algo expo --workers 2", "learns beside one actor"),
+        ("--algo expo --max-staleness 2", "learns from all that it has stored, however old: leave"),
         (
             "--algo pa_rl --policy.horizon 8 --policy.execute 4",
             "--policy.horizon must equal --policy.execute",

@@ -125,12 +125,15 @@ def main(argv: list[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def own_errors() -> Iterator[None]:
-    """Say what a user's own vector env raises as one UserError."""
+    """Say what a user's own vector env raises as one UserError, and of other code whose it is."""
     try:
         yield
     except Exception as e:
         if "sims.own" in sys.modules and (words := sys.modules["sims.own"].own_error(e)):
             raise UserError(words) from e
+        from robo_rl.plugins import note_own_code
+
+        note_own_code(e)
         raise
 
 

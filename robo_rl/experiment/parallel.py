@@ -90,6 +90,17 @@ def whole_rollouts(config: TrainConfig, longest: int) -> str:
     )
 
 
+def old_alone(config: TrainConfig) -> str:
+    """That data is made old though nothing collects beside the learner; "" elsewhere, and where episodes then
+    wait for no other."""
+    if workers(config) or not config.max_staleness or episode_slots(config):
+        return ""
+    return (
+        f"--max-staleness {config.max_staleness} with --workers 0: data is made up to so many updates old, "
+        "and no process collects beside the learner; add --workers 2, or leave --max-staleness out"
+    )
+
+
 def check(config: TrainConfig) -> None:
     """Raise UserError for workers that do not fit the envs."""
     n, group = workers(config), group_size(config) or 1
@@ -150,6 +161,13 @@ def check(config: TrainConfig) -> None:
                 "--device and --policy.dtype bf16"
             )
         check(config.algo, config.rl, config.learners)
+    if config.server and n == 0:
+        raise UserError(
+            "--server runs the policy for worker processes, and this run has none: add --workers 2, or leave "
+            "--server out"
+        )
+    if config.ray_address and config.backend != "ray":
+        raise UserError(f"--ray-address {config.ray_address} is of a Ray cluster: add --backend ray")
     if config.backend == "ray" and (n == 0 or config.server):
         raise UserError("--backend ray needs --workers of at least 1 and no --server")
     if n * group > config.envs:

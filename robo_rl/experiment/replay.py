@@ -59,6 +59,10 @@ def check(config: TrainConfig, env) -> None:
             f"--algo {config.algo} learns beside one actor with all --envs (--workers 1) or takes turns with "
             "it (--workers 0): leave --server and --backend out"
         )
+    if config.max_staleness:
+        raise UserError(
+            f"--algo {config.algo} learns from all that it has stored, however old: leave --max-staleness out"
+        )
     if config.policy.horizon != config.policy.execute:
         raise UserError(
             f"--algo {config.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, "

@@ -306,7 +306,7 @@ def what_helps(run: Run) -> str:
 
     config, own = run.config, scratch(run.config.sim, run.config.task)
     if config.demos not in ("", "0"):
-        first = "more --demos or --bc.updates"
+        first = "more --demos" + " or --bc.updates" * bool(config.bc.updates)  # rlpd, for one, has none
     elif hasattr(run.env, "expert_action"):
         first = "--demos 20, which learns from successes of the env's expert first"
     else:

@@ -19,7 +19,9 @@ from robo_rl.experiment.folder import check_folders, worlds_of
 from robo_rl.experiment.latency import with_latency
 from robo_rl.experiment.model_units import keep_box_facts, keep_facts
 from robo_rl.experiment.reporting import Event, Reporter
-from robo_rl.options import OffPolicyOptions, RecapOptions
+from robo_rl.files import GO_ON
+from robo_rl.options import OffPolicyOptions, RecapOptions, RolloutOptions
+from robo_rl.plugins import note_own_code
 from robo_rl.provenance import git_hash, machine_name, versions
 
 if TYPE_CHECKING:
@@ -51,7 +53,9 @@ def train(
         raise UserError(taken.format(config.out))
     config, env = checked(config)  # a mistake leaves no folder behind
     if config.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
-        config = replace(config, workers=parallel.workers(config), max_staleness=parallel.staleness(config))
+        config = replace(config, workers=parallel.workers(config))
+        if isinstance(config.rl, RolloutOptions):
+            config = replace(config, max_staleness=parallel.staleness(config))
     if env is None:
         task = Path(config.demos).resolve().name
     else:
@@ -169,8 +173,9 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             begins = config.algo != "bc" and not saved
             if begins and env is not None and (why := parallel.whole_rollouts(config, env.spec.max_steps)):
                 report.say(why)
-            if begins and (why := never_learns(config)):
-                report.say(why, "warning")
+            for why in (never_learns(config), parallel.old_alone(config)):
+                if begins and why:
+                    report.say(why, "warning")
             for model in worlds_of(config):
                 if why := advised_against(model):
                     report.say(why, "warning")
@@ -218,6 +223,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             except Exception as e:
                 if words := failed_outside(e):
                     raise UserError(kept(words, folder)) from e
+                note_own_code(e, kept("", folder))
                 raise
             keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
@@ -280,8 +286,11 @@ def rl_stage(run, checkpoint_folder: Path | None) -> int:
     try:
         return learn_online(run, checkpoint_folder)
     except UserError as e:
-        if "--resume" not in str(e):
+        if "--resume" not in str(e) or GO_ON in str(e):
             e.args = (kept(str(e), run.folder),)
+        raise
+    except Exception as e:
+        note_own_code(e, kept("", run.folder))
         raise
 
 
@@ -298,7 +307,7 @@ def failed_outside(e: Exception) -> str:
 
 def kept(words: str, folder: Path) -> str:
     """What a run says that failed, and how it goes on."""
-    return f"{words}; the run is kept: robo_rl train --resume {folder} goes on with it"
+    return f"{words.replace(GO_ON, '')}; the run is kept: robo_rl train --resume {folder} goes on with it"
 
 
 def learn_online(run, checkpoint_folder: Path | None) -> int:
