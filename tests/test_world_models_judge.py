@@ -1,6 +1,7 @@
 """Judges of success: a classifier, an HTTP endpoint that is down, slow or lying, and what each is worth."""
 
 import json
+import socket
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -174,6 +175,29 @@ def test_one_whose_answer_drips_in_without_end_runs_into_its_deadline_too():
         over.set()
         server.shutdown()
         server.server_close()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"hello there\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n"]
+)
+def test_one_that_does_not_speak_http_is_one_clear_line(answer):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(1 << 16)
+                    client.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}/x", timeout=5, tries=2, pause=0.01)
+        server.check()
+        with pytest.raises(UserError, match="does not answer .*2 attempts.*start it, or name another"):
+            server.post(b"{}", {})
 
 
 def test_one_that_is_slow_runs_into_its_deadline():
@@ -366,6 +390,11 @@ def test_what_is_no_judge_is_named(tmp_path):
         (str(tmp_path), "neither head"),
         ("http://x#often=3", "options after #"),
         ("http://x#every=0", "every"),
+        ("http://", "is no address; it is http://HOST:PORT/PATH"),
+        ("http://x:port/y", "is no address .*port"),
+        ("http://x:99999/y", "is no address .*65535"),
+        ("openai:http://[::1/v1", "is no address"),
+        ("http://no host/y", "is no address"),
     ):
         with pytest.raises(UserError, match=words):
             judges.make(name)

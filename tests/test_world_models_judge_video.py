@@ -213,6 +213,17 @@ def test_answers_that_are_none_end_in_one_line(answer, words):
         ChatJudge(chat.url, frames=3, samples=3)(seen([200]))
 
 
+@pytest.mark.parametrize("met", ["null", "3", '"y"', "[1]"])
+def test_criteria_that_are_no_truths_end_in_one_line(met, tmp_path):
+    (tmp_path / "c.json").write_text('{"": ["the door is open"]}')
+    answer = f'{{"success": true, "criteria": {met}}}'
+    with (
+        Chat(lambda r, k: answer) as chat,
+        pytest.raises(UserError, match="0 of 3 answers as JSON with success and"),
+    ):
+        ChatJudge(chat.url, frames=3, samples=3, criteria=str(tmp_path / "c.json"))(seen([200]))
+
+
 def test_a_judge_that_contradicts_itself_is_told():
     with Chat(lambda r, k: json.dumps({"success": k % 2 == 0})) as chat:
         judge = ChatJudge(chat.url, frames=3, samples=5)

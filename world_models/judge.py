@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -256,6 +257,7 @@ def make(name: str) -> SuccessJudge:
     chat, address = name.startswith("openai:"), name.removeprefix("openai:")
     if address.startswith(("http://", "https://")):
         url, _, words = address.partition("#")
+        check_address(url)
         kind = ChatJudge if chat else Endpoint
         kinds = {
             f.name: type(f.default)
@@ -276,6 +278,19 @@ def make(name: str) -> SuccessJudge:
     raise UserError(
         f"--judge {name!r} is neither head, an http address (openai:http://… for OpenAI's protocol), nor the "
         "folder of a classifier (robo_rl wm judge)"
+    )
+
+
+def check_address(url: str) -> None:
+    """Raise UserError for an address without a host, or with a port that is none."""
+    try:
+        if urlsplit(url).hostname and urlsplit(url).port != 0 and " " not in url:
+            return
+        why = ""
+    except ValueError as e:
+        why = f" ({e})"
+    raise UserError(
+        f"judge {url!r} is no address{why}; it is http://HOST:PORT/PATH, with a port of 1 to 65535"
     )
 
 

@@ -14,6 +14,7 @@ criteria, majority of 5): World-Gymnast (see docs/explanation/world_models.md).
 
 import base64
 import hashlib
+import http.client
 import io
 import json
 import os
@@ -68,7 +69,7 @@ class Server:
             ).close()
         except urllib.error.HTTPError:
             return
-        except OSError as e:
+        except (OSError, http.client.HTTPException) as e:
             why = getattr(e, "reason", e)
             if isinstance(why, (ConnectionRefusedError, socket.gaierror)):
                 raise UserError(
@@ -113,8 +114,8 @@ class Server:
                         f"the judge at {self.url} refuses the question with {why}{said_in(e)}; mend its "
                         f"address, its options behind # or its key (${KEY}), or {ANOTHER}"
                     ) from None
-            except (OSError, TimeoutError) as e:
-                why = str(getattr(e, "reason", e)) or type(e).__name__
+            except (OSError, http.client.HTTPException) as e:  # the latter: it does not speak HTTP
+                why = " ".join(str(getattr(e, "reason", e)).split())[:200] or type(e).__name__
         raise UserError(
             f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempt{'s' if attempt else ''} "
             f"of {self.timeout:g} s); start it, or {ANOTHER}"
@@ -388,7 +389,8 @@ def read_choices(text: bytes, criteria: int, url: str) -> tuple[list[tuple[bool,
             unread = words
             continue
         if isinstance(won, bool) and (
-            not criteria or (len(met) == criteria and all(isinstance(m, bool) for m in met))
+            not criteria
+            or (isinstance(met, list) and len(met) == criteria and all(isinstance(m, bool) for m in met))
         ):
             out.append((won, sum(met) / criteria if criteria else float(won)))
         else:
