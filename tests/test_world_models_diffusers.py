@@ -40,6 +40,11 @@ def options(**more) -> DiffusersOptions:
     return DiffusersOptions(**(TINY | more))
 
 
+def test_adapters_beside_fresh_weights_are_refused():
+    with pytest.raises(UserError, match="net.lora.rank 4 needs net.folder: .* take rank 0"):
+        options(lora=LoraOptions(rank=4))
+
+
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)

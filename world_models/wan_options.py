@@ -65,6 +65,11 @@ class DiffusersOptions:
             raise UserError(
                 f"net.chunk must be a multiple of 4, the frames of a latent one, got {self.chunk}"
             )
+        if self.lora.rank and not self.folder:
+            raise UserError(
+                f"net.lora.rank {self.lora.rank} needs net.folder: beside fresh weights, which would stay as "
+                "they are, adapters learn nothing; take rank 0"
+            )
         if self.width % self.heads or self.width // self.heads % 2 or self.width // self.heads < 6:
             raise UserError(
                 f"net.width must be an even number of 6 or more for each of net.heads ({self.heads}), got "
