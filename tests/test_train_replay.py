@@ -224,6 +224,15 @@ def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
     ("argv", "says"),
     [
         ("--algo demo_sac --obs rgb --rl.synthetic 0.2", "--rl.synthetic makes transitions of --obs state"),
+        (
+            "--algo demo_sac --rl.synthetic-kind guided --rl.synthetic-rows 99",
+            "without --rl.synthetic, the share of a batch (0.25), nothing is made: leave "
+            "--rl.synthetic-kind, --rl.synthetic-rows out",
+        ),
+        (
+            "--algo demo_sac --rl.synthetic 0.2 --rl.synthetic-window 3",
+            "synther makes single transitions: leave --rl.synthetic-window out",
+        ),
         ("--algo dsrl --policy.steer-reach 0", "policy.steer_reach must be in (0, 100]"),
         ("--algo dsrl --policy.kind flow", "dsrl needs --policy.kind steered, got flow"),
         ("--algo expo --workers 2", "learns beside one actor"),

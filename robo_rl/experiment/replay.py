@@ -49,6 +49,12 @@ def check(config: TrainConfig, env) -> None:
             "--rl.synthetic makes transitions of --obs state for small policies; with pictures or "
             "instructions in text leave it out"
         )
+    guided = ("synthetic_window", "synthetic_strength")
+    if not o.synthetic:
+        names = (*guided, *(f"synthetic_{x}" for x in ("kind", "every", "rows", "updates")))
+        o.refuse(names, "without --rl.synthetic, the share of a batch (0.25), nothing is made")
+    elif o.synthetic_kind != "guided":
+        o.refuse(guided, f"--rl.synthetic-kind {o.synthetic_kind} makes single transitions")
     if o.judge != "env" and config.obs != "state" and config.policy.text and not config.policy.keep_prefix:
         raise UserError(
             f"--rl.judge {o.judge} looks at what the trunk makes of pictures, which replay keeps of a "
