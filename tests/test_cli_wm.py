@@ -146,6 +146,14 @@ def test_a_model_that_its_page_advises_against_is_told_before_it_is_used(place, 
         assert (
             err.count("warning: wm eval on wm: Do not use this model: too few episodes. robo_rl wm eval") == 1
         )
+    world = place / "wm" / "model" / "world.json"
+    saved = world.read_text()
+    doc = json.loads(saved)
+    doc["spec"]["control"]["max_steps"] = 9999
+    world.write_text(json.dumps(doc))
+    limited = f"episodes in wm end after {doc['spec']['horizon']} step"
+    assert f"note: {limited}" in ok(place, "eval", "inside", "--episodes", "2").err
+    world.write_text(saved)
     page.write_text(json.dumps({"verdict": "Surely better than every simple predictor after 8 steps."}))
     assert "warning" not in ok(place, "eval", "inside", "--episodes", "2").err
 

@@ -20,7 +20,7 @@ from robo_rl.data.episode import Episode
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
-from robo_rl.experiment.world_model import compare_policies, obs_spec_of
+from robo_rl.experiment.world_model import compare_policies, obs_spec_of, random_actions
 from robo_rl.files import plain
 from robo_rl.log import Progress
 from robo_rl.report import world_model as wm_page
@@ -30,6 +30,7 @@ from world_models.latent import Latent, LatentOptions
 from world_models.model import Frames, Prediction, WorldSpec, save
 from world_models.model import load as load_model
 from world_models.options import FitOptions, VideoConfig, WorldEvalConfig, WorldModelConfig
+from world_models.verdict import NO_USE, ends_early, objections, verdict
 from world_models.windows import read_windows
 
 ROOT = Path(__file__).parent.parent
@@ -215,6 +216,50 @@ def test_the_exact_model_ranks_eight_policies_as_the_simulator_does_and_raises_n
 def test_a_planted_reward_bug_rings_the_alarm():
     doc = compare_policies(PointModel(generous=2.0), PointReach(200), walkers(), ARGS)
     assert "run/0" in doc["alarm"]["over"]
+
+
+def begins_as(model, data):
+    """`model` with the first frames of the recorded episodes."""
+    model.spec = replace(model.spec, tasks=("reach the goal",))
+    rows, n = data.from_, len(data)
+    model.frames = Frames(
+        {"state": data.state[rows]}, np.zeros(n, np.int64), np.ones(n, bool), np.arange(n) < 7
+    )
+    return model
+
+
+def test_a_model_in_which_random_actions_succeed_more_often_than_the_recordings_is_of_no_use(data):
+    for model, trusted in ((PointModel(), True), (PointModel(generous=2.0), False)):
+        model.spec = replace(model.spec, threshold=1e9)
+        doc, _ = measure(model, data, ARGS)
+        doc["random"] = random_actions(begins_as(model, data), data, 0)
+        assert doc["random"]["recorded"] == pytest.approx(data.success.mean())
+        told = f"random actions succeed in {100 * doc['random']['model']:.0f} % of episodes in it"
+        assert (told in verdict(doc)) != trusted and any(told in o for o in objections(doc)[0]) != trusted
+        assert verdict(doc).startswith(NO_USE) != trusted
+        assert "  random actions: succeed in" in table(doc)
+    model.generous, found = 0.5, []
+    for threshold in (0.0, 1e9):  # below it all but the first step is beyond the doubt
+        model.spec = replace(model.spec, threshold=threshold)
+        found.append(random_actions(model, data, 0)["model"])
+    assert found[0] < 0.5 * found[1]
+
+
+def test_episodes_that_end_before_recorded_ones_are_told_with_the_remedy(tmp_path):
+    spec = PointModel().spec
+    for horizon, said in ((6, True), (spec.control.max_steps, False), (0, False)):
+        model = Latent(replace(spec, horizon=horizon), LatentOptions(members=1, hidden=8, head_width=8))
+        none = np.zeros(0, np.int64)
+        model.frames = Frames({"state": np.zeros((0, 4), np.float32)}, none, none > 0, none > 0)
+        save(model, tmp_path / "m")
+        told = ends_early(str(tmp_path / "m"))
+        assert bool(told) == said
+        if said:
+            assert (
+                f"after 6 steps, to which it is calibrated, recorded ones after {spec.control.max_steps}"
+                in told
+            )
+            assert "what takes longer fails in it" in told and "more episodes" in told
 
 
 class Cheat(PointModel):
@@ -461,22 +506,14 @@ def replaced_axes(env):
 
 
 def test_without_a_simulator_episodes_begin_from_held_out_frames_as_in_the_models_env(data):
-    model, seen = PointModel(), []
-    model.spec = replace(model.spec, tasks=("reach the goal",))
-    rows = data.from_
-    model.frames = Frames(
-        {"state": data.state[rows]},
-        np.zeros(len(rows), np.int64),
-        np.ones(len(rows), bool),
-        np.arange(len(rows)) < 7,
-    )
+    model, seen = begins_as(PointModel(), data), []
 
     def still(obs):
         seen.append(obs["state"].copy())
         return np.zeros((len(obs["state"]), 2))
 
     got = robo_rl.evaluate(still, model, episodes=20)
-    held = {s.tobytes() for s in data.state[rows[:7]]}
+    held = {s.tobytes() for s in data.state[data.from_[:7]]}
     assert {s.tobytes() for s in seen[0]} <= held and set(got.tasks) == {"reach the goal"} and got.n == 20
     model.spec = replace(model.spec, horizon=0)
     with pytest.raises(UserError, match="not calibrated"):

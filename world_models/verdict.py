@@ -14,6 +14,11 @@ def verdict(doc: dict) -> str:
     help most."""
     if not doc["finite"]:
         return f"{NO_USE}it predicts numbers that are not finite; train it again with a smaller --fit.lr."
+    if why := random_succeeds(doc):
+        return (
+            f"{NO_USE}{why}; record episodes of random motion that fail, or let it see what success depends "
+            "on (cameras: --kind encoded)."
+        )
     good = [int(h) for h, best in doc["baselines"]["best"].items() if best["better"]]
     if not good:
         names = dict.fromkeys(best["name"] for best in doc["baselines"]["best"].values())
@@ -44,6 +49,19 @@ def advised_against(model: str) -> str:
     return f"wm eval on {model}: {said} robo_rl wm eval measures it again" if said.startswith(NO_USE) else ""
 
 
+def ends_early(model: str) -> str:
+    """What it means that episodes of a model end before recorded ones do; "": they do not."""
+    spec = read_json(find(model) / "world.json").get("spec", {})
+    horizon, recorded = spec.get("horizon", 0), spec.get("control", {}).get("max_steps", 0)
+    if not 0 < horizon < recorded:
+        return ""
+    return (
+        f"episodes in {model} end after {horizon} step{'s' * (horizon > 1)}, to which it is calibrated, "
+        f"recorded ones after {recorded}: what takes longer fails in it. A model that is trained longer "
+        "(--fit.…), or on more episodes, goes further"
+    )
+
+
 def ranks_well(doc: dict) -> bool:
     low = doc["ranking"]["spearman"]["low"] if "ranking" in doc else None
     return low is not None and low >= GOOD_RANK
@@ -51,6 +69,17 @@ def ranks_well(doc: dict) -> bool:
 
 def more(against: list[str]) -> str:
     return f" ({len(against) - 1} more below)" if len(against) > 1 else ""
+
+
+def random_succeeds(doc: dict) -> str:
+    """What `random_actions` found, where these succeed surely more often than the recordings; "" else."""
+    r = doc.get("random")
+    if not r or r["low"] <= r["recorded"]:
+        return ""
+    return (
+        f"random actions succeed in {100 * r['model']:.0f} % of episodes in it, the recordings in "
+        f"{100 * r['recorded']:.0f} %"
+    )
 
 
 def objections(doc: dict) -> tuple[list[str], list[str]]:
@@ -62,6 +91,8 @@ def objections(doc: dict) -> tuple[list[str], list[str]]:
 
     if doc["all_learnt"]:
         add("it learnt from all these episodes", "episodes that it does not learn from (another --seed)")
+    if why := random_succeeds(doc):
+        add(why, "episodes of random motion that fail")
     alarm, unlike, s = doc.get("alarm", {}), doc.get("probe", {}).get("alarm", {}), doc["success"]
     overrated = [x for x in doc.get("probe", {}).get("searches", ()) if x.get("side") == "over"]
     if over := alarm.get("over"):

@@ -109,13 +109,16 @@ def run(args: Eval) -> int:
 
 
 def warn_of_models(sim: str, plan_in: str) -> None:
-    """Say of each world model that takes part if `wm eval` advised against it. UserError: one is not
-    there."""
-    for model in filter(None, {sim[3:] if sim.startswith("wm:") else "", plan_in}):
-        from world_models.verdict import advised_against
+    """Say of each world model that takes part if `wm eval` advised against it, and of that which is acted in
+    if its episodes end early. UserError: one is not there."""
+    inside = sim[3:] if sim.startswith("wm:") else ""
+    for model in filter(None, {inside, plan_in}):
+        from world_models.verdict import advised_against, ends_early
 
         if said := advised_against(model):
             print(f"warning: {said}", file=sys.stderr)
+        if model == inside and (said := ends_early(model)):
+            print(f"note: {said}", file=sys.stderr)
 
 
 def need_default(args: Eval, *read: str) -> None:

@@ -124,6 +124,11 @@ def head_lines(doc: dict) -> list[str]:
         f"denied; accuracy {s['accuracy']['value']:.3f} "
         f"[{s['accuracy']['low']:.3f}, {s['accuracy']['high']:.3f}]"
     )
+    if r := doc.get("random"):
+        lines.append(
+            f"  random actions: succeed in {100 * r['model']:.0f} % of {r['episodes']} episodes in it; the "
+            f"recordings in {100 * r['recorded']:.0f} %"
+        )
     lines += [
         f"  uncertainty: rank correlation with the error {u['spearman']:.2f}, AUROC of the worst tenth "
         f"{auroc(u['auroc_worst_tenth'])}",

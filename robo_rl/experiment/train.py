@@ -158,7 +158,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.experiment.run import Run, Stopped, looks_of
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
-    from world_models.verdict import advised_against
+    from world_models.verdict import advised_against, ends_early
 
     check_device(config.device)  # of a run that goes on elsewhere
     torch.set_num_threads(config.torch_threads)
@@ -179,6 +179,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             for model in worlds_of(config):
                 if why := advised_against(model):
                     report.say(why, "warning")
+                if why := ends_early(model):
+                    report.say(why)
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
                 report.say(f"--policy.dtype bf16: {why}", "warning")
             run.begun = begun_in(saved)

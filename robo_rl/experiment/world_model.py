@@ -22,6 +22,7 @@ from robo_rl.log import Progress
 from robo_rl.options.foreign import FOREIGN
 from robo_rl.policies import ObsSpec
 from robo_rl.starts import REPORT, eval_starts
+from robo_rl.stats import wilson
 from robo_rl.types import silently
 from world_models import judge as judges
 from world_models import probe, trust
@@ -43,6 +44,7 @@ from world_models.plan import Planner, PlanOptions
 from world_models.verdict import objections, verdict
 from world_models.windows import Windows
 
+HOLD = 8  # steps that each of random actions is held
 PROBED = 8  # policies of --probe by default, of a model without cameras
 
 
@@ -477,6 +479,23 @@ def measure_unlike(model, env, policies: list, config: WorldEvalConfig) -> dict:
     }
 
 
+def random_actions(model, dataset, seed: int) -> dict:
+    """Success in the model, as an env of it counts it, of uniform actions that are each held for HOLD steps,
+    from the first frames of recorded episodes, beside that of the recordings."""
+    f, rng = model.frames, np.random.default_rng([seed, 61])
+    n = 16 if model.spec.control.views else 32  # pictures take long
+    rows = np.resize(rng.permutation(np.flatnonzero(f.first)), n)
+    obs = {k: v[rows] for k, v in f.obs.items()} | {"task": np.array(model.spec.tasks)[f.task[rows]]}
+
+    def act(_) -> np.ndarray:
+        return np.repeat(rng.uniform(-1, 1, (n, 1, model.spec.action)), HOLD, 1)
+
+    got = play(model, act, obs, seed=seed)
+    rate, low, high = wilson(float((got.success & ~got.cut).sum()), n)
+    recorded = float(dataset.success.mean())
+    return {"model": rate, "low": low, "high": high, "recorded": recorded, "episodes": n}
+
+
 # ---- all of it ---------------------------------------------------------------------------------------------
 
 
@@ -516,6 +535,8 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
     dataset = load_data(config.dataset)
     with Progress() as progress:
         doc, arrays = measure(model, dataset, config, progress)
+        if dataset.is_judged and model.spec.horizon and model.frames.first.any():
+            doc["random"] = random_actions(model, dataset, config.seed)
         if other is not None:
             _, theirs = measure_open_loop(other, arrays["windows"], arrays["scale"], config)
             doc["against"] = compare_models(
