@@ -246,6 +246,14 @@ def test_a_model_of_states_says_what_it_does_not_learn(aloha):
         learning.read([str(aloha)])
 
 
+def test_data_sets_whose_cameras_differ_teach_a_model_of_states_and_none_of_pictures(aloha, tmp_path):
+    larger = datasets.write(tmp_path / "larger", "aloha", episodes=2, length=24, size=(30, 40))
+    data = learning.read([str(aloha), str(larger)])
+    assert len(data) == 14 and not data.images and not data.control.views
+    with pytest.raises(UserError, match="camera 'cam_high' is 30x40 here, 24x32 there"):
+        learning.read([str(aloha), str(larger)], images=True)
+
+
 def test_episodes_that_nobody_judged_beside_judged_ones_are_told(aloha, tmp_path):
     other = Path(shutil.copytree(aloha, tmp_path / "judged"))
     labels.label_success(other, "all")

@@ -413,16 +413,19 @@ def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_siz
         )
     sets = [load(p) for p in paths]
     parts = []
-    for where, d in zip(paths, sets, strict=True):
-        if bad := d.features.differences(sets[0].features):
+    read_of = [replace(d.features, phases=False, **({} if images else {"views": ()})) for d in sets]
+    for where, features in zip(paths, read_of, strict=True):
+        if bad := features.differences(read_of[0]):
             raise UserError(
                 f"data set {where} differs from {paths[0]}: {'; '.join(bad)}. Train on sets of one env"
             )
     shapes = tuple((h, w) for _, h, w in sets[0].features.views)
     shapes = shapes if images and any(h != w for h, w in shapes) else ()
-    if not images and sets[0].views:
+    if not images and (
+        seen := next(((p, d.views) for p, d in zip(paths, sets, strict=True) if d.views), None)
+    ):
         warnings.warn(
-            f"data set {paths[0]} has cameras, {', '.join(sets[0].views)}, and a model of this kind learns "
+            f"data set {seen[0]} has cameras, {', '.join(seen[1])}, and a model of this kind learns "
             f"its {len(sets[0].features.state)} state numbers alone: of what only pictures show it knows "
             f"nothing. With pictures: --kind {', '.join(PICTURED[:-1])} or {PICTURED[-1]}",
             stacklevel=2,
