@@ -7,6 +7,7 @@ import os
 import pytest
 from commands import TINY, Command, robo_rl
 
+from robo_rl.cli import wm_tune
 from robo_rl.experiment.api import load_policy
 from robo_rl.experiment.planning import PlanningOptions, planned_actor
 from robo_rl.policies import blank_obs
@@ -332,3 +333,18 @@ def test_a_classifier_is_trained_and_judges(place):
 )
 def test_a_mistake_is_one_line(place, inside, argv, words):
     assert words in robo_rl(place, *argv).mistake
+
+
+def test_an_inverse_model_that_reads_no_motion_is_told_beside_its_numbers(tmp_path):
+    change = {"before": 1.0, "after": 1.0, "change": {"value": 0.0, "low": 0.0, "high": 0.0}}
+    keys = ("score", "any", "arm", "arm_jerk", "command_error")
+    doc = {
+        "windows": 4,
+        "steps": 8,
+        "inverse": {"other": {"r2": -0.3}, "tuned_with": {"r2": 0.8}},
+        "recorded": {f"{n}/{k}": 1.0 for n in ("other", "tuned_with", "commands") for k in keys},
+        "change": {f"{n}/{k}": change for n in ("other", "tuned_with") for k in keys},
+    }
+    text = wm_tune.table(doc, tmp_path)
+    assert text.count("these numbers say nothing: more updates of it (--fit.inverse), or more episodes") == 1
+    assert text.index("say nothing") < text.index("EVA score")

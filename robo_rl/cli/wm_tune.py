@@ -7,6 +7,8 @@ from pathlib import Path
 
 from world_models.options import TuneConfig
 
+READS = 0.3  # R2 on held-out frames from which an inverse model tells anything
+
 
 def run(args: TuneConfig) -> int:
     """Tune, and print what it changed."""
@@ -45,6 +47,11 @@ def table(doc: dict, folder: Path) -> str:
             f"decoded by {words} (R2 {e['r2']:.2f} on held-out frames); of recorded frames and of the "
             "commands themselves:"
         )
+        if e["r2"] < READS:
+            lines.append(
+                "  it hardly reads motion in frames, so these numbers say nothing: more updates of it "
+                "(--fit.inverse), or more episodes"
+            )
         for k, label in (
             ("score", "EVA score"),
             ("any", "beyond speed or acceleration"),
