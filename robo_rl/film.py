@@ -227,7 +227,8 @@ def _frames(take: Take, number: str, fps: float) -> Iterator[np.ndarray]:
     for step, data in take.pictures:
         marks = [
             f"success at step {won}"
-            if won is not None and step >= won
+            # that of the last step may stand beyond the last picture: nobody recorded what came of it
+            if won is not None and (step >= won or step == last)
             else "no success"
             if step == last and take.judged
             else ""

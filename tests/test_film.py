@@ -170,6 +170,16 @@ def test_a_model_is_filmed_beside_what_was_recorded_failures_first(tmp_path):
     assert sum(said) == 20 - 10 + round(AFTER * fps)  # from the step of which the model says so
 
 
+def test_a_success_of_the_last_action_is_shown_where_nobody_recorded_what_came_of_it(tmp_path):
+    w, p = windows([20], [True], image=True)
+    w.seen = w.made & (np.arange(20) < 19)  # as in data of LeRobot
+    control = SimpleNamespace(sim="so100", task="recorded", period=0.05, state_names=())
+    arrays = {"windows": w, "predicted": p, "model": SimpleNamespace(spec=SimpleNamespace(control=control))}
+    [(_, path)] = side_by_side(tmp_path, arrays)
+    frames = frames_of(path)
+    assert results_of(frames, 40) == ["", "success"] and results_of(frames) == ["", "no success"]
+
+
 def test_predicted_states_are_drawn_in_the_simulators_scene_and_others_are_not(tmp_path):
     from sims.mujoco.env import state_names_of
 
