@@ -114,10 +114,25 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def check_sizes(env: Any, data: list[Path], policy: str) -> None:
+    """UserError for a data set of an env of other sizes, before a model is learnt from it."""
+    sizes = len(env.spec.action_names), env.single_observation_space["state"].shape[0]
+    for where in data:
+        features = robo_rl.load_dataset(where).features
+        found = len(features.action), len(features.state)
+        if found != sizes:
+            raise UserError(
+                f"data set {where} has {found[0]} action axes and {found[1]} state numbers, the env of "
+                f"{policy} {sizes[0]} and {sizes[1]}; give data sets of its task: robo_rl collect --policy "
+                f"{policy},expert"
+            )
+
+
 def main(given: list[str] | None = None) -> None:
     args = parsed(given)
     torch.set_num_threads(1)
     env, data = make_env(args.config, min(args.starts, 100)), list(args.data)
+    check_sizes(env, data, args.policy)
     before = robo_rl.evaluate(robo_rl.load_policy(args.policy), env, args.starts)
     print(f"{args.policy}\n  in the simulator  {before}", flush=True)
     for k in range(args.rounds):

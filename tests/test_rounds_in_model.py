@@ -95,3 +95,13 @@ def test_a_run_inside_that_was_stopped_goes_on(begun, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="the same command goes on"):
         rounds.improve(tmp_path / "inside-0", tmp_path / "model-0", args, 0)
     assert made == [tmp_path / "inside-0"]
+
+
+def test_a_data_set_of_another_env_is_refused_before_a_model_is_learnt_from_it(begun, tmp_path):
+    weak, _ = begun
+    robo_rl.collect(tmp_path / "cube", task="pick_cube", episodes=2)
+    with pytest.raises(
+        UserError, match=r"data set .*cube has 7 action axes and \d+ state numbers, the env of"
+    ):
+        rounds.main(small(weak, tmp_path / "cube", tmp_path / "out", 1))
+    assert not (tmp_path / "out").exists()
