@@ -27,6 +27,7 @@ from robo_rl.provenance import git_hash, machine_name, versions
 if TYPE_CHECKING:
     from robo_rl.contract import ControlEnv
 
+CHAINS = ("pi_rl", "reinflow", "nft", "dppo")  # methods whose policies denoise
 LEAST_DISK = 200_000_000  # bytes that must be free before a run begins
 
 
@@ -168,9 +169,15 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
         run = Run(config, folder, env, report)
         with run.stop, step_watch(config, folder):
             report.say(f"run {folder}")
-            if not saved and shows_nothing(config, env):
+            if not saved and from_nothing(config) and hasattr(env, "expert_action"):
                 report.say("the env has an expert: --demos 20 learns from its successes first, then by RL")
             begins = config.algo != "bc" and not saved
+            if begins and config.algo in CHAINS and from_nothing(config):
+                report.say(
+                    f"{config.algo} learns little from nothing: --demos shows it what to do, and --algo ppo "
+                    "learns from rewards alone",
+                    "warning",
+                )
             if begins and env is not None and (why := parallel.whole_rollouts(config, env.spec.max_steps)):
                 report.say(why)
             for why in (never_learns(config), parallel.old_alone(config)):
@@ -247,12 +254,11 @@ def tidy_end(run) -> None:
         checkpoint.drop_train(best)
 
 
-def shows_nothing(config: TrainConfig, env) -> bool:
-    """Whether a policy learns from nothing though its env has an expert that could show it."""
+def from_nothing(config: TrainConfig) -> bool:
+    """Whether nothing shows the policy what to do in a simulator that is taken as it is."""
     from robo_rl.experiment.recipes import scratch
 
-    nothing = config.demos in ("", "0") and not config.init and scratch(config.sim, config.task)
-    return nothing and hasattr(env, "expert_action")
+    return config.demos in ("", "0") and not config.init and scratch(config.sim, config.task)
 
 
 def stopped_words(folder: Path) -> str:
