@@ -27,7 +27,7 @@ from robo_rl.provenance import git_hash, machine_name, versions
 if TYPE_CHECKING:
     from robo_rl.contract import ControlEnv
 
-CHAINS = ("pi_rl", "reinflow", "nft", "dppo")  # methods whose policies denoise
+DENOISE = ("pi_rl", "reinflow", "dppo")  # chains of steps, which hardly learn without a demonstration
 LEAST_DISK = 200_000_000  # bytes that must be free before a run begins
 
 
@@ -172,7 +172,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             if not saved and from_nothing(config) and hasattr(env, "expert_action"):
                 report.say("the env has an expert: --demos 20 learns from its successes first, then by RL")
             begins = config.algo != "bc" and not saved
-            if begins and config.algo in CHAINS and from_nothing(config):
+            if begins and config.algo in DENOISE and from_nothing(config):
                 report.say(
                     f"{config.algo} learns little from nothing: --demos shows it what to do, and --algo ppo "
                     "learns from rewards alone",
