@@ -295,7 +295,7 @@ MISTAKES = {
     "the env must be a gymnasium.vector.VectorEnv, got dict": "--sim wrong:no_env",
     "an env of one robot, of which Gymnasium's adapter runs many: say --sim gym:wrong:One": "--sim wrong:One",
     "must take (num_envs=…, raius=…): got an unexpected keyword": "--sim point:make,raius=1",
-    "rewards must be float32 of shape (40,), got float64": "--sim wrong:rewards",
+    "rewards must be float32 of shape (64,), got float64": "--sim wrong:rewards",
     "the same start must give the same first observation": "--sim wrong:starts",
     "must be a sims.mujoco.tasks.Task, got function": "--task wrong:no_env",
     "success must be bool, got float32": "--task wrong:success",
