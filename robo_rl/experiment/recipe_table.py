@@ -7,6 +7,20 @@ EXPLORED = {"explore": 0.3, "average": 0.05, **LIMIT, "critic_ready": 0.3, "crit
 BOUNDED = {**EXPLORED, "trust_kl": 0.004, "lr": 1e-4}  # and updates that follow their KL
 # of which no later denoise step takes any away
 LAST_NOISE = {"noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3}
+FROM_NOTHING = {  # batches and steps of PPO's own programs, larger and faster
+    "envs": 64,
+    "torch_threads": 2,
+    "workers": 0,
+    "policy": {"activation": "tanh", "layers": 2, "horizon": 1, "execute": 1},
+    "rl": {
+        "minibatch": 512,
+        "lr": 1e-3,
+        "dual_clip": 0.0,
+        "whiten": "minibatch",
+        "anneal_lr": True,
+        "max_grad_norm": 0.5,
+    },
+}
 TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, settings
     # ---- methods, wherever they learn
     (
@@ -359,19 +373,15 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "scratch ppo",
         "advantages and gradients scaled as CleanRL and Stable-Baselines3 do, in one process as they are; "
         "larger batches, a larger rate",
+        {**FROM_NOTHING, "policy": {"kind": "gaussian", **FROM_NOTHING["policy"]}},
+    ),
+    (
+        "scratch pi_rl",
+        "as ppo: a network that predicts the action has no noise to take away, and what explores is scored",
         {
-            "envs": 64,
-            "torch_threads": 2,
-            "workers": 0,
-            "policy": {"kind": "gaussian", "activation": "tanh", "layers": 2, "horizon": 1, "execute": 1},
-            "rl": {
-                "minibatch": 512,
-                "lr": 1e-3,
-                "dual_clip": 0.0,
-                "whiten": "minibatch",
-                "anneal_lr": True,
-                "max_grad_norm": 0.5,
-            },
+            **FROM_NOTHING,
+            "policy": {**FROM_NOTHING["policy"], **LAST_NOISE, "predict": "action"}
+            | {"noise_min": 0.1, "noise_max": 0.8},
         },
     ),
     # ---- replay: policies
