@@ -25,8 +25,7 @@ from robo_rl.experiment import config_file, recipes, starts
 from robo_rl.experiment.api import as_observation
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.onpolicy import tell_begin
-from robo_rl.files import read_json
-from robo_rl.options import ALGOS, RL_OPTIONS, PiRlOptions
+from robo_rl.options import ALGOS, PiRlOptions
 
 SMALL = {
     "task": "reach",
@@ -425,41 +424,6 @@ def test_what_print_config_prints_is_taken_back_value_for_value():
             config_file.merged(robo_rl.TrainConfig(algo=config.algo, rl=type(config.rl)()), document)
             == config
         )
-
-
-@pytest.mark.parametrize(
-    ("asked", "method"),
-    [
-        ({}, "pi_rl"),
-        ({"task": "reach"}, "pi_rl"),
-        ({"sim": "maniskill"}, "pi_rl"),
-        ({"task": "HalfCheetah-v5"}, "ppo"),
-        ({"sim": "gym:Pendulum-v1"}, "ppo"),
-        ({"sim": "mine:make"}, "ppo"),
-        ({"sim": "gym:Pendulum-v1", "demos": "5"}, "pi_rl"),
-        ({"sim": "gym:Pendulum-v1", "policy.kind": "flow"}, "pi_rl"),
-        ({"task": "reach", "policy.kind": "gaussian"}, "ppo"),
-        ({"sim": "gym:Pendulum-v1", "algo": "nft"}, "nft"),
-    ],
-)
-def test_where_nothing_shows_a_policy_what_to_do_the_method_is_ppo(asked, method):
-    config = parse([word for name, value in asked.items() for word in (f"--{name}", value)])
-    changes = {k: v for k, v in asked.items() if "." not in k}
-    if kind := asked.get("policy.kind"):
-        changes["policy"] = {"kind": kind}
-    assert config.algo == robo_rl.recipe(**changes).algo == method
-    assert type(config.rl) is RL_OPTIONS[method]
-
-
-def test_a_run_that_begins_with_a_gaussian_policy_goes_on_with_ppo(tmp_path):
-    tiny = ("--envs", 4, "--workers", 0, "--eval-episodes", 2, "--rl.decisions", 8, "--rl.minibatch", 32)
-    words = ("train", "--sim", "gym:Pendulum-v1", *tiny, "--max-steps", 20)
-    assert command(tmp_path, *words, "--steps", 64, "--out", "from").code == 0
-    more = command(tmp_path, *words, "--steps", 32, "--init", "from", "--out", "on")
-    assert more.code == 0 and read_json(tmp_path / "on" / "run.json")["config"]["algo"] == "ppo"
-    flow = command(tmp_path, *words, "--steps", 32, "--algo", "pi_rl", "--out", "flow")
-    assert flow.code == 0 and flow.err.count("pi_rl learns little from nothing: --demos") == 1
-    assert "from nothing" not in more.err
 
 
 def test_the_origin_of_every_value_is_told(tmp_path):

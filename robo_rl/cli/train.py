@@ -72,15 +72,14 @@ def parse(argv: list[str]) -> TrainConfig:
         alone = peek("algo", "") == "bc" and not peek("task", "") and has_own_units(Path(peek("demos", "")))
         sim = "none" if alone else "mujoco"
     kind, folder, init = peek("policy.kind", ""), peek("policy.folder", ""), peek("init", "")
-    task, demos = peek("task", ""), peek("demos", "")
     chosen = recipes.RecipeChoice(
         sim,
-        task,
-        peek("algo", "") or recipes.default_method(sim, task, demos, init, kind),
+        peek("task", ""),
+        peek("algo", "pi_rl"),
         peek("obs", "state"),
         peek("preset", "full"),
         peek("reward", ""),
-        demos,
+        peek("demos", ""),
         init,
         "" if init else recipes.model_words(kind, folder),
     )

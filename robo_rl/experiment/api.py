@@ -42,12 +42,16 @@ def register_envs() -> tuple[str, ...]:
 
 
 def recipe(
-    sim: str = "mujoco", task: str = "", algo: str = "", obs: str = "state", preset: str = "full", **changes
+    sim: str = "mujoco",
+    task: str = "",
+    algo: str = "pi_rl",
+    obs: str = "state",
+    preset: str = "full",
+    **changes,
 ) -> TrainConfig:
     """The configuration that `robo_rl train` uses for these options.
 
-    * sim, task, algo, obs, preset: what the recipe is looked up by; as on the command line. algo "": pi_rl,
-      and ppo where nothing shows a policy what to do, or where it is Gaussian.
+    * sim, task, algo, obs, preset: what the recipe is looked up by; as on the command line.
     * changes: fields of `TrainConfig`. `policy`, `bc` and `rl` take a dict of the fields to change.
 
     With `steps` all of them are made, unless `target` is given too. With `demos` no more demonstrations are
@@ -58,20 +62,19 @@ def recipe(
         raise UserError(
             f'recipe: policy is a dict, for example policy={{"kind": {policy!r}}}, got {policy!r}'
         )
-    kind, demos, init = policy.get("kind", ""), str(changes.get("demos", "")), changes.get("init", "")
     base = recipes.recipe(
         sim,
         task,
-        algo or recipes.default_method(sim, task, demos, init, kind),
+        algo,
         obs,
         preset,
         changes.get("reward", ""),
-        demos=demos,
-        init=init,
-        model=recipes.model_words(kind, policy.get("folder", "")),
+        demos=str(changes.get("demos", "")),
+        init=changes.get("init", ""),
+        model=recipes.model_words(policy.get("kind", ""), policy.get("folder", "")),
     )
     base = recipes.exact(base, config_file.flat(changes))
-    base = recipes.of_kind(base, kind, policy.get("folder", ""))
+    base = recipes.of_kind(base, policy.get("kind", ""), policy.get("folder", ""))
     return config_file.merged(base, changes, "recipe")
 
 

@@ -121,9 +121,9 @@ class TrainConfig:
     module:object of your own, or several with commas between: one policy that is told the instruction;
     maniskill: an id, or MODULE:ID of your own, arguments follow (PickCube-v1,robot_uids=panda_wristcam)."""
     algo: str = "pi_rl"
-    """pi_rl, ppo (unless another is named, where nothing shows a policy what to do), dppo, reinflow, nft;
-    from replay: rlpd, demo_sac, demo_flow, hil_serl, expo, pa_rl, dsrl, iql, calql, wsrl, aloe; from data
-    sets of whole episodes: recap; bc (supervised only); or module:function of your own."""
+    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, demo_sac, demo_flow, hil_serl, expo, pa_rl, dsrl,
+    iql, calql, wsrl, aloe; from data sets of whole episodes: recap; bc (supervised only); or module:function
+    of your own."""
     obs: str = "state"
     """state, or rgb: two cameras and the instruction through the vision-language trunk."""
     preset: str = "full"

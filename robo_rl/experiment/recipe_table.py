@@ -376,12 +376,21 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {**FROM_NOTHING, "policy": {"kind": "gaussian", **FROM_NOTHING["policy"]}},
     ),
     (
-        "scratch pi_rl",
-        "as ppo: a network that predicts the action has no noise to take away, and what explores is scored",
+        "scratch pi_rl state",
+        "as ppo: a network that predicts the action has no noise to take away, and all that explores is "
+        "scored; of a chunk from velocities most is noise that the likelihood does not know",
         {
             **FROM_NOTHING,
-            "policy": {**FROM_NOTHING["policy"], **LAST_NOISE, "predict": "action"}
+            "policy": {**FROM_NOTHING["policy"], "predict": "action", **LAST_NOISE}
             | {"noise_min": 0.1, "noise_max": 0.8},
+        },
+    ),
+    (
+        "scratch reinflow state",
+        "as pi_rl, with noise at every step",
+        {
+            **FROM_NOTHING,
+            "policy": {**FROM_NOTHING["policy"], "predict": "action", "noise_min": 0.1, "noise_max": 0.8},
         },
     ),
     # ---- replay: policies

@@ -304,15 +304,6 @@ def nested(settings: Mapping[str, object]) -> dict:
     return out
 
 
-def default_method(sim: str, task: str, demos: str = "", init: str = "", kind: str = "") -> str:
-    """The method of a run that names none, as on the command line: pi_rl, and ppo where nothing shows a
-    policy what to do, or where it is Gaussian. From nothing a flow learns far less than a Gaussian."""
-    kind = kind or (policy_of(Path(init))["kind"] if init else "")
-    if kind:
-        return "ppo" if kind == "gaussian" else "pi_rl"
-    return "ppo" if scratch(sim, task) and not shows_success(sim, task, demos) else "pi_rl"
-
-
 def scratch(sim: str, task: str) -> bool:
     """Whether policies learn from nothing there: locomotion, and simulators that are taken as they are."""
     return task in LOCOMOTION or sim.startswith(("mujoco_warp", "gym:", "envpool:")) or is_object(sim)

@@ -27,7 +27,6 @@ from robo_rl.provenance import git_hash, machine_name, versions
 if TYPE_CHECKING:
     from robo_rl.contract import ControlEnv
 
-DENOISE = ("pi_rl", "reinflow", "dppo")  # chains of steps, which hardly learn without a demonstration
 LEAST_DISK = 200_000_000  # bytes that must be free before a run begins
 
 
@@ -169,15 +168,9 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
         run = Run(config, folder, env, report)
         with run.stop, step_watch(config, folder):
             report.say(f"run {folder}")
-            if not saved and from_nothing(config) and hasattr(env, "expert_action"):
+            if not saved and shows_nothing(config, env):
                 report.say("the env has an expert: --demos 20 learns from its successes first, then by RL")
             begins = config.algo != "bc" and not saved
-            if begins and config.algo in DENOISE and from_nothing(config):
-                report.say(
-                    f"{config.algo} learns little from nothing: --demos shows it what to do, and --algo ppo "
-                    "learns from rewards alone",
-                    "warning",
-                )
             if begins and env is not None and (why := parallel.whole_rollouts(config, env.spec.max_steps)):
                 report.say(why)
             for why in (never_learns(config), parallel.old_alone(config)):
@@ -254,11 +247,12 @@ def tidy_end(run) -> None:
         checkpoint.drop_train(best)
 
 
-def from_nothing(config: TrainConfig) -> bool:
-    """Whether nothing shows the policy what to do in a simulator that is taken as it is."""
+def shows_nothing(config: TrainConfig, env) -> bool:
+    """Whether a policy learns from nothing though its env has an expert that could show it."""
     from robo_rl.experiment.recipes import scratch
 
-    return config.demos in ("", "0") and not config.init and scratch(config.sim, config.task)
+    nothing = config.demos in ("", "0") and not config.init and scratch(config.sim, config.task)
+    return nothing and hasattr(env, "expert_action")
 
 
 def stopped_words(folder: Path) -> str:
