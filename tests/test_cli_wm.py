@@ -274,7 +274,7 @@ def test_a_run_with_a_dreamt_share_goes_on_after_a_stop_and_learns_its_model_fro
     ]
     command = Command(place, argv)
     metrics = place / "stopped" / "metrics.jsonl"
-    command.until(lambda: metrics.exists() and "dream/within" in metrics.read_text(), 200)
+    command.until(lambda: metrics.exists() and "dream/within" in metrics.read_text(), 600)
     command.signal(2)
     assert command.wait().code == 130
     ok(place, "train", "--resume", "stopped")
