@@ -408,6 +408,16 @@ def test_runs_are_a_line_each_with_a_figure_of_every_seed_in_its_place():
     assert lines[7].startswith("| speed: of reading | 0.500")
 
 
+def test_runs_of_a_task_that_knows_no_success_have_their_returns_there():
+    made = runs_of(
+        *(("ppo", seed, {"return after online RL": x}) for seed, x in enumerate((1000, 2000, 3000)))
+    )
+    line = results_page.table([replace(row, unit="") for row in made], None).splitlines()[2]
+    assert line.startswith(
+        "| ppo, mujoco reach | 0, 1, 2 | 2,000 [-484.1, 4,484] of 1,000, 2,000, 3,000 | 200"
+    )
+
+
 def test_what_was_measured_of_one_thing_stands_in_one_cell():
     rows = [
         replace(ROW, what=f"the law: {name}", value=x, unit="us") for name, x in (("tick", 3), ("p99", 5))

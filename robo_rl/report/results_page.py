@@ -39,9 +39,14 @@ wrote the figure down. Where a line has several seeds, its figures are in their 
 NO_REPOSITORY = "This page was made outside a git repository: no row was compared with the code.\n"
 SECONDS = re.compile(r"^(\d+ s) from the start")  # how the note of a run's figure begins
 OF_RUNS = {  # column of the table of runs: what `robo_rl results add RUN` calls its figures
-    "after supervision": ("success after supervised learning",),
-    "after RL": ("success after online RL", "success at the end", "success after labelled episodes"),
-    "best checkpoint": ("success best checkpoint",),
+    "after supervision": ("success after supervised learning", "return after supervised learning"),
+    "after RL": (
+        "success after online RL",
+        "success at the end",
+        "success after labelled episodes",
+        "return after online RL",
+    ),
+    "best checkpoint": ("success best checkpoint", "return best checkpoint"),
     f"{STEPS[0].upper()}{STEPS[1:]}": (STEPS,),
 }
 ABOUT = ("commit", "date", "conditions")
@@ -218,12 +223,12 @@ def run_line(
 
 
 def of_seeds(rows: "Sequence[ResultRow | None]") -> str:
-    """One figure of several runs. Of one: with its own interval. Of more: all of them, and their mean with
-    Student's interval over seeds, which no share leaves [0, 1] by."""
+    """One figure of several runs. Of one: with its own interval. Of more: their mean with Student's interval
+    over seeds, which no share leaves [0, 1] by, and all of them."""
     found = [row for row in rows if row is not None]
     if not found:
         return ""
-    if found[0].unit != "of 1":  # control steps
+    if subject_of(found[0])[1] == STEPS:
         return ", ".join(
             "–" if row is None else f"{value(row)} ({s[1]})" if (s := SECONDS.match(row.note)) else value(row)
             for row in rows
@@ -234,7 +239,9 @@ def of_seeds(rows: "Sequence[ResultRow | None]") -> str:
     if len(found) < 3 or not all(isinstance(row.value, float | int) for row in found):
         return each
     mean = stats.mean_over_seeds([float(row.value) for row in found])
-    return f"{mean.value:.3f} [{max(mean.low, 0):.2f}, {min(mean.high, 1):.2f}] of {each}"
+    if found[0].unit == "of 1":
+        return f"{mean.value:.3f} [{max(mean.low, 0):.2f}, {min(mean.high, 1):.2f}] of {each}"
+    return f"{number(mean.value)} [{number(mean.low)}, {number(mean.high)}] of {each}"
 
 
 def line(subject: str, found: dict[str, list[ResultRow]], number_of: int, repository: "Path | None") -> str:
