@@ -21,6 +21,8 @@ FROM_NOTHING = {  # batches and steps of PPO's own programs, larger and faster
         "max_grad_norm": 0.5,
     },
 }
+# a chain from nothing: what explores is scored, and a small network says how much it is
+WIDE = {"predict": "action", "noise_min": 0.1, "noise_max": 0.8}
 TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, settings
     # ---- methods, wherever they learn
     (
@@ -379,19 +381,12 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "scratch pi_rl state",
         "as ppo: a network that predicts the action has no noise to take away, and all that explores is "
         "scored; of a chunk from velocities most is noise that the likelihood does not know",
-        {
-            **FROM_NOTHING,
-            "policy": {**FROM_NOTHING["policy"], "predict": "action", **LAST_NOISE}
-            | {"noise_min": 0.1, "noise_max": 0.8},
-        },
+        {**FROM_NOTHING, "policy": {**FROM_NOTHING["policy"], **LAST_NOISE, **WIDE}},
     ),
     (
         "scratch reinflow state",
         "as pi_rl, with noise at every step",
-        {
-            **FROM_NOTHING,
-            "policy": {**FROM_NOTHING["policy"], "predict": "action", "noise_min": 0.1, "noise_max": 0.8},
-        },
+        {**FROM_NOTHING, "policy": {**FROM_NOTHING["policy"], **WIDE}},
     ),
     # ---- replay: policies
     (

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sims.mujoco.tasks import Task
 
 
+OTHERWISE = "use --robot sim (sim-arm takes --scene none too)"
+
+
 def untold(task: "Task") -> str:
     """What of a task's state the topics of an arm do not tell; "" for one that its scene can hold."""
     from sims.mujoco.model import GOAL
@@ -48,15 +51,11 @@ def scene_xml(robot: Robot, name: str) -> str:
     task = scene_task(name)
     text = Path(robot.model).read_text(encoding="utf-8") if robot.model and Path(robot.model).exists() else ""
     if "<mujoco" not in text:
-        raise UserError(
-            f"robot {robot.name} ships no MJCF to put a scene around: use --robot sim (sim-arm takes "
-            "--scene none too)"
-        )
+        raise UserError(f"robot {robot.name} ships no MJCF to put a scene around: {OTHERWISE}")
     if 'class="solid"' not in text or 'class="drawn"' not in text:
         raise UserError(
             f"the scene {name} goes around a model like that of --robot sim, with its table and the classes "
-            f"solid and drawn, and that of robot {robot.name} has none: use --robot sim (sim-arm takes "
-            "--scene none too)"
+            f"solid and drawn, and that of robot {robot.name} has none: {OTHERWISE}"
         )
     more = f"<asset>{task.assets}</asset>" if task.assets else ""
     return text.replace("</worldbody>", f"{task.xml}</worldbody>{more}")
