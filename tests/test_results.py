@@ -435,7 +435,8 @@ def test_runs_that_rl_went_on_with_are_drawn_where_there_are_three(tmp_path):
     add_rows(tmp_path / "results" / "x.json", "Success", rows)
     docs = tmp_path / "docs"
     (docs / "results").mkdir(parents=True)
-    (docs / "results" / "gone.svg").write_text("of a file that is no more")
+    (docs / "results" / "gone.svg").write_text(f"of a file that is no more {results_chart.MADE}")
+    (docs / "results" / "own.svg").write_text("a picture of the user's own")
     results_page.write_pages(tmp_path / "results", docs / "results.md", None)
     drawn = (docs / "results" / "x.svg").read_text()
     root = ElementTree.fromstring(drawn)  # well formed
@@ -446,7 +447,7 @@ def test_runs_that_rl_went_on_with_are_drawn_where_there_are_three(tmp_path):
     mean = dots[2]  # after the two seeds
     assert float(mean.get("cx")) == results_chart.at(0.3)
     assert "(x.svg)" in (docs / "results" / "x.md").read_text()
-    assert [p.name for p in (docs / "results").glob("*.svg")] == ["x.svg"]
+    assert sorted(p.name for p in (docs / "results").glob("*.svg")) == ["own.svg", "x.svg"]
 
 
 def test_the_command_of_a_run_that_a_script_started_is_unknown():

@@ -6,6 +6,7 @@ from html import escape
 
 LEFT, WIDE, RIGHT = 560, 400, 20  # pixels: names, the axis from 0 to 1, margin
 TOP, LINE, BOTTOM = 46, 20, 14
+MADE = "<!-- by robo_rl results page -->"
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f }
 .grid { stroke: #d0d7de } .way { stroke: #8c959f; stroke-width: 2 }
@@ -58,7 +59,7 @@ def chart(runs: Sequence[RunDots]) -> str:
             seeds = dots if len(dots) > 1 else ()
             parts += [f'<circle class="{look} seed" cx="{at(dot):g}" cy="{y:g}" r="3"/>' for dot in seeds]
             parts.append(f'<circle class="{look}" cx="{mean:g}" cy="{y:g}" r="5"/>')
-    return "\n".join([*parts, "</svg>", ""])
+    return "\n".join([*parts, MADE, "</svg>", ""])
 
 
 def at(share: float) -> float:

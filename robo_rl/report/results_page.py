@@ -7,6 +7,7 @@ from pathlib import Path
 
 from robo_rl import files, stats
 from robo_rl.errors import UserError
+from robo_rl.report import results_chart
 from robo_rl.report.results_chart import RunDots, chart
 from robo_rl.results import (
     CURRENT,
@@ -78,12 +79,10 @@ def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
     for path, content in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, content.encode())
-    for path in topics.glob("*.md"):  # of a file of results that is no more
-        if path not in made and MADE.format(name=path.stem) in path.read_text(encoding="utf-8"):
-            path.unlink()
-    for path in topics.glob("*.svg"):
-        if path not in made:
-            path.unlink()
+    for pattern, mark in (("*.md", MADE), ("*.svg", results_chart.MADE)):
+        for path in topics.glob(pattern):  # of a file of results that is no more
+            if path not in made and mark.format(name=path.stem) in path.read_text(encoding="utf-8"):
+                path.unlink()
     return [str(path) for path in made]
 
 
