@@ -372,14 +372,20 @@ def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
 
 def chain(args: "BenchOptions", report: Report, algo: str) -> None:
     """40 envs, chunk 4, three layers of 256, 5 epochs; torch on one thread. Every side re-scores as many
-    steps of a chain."""
+    steps of a chain. Flow-SDE's and ReinFlow's own chains, whatever the recipe of Hopper has."""
     t = recipe("mujoco", "Hopper-v5", algo, "state", "full")
+    noise = {"pi_rl": ("sde", "one"), "reinflow": ("learned", "all")}.get(algo)
+    policy = replace(
+        t.policy, horizon=4, execute=4, hidden=256, layers=3, activation="relu", predict="velocity"
+    )
+    if noise:
+        policy = replace(policy, noise=noise[0], noise_steps=noise[1])
     t = replace(
         t,
         envs=args.envs or 40,
         torch_threads=1,
         threads=2,
-        policy=replace(t.policy, horizon=4, execute=4, hidden=256, layers=3),
+        policy=policy,
         rl=replace(t.rl, decisions=8 if args.quick else 32, minibatch=1280, epochs=5),
     )
     loop = Loop(t)
