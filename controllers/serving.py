@@ -60,6 +60,22 @@ def misfit(obs: dict, spec) -> str:
     return ""
 
 
+class SparseLog:
+    """Lines about clients that proved nothing: at most one a second, and the next says how many there were
+    before it."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self.say, self.quiet_until, self.unsaid = say, 0.0, 0
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if now < self.quiet_until:
+            self.unsaid += 1
+            return
+        self.say(plain_text(line + (f" ({self.unsaid} more before it)" if self.unsaid else "")))
+        self.quiet_until, self.unsaid = now + SAY, 0
+
+
 class Sessions(Protocol):
     """Who keeps what clients do (`robo_rl.runtime.sessions`). who: a number of the connection; fields: of a
     message's header."""
@@ -141,7 +157,7 @@ class PolicyServer:
         self.limit = max(1 << 20, 2 * need)
         self.numbers = 0  # of clients so far
         self.listener, self.selector, self.visitors = listener, selectors.DefaultSelector(), set()
-        self.quiet_until, self.unsaid = 0.0, 0
+        self.say_of_strangers = SparseLog(say)
         # questions of the last call, and how long to wait for as many again [s]
         self.last, self.patience = 0, 0.0
         listener.setblocking(False)
@@ -352,18 +368,10 @@ class PolicyServer:
         v.wire.close()
         if v.known and self.sessions is not None:
             self.sessions.left(v.number)
-        now = time.monotonic()
-        if not v.known and now < self.quiet_until:
-            self.unsaid += 1
-            return
-        more = f" ({self.unsaid} more before it)" if self.unsaid else ""
-        self.say(
-            plain_text(
-                f"{v.name}: " + ", ".join(filter(None, (f"{v.count} chunks" if v.known else "", why))) + more
-            )
-        )
-        if not v.known:
-            self.quiet_until, self.unsaid = now + SAY, 0
+        if v.known:
+            self.say(plain_text(f"{v.name}: " + ", ".join(filter(None, (f"{v.count} chunks", why)))))
+        else:
+            self.say_of_strangers(f"{v.name}: {why}")
 
 
 def tells_outcome(fields: dict) -> bool:

@@ -462,7 +462,8 @@ def test_a_client_that_knows_the_token_gets_chunks_and_others_nothing(served):
         wire.send(packb({"observation/state": np.zeros(36)}))
         answer = unpackb(wire.recv(timeout=10))
         assert answer["actions"].shape == (8, 7) and answer["server_timing"]["infer_ms"] > 0
-    served.until(lambda: served.lines == ["127.0.0.1: 1 chunks"])
+    refused = "127.0.0.1: refused, its API key is not the token of this server"
+    served.until(lambda: served.lines[:1] == [refused] and served.lines[-1] == "127.0.0.1: 1 chunks")
 
 
 def test_hostile_connections_neither_end_the_server_nor_keep_a_client_out(served):

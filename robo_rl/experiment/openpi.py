@@ -25,7 +25,7 @@ import numpy as np
 
 from controllers.openpi import packb, unpackb
 from controllers.remote import plain_text
-from controllers.serving import LARGE, PICTURE, RECORDS_NOTHING, tells_outcome
+from controllers.serving import LARGE, PICTURE, RECORDS_NOTHING, SparseLog, tells_outcome
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.batching import Batcher, by_size
 from robo_rl.experiment.model_units import units_of_run
@@ -311,12 +311,16 @@ def open_server(
         "instruction": instruction,
     }
     here: set = set()
-    numbers = itertools.count()
+    numbers, log_refusal = itertools.count(), SparseLog(log)
 
     def admit(connection, request):
         """None, or the response that refuses."""
         said = request.headers.get("Authorization", "")
         if not hmac.compare_digest(said.encode(errors="replace"), b"Api-Key " + token):
+            with contextlib.suppress(OSError):  # it is gone already, and nobody knows who it was
+                log_refusal(
+                    f"{connection.remote_address[0]}: refused, its API key is not the token of this server"
+                )
             return connection.respond(
                 http.HTTPStatus.UNAUTHORIZED, "give the server's token as the API key\n"
             )
