@@ -15,19 +15,20 @@ def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False)
     """Actions [N, E, A] of a policy, with exploration noise if `explore`; of a plain function of the
     observation too, which may give [N, A]."""
     if hasattr(policy, "act"):
-        return (
-            policy.act(to_policy(obs_tensors(obs, policy.spec), policy), generator, explore=explore)
-            .actions.cpu()
-            .numpy()
-        )
-    actions, n = np.asarray(policy(obs), np.float32), len(next(iter(obs.values())))
-    if actions.ndim not in (2, 3) or len(actions) != n:
-        raise UserError(
-            f"a policy gives actions [N, A], or chunks of them [N, E, A], of N = {n} observations; this one "
-            f"gave an array of shape {list(actions.shape)}"
-        )
+        chunk = policy.act(to_policy(obs_tensors(obs, policy.spec), policy), generator, explore=explore)
+        actions = chunk.actions.cpu().numpy()
+    else:
+        given, n = policy(obs), len(next(iter(obs.values())))
+        actions = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given, np.float32)
+        if actions.ndim not in (2, 3) or len(actions) != n or not actions.size:
+            raise UserError(
+                f"a policy gives actions [N, A], or chunks of them [N, E, A], of N = {n} observations; this "
+                f"one gave an array of shape {list(actions.shape)}"
+            )
     if not np.isfinite(actions).all():
-        raise UserError("the policy gave actions that are not finite: numbers are wanted")
+        raise UserError(
+            "the policy gave actions that are not finite; look for weights or observations that are not"
+        )
     return actions[:, None] if actions.ndim == 2 else actions
 
 

@@ -32,7 +32,7 @@ from robo_rl.errors import UserError
 from robo_rl.types import ControlSpec, Each, silently
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """All frames F of E episodes in memory but the images, which `frames` decodes per episode.
 
@@ -57,6 +57,14 @@ class Dataset:
     to: np.ndarray
     phase: np.ndarray
     is_judged: bool = True
+
+    def __repr__(self) -> str:
+        """What a notebook shows: where it is and its sizes."""
+        sizes = f"{self.state.shape[1]} numbers of state, {self.action.shape[1]} axes of action"
+        views = f", cameras {', '.join(self.views)}" if self.views else ""
+        return (
+            f"Dataset({str(self.meta.root)!r}: {len(self)} episodes, {len(self.state)} steps, {sizes}{views})"
+        )
 
     def __len__(self) -> int:
         """Episodes."""

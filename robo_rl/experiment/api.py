@@ -1,13 +1,15 @@
 """What `import robo_rl` offers: environments, training, policies, evaluation and data as functions."""
 
+import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import config_file, recipes
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.reporting import Event
@@ -30,7 +32,36 @@ def make_env(sim: str = "mujoco", task: str = "", num_envs: int = 1, **options):
     """
     from robo_rl.experiment import envs
 
-    return envs.make(sim, task, num_envs, **options)
+    check_name("sim", sim)
+    for name in options:
+        choose("option of make_env", name, envs.OPTIONS)
+    return envs.make(sim, task, whole("num_envs", num_envs), **options)
+
+
+def check_name(what: str, name: object) -> None:
+    """UserError: a simulator or a method that is no name, such as the class of an env."""
+    if not isinstance(name, str):
+        raise UserError(
+            f'{what} is a name as on the command line, for example "module:object" of your own or '
+            f'"gym:module:Class" of a Gymnasium env, got {name!r}'
+        )
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number, of NumPy too. UserError: it is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} must be a whole number, got {value!r}") from None
+
+
+def plain(value: Any) -> Any:
+    """A value as a configuration keeps it: numbers of NumPy as Python's, paths as text, in dicts too."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def register_envs() -> tuple[str, ...]:
@@ -57,6 +88,9 @@ def recipe(
     With `steps` all of them are made, unless `target` is given too. With `demos` no more demonstrations are
     recorded, unless `demos_most` is given too. UserError: an unknown name or field, or a value out of range.
     """
+    check_name("sim", sim)
+    check_name("algo", algo)
+    changes = {k: plain(v) for k, v in changes.items()}
     policy = changes.get("policy", {})
     if not isinstance(policy, Mapping):
         raise UserError(
@@ -155,6 +189,9 @@ class TrainedPolicy:
         self.module, self.spec, self.run, self.checkpoint = module.eval(), module.spec, run, checkpoint
         self.config = load_config(run)
         self._generator = torch.Generator().manual_seed(seed)
+
+    def __repr__(self) -> str:
+        return f"TrainedPolicy({str(self.checkpoint)!r}, {self.config.sim}:{self.config.task})"
 
     def __call__(self, obs: dict, explore: bool = False) -> np.ndarray:
         """The next E control steps of each of N envs.
@@ -328,7 +365,9 @@ def evaluate(
     In a world model episodes are as long as in an env of it, and none is cut for the model's doubt;
     `EvalResult.doubted` tells of it. UserError: the policy does not fit the env.
     """
+    episodes, seed = whole("episodes", episodes), whole("seed", seed)
     in_range("episodes", episodes, 1, 10**7)
+    check_evaluated(policy, env)
     if env is not None and not hasattr(env, "num_envs"):
         return _evaluate_in_model(policy, env, episodes, seed, simulator, judge)
     if simulator is not None or judge:
@@ -341,8 +380,6 @@ def evaluate(
     from robo_rl.stats import Interval, success_rate
 
     made = None
-    if isinstance(policy, str | Path):
-        raise UserError(f"evaluate takes a policy: robo_rl.evaluate(robo_rl.load_policy({str(policy)!r}), …)")
     if env is None:
         if not isinstance(policy, TrainedPolicy):
             raise UserError(
@@ -374,6 +411,24 @@ def evaluate(
         origins=np.array(got["origin"]) if "origin" in got else None,
         max_steps=env.spec.max_steps,
     )
+
+
+def check_evaluated(policy, env) -> None:
+    """UserError: what `evaluate` is given is no policy, or no env of the contract and no world model."""
+    from robo_rl.types import ControlSpec
+
+    if isinstance(policy, str | Path):
+        raise UserError(f"evaluate takes a policy: robo_rl.evaluate(robo_rl.load_policy({str(policy)!r}), …)")
+    if not (callable(policy) or hasattr(policy, "act")):
+        raise UserError(
+            f"evaluate takes a policy of robo_rl.load_policy, or a function of an observation, got {policy!r}"
+        )
+    is_env = hasattr(env, "num_envs") and isinstance(getattr(env, "spec", None), ControlSpec)
+    if env is not None and not is_env and not hasattr(env, "frames"):
+        raise UserError(
+            'evaluate takes an env of robo_rl.make_env ("gym:ID" makes one of a Gymnasium id), or a world '
+            f"model of robo_rl.load_world_model, got {env!r}"
+        )
 
 
 def _evaluate_in_model(policy, model, episodes: int, seed: int, simulator, judge: str) -> EvalResult:
@@ -413,7 +468,12 @@ def collect(out: "str | Path", sim: str = "mujoco", task: str = "", episodes: in
     from robo_rl.experiment.collect import CollectOptions
     from robo_rl.experiment.collect import collect as record
 
-    return record(CollectOptions(out=str(out), sim=sim, task=task, episodes=episodes, **options))
+    check_name("sim", sim)
+    for name in options:
+        choose("option of collect", name, [f.name for f in fields(CollectOptions)])
+    asked = {"sim": sim, "task": task, "episodes": episodes} | options
+    changes = {k: plain(v) for k, v in asked.items()}
+    return record(config_file.merged(CollectOptions(out=str(out)), changes, "collect"))
 
 
 def import_data(out: "str | Path", files: "str | Path | Sequence[str | Path]", **said: Any):

@@ -6,13 +6,14 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from robo_rl import old_names
 from robo_rl.errors import UserError, choose, nearest
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.other_names import NAMES
 
+T = TypeVar("T")
 COMMAND_ONLY = ("resume", "out")  # of one run, not of its configuration
 
 
@@ -38,9 +39,9 @@ def read_config(path: Path) -> dict:
     return old_names.options({k: v for k, v in document.items() if k not in COMMAND_ONLY})
 
 
-def merged(base: TrainConfig, document: Mapping, where: str = "--config") -> TrainConfig:
-    """`base` with the values of `document` (nested as TrainConfig is); UserError names what it does not
-    know."""
+def merged(base: T, document: Mapping, where: str = "--config") -> T:
+    """`base`, options of a command, with the values of `document` (nested as they are); UserError names what
+    it does not know."""
     return _merged(base, document, where, "")
 
 

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from robo_rl.contract import ControlEnv
 
 ON_DEVICE = ("mujoco_warp", "maniskill", "isaacgym", "isaaclab")  # they compute where the policy does
-
-
+OPTIONS = (  # of `make`
+    *("obs", "reward", "control", "image_size", "threads", "max_steps", "randomise", "cameras", "render"),
+    *("device", "judge", "hard"),
+)
 NONE = "none"  # no simulator: a data set alone
 
 
