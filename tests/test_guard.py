@@ -452,6 +452,42 @@ raise SystemExit(guarded(first, again))
     assert f"ended by a library with exit status {code}" in done.stderr and done.stderr.count("going on") == 1
 
 
+@pytest.mark.parametrize("where", ["learner", "restarted learner"])
+def test_an_interrupt_that_no_learner_handles_says_how_the_run_goes_on(tmp_path, where):
+    script = """
+import os, pathlib, signal, sys, time
+from robo_rl.cli import main
+from robo_rl.cli import train
+from robo_rl.experiment import supervise
+here, where = pathlib.Path(sys.argv[1]), sys.argv[2]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+
+def press():  # before it handles signals itself
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(20)
+
+def first(tell):
+    tell(here)
+    if where == "learner":
+        press()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+train.run_guarded = lambda config: supervise.guarded(first, lambda folder: press())
+sys.argv = ["robo_rl", "train"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), where],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 130
+    said = done.stderr.splitlines()[-1]
+    assert said == f"robo_rl: interrupted; go on with: robo_rl train --resume {tmp_path}", done
+
+
 def test_a_learner_that_cannot_go_on_after_a_library_ended_it_says_how_to_later(tmp_path):
     script = """
 import os, pathlib, sys

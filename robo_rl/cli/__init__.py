@@ -105,9 +105,9 @@ def main(argv: list[str] | None = None) -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the same press, passed on by the guard
-        print("robo_rl: interrupted", file=sys.stderr)
+        print(f"robo_rl: interrupted{e}", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(0) from None

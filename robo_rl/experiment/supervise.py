@@ -29,8 +29,21 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
 
     `tell(folder)` says that the run now has a folder to go on from. SIGINT and SIGTERM are passed on, for the
     child to handle (it takes two within a second for one, as from a terminal's Ctrl-C); if this process dies,
-    the child saves and ends.
+    the child saves and ends. KeyboardInterrupt of a run with a folder says how it goes on.
     """
+    folders: list[Path] = []
+    try:
+        return _guarded(first, again, folders)
+    except KeyboardInterrupt:
+        if not folders:
+            raise
+        raise KeyboardInterrupt(f"; go on with: robo_rl train --resume {folders[-1]}") from None
+
+
+def _guarded(
+    first: Callable[[Callable[[Path], None]], int], again: Callable[[Path], int], folders: list[Path]
+) -> int:
+    """As `guarded`; what the run's folder is known to be is added to `folders`."""
     folder, restarts, futile, saved = None, 0, 0, None
     while True:
         reader, writer = os.pipe()
@@ -44,7 +57,7 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
             follow_parent()
             own, last = os.getpid(), BY_ITSELF
             try:
-                return first(functools.partial(_tell, writer)) if folder is None else again(folder)
+                return first(functools.partial(_tell, writer, folders)) if folder is None else again(folder)
             except LostDaemon as e:  # as where the library that lost it ends the process
                 last = LOST
                 print(f"robo_rl: {' '.join(str(e).split())}", file=sys.stderr)
@@ -68,7 +81,9 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         lost = told.endswith(LOST)
         by_itself = told.endswith(BY_ITSELF) and not lost
         told = told.rstrip(BY_ITSELF)
-        folder = Path(os.fsdecode(told)) if told else folder
+        if told:
+            folder = Path(os.fsdecode(told))
+            folders.append(folder)
         code = os.waitstatus_to_exitcode(status)
         if code == 0 or by_itself and code > 0 or code < 0 and -code not in DEADLY:
             if restarts and code == 2:  # it has said what it lacks, such as the cluster that it had joined
@@ -101,7 +116,8 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         time.sleep(min(0.1 * (futile + 1), 2.0))
 
 
-def _tell(writer: int, folder: Path) -> None:
+def _tell(writer: int, folders: list[Path], folder: Path) -> None:
+    folders.append(folder)
     os.write(writer, os.fsencode(folder.resolve()))
 
 
