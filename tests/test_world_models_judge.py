@@ -398,3 +398,5 @@ def test_what_is_no_judge_is_named(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             judges.make(name)
+    with pytest.raises(UserError, match="--check 'nowhere' is neither an http address"):
+        judges.make("nowhere", "--check")

@@ -249,8 +249,8 @@ def agreement(right: np.ndarray, tasks: np.ndarray) -> dict[str, dict]:
     }
 
 
-def make(name: str) -> SuccessJudge:
-    """The judge of `--judge`: head, an http(s) address, openai: before one (both with options behind #:
+def make(name: str, option: str = "--judge") -> SuccessJudge:
+    """The judge `name` that `option` gives: head, an http(s) address, openai: before one (both with options behind #:
     every=8,timeout=10), or a folder."""
     if name in ("", "head"):
         return Head()
@@ -276,8 +276,8 @@ def make(name: str) -> SuccessJudge:
     if (Path(name) / "judge.json").is_file():
         return load_classifier(name)
     raise UserError(
-        f"--judge {name!r} is neither head, an http address (openai:http://… for OpenAI's protocol), nor the "
-        "folder of a classifier (robo_rl wm judge)"
+        f"{option} {name!r} is neither {'head, ' * (option == '--judge')}an http address (openai:http://… for "
+        "OpenAI's protocol), nor the folder of a classifier (robo_rl wm judge)"
     )
 
 
@@ -308,7 +308,7 @@ def measure_judge(config: JudgeConfig) -> dict:
     check(data, " ".join(config.data))
     where = config.check
     if where:
-        judge = make(where)
+        judge = make(where, "--check")
     else:
         where = config.out or f"runs/judge-{data.control.task}".replace(":", "-")
         if (Path(where) / "judge.json").exists():
