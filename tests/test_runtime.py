@@ -132,6 +132,19 @@ def test_what_is_gathered_of_the_next_batch_is_told_while_it_is_waited_for(made,
         feed.close()
 
 
+@pytest.mark.parametrize("made", [local, processes])
+def test_what_is_gathered_is_told_while_a_stream_is_waited_for_and_counts_what_it_gave(made, tmp_path):
+    learner, seen, given = make_learner(), [], []
+    feed = local(learner, workers=2) if made is local else processes(tmp_path, learner, workers=2)
+    try:
+        for piece in feed.stream(lambda: seen.append((len(given), feed.gathered()))):
+            given.append(piece)
+        assert seen and [n for _, n in seen] == sorted(n for _, n in seen) and seen[-1][1] < N * T
+        assert all(n >= k * N * T // len(given) for k, n in seen), (seen, len(given))
+    finally:
+        feed.close()
+
+
 def test_the_progress_line_moves_while_a_batch_is_gathered():
     told, config = [], SimpleNamespace(policy=SimpleNamespace(execute=4))
     config.rl, config.envs, config.algo = PiRlOptions(decisions=T), N, "pi_rl"

@@ -231,7 +231,7 @@ def learn(
             yield piece
 
     if config.periodic:
-        pieces = feed.stream()
+        pieces = feed.stream(Gathering(run, feed).asked)
         metrics = learner.accumulate(arriving(lambda: next(pieces, None)), min(1.0, run.step / config.steps))
     else:
         rollout = next(arriving(lambda: feed.next(Gathering(run, feed).asked)), None)

@@ -189,8 +189,8 @@ class InProcessFeed:
         made = {w.lease.uid: w.made for w in self.workers if isinstance(w, Worker) and w.lease is not None}
         return self.ledger.gathered(lambda f: 0 if self.whole else made.get(f.uid, 0))
 
-    def stream(self) -> Iterator[Rollout]:
-        """The next synchronous batch, fragment by fragment."""
+    def stream(self, waiting: Callable[[], object] = never) -> Iterator[Rollout]:
+        """The next synchronous batch, fragment by fragment; `waiting()` is called before each decision."""
         rounds = self.ledger.rounds()
         assert rounds and self.ledger.staleness == 0, "a stream is synchronous"
         for i in range(rounds):
@@ -198,6 +198,7 @@ class InProcessFeed:
                 while (
                     f := self.ledger.take_from(w.index, i == rounds - 1 and w is self.workers[-1])
                 ) is None:
+                    waiting()
                     assert self._move(w), "a worker waits and its fragment is not there"
                 yield make_batch([(self.columns[f.slot], f.rows)], self.version, 0)
 

@@ -154,10 +154,10 @@ class Ledger:
         return self.samples
 
     def gathered(self, rows: Callable[[Fragment], int]) -> int:
-        """Samples of the next batch that are there: finished ones and, of leases, the decisions that `rows`
-        says."""
+        """Samples of the next batch that are there: finished ones, those of it that a stream gave already
+        and, of leases, the decisions that `rows` says."""
         under_way = sum(rows(f) * f.envs for f in self.fragments.values() if f.state == LEASED)
-        return min(self.samples + under_way, self.batch)
+        return min(self.samples + self.taken - self.learnt + under_way, self.batch)
 
     def rounds(self) -> int:
         """Fragments of each worker in a synchronous batch; 0: they do not add up to one."""

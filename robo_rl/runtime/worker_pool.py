@@ -280,9 +280,9 @@ class WorkerPoolFeed:
         with self.condition:
             return self.ledger.gathered(lambda f: 0 if self.whole else int(rows[f.slot]))
 
-    def stream(self) -> Iterator[Rollout]:
+    def stream(self, waiting: Callable[[], object] = never) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment as they are finished: in turn one of each
-        worker."""
+        worker. `waiting()` is called while one is waited for."""
         rounds, order = self.ledger.rounds(), sorted(self.ledger.shares)
         assert rounds and self.ledger.staleness == 0, "a stream is synchronous"
         for i in range(rounds):
@@ -292,6 +292,7 @@ class WorkerPoolFeed:
                     while (
                         f := self.ledger.take_from(worker, i == rounds - 1 and worker == order[-1])
                     ) is None:
+                        waiting()
                         if self.failure:
                             raise WorkerFailure(self.failure)
                         self.pool.check()
