@@ -33,7 +33,7 @@ from controllers.transport import (
     Text,
 )
 from robo_rl.errors import UserError
-from robo_rl.experiment.arm import make_arm_env, make_lockstep_arm
+from robo_rl.experiment.arm import make_arm_env, make_lockstep_arm, make_robot
 from robo_rl.experiment.scenes import scene_xml, start_placement
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.policies import ObsSpec
@@ -458,6 +458,15 @@ def test_the_scene_has_the_cube_and_the_tool_where_the_simulator_has_them():
         scene_xml(ROBOT, "pick_cub")
     with pytest.raises(UserError, match="ships no MJCF"):
         scene_xml(load_robot("fr3"), "pick_cube")
+
+
+@pytest.mark.parametrize("kind", ["arm", "dds"])
+def test_a_task_that_an_arm_cannot_hold_is_named_by_the_option_that_gave_it(kind):
+    with pytest.raises(UserError, match=r"^--task math:pi must be a sims.mujoco.tasks.Task, got float"):
+        make_robot(kind, "math:pi", 1)
+    for name in ("pick_cub", "./own:task"):  # the second names a file, which is no module
+        with pytest.raises(UserError, match=rf"unknown task '{name}'.* Allowed: pick_cube, (?!.*none)"):
+            make_robot(kind, name, 1)
 
 
 # ---- commands ----------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def live_env(
     """(env, body) of a task; `leave()` runs when the env is closed."""
     from sims.arm import ArmEnv
 
-    made, rule = load_robot(robot), scene_task(name or "pick_cube")
+    made, rule = load_robot(robot), scene_task(name or "pick_cube", "--task")
     body = LiveArm(
         made,
         task,
@@ -228,7 +228,7 @@ def arm_env(
     from sims.arm import ArmEnv
 
     name = name or "pick_cube"
-    rule = scene_task(name)
+    rule = scene_task(name, "--task")
     if num_envs > 64:
         raise UserError(f"arms run one after the other in real physics: at most 64 envs, got {num_envs}")
     made = load_robot(robot)
@@ -298,7 +298,7 @@ def make_robot(
                 f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got "
                 f"{value!r}"
             )
-    scene_task(task or "pick_cube")
+    scene_task(task or "pick_cube", "--task")
     if render and kind == "dds":
         raise UserError(
             "--sim dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"

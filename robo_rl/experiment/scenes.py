@@ -26,16 +26,18 @@ def untold(task: "Task") -> str:
     return "" if not task.uses_goal or named else f"one of another name than {GOAL}"
 
 
-def scene_task(name: str) -> "Task":
-    """The task whose scene the simulated arm stands in. UserError: there is none, or its topics do not tell
-    the task's state."""
+def scene_task(name: str, option: str = "--scene") -> "Task":
+    """The task, given with `option`, whose scene the simulated arm stands in. UserError: there is none, or
+    its topics do not tell the task's state."""
+    from robo_rl.plugins import is_object
     from sims.mujoco.own import find_task
     from sims.mujoco.tasks import TASKS
 
     held = [n for n, task in TASKS.items() if not untold(task)]
-    if ":" not in name and name not in TASKS:
-        choose("scene", name, [*held, "none", "module:object"])
-    task = find_task(name, "--scene")
+    if not is_object(name) and name not in TASKS:
+        none = ["none"] if option == "--scene" else []
+        choose(option.removeprefix("--"), name, [*held, *none, "module:object"])
+    task = find_task(name, option)
     if what := untold(task):
         raise UserError(
             f"the topics of an arm tell its joints, free objects and a mark, not {what}, which the state of "
