@@ -12,11 +12,12 @@ import numpy as np
 from controllers.cell import Cell, check_topic, read_cell
 from controllers.data_columns import RobotData, read_data
 from controllers.servo_file import STEPS, Driver, read_driver
-from robo_rl.errors import UserError, choose
+from robo_rl.errors import UserError, choose, in_range
 from robo_rl.files import read_json
 
 PRESETS = Path(__file__).parent / "presets"
 MOST_ANGLE, MOST_SPEED = 32.0, 45.0  # rad: five turns; rad/s: seven turns a second
+MOST_TORQUE, MOST_TORQUE_RATE = 1e4, 1e5  # N m; N m/s: of an arm's file
 MANY = 5  # files that are named at most
 EXAMPLE = f"{PRESETS / 'sim.json'} is an example"
 NO_MODEL = "name its MJCF or URDF as `model` in a copy of its file, or with --model where a command has it"
@@ -173,6 +174,8 @@ def load_robot(name: str) -> Robot:
         choose(f"{path}: field", name, [*NEEDED, *OPTIONAL])
     raw = {name: dict(value) if isinstance(value, dict) else value for name, value in OPTIONAL.items()} | raw
     check_kinds(raw, path)
+    in_range(f"{path}: torque [N m]", max(raw["torque"], default=1.0), 0, MOST_TORQUE, open_low=True)
+    in_range(f"{path}: torque_rate [N m/s]", raw["torque_rate"], 0, MOST_TORQUE_RATE, open_low=True)
     raw["topics"] = read_topics(raw["topics"], raw["cell"], path)
     for bound, sign in (("lower", -math.inf), ("upper", math.inf)):
         raw[bound] = [sign if x is None else x for x in raw[bound]]

@@ -90,6 +90,8 @@ def test_a_file_that_is_not_there_is_told_with_those_that_are_and_the_way_to_mak
         ({"topics": {"joint_states": "/joint_states"}}, "--namespace goes before it"),
         ({"lower": [-360] * 6}, "lower is in rad, and 360 rad is no arm's: in degrees"),
         ({"velocity": [180] * 6}, "velocity is in rad/s, and 180 rad/s .* are 3.142 rad"),
+        ({"torque_rate": 1e9}, r"torque_rate \[N m/s\] must be in \(0, 100000\], got 1000000000.0"),
+        ({"torque": [1e9] * 6}, r"torque \[N m\] must be in \(0, 10000\], got 1000000000.0"),
         ({"gravity": "false"}, "gravity is true or false"),
         ({"friction": {"phi1": [0] * 6}}, "phi1 .* phi2 .* phi3"),
         ({"velocity": [True] * 6}, "velocity is a list of numbers"),
