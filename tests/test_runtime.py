@@ -137,7 +137,8 @@ def test_what_is_gathered_is_told_while_a_stream_is_waited_for_and_counts_what_i
     learner, seen, given = make_learner(), [], []
     feed = local(learner, workers=2) if made is local else processes(tmp_path, learner, workers=2)
     try:
-        for piece in feed.stream(lambda: seen.append((len(given), feed.gathered()))):
+        pieces = feed.stream(lambda: seen.append((len(given), feed.gathered())))
+        while (piece := next(pieces, None)) is not None:
             given.append(piece)
         assert seen and [n for _, n in seen] == sorted(n for _, n in seen) and seen[-1][1] < N * T
         assert all(n >= k * N * T // len(given) for k, n in seen), (seen, len(given))

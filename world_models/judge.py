@@ -250,8 +250,8 @@ def agreement(right: np.ndarray, tasks: np.ndarray) -> dict[str, dict]:
 
 
 def make(name: str, option: str = "--judge") -> SuccessJudge:
-    """The judge `name` that `option` gives: head, an http(s) address, openai: before one (both with options behind #:
-    every=8,timeout=10), or a folder."""
+    """The judge `name` that `option` gives: head, an http(s) address, openai: before one (both with options
+    behind #: every=8,timeout=10), or a folder."""
     if name in ("", "head"):
         return Head()
     chat, address = name.startswith("openai:"), name.removeprefix("openai:")
@@ -275,9 +275,10 @@ def make(name: str, option: str = "--judge") -> SuccessJudge:
         return kind(url, **options)
     if (Path(name) / "judge.json").is_file():
         return load_classifier(name)
+    head = "head, " if option == "--judge" else ""
     raise UserError(
-        f"{option} {name!r} is neither {'head, ' * (option == '--judge')}an http address (openai:http://… for "
-        "OpenAI's protocol), nor the folder of a classifier (robo_rl wm judge)"
+        f"{option} {name!r} is neither {head}an http address (openai:http://… for OpenAI's protocol), nor "
+        "the folder of a classifier (robo_rl wm judge)"
     )
 
 
