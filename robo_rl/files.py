@@ -70,8 +70,7 @@ def replacing(path: "str | Path") -> Iterator[Path]:
                 f"the disk is full: could not write {path} (what was there before is intact); "
                 f"free some space in {path.parent}{GO_ON}"
             ) from e
-        if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise UserError(f"no permission to write {path}; choose a folder of your own") from e
+        refuse_unwritable(e, path)
         if e.errno == errno.EISDIR:
             raise UserError(f"{path} is a folder where a file should be; give the name of a file") from e
         raise
@@ -79,6 +78,12 @@ def replacing(path: "str | Path") -> Iterator[Path]:
         with contextlib.suppress(OSError):  # of a disk that is read-only too
             temp.unlink()
     sync_folder(path.parent)
+
+
+def refuse_unwritable(e: OSError, path: Path) -> None:
+    """UserError with the remedy if `e` says that this user may not write `path`."""
+    if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        raise UserError(f"no permission to write {path}; choose a folder of your own") from e
 
 
 def full_disk(e: BaseException) -> str:
@@ -258,11 +263,16 @@ def keep_row(path: "Path | None", row: dict) -> None:
 
 def private_folder(path: "str | Path") -> Path:
     """Make a folder that only this user may enter (0700), parents as usual; one that exists stays as it
-    is."""
+    is. UserError: it cannot be made."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as e:
+        refuse_unwritable(e, path)
+        raise
     if not path.is_dir():
         raise UserError(f"{path} is a file where a folder should be; move it out of the way")
     return path
@@ -286,7 +296,11 @@ def lock(folder: "str | Path") -> Iterator[None]:
     left in the folder are swept away. A folder that is made here is private (0700).
     """
     folder = private_folder(folder)
-    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        refuse_unwritable(e, folder)
+        raise
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:

@@ -256,6 +256,13 @@ def test_a_disk_that_is_read_only_is_told_though_nothing_can_be_taken_away_there
         raise OSError(errno.EROFS, "Read-only file system")
 
 
+def test_a_folder_that_this_user_may_not_write_is_told_with_the_remedy():
+    with pytest.raises(UserError, match="^no permission to write /sys/run; choose a folder of your own$"):
+        private_folder("/sys/run")  # where the kernel alone makes folders
+    with pytest.raises(UserError, match="^no permission to write /sys; "), lock("/sys"):
+        pass
+
+
 def test_a_full_disk_is_told_with_a_way_on_that_every_command_has(tmp_path):
     told = f"the disk is full: .*{GO_ON}$"
     with pytest.raises(UserError, match=told), replacing(tmp_path / "fit.safetensors"):
