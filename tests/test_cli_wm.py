@@ -314,7 +314,7 @@ def test_a_classifier_is_trained_and_judges(place):
         (["wm", "tune", "wm", "plays", "--windows", "2"], "--windows must be in"),
         (["train", "--sim", "wm:nowhere"], "nowhere holds no world model"),
         (["train", "--sim", "wm:wm"], "no scripted expert"),
-        (["train", "--sim", "wm:wm", "--task", "pick_cube"], "Allowed: reach"),
+        (["train", "--sim", "wm:wm", "--task", "pick_cube"], "is of the task reach, not of pick_cube"),
         (["eval", "inside", "--plan-rounds", "2"], "go with --plan-in MODEL"),
         (["eval", "inside", "--plan-in", "nowhere"], "nowhere holds no world model"),
         (["eval", "inside", "--plan-in", "wm", "--plan-candidates", "1"], r"--plan-candidates must be in"),

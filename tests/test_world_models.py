@@ -716,6 +716,9 @@ def test_observations_that_the_model_does_not_predict_are_refused_with_what_woul
         UserError, match="what acts in it has --obs state; .* --kind encoded, video or diffusers"
     ):
         make_world(str(tmp_path), "", 1, obs="rgb")
+    words = "is of the task point, not of reach: in it acts what learnt in it .*; a model of reach learns"
+    with pytest.raises(UserError, match=words):
+        make_world(str(tmp_path), "reach", 1)
 
 
 def test_a_policy_of_another_run_is_compared_with_the_model_not_the_options_of_that_run(learnt, tmp_path):
