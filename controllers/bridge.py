@@ -37,7 +37,7 @@ from controllers.robot import Robot
 from controllers.schedule import Latency
 from controllers.transport import Flag, Numbers, Transport
 from controllers.twin import Twin
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, in_range, plural
 from robo_rl.geometry import turn_between, turned
 
 AXES = ("dx", "dy", "dz", "rx", "ry", "rz", "gripper")
@@ -386,9 +386,7 @@ class Bridge:
             else "no inference"
         )
         rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
+        chunks, commands = plural(int(seen["count"]), "chunk"), plural(self.commands, "command")
         broken = ", ".join(f"{n} {k}" for k, n in sorted(self.governor.counts.items())) or "none"
         beyond = f", {self.cut} beyond the axes' ranges" if self.cut else ""
-        return (
-            f"{seen['count']} chunks, {times}; rows {rows}{beyond}; {self.commands} commands; contracts "
-            f"violated: {broken}"
-        )
+        return f"{chunks}, {times}; rows {rows}{beyond}; {commands}; contracts violated: {broken}"

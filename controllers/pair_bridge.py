@@ -27,7 +27,7 @@ from controllers.pair_governor import PairGovernor, Separation
 from controllers.policy_client import PolicyClient
 from controllers.schedule import Latency
 from controllers.transport import CompressedImage, Text, Transport
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, in_range, plural
 
 UNITS = {"rad": 1.0, "deg": math.pi / 180, "1": 1.0, "%": 0.01}
 
@@ -329,10 +329,8 @@ class PairBridge:
             else "no inference"
         )
         rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
+        chunks, commands = plural(int(seen["count"]), "chunk"), plural(self.commands, "command")
         broken = ", ".join(f"{n} {k}" for k, n in sorted(self.governor.counts.items())) or "none"
         s = self.governor.separation
         apart = "" if s is None or s.least == math.inf else f"; least distance {1000 * s.least:.0f} mm"
-        return (
-            f"{seen['count']} chunks, {times}; rows {rows}; {self.commands} commands; contracts "
-            f"violated: {broken}{apart}"
-        )
+        return f"{chunks}, {times}; rows {rows}; {commands}; contracts violated: {broken}{apart}"

@@ -18,7 +18,7 @@ import numpy as np
 
 from controllers.chunking import Prefix
 from controllers.remote import MAGIC, NONCE, PIECE, PROOF, MessageParser, pack, plain_text, proof
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, plural
 
 # s in which a client proves its token; in which a message, or an answer, has gone through
 HELLO, MESSAGE = 5.0, 10.0
@@ -369,7 +369,7 @@ class PolicyServer:
         if v.known and self.sessions is not None:
             self.sessions.left(v.number)
         if v.known:
-            self.say(plain_text(f"{v.name}: " + ", ".join(filter(None, (f"{v.count} chunks", why)))))
+            self.say(plain_text(f"{v.name}: " + ", ".join(filter(None, (plural(v.count, "chunk"), why)))))
         else:
             self.say_of_strangers(f"{v.name}: {why}")
 

@@ -49,6 +49,11 @@ def plain_warning() -> Callable[..., str]:
     return text
 
 
+def plural(n: int, noun: str) -> str:
+    """ "1 chunk", "2 chunks", "0 chunks"."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
     """Return `name` if it is one of `allowed`; else raise UserError listing them, those that are
     close first, the others in their own order."""

@@ -19,7 +19,7 @@ from robo_rl.cli import COMMANDS, elsewhere, main, parse_arguments
 from robo_rl.cli.eval import Eval, result_file
 from robo_rl.cli.help import option_names
 from robo_rl.cli.train import Train, parse
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, plural
 from robo_rl.experiment.collect import CollectOptions
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.parallel import old_alone, whole_rollouts
@@ -1151,3 +1151,7 @@ def test_an_option_that_is_on_off_or_left_to_the_protocol_is_a_flag_as_its_help_
 @pytest.mark.parametrize("argv", [["results", "page"], ["doctor"], ["train"]])
 def test_a_command_without_options_is_one(argv):
     assert parse_arguments(argv)
+
+
+def test_one_of_a_kind_is_told_in_the_singular():
+    assert [plural(n, "chunk") for n in (0, 1, 2)] == ["0 chunks", "1 chunk", "2 chunks"]

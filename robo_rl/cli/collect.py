@@ -1,6 +1,7 @@
 """`robo_rl collect`: demonstrations of the scripted expert, a policy or a person, or whatever acts, as a
 LeRobot v3 data set."""
 
+from robo_rl.errors import plural
 from robo_rl.experiment.collect import CollectOptions, collect
 
 
@@ -11,7 +12,7 @@ def run(options: CollectOptions) -> int:
 
         result = repair(options.repair)
         print(
-            f"{options.repair}: kept {result.kept} episodes, dropped {result.dropped}"
+            f"{options.repair}: kept {plural(result.kept, 'episode')}, dropped {result.dropped}"
             + (f" ({result.reason})" if result.reason else "; it was sound")
         )
         return 0
@@ -19,7 +20,7 @@ def run(options: CollectOptions) -> int:
         from robo_rl.data.repair import accept
 
         data = accept(options.accept, options.tolerance)
-        print(f"{options.accept}: {len(data)} episodes accepted as they are, checksums written")
+        print(f"{options.accept}: {plural(len(data), 'episode')} accepted, checksums written")
         return 0
     got = collect(options)
     if options.by_person:
@@ -34,5 +35,5 @@ def run(options: CollectOptions) -> int:
         if got.tried is None
         else f"{who} succeeded in {got.episodes} of {got.tried}"
     )
-    print(f"{got.folder}: {got.episodes} episodes added ({how}), {got.total} in all")
+    print(f"{got.folder}: {plural(got.episodes, 'episode')} added ({how}), {got.total} in all")
     return 0

@@ -2,6 +2,7 @@
 
 import functools
 
+from robo_rl.errors import plural
 from robo_rl.human.console.options import ConsoleOptions
 
 
@@ -16,7 +17,8 @@ def run(options: ConsoleOptions) -> int:
     finally:
         session.close()
     print(
-        f"stopped; corrections: {session.recorder.folder} ({session.recorder.kept} episodes with help). "
+        f"stopped; corrections: {session.recorder.folder} "
+        f"({plural(session.recorder.kept, 'episode')} with help). "
         f"Learn from them: robo_rl correct {source} --operator console"
     )
     return 0

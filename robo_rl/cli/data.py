@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import UserError, choose, in_range, plural
 from robo_rl.log import Progress
 from robo_rl.types import Each
 
@@ -264,21 +264,26 @@ def repair(args: RepairDataOptions, each: Each) -> list[str]:
 
     if args.accept:
         return [
-            f"{args.folder}: {len(repairs.accept(args.folder, args.tolerance, each))} episodes accepted as "
-            "they are, checksums written"
+            f"{args.folder}: {plural(len(repairs.accept(args.folder, args.tolerance, each)), 'episode')} "
+            "accepted, checksums written"
         ]
     result = repairs.repair(args.folder, each)
     return [
-        f"{args.folder}: kept {result.kept} episodes, dropped {result.dropped}"
+        f"{args.folder}: kept {plural(result.kept, 'episode')}, dropped {result.dropped}"
         + (f" ({result.reason})" if result.reason else "; it was sound")
     ]
+
+
+def dataset_size(meta) -> str:
+    """Episodes and frames of a data set."""
+    return f"{plural(len(meta.lengths), 'episode')}, {plural(int(meta.lengths.sum()), 'frame')}"
 
 
 def merge(args: MergeDataOptions, each: Each) -> list[str]:
     from robo_rl.data.assemble import merge as merged
 
     meta = merged([Path(f) for f in args.folders], Path(args.out), each)
-    return [f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, {len(meta.tasks)} tasks"]
+    return [f"{args.out}: {dataset_size(meta)}, {plural(len(meta.tasks), 'task')}"]
 
 
 def split(args: SplitDataOptions, each: Each) -> list[str]:
@@ -287,8 +292,8 @@ def split(args: SplitDataOptions, each: Each) -> list[str]:
     made, others = parted(
         Path(args.folder), Path(args.out), args.episodes, Path(args.rest) if args.rest else None, each
     )
-    return [f"{args.out}: {len(made.lengths)} episodes"] + (
-        [f"{args.rest}: {len(others.lengths)} episodes"] if others is not None else []
+    return [f"{args.out}: {plural(len(made.lengths), 'episode')}"] + (
+        [f"{args.rest}: {plural(len(others.lengths), 'episode')}"] if others is not None else []
     )
 
 
@@ -328,10 +333,7 @@ def upgrade(args: UpgradeDataOptions, each: Each) -> list[str]:
     from robo_rl.data.upgrade import upgrade as upgraded
 
     meta = upgraded(Path(args.folder), Path(args.out), each)
-    return [
-        f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, v3.0; look at it: robo_rl "
-        f"data check {args.out}"
-    ]
+    return [f"{args.out}: {dataset_size(meta)}, v3.0; look at it: robo_rl data check {args.out}"]
 
 
 def import_episodes(args: ImportDataOptions, each: Each) -> list[str]:
@@ -383,7 +385,7 @@ def _import_read(args: ImportDataOptions, each: Each) -> list[str]:
     else:
         units = f"nobody said the units of the actions; {how_to_state(meta)}"
     return [
-        f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames{success}",
+        f"{args.out}: {dataset_size(meta)}{success}",
         units,
         f"look at it: robo_rl data view {args.out}",
         f"learn from it: robo_rl train --sim none --algo bc --demos {args.out}",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, in_range, plural
 from robo_rl.experiment.operators import PERSONS
 from robo_rl.types import task_names
 
@@ -201,7 +201,9 @@ def collect(options: CollectOptions) -> Collected:
     with Progress() as progress, watch, Writer(folder, spec=env.spec) as writer:
         before = len(writer)
         if before and not options.out:
-            raise UserError(f"{folder} exists with {before} episodes; name it with --out to extend it")
+            raise UserError(
+                f"{folder} exists with {plural(before, 'episode')}; name it with --out to extend it"
+            )
         count = options.episodes * (1 if actors else len(task_names(env)))
         progress.start("demo", count, "episodes")
         filmed = FilmedEnv(env) if options.video else None
@@ -252,7 +254,7 @@ def collect_by_person(options: CollectOptions) -> Collected:
     folder = Path(options.out or f"data/{options.sim}-{task}".replace(":", "-"))
     before = len(load_meta(folder).lengths) if (folder / "meta" / "info.json").exists() else 0
     if before and not options.out:
-        raise UserError(f"{folder} exists with {before} episodes; name it with --out to extend it")
+        raise UserError(f"{folder} exists with {plural(before, 'episode')}; name it with --out to extend it")
     env = envs.make(
         options.sim,
         options.task,

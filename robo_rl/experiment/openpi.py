@@ -26,7 +26,7 @@ import numpy as np
 from controllers.openpi import packb, unpackb
 from controllers.remote import plain_text
 from controllers.serving import LARGE, PICTURE, RECORDS_NOTHING, SparseLog, tells_outcome
-from robo_rl.errors import MissingDependency, UserError
+from robo_rl.errors import MissingDependency, UserError, plural
 from robo_rl.experiment.batching import Batcher, by_size
 from robo_rl.experiment.model_units import units_of_run
 from robo_rl.human.console.access import BoundedListener
@@ -350,9 +350,9 @@ def open_server(
                 connection.send(said)
                 count += isinstance(said, bytes)
         except TimeoutError:
-            log(f"{name}: {count} chunks, it asked nothing for {options.idle:g} s")
+            log(f"{name}: {plural(count, 'chunk')}, it asked nothing for {options.idle:g} s")
         except (ConnectionClosed, OSError):
-            log(f"{name}: {count} chunks")
+            log(f"{name}: {plural(count, 'chunk')}")
         finally:
             here.discard(connection)
             if sessions is not None:

@@ -18,7 +18,7 @@ import numpy as np
 import tyro
 
 from robo_rl.data.episode import Episode
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import UserError, choose, in_range, plural
 from robo_rl.experiment.operators import check_person
 from robo_rl.experiment.pictures import cut_square
 from robo_rl.experiment.ros_options import RosOptions, check_dry_run
@@ -213,7 +213,7 @@ class TeleopRecorder:
         rows, self.rows = self.rows, []
         self.tried += word != "discard"
         if word == "discard" or self.writer is None or (word == "failure" and self.options.keep == "success"):
-            self.say(f"episode of {len(rows)} steps: {word}, not recorded")
+            self.say(f"episode of {plural(len(rows), 'step')}: {word}, not recorded")
             return
         states, pictures, actions = zip(*rows, strict=True)
         images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
@@ -238,7 +238,7 @@ class TeleopRecorder:
         self.writer.flush()
         self.kept += 1
         self.client.device.kept = self.kept  # which a page shows
-        self.say(f"episode {self.kept}: {word}, {len(rows)} steps")
+        self.say(f"episode {self.kept}: {word}, {plural(len(rows), 'step')}")
 
     def close(self) -> None:
         if self.writer is None:
