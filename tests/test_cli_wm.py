@@ -8,6 +8,7 @@ import pytest
 from commands import TINY, Command, robo_rl
 
 from robo_rl.cli import wm_tune
+from robo_rl.cli.wm_eval import keep_other
 from robo_rl.experiment.api import load_policy
 from robo_rl.experiment.planning import PlanningOptions, planned_actor
 from robo_rl.policies import blank_obs
@@ -154,9 +155,18 @@ def test_a_model_that_its_page_advises_against_is_told_before_it_is_used(place, 
     world.write_text(json.dumps(doc))
     limited = f"episodes in wm end after {doc['spec']['horizon']} step"
     assert f"note: {limited}" in ok(place, "eval", "inside", "--episodes", "2").err
+    doc["spec"]["data"] = "plays: 40 episodes, 900 frames, 0 successful"
+    world.write_text(json.dumps(doc))
+    again = ("train", "--sim", "wm:wm", "--demos", "demos", "--algo", "bc", "--out", "none", *SMALL)
+    for argv in (("eval", "inside", "--episodes", "2"), again):
+        assert "warning: wm knows no success, for none of the episodes" in ok(place, *argv).err
     world.write_text(saved)
     page.write_text(json.dumps({"verdict": "Surely better than every simple predictor after 8 steps."}))
     assert "warning" not in ok(place, "eval", "inside", "--episodes", "2").err
+    page.write_text(json.dumps({"verdict": "Surely better than every simple predictor.", "data": "plays"}))
+    refused = robo_rl(place, "wm", "eval", "wm", "demos").mistake
+    assert "eval has the page of plays; give that of demos a folder of its own, --out " in refused
+    keep_other(page.parent, "./plays")  # the same data set is measured again
 
 
 def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place, alone):

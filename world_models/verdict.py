@@ -62,6 +62,18 @@ def ends_early(model: str) -> str:
     )
 
 
+def knows_no_success(model: str) -> str:
+    """What it means that none of the episodes a model learnt from succeeded; "": some did."""
+    learnt = read_json(find(model) / "world.json").get("spec", {}).get("data", "")
+    if not learnt.endswith(" 0 successful"):
+        return ""
+    return (
+        f"{model} knows no success, for none of the episodes that it learnt from succeeded or was said to: "
+        "nothing succeeds in it. Record successes, or say which episodes succeeded (robo_rl data label "
+        "DATASET --success …), and train it anew; or train with --judge JUDGE"
+    )
+
+
 def ranks_well(doc: dict) -> bool:
     low = doc["ranking"]["spearman"]["low"] if "ranking" in doc else None
     return low is not None and low >= GOOD_RANK

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import tyro
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, plural
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.evaluation import (
     NO_SUCCESS,
@@ -75,7 +75,8 @@ def run(args: Eval) -> int:
         raise UserError(
             "--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video"
         )
-    warn_of_models(changed(own, args).sim if args.on == "sim" else "", args.plan_in)
+    acts_in = changed(own, args)
+    warn_of_models(acts_in.sim if args.on == "sim" else "", args.plan_in, acts_in.judge)
     if args.video:
         from robo_rl.film import check_path
 
@@ -108,15 +109,17 @@ def run(args: Eval) -> int:
     return 0
 
 
-def warn_of_models(sim: str, plan_in: str) -> None:
-    """Say of each world model that takes part if `wm eval` advised against it, and of that which is acted in
-    if its episodes end early. UserError: one is not there."""
+def warn_of_models(sim: str, plan_in: str, judge: str = "") -> None:
+    """Say of each world model that takes part if `wm eval` advised against it or it knows no success, and of
+    that which is acted in, judged by `judge`, if its episodes end early. UserError: one is not there."""
     inside = sim[3:] if sim.startswith("wm:") else ""
     for model in filter(None, {inside, plan_in}):
-        from world_models.verdict import advised_against, ends_early
+        from world_models.verdict import advised_against, ends_early, knows_no_success
 
-        if said := advised_against(model):
-            print(f"warning: {said}", file=sys.stderr)
+        judged = model == inside and judge not in ("", "head")
+        for said in (advised_against(model), "" if judged else knows_no_success(model)):
+            if said:
+                print(f"warning: {said}", file=sys.stderr)
         if model == inside and (said := ends_early(model)):
             print(f"note: {said}", file=sys.stderr)
 
@@ -256,9 +259,8 @@ def table(result: dict, other: dict | None) -> str:
         if "origin" in result
         else ""
     )
-    lines = [
-        f"{result['run']} · {who} · {result['n']} starts{frames} (list {result['seed']}{list_note(result)})"
-    ]
+    starts = plural(result["n"], "start")
+    lines = [f"{result['run']} · {who} · {starts}{frames} (list {result['seed']}{list_note(result)})"]
     lines += return_rows(result) if result.get("no_success") else success_rows(result)
     if cut := sum(result.get("cut", ())):
         lines.append(f"  {100 * cut / result['n']:.0f} % of them failed because the model no longer knew")

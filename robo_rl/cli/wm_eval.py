@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+from robo_rl.errors import UserError, plural
 from world_models.options import WorldEvalConfig
 
 
@@ -18,6 +19,8 @@ def run(args: WorldEvalConfig) -> int:
     from world_models.model import find
 
     folder = Path(args.out) if args.out else find(args.model) / "eval"
+    if not args.out:
+        keep_other(folder, args.dataset)
     doc, arrays = evaluate_model(args)
     with Progress() as progress:
         write_evaluation(folder, doc, arrays, args.video, progress.each)
@@ -29,11 +32,24 @@ def run(args: WorldEvalConfig) -> int:
     return 0
 
 
+def keep_other(folder: Path, dataset: str) -> None:
+    """UserError: the page in `folder` tells of another data set, and would be lost."""
+    from robo_rl.files import read_json
+
+    page = folder / "eval.json"
+    other = read_json(page).get("data", dataset) if page.exists() else dataset
+    if Path(other).resolve() != Path(dataset).resolve():
+        raise UserError(
+            f"{folder} has the page of {other}; give that of {dataset} a folder of its own, --out "
+            f"{folder}-{Path(dataset).resolve().name}, or replace it, --out {folder}"
+        )
+
+
 def table(doc: dict) -> str:
     """The numbers as text."""
     lines = [
-        f"{doc['model']} · {doc['sim']} · {doc['windows']} windows of {doc['horizon']} steps from "
-        f"{doc['episodes']} episodes"
+        f"{doc['model']} · {doc['sim']} · {plural(doc['windows'], 'window')} of "
+        f"{plural(doc['horizon'], 'step')} from {plural(doc['episodes'], 'episode')}"
     ]
     lines += [*error_lines(doc), *baseline_lines(doc["baselines"]), *head_lines(doc)]
     if "policies" in doc:

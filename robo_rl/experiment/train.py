@@ -158,7 +158,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.experiment.run import Run, Stopped, looks_of
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
-    from world_models.verdict import advised_against, ends_early
+    from world_models.verdict import advised_against, ends_early, knows_no_success
 
     check_device(config.device)  # of a run that goes on elsewhere
     torch.set_num_threads(config.torch_threads)
@@ -177,8 +177,10 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 if begins and why:
                     report.say(why, "warning")
             for model in worlds_of(config):
-                if why := advised_against(model):
-                    report.say(why, "warning")
+                judged = config.judge not in ("", "head")
+                for why in (advised_against(model), "" if judged else knows_no_success(model)):
+                    if why:
+                        report.say(why, "warning")
                 if why := ends_early(model):
                     report.say(why)
             if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
