@@ -114,6 +114,18 @@ def here(tmp_path, monkeypatch):
 # ---- the pages
 
 
+@pytest.mark.learning
+@pytest.mark.timeout(1800)  # a busy machine
+@pytest.mark.parametrize("algo", ["pi_rl", "reinflow", "dppo", "ppo"])
+def test_without_demonstrations_every_policy_learns_a_simulator_of_the_users_own(algo, here):
+    write_page("own_simulator", here)
+    config = robo_rl.recipe(sim="point:make", algo=algo, preset="quick", steps=60_000, video=False, seed=3)
+    result = robo_rl.train(replace(config, out="run"))
+    success = robo_rl.evaluate(robo_rl.load_policy(result.folder), episodes=100).success.mean()
+    print(f"\n{algo}: {success}")
+    assert success >= 0.9
+
+
 @pytest.mark.parametrize("page", [pytest.param(PAGES[0], marks=pytest.mark.slow), *PAGES[1:]])
 def test_a_page_runs_as_it_stands_in_any_folder(page, tmp_path):
     commands = write_page(page, tmp_path)

@@ -372,6 +372,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         },
     ),
     (
+        "scratch on_policy rgb",
+        "key points that point at something from the start",
+        {"policy": {"keypoints": "white"}},
+    ),
+    (
         "scratch ppo",
         "advantages and gradients scaled as CleanRL and Stable-Baselines3 do, in one process as they are; "
         "larger batches, a larger rate",
@@ -387,6 +392,23 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "scratch reinflow state",
         "as pi_rl, with noise at every step",
         {**FROM_NOTHING, "policy": {**FROM_NOTHING["policy"], **WIDE}},
+    ),
+    (
+        "scratch dppo state",
+        "as pi_rl: the network predicts the action, and the noise of the last step is all that explores and "
+        "all that learns",
+        {
+            **FROM_NOTHING,
+            "policy": {
+                **FROM_NOTHING["policy"],
+                "predict": "action",
+                "finetune_steps": 1,
+                "std_scale": 0.0,
+                "std_floor": 0.35,
+                "logp_reduction": "sum",
+            },
+            "rl": {**FROM_NOTHING["rl"], "clip_base": 0.2, "clip_coef": 0.2},
+        },
     ),
     # ---- replay: policies
     (
