@@ -4,7 +4,10 @@ import multiprocessing
 import os
 import queue
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 HANG = 60.0  # s without progress after which a process counts as one that hangs, where no option says it
 GRACE = 5.0  # s between SIGTERM and SIGKILL
@@ -46,6 +49,22 @@ def end_if_imported() -> None:
     process that trains."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(UNGUARDED)
+
+
+@contextmanager
+def without_absent_main() -> Iterator[None]:
+    """While a process starts: it does not look for a `__main__` that is in no file, such as of `python -`
+    (multiprocessing would look for a file `<stdin>`, and the process would end)."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or os.path.exists(file):
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = file
 
 
 def set_openmp(threads: int = 0) -> None:

@@ -98,6 +98,20 @@ def test_of_groups_it_says_after_how_many_episodes_rl_learns(tmp_path):
     assert said == ["learns after each 16 episodes"]
 
 
+def test_a_script_on_the_standard_input_trains_with_workers(tmp_path):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=SCRIPT,
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_script_that_trains_as_it_is_imported_is_told_the_line_that_it_lacks(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

@@ -59,6 +59,11 @@ def test_a_recipe_takes_paths_and_numbers_of_numpy():
             "an env of robo_rl.make_env.*got 'gym:mine:Reach'",
         ),
         (lambda: robo_rl.evaluate(still, Reach()), "an env of robo_rl.make_env.*Reach"),
+        (
+            lambda: robo_rl.import_data("x", "x.npz", fsp=20),
+            "option of import_data 'fsp'; did you mean 'fps'",
+        ),
+        (lambda: robo_rl.import_data("x", "x.npz", fps="20"), "import_data: fps must be float, got '20'"),
         (lambda: robo_rl.evaluate(None), "a function of an observation, got None"),
     ],
 )
@@ -106,3 +111,17 @@ def test_a_data_set_is_shown_in_a_line(tmp_path):
     robo_rl.collect(tmp_path / "data", task="reach", episodes=2)
     data = robo_rl.load_dataset(tmp_path / "data")
     assert repr(data).startswith(f"Dataset('{tmp_path / 'data'}': 2 episodes, {len(data.state)} steps, ")
+
+
+@pytest.mark.parametrize("rewards", [False, True])
+def test_own_arrays_whose_successes_are_named_are_demonstrations_that_pay_for_success(tmp_path, rewards):
+    """What a recipe asks of a data set (`shows_success`), and what critics learn from."""
+    last = np.arange(40) % 20 == 19
+    paid = {"rewards": last.astype(float)} if rewards else {}
+    np.savez(
+        tmp_path / "a.npz", observations=np.zeros((40, 3)), actions=np.zeros((40, 1)), terminals=last, **paid
+    )
+    data = robo_rl.import_data(tmp_path / "a", tmp_path / "a.npz", fps=20, units="1", success="all")
+    assert data.success.all() and (data.reward == last).all() and data.terminated.all()
+    made = robo_rl.recipe("gym:Pendulum-v1", demos=tmp_path / "a")
+    assert made.reward == "sparse" and made.policy.horizon == 8

@@ -191,6 +191,56 @@ def test_a_run_of_own_simulator_policy_and_method_is_stopped_and_resumes_bit_for
     assert robo_rl.load_policy("parts").module.options.kind == "gauss:make"
 
 
+SICK = """
+import math
+
+import {module}
+from {module} import Options
+
+
+class Sick({module}.{base}):
+    def update(self, *args, **more):
+        metrics = super().update(*args, **more)
+        self.count = getattr(self, "count", 0) + 1
+        if self.count > 4:
+            next(self.policy.parameters()).data.fill_(math.nan)
+        return metrics
+
+
+def make(policy, options, seed, demos=None):
+    return Sick(policy, options, seed)
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "module", "base", "more"),
+    [
+        ("own_method", "reinforce", "Reinforce", {"rl": {"decisions": 2}}),
+        ("own_replay", "doubt", "Doubt", {"demos": "2", "rl": {"warmup": 50, "pretrain": 0, "batch": 16}}),
+    ],
+)
+def test_weights_that_an_own_method_spoils_late_are_told_as_its_doing(here, page, module, base, more):
+    write_page(page, here)
+    (here / "sick.py").write_text(SICK.format(module=module, base=base))
+    config = robo_rl.recipe(
+        task="reach",
+        algo="sick:make",
+        workers=0,
+        envs=4,
+        steps=2000,
+        eval_episodes=4,
+        eval_every=2000,
+        video=False,
+        policy={"hidden": 16},
+        bc={"updates": 2, "batch": 16},
+        out="sick-run",
+        **more,
+    )
+    with pytest.raises(UserError, match="--algo sick:make: an update left the weights .* not finite") as told:
+        robo_rl.train(config, quiet=True)
+    assert "simulator" not in str(told.value) and "train --resume sick-run" in str(told.value)
+
+
 @pytest.mark.slow
 def test_workers_of_ray_find_what_the_learner_finds(tmp_path):
     pytest.importorskip("ray", reason="needs robo_rl[ray]")

@@ -119,7 +119,7 @@ class ImportChoice:
     state: tuple[str, ...] = ()
     action: tuple[str, ...] = ()
     cameras: str = ""
-    fps: float = 0
+    fps: float = 0.0
     instruction: str = ""
     units: str = ""
     episodes: str = ""

@@ -313,6 +313,8 @@ def load(
         start=columns.get("complementary_info.start", np.full(F, -1))[starts],
         phase=columns.get(layout.PHASE, np.zeros(F, np.int64)).astype(np.int64),
     )
+    if labelled is None and made.is_judged and not {"next.reward", "next.truncated"} <= set(columns):
+        labelled = success  # what was not recorded follows from the recorded success as from a label
     return made if labelled is None else judged(made, labelled)
 
 

@@ -492,10 +492,12 @@ def import_data(out: "str | Path", files: "str | Path | Sequence[str | Path]", *
     from robo_rl.data.foreign import ImportChoice, write
     from robo_rl.data.foreign_files import read_files
 
+    for name in said:
+        choose("option of import_data", name, [f.name for f in fields(ImportChoice)])
     for kind in ("state", "action"):
         keys = said.pop(kind, ())
         said[kind] = (keys,) if isinstance(keys, str) else tuple(keys)
-    choice = ImportChoice(**said)
+    choice = config_file.merged(ImportChoice(), {k: plain(v) for k, v in said.items()}, "import_data")
     paths = [files] if isinstance(files, (str, Path)) else files
     with ExitStack() as opened:
         write(read_files([Path(path) for path in paths], choice, opened), choice, Path(out))

@@ -33,6 +33,20 @@ def check_method(config: TrainConfig, policy) -> None:
         raise UserError(f"{WHAT} {config.algo}: {e}") from None
 
 
+def check_learnt(config: TrainConfig, policy) -> None:
+    """UserError: an update of a method of the user's own, or of a policy of theirs, left weights that are not
+    finite. Ours take no such step."""
+    if not (is_object(config.algo) or is_object(config.policy.kind)):
+        return
+    for name, x in policy.named_parameters():
+        if not bool(x.isfinite().all()):
+            raise UserError(
+                f"{WHAT} {config.algo}: an update left the weights {name} of the policy not finite: take no "
+                "step along a loss or a gradient that is not (robo_rl.algos.credit.descend takes none), or "
+                "lower --rl.lr"
+            )
+
+
 def check_told(algo: str, advantage: bool) -> None:
     """UserError: a policy that is told the advantage, and another method than those that tell it."""
     if advantage and algo not in ("recap", "bc"):

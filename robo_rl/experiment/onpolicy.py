@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from robo_rl.algos.trust import Outcomes
 from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, rollout_options
-from robo_rl.experiment.methods import find_method
+from robo_rl.experiment.methods import check_learnt, find_method
 from robo_rl.experiment.parallel import batch, cores, group_size, workers
 from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.recycle import Recycler, make_recycler
@@ -239,6 +239,7 @@ def learn(
             return None
         mixed = rollout if sharing is None else sharing.mix(rollout, learner.policy, feed.version)
         metrics = learner.update(mixed, min(1.0, run.step / config.steps), feed.version)
+    check_learnt(config, learner.policy)
     for rollout in rollouts:
         learner.after_collect(rollout)
         if recycler is not None:

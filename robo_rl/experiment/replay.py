@@ -24,7 +24,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, by_person, is_live, on_the_wire, replay_options
 from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.marks import marked_states, seen_frames, seen_last
-from robo_rl.experiment.methods import find_method
+from robo_rl.experiment.methods import check_learnt, find_method
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.run import Cadence, Run
@@ -431,6 +431,7 @@ class ReplayStage:
                 metrics = (
                     self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
                 )
+                check_learnt(self.run.config, self.learner.policy)
             tell_unsound(self.run, metrics)
             ended = None
             if self.control is not None:

@@ -16,7 +16,7 @@ from multiprocessing import connection as mpc
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from robo_rl.child import HANG, UNGUARDED
+from robo_rl.child import HANG, UNGUARDED, without_absent_main
 from robo_rl.lora import moving
 from robo_rl.runtime import server, snapshot
 from robo_rl.runtime.published import create
@@ -52,7 +52,8 @@ def start_process(process: BaseProcess) -> None:
     counts as dead: another one then starts it."""
     for left in reversed(range(STARTS)):
         try:
-            return process.start()
+            with without_absent_main():
+                return process.start()
         except (EOFError, OSError):
             if not left:
                 raise
