@@ -116,13 +116,25 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.learning
 @pytest.mark.timeout(1800)  # a busy machine
-@pytest.mark.parametrize("algo", ["pi_rl", "reinflow", "dppo", "ppo"])
+@pytest.mark.parametrize("algo", ["pi_rl", "reinflow", "dppo", "nft", "ppo"])
 def test_without_demonstrations_every_policy_learns_a_simulator_of_the_users_own(algo, here):
     write_page("own_simulator", here)
     config = robo_rl.recipe(sim="point:make", algo=algo, preset="quick", steps=60_000, video=False, seed=3)
     result = robo_rl.train(replace(config, out="run"))
     success = robo_rl.evaluate(robo_rl.load_policy(result.folder), episodes=100).success.mean()
     print(f"\n{algo}: {success}")
+    assert success >= 0.9
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(3600)  # a busy machine
+def test_without_demonstrations_a_policy_learns_from_pictures_of_the_users_own(here):
+    write_page("own_simulator", here)
+    sim = {"sim": "gym:dots:Dots-v0", "obs": "rgb", "image_size": 32}
+    config = robo_rl.recipe(**sim, algo="ppo", steps=60_000, video=False, seed=3)
+    result = robo_rl.train(replace(config, out="run"))
+    success = robo_rl.evaluate(robo_rl.load_policy(result.folder), episodes=100).success.mean()
+    print(f"\n{success}")
     assert success >= 0.9
 
 

@@ -410,6 +410,22 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             "rl": {**FROM_NOTHING["rl"], "clip_base": 0.2, "clip_coef": 0.2},
         },
     ),
+    (
+        "scratch nft",
+        "as pi_rl, with noise of 0.35, for no likelihood teaches how much; its advantages have a std of 1 as "
+        "they are",
+        {
+            **FROM_NOTHING,
+            "policy": {
+                **FROM_NOTHING["policy"],
+                **LAST_NOISE,
+                "predict": "action",
+                "noise_min": 0.3,
+                "noise_max": 0.4,
+            },
+            "rl": {"minibatch": 512, "lr": 1e-3, "anneal_lr": True, "max_grad_norm": 0.5},
+        },
+    ),
     # ---- replay: policies
     (
         "replay",
