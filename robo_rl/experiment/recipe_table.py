@@ -21,8 +21,8 @@ FROM_NOTHING = {  # batches and steps of PPO's own programs, larger and faster
         "max_grad_norm": 0.5,
     },
 }
-# a chain from nothing: what explores is scored
-EVEN = {"predict": "action", **LAST_NOISE, "noise_min": 0.3, "noise_max": 0.4}
+# a chain from nothing: what explores is scored, and a small network says how much it is
+WIDE = {"predict": "action", "noise_min": 0.1, "noise_max": 0.8}
 TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, settings
     # ---- methods, wherever they learn
     (
@@ -386,15 +386,12 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "scratch pi_rl",
         "as ppo: a network that predicts the action has no noise to take away, and all that explores is "
         "scored; of a chunk from velocities most is noise that the likelihood does not know",
-        {**FROM_NOTHING, "policy": {**FROM_NOTHING["policy"], **EVEN}},
+        {**FROM_NOTHING, "policy": {**FROM_NOTHING["policy"], **LAST_NOISE, **WIDE}},
     ),
     (
         "scratch reinflow",
-        "as pi_rl, with noise at every step, of which a small network says how much",
-        {
-            **FROM_NOTHING,
-            "policy": {**FROM_NOTHING["policy"], "predict": "action", "noise_min": 0.1, "noise_max": 0.8},
-        },
+        "as pi_rl, with noise at every step",
+        {**FROM_NOTHING, "policy": {**FROM_NOTHING["policy"], **WIDE}},
     ),
     (
         "scratch dppo",
@@ -415,10 +412,17 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ),
     (
         "scratch nft",
-        "as pi_rl; its advantages have a std of 1 as they are",
+        "as pi_rl, with noise of 0.35, for no likelihood teaches how much; its advantages have a std of 1 as "
+        "they are",
         {
             **FROM_NOTHING,
-            "policy": {**FROM_NOTHING["policy"], **EVEN},
+            "policy": {
+                **FROM_NOTHING["policy"],
+                **LAST_NOISE,
+                "predict": "action",
+                "noise_min": 0.3,
+                "noise_max": 0.4,
+            },
             "rl": {"minibatch": 512, "lr": 1e-3, "anneal_lr": True, "max_grad_norm": 0.5},
         },
     ),
