@@ -623,6 +623,14 @@ def test_rl_of_a_policy_that_learnt_from_demonstrations_goes_on_as_theirs_does(t
     assert robo_rl.recipe(sim, algo="ppo", init=str(tmp_path / "nothing")).rl == scratch.rl != theirs.rl
 
 
+def test_without_demonstrations_a_small_policy_decides_every_step_and_a_large_model_keeps_its_chunk():
+    horizons = {
+        kind: robo_rl.recipe("gym:Seen-v0", obs="rgb", policy={"kind": kind}).policy.horizon
+        for kind in ("flow", "pi05", "openvla_oft")
+    }
+    assert horizons == {"flow": 1, "pi05": 4, "openvla_oft": 4}
+
+
 @pytest.mark.parametrize(
     "changes, told",
     [

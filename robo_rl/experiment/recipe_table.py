@@ -383,18 +383,18 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {**FROM_NOTHING, "policy": {"kind": "gaussian", **FROM_NOTHING["policy"]}},
     ),
     (
-        "scratch pi_rl",
+        "scratch pi_rl small",
         "as ppo: a network that predicts the action has no noise to take away, and all that explores is "
         "scored; of a chunk from velocities most is noise that the likelihood does not know",
         {**FROM_NOTHING, "policy": {**FROM_NOTHING["policy"], **LAST_NOISE, **WIDE}},
     ),
     (
-        "scratch reinflow",
+        "scratch reinflow small",
         "as pi_rl, with noise at every step",
         {**FROM_NOTHING, "policy": {**FROM_NOTHING["policy"], **WIDE}},
     ),
     (
-        "scratch dppo",
+        "scratch dppo small",
         "as pi_rl: the network predicts the action, and the noise of the last step is all that explores and "
         "all that learns",
         {
@@ -411,7 +411,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         },
     ),
     (
-        "scratch nft",
+        "scratch nft small",
         "as pi_rl, with noise of 0.35, for no likelihood teaches how much; its advantages have a std of 1 as "
         "they are",
         {

@@ -23,7 +23,8 @@ sac, teacher, guided: what methods share (SHARED); around: something acts with a
 ours          a method of ours; own_method: of the user's (own options; the rest as pi_rl or iql has it)
 vla           the policy is a vision-language-action model that is a flow; fresh: of weights that know
               nothing
-undivided     its head does not learn without its trunk: these, models of tokens, the user's own policies
+small         it is none: a network of ours, or the user's own policy
+undivided     its head does not learn without its trunk: vla, models of tokens, the user's own policies
 paper         the preset with a method's published numbers, whatever the simulator
 """
 
@@ -174,7 +175,7 @@ def rows(chosen: RecipeChoice) -> list[RecipeRow]:
         words |= {"dense"} if dense else set()
     words |= {"robot", kind} if kind in ROBOTS else set()
     words |= {"several"} if "," in task and sim == "mujoco" else set()
-    words |= set(chosen.model.split())
+    words |= set((chosen.model or "small").split())
     found = [row for row in ROWS if row.holds(words)]
     if not own:
         return found
@@ -208,7 +209,7 @@ def model_words(kind: str, folder: str = "", fresh: bool = True) -> str:
     """The words of a policy of this kind, that began with the weights of a public layout in `folder`, or
     whose weights are `fresh`."""
     if kind not in VLAS:
-        return "undivided" if is_object(kind) else ""
+        return "undivided small" if is_object(kind) else "small" if kind else ""
     words = ["undivided", *(["vla"] if kind in FLOWS else [])]
     if folder:
         words += ["public", *(["pi"] if kind.startswith("pi0") else [])]
