@@ -542,6 +542,10 @@ def test_a_bench_is_a_function_and_its_document_is_saved_whole(tmp_path):
     for r in kept["rows"]:
         assert {"what", "value", "unit", "n", "interval", "clock"} <= {*r} and r["peer"] is None
         assert r["interval"][0] <= r["value"] <= r["interval"][1] and 0 < r["limit"]["ratio"] < math.inf
+    kept["rows"][0]["headline"] = "3"
+    path.write_text(json.dumps(kept))
+    bench_run.save(doc, path.parent)  # measured again
+    assert json.loads(path.read_text()) == kept
     rows = results.read(path).rows
     assert [row.what for row in rows] == [r["what"] for r in kept["rows"]]
     assert all(

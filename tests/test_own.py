@@ -114,16 +114,21 @@ def here(tmp_path, monkeypatch):
 # ---- the pages
 
 
+def success_after(config) -> float:
+    """Train in the present folder, then 100 episodes."""
+    result = robo_rl.train(replace(config, out="run"))
+    success = robo_rl.evaluate(robo_rl.load_policy(result.folder), episodes=100).success.mean()
+    print(f"\n{config.algo}: {success}")
+    return success
+
+
 @pytest.mark.learning
 @pytest.mark.timeout(1800)  # a busy machine
 @pytest.mark.parametrize("algo", ["pi_rl", "reinflow", "dppo", "nft", "ppo"])
 def test_without_demonstrations_every_policy_learns_a_simulator_of_the_users_own(algo, here):
     write_page("own_simulator", here)
     config = robo_rl.recipe(sim="point:make", algo=algo, preset="quick", steps=60_000, video=False, seed=3)
-    result = robo_rl.train(replace(config, out="run"))
-    success = robo_rl.evaluate(robo_rl.load_policy(result.folder), episodes=100).success.mean()
-    print(f"\n{algo}: {success}")
-    assert success >= 0.9
+    assert success_after(config) >= 0.9
 
 
 @pytest.mark.learning
@@ -132,10 +137,7 @@ def test_without_demonstrations_a_policy_learns_from_pictures_of_the_users_own(h
     write_page("own_simulator", here)
     sim = {"sim": "gym:dots:Dots-v0", "obs": "rgb", "image_size": 32}
     config = robo_rl.recipe(**sim, algo="ppo", steps=60_000, video=False, seed=3)
-    result = robo_rl.train(replace(config, out="run"))
-    success = robo_rl.evaluate(robo_rl.load_policy(result.folder), episodes=100).success.mean()
-    print(f"\n{success}")
-    assert success >= 0.9
+    assert success_after(config) >= 0.9
 
 
 @pytest.mark.parametrize("page", [pytest.param(PAGES[0], marks=pytest.mark.slow), *PAGES[1:]])

@@ -17,7 +17,7 @@ from robo_rl.bench.rows import Report
 from robo_rl.experiment.parallel import cores
 from robo_rl.files import write_json
 from robo_rl.provenance import git_hash, machine_name, versions
-from robo_rl.results import UNKNOWN
+from robo_rl.results import UNKNOWN, read
 
 MODULES = {"async": "asynchronous", "wm": "world_model"}  # of what, where its module is not called the same
 MEASURES = {
@@ -87,13 +87,15 @@ def save(document: dict, folder: str | Path = "results") -> Path:
     """Write the document of `run_bench` as the file of results `folder`/bench-<what>.json
     (`robo_rl.results`), whole or not at all -> its path.
 
-    A row of the file has, beyond those of every result, {clock, limit, peer, …}. The ratio of a limit or peer
+    A row that had a place in the README keeps it. A row has, beyond those of every result, {clock, limit,
+    peer, …}. The ratio of a limit or peer
     is 1 where we are equal and has quartiles of its own. UserError: no permission, or the disk is full.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"bench-{document['bench']}.json"
     what = document["bench"]
+    old = {row.what: row.headline for row in read(path).rows} if path.exists() else {}
     write_json(
         path,
         {"title": f"robo_rl bench {what}"}
@@ -105,7 +107,10 @@ def save(document: dict, folder: str | Path = "results") -> Path:
             "load": document["machine"]["load"],
             "versions": document["machine"]["versions"],
             "files": measured_files(what),
-            "rows": [saved_row(row) for row in document["rows"]],
+            "rows": [
+                saved_row(row) | ({"headline": place} if (place := old.get(row["what"])) else {})
+                for row in document["rows"]
+            ],
         },
     )
     return path

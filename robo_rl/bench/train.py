@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 ROUNDS = 5
 BOUND = "physics alone and the bare update"
 MANY = 4  # bare updates of one call
+# of the chains, whatever the recipe of Hopper has
+BODY: dict[str, Any] = {
+    **{"horizon": 4, "execute": 4, "hidden": 256, "layers": 3},
+    **{"activation": "relu", "predict": "velocity"},
+}
+CHAINS: dict[str, dict[str, Any]] = {
+    "pi_rl": {"noise": "sde", "noise_steps": "one"},
+    "reinflow": {"noise": "learned", "noise_steps": "all"},
+    "dppo": {"finetune_steps": 5, "std_scale": 1.0, "std_floor": 0.1, "logp_reduction": "mean"},
+}
 
 
 def measure(args: "BenchOptions", report: Report) -> None:
@@ -45,7 +55,7 @@ def measure(args: "BenchOptions", report: Report) -> None:
         if args.task in ("", "HalfCheetah-v5"):
             ppo(args, report)
         if args.task in ("", "Hopper-v5"):
-            for algo in ("pi_rl", "reinflow", "dppo"):
+            for algo in CHAINS:
                 chain(args, report, algo)
         if args.task not in ("", "HalfCheetah-v5", "Hopper-v5"):
             report.skip(
@@ -372,20 +382,14 @@ def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
 
 def chain(args: "BenchOptions", report: Report, algo: str) -> None:
     """40 envs, chunk 4, three layers of 256, 5 epochs; torch on one thread. Every side re-scores as many
-    steps of a chain. Flow-SDE's and ReinFlow's own chains, whatever the recipe of Hopper has."""
+    steps of a chain."""
     t = recipe("mujoco", "Hopper-v5", algo, "state", "full")
-    noise = {"pi_rl": ("sde", "one"), "reinflow": ("learned", "all")}.get(algo)
-    policy = replace(
-        t.policy, horizon=4, execute=4, hidden=256, layers=3, activation="relu", predict="velocity"
-    )
-    if noise:
-        policy = replace(policy, noise=noise[0], noise_steps=noise[1])
     t = replace(
         t,
         envs=args.envs or 40,
         torch_threads=1,
         threads=2,
-        policy=policy,
+        policy=replace(t.policy, **BODY, **CHAINS[algo]),
         rl=replace(t.rl, decisions=8 if args.quick else 32, minibatch=1280, epochs=5),
     )
     loop = Loop(t)

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from robo_rl.errors import plural
 from robo_rl.experiment.open_loop import evaluate_recorded
 
 
@@ -69,7 +70,7 @@ def table(result: dict) -> str:
         return "" if row["low"] is None else f"[{number(row['low'])}, {number(row['high'])}]"
 
     lines = [
-        f"{result['run']} · {result['checkpoint']} · {result['demos']}: {n} episode{'s' * (n != 1)}, "
+        f"{result['run']} · {result['checkpoint']} · {result['demos']}: {plural(n, 'episode')}, "
         f"{result['frames']:,} chunks",
         f"  {'axis':<{width}}  unit         error  95 % interval       of the mean action  of staying there",
     ]

@@ -7,19 +7,14 @@ EXPLORED = {"explore": 0.3, "average": 0.05, **LIMIT, "critic_ready": 0.3, "crit
 BOUNDED = {**EXPLORED, "trust_kl": 0.004, "lr": 1e-4}  # and updates that follow their KL
 # of which no later denoise step takes any away
 LAST_NOISE = {"noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3}
-FROM_NOTHING = {  # batches and steps of PPO's own programs, larger and faster
+# batches and steps of PPO's own programs, larger and faster
+STEPS = {"minibatch": 512, "lr": 1e-3, "anneal_lr": True, "max_grad_norm": 0.5}
+FROM_NOTHING = {
     "envs": 64,
     "torch_threads": 2,
     "workers": 0,
     "policy": {"activation": "tanh", "layers": 2, "horizon": 1, "execute": 1},
-    "rl": {
-        "minibatch": 512,
-        "lr": 1e-3,
-        "dual_clip": 0.0,
-        "whiten": "minibatch",
-        "anneal_lr": True,
-        "max_grad_norm": 0.5,
-    },
+    "rl": {**STEPS, "dual_clip": 0.0, "whiten": "minibatch"},
 }
 # a chain from nothing: what explores is scored, and a small network says how much it is
 WIDE = {"predict": "action", "noise_min": 0.1, "noise_max": 0.8}
@@ -416,14 +411,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "they are",
         {
             **FROM_NOTHING,
-            "policy": {
-                **FROM_NOTHING["policy"],
-                **LAST_NOISE,
-                "predict": "action",
-                "noise_min": 0.3,
-                "noise_max": 0.4,
-            },
-            "rl": {"minibatch": 512, "lr": 1e-3, "anneal_lr": True, "max_grad_norm": 0.5},
+            "policy": {**FROM_NOTHING["policy"], **LAST_NOISE, **WIDE, "noise_min": 0.3, "noise_max": 0.4},
+            "rl": STEPS,
         },
     ),
     # ---- replay: policies

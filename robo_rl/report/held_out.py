@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, plural
 from robo_rl.files import read_json
 from robo_rl.log import si
 from robo_rl.report.charts import Series, chart, legend_of
@@ -61,7 +61,7 @@ def counted(told: dict) -> str:
     """Of how many episodes the errors are."""
     n, many = len(told["episodes"]), told.get("low") is not None
     within = " In brackets 95 % intervals over episodes" + (", narrow for so few." if n < 20 else ".")
-    return f"{n} episode{'s' * (n != 1)}, {told['frames']:,} chunks.{within * many}"
+    return f"{plural(n, 'episode')}, {told['frames']:,} chunks.{within * many}"
 
 
 def chosen(told: dict) -> str:
