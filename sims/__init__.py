@@ -83,6 +83,18 @@ def check_several(name: str, task: str) -> None:
         )
 
 
+def own_task(name: str, task: str) -> str:
+    """`--task` of `name` for what was recorded of `task`: none beside an id, or of a function that takes
+    none."""
+    if name.startswith(PREFIXES):
+        return ""
+    if is_object(name):
+        from sims.own import takes_task
+
+        return task if takes_task(name) else ""
+    return task
+
+
 def preload(name: str, task: str = "") -> tuple[str, ...]:
     """Modules that envs of `name` need, that take long to import and that a fork may copy: no thread, no GL
     context."""

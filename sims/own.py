@@ -68,6 +68,12 @@ def _parameters(make) -> dict:
         return {}
 
 
+def takes_task(name: str) -> bool:
+    """Whether the function `name` has a parameter `task`, or takes whatever it is given."""
+    parameters = _parameters(find_sim(name))
+    return "task" in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+
+
 def taken(name: str, make, options: dict) -> dict:
     """Of `options` those that `make` takes; UserError for another one that was asked for."""
     parameters = _parameters(make)

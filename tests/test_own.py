@@ -26,8 +26,10 @@ from robo_rl.algos.check import check_method
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.check import CheckOptions, check
 from robo_rl.experiment.config import load_config, method_options
+from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.plan import make_plan
+from robo_rl.experiment.world_model import evaluate_model
 from robo_rl.options import PolicyOptions, PpoOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy
@@ -36,6 +38,7 @@ from robo_rl.policies.policy import GaussianPolicy
 from sims.mujoco.names import TASKS
 from sims.mujoco.own import check_task
 from sims.mujoco.tasks import PICK, REACH, start_of
+from world_models import learning, options
 
 TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
 PAGES = ("own_simulator", "own_task", "own_policy", "own_method", "own_replay")
@@ -349,6 +352,31 @@ def test_arguments_of_ones_own_simulator_follow_its_name(here):
     env = robo_rl.make_env("point:make,max_steps=7", num_envs=2)
     assert env.spec.max_steps == 7 and robo_rl.make_env("point:make", max_steps=8).spec.max_steps == 8
     assert robo_rl.recipe("point:make,max_steps=7", algo="ppo").demos == "0"
+
+
+@pytest.mark.parametrize("sim", ["gym:two_links:TwoLinks-v0", "bare:make"])
+def test_a_policy_that_learnt_in_a_model_is_judged_in_the_users_own_env_that_the_model_is_of(here, sim):
+    """An id is its task, and a function need not take one: what was recorded of the task is left out."""
+    write_page("own_simulator", here)
+    (here / "bare.py").write_text(
+        "from point import PointMass\n\n\ndef make(num_envs=1, max_steps=20):\n"
+        "    return PointMass(num_envs, max_steps or 30, radius=0.2, dense=False)\n"
+    )
+    robo_rl.collect("data", sim=sim, episodes=30)
+    tiny = options.LatentOptions(members=2, hidden=32, layers=1)
+    fit = options.FitOptions(updates=150, batch=64, unroll=2, lr=3e-3)
+    learnt = learning.train(options.WorldModelConfig(data=("data",), out="wm", net=tiny, fit=fit)).folder
+    short = {"bc": {"updates": 2}, "demos": "data", "out": "in", "eval_episodes": 2, "video": False}
+    robo_rl.train(robo_rl.recipe(sim="wm:wm", algo="bc", **short), quiet=True)
+    assert evaluate_checkpoint("in", EvalConfig(sim=sim, episodes=3))["n"] == 3
+
+    asked = {"windows": 4, "episodes": 2, "probe": 0, "inverse": 2, "video": False, "policies": ("in",)}
+    ask = options.WorldEvalConfig(model=str(learnt), dataset="data", **asked)
+    with pytest.raises(UserError, match="do not tell how that is made: name it, --sim"):
+        evaluate_model(ask)
+    assert "policies" in evaluate_model(replace(ask, sim=sim))[0]
+    with pytest.raises(UserError, match="--sim is where --policies and --probe are played"):
+        evaluate_model(replace(ask, sim=sim, policies=()))
 
 
 def test_an_id_with_the_name_of_its_package_is_looked_for_there(here):

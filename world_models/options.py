@@ -431,7 +431,7 @@ class WorldEvalConfig:
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is measured": ("windows", "horizon", "episodes", "inverse", "seed", "device"),
-        "Comparisons": ("policies", "real", "probe", "against", "tolerance"),
+        "Comparisons": ("policies", "sim", "real", "probe", "against", "tolerance"),
         "What is written": ("video", "out", "json"),
     }
 
@@ -443,6 +443,10 @@ class WorldEvalConfig:
     policies: tuple[str, ...] = ()
     """Runs (each of their checkpoints is a policy) or checkpoint folders, ranked in the model and in the
     simulator."""
+    sim: str = ""
+    """The simulator for --policies and --probe, where the recordings do not tell how it is made: an env of
+    your own (gym:ID, module:function). Empty: that of the first of --policies that acted in one, else as
+    recorded."""
     real: str = ""
     """Rank against this table instead of the simulator: CSV or JSON with policy (RUN/STEP, or RUN),
     successes, episodes."""
@@ -481,4 +485,6 @@ class WorldEvalConfig:
         in_range("--probe", self.probe or 0, 0, 1000)
         if self.real and not self.policies:
             raise UserError("--real ranks policies: name their runs with --policies")
+        if self.real and self.sim:
+            raise UserError("--real takes the place of a simulator: leave --sim out")
         in_range("--seed", self.seed, 0, 2000)

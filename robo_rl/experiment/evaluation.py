@@ -484,8 +484,10 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
     if options.threads:
         config = replace(config, threads=options.threads)
     if options.sim:
+        from sims import own_task
+
         other = options.task if config.sim == NONE and not options.sim.startswith("wm:") else config.task
-        config = replace(config, sim=options.sim, judge="", task=other)
+        config = replace(config, sim=options.sim, judge="", task=own_task(options.sim, other))
     if options.max_steps:
         config = replace(config, max_steps=options.max_steps)
     if config.device != "cpu":

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+import sims
 from robo_rl import checkpoint, files
 from robo_rl.data.reader import load as load_data
 from robo_rl.device_names import check_device
@@ -18,6 +19,7 @@ from robo_rl.evaluation import decide, evaluate
 from robo_rl.experiment.config import load_config
 from robo_rl.experiment.envs import make, make_env
 from robo_rl.experiment.folder import pick_checkpoint
+from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.log import Progress
 from robo_rl.options.foreign import FOREIGN
 from robo_rl.policies import ObsSpec
@@ -66,19 +68,25 @@ def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
     return out
 
 
-def make_real(spec, runs: list[Path], num_envs: int):
-    """The simulator that a model stands for, made as the first of the runs that did not act in a model."""
+def make_real(spec, runs: list[Path], num_envs: int, sim: str = ""):
+    """The simulator that a model stands for, made as the first of the runs that did not act in a model; sim:
+    its name, where the recordings do not tell how it is made."""
     configs = [load_config(r) for r in runs]
-    real = next((c for c in configs if not c.sim.startswith("wm:")), None)
+    real = None if sim else next((c for c in configs if not c.sim.startswith("wm:")), None)
     control = spec.control
     if real is not None and real.sim == "none":
         raise UserError(
             f"{runs[0]} learnt from a data set, without a simulator to compare with: give what the policies "
             "did on the robot, --real FILE; success in the model alone: python launch/evaluate_world_model.py"
         )
-    acted = real or replace(
-        configs[0], sim=control.sim, task=control.task, judge="", obs="rgb" if control.views else "state"
-    )
+    if real is None and not sim and control.sim not in (*sims.SIMS, *ROBOTS):
+        raise UserError(
+            f"the model is of {control.id}, and the recordings do not tell how that is made: name it, --sim "
+            "gym:ID or module:function; of a robot give what the policies did on it, --real FILE"
+        )
+    name = sim or control.sim
+    task, obs = sims.own_task(name, control.task), "rgb" if control.views else "state"
+    acted = real or replace(configs[0], sim=name, task=task, judge="", obs=obs)
     if spec.steps(acted.max_steps) < (acted.max_steps or control.max_steps):  # as long as those in the model
         acted = replace(acted, max_steps=spec.steps(acted.max_steps))
     env = make_env(acted, num_envs)
@@ -102,14 +110,14 @@ def check_real(spec, env) -> None:
             )
 
 
-def simulator_of(spec, num_envs: int):
-    """The simulator named in what was recorded, with episodes as long as those in the model; None for a
-    robot, or where it cannot be made as it was."""
-    control = spec.control
+def simulator_of(spec, num_envs: int, sim: str = ""):
+    """The simulator `sim`, or the one named in what was recorded, with episodes as long as those in the
+    model; None for a robot, or where it cannot be made as it was."""
+    control, name = spec.control, sim or spec.control.sim
     try:
         env = make(
-            control.sim,
-            control.task,
+            name,
+            sims.own_task(name, control.task),
             num_envs,
             obs="rgb" if control.views else "state",
             **({"image_size": spec.image_size} if control.views else {}),
@@ -117,6 +125,8 @@ def simulator_of(spec, num_envs: int):
         )
         check_real(spec, env)
     except (UserError, ImportError):
+        if sim:
+            raise
         return None
     return env
 
@@ -526,12 +536,14 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
     )
     lanes, env = min(config.episodes, 32 if model.spec.control.views else 10**5), None
     asked = config.probe or (config.probe is None and not model.spec.control.views)
+    if config.sim and not found and not asked:
+        raise UserError("--sim is where --policies and --probe are played: give one of them, or leave it out")
     if table is not None:
         found = [found[i] for i in match_real(found, table)]
     elif found:
-        env = make_real(model.spec, [run for _, run, _ in found], lanes)
+        env = make_real(model.spec, [run for _, run, _ in found], lanes, config.sim)
     elif asked:
-        env = simulator_of(model.spec, lanes)
+        env = simulator_of(model.spec, lanes, config.sim)
     dataset = load_data(config.dataset)
     with Progress() as progress:
         doc, arrays = measure(model, dataset, config, progress)
