@@ -9,9 +9,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from robo_rl.errors import UserError
+
 HANG = 60.0  # s without progress after which a process counts as one that hangs, where no option says it
 GRACE = 5.0  # s between SIGTERM and SIGKILL
 UNGUARDED = 78  # exit status of a worker in which the user's script would train as well
+UNGUARDED_WORDS = (
+    "a worker imports the script that trains, which would train there too: put what the script does below "
+    'the line if __name__ == "__main__":, or train with workers=0'
+)
 
 
 def line_with(process: subprocess.Popen, word: str, seconds: float) -> str:
@@ -49,6 +55,19 @@ def end_if_imported() -> None:
     process that trains."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(UNGUARDED)
+
+
+def check_script() -> None:
+    """UserError where the lines of a script that run now have no `__name__` to tell them that a worker
+    imports them."""
+    main, frame = vars(sys.modules["__main__"]), sys._getframe()
+    while frame.f_back is not None and not (frame.f_globals is main and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    if frame.f_globals is main and file == main.get("__file__") and os.path.isfile(file):
+        with open(file, errors="replace") as script:
+            if "__name__" not in script.read():
+                raise UserError(UNGUARDED_WORDS)
 
 
 @contextmanager

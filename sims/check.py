@@ -117,7 +117,8 @@ def check_spaces(env: ControlEnv) -> None:
     n = env.num_envs
     mode = env.metadata.get("autoreset_mode")
     assert mode == AutoresetMode.DISABLED, (
-        f"metadata['autoreset_mode'] must be AutoresetMode.DISABLED, got {mode}"
+        f"metadata['autoreset_mode'] must be AutoresetMode.DISABLED, got {mode}: an env that is over stays "
+        "as it is until reset(options={'reset_mask': …})"
     )
     single, batched = env.single_observation_space, env.observation_space
     assert isinstance(single, spaces.Dict) and "state" in single.spaces, (

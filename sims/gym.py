@@ -121,11 +121,11 @@ def find_spec(id: str) -> EnvSpec:
             found = load_module(module, f"gym:{id}", "--sim", ELSEWHERE)
         if callable(made_by := getattr(found, rest, None)) and rest not in gym.registry:
             if isinstance(made_by, type) and issubclass(made_by, VectorEnv):
-                raise UserError(
-                    f"gym:{id} is a vector env: make it in a function, and say --sim {module}:NAME"
-                )
+                raise vector_env(id, module)
             return EnvSpec(rest, entry_point=cast("Callable[..., gym.Env]", made_by))
-        return gym.spec(rest)
+        if (spec := gym.spec(rest)).entry_point is None:
+            raise vector_env(id, module)
+        return spec
     except gym.error.Error:
         if found is None:
             near = difflib.get_close_matches(rest, gym.registry, n=5, cutoff=0.3)
@@ -140,6 +140,13 @@ def find_spec(id: str) -> EnvSpec:
             f"unknown gym id {id!r}: {module} registers no {rest!r} and has no class of it. "
             + (f"Nearest: {', '.join(f'gym:{module}:{n}' for n in near)}" if near else "It has no env at all")
         ) from None
+
+
+def vector_env(id: str, module: str) -> UserError:
+    """What is said of an id or class of many envs in one."""
+    return UserError(
+        f"gym:{id} is a vector env: make it in a function, and say --sim {module or 'MODULE'}:NAME"
+    )
 
 
 def _is_of(spec: EnvSpec, module: str) -> bool:
@@ -238,6 +245,7 @@ class GymEnv(ControlEnv):
             self.expert_action = self._expert_action
 
     def reset(self, *, seed=None, options=None):
+        self._require_open()
         mask, starts = read_reset(seed, options, self.num_envs)
         ids, starts = self._stream.due(seed, mask, starts)
         i, seen = 0, []
@@ -259,6 +267,7 @@ class GymEnv(ControlEnv):
         return self._obs(), {"success": self._success.copy()}
 
     def step(self, actions):
+        self._require_open()
         a = read_actions(actions, self.num_envs, len(self._low))
         box = self._envs[0].action_space
         a = (self._low + 0.5 * (a + 1.0) * (self._high - self._low)).astype(box.dtype)
@@ -377,6 +386,10 @@ class GymEnv(ControlEnv):
                 f"{pictures.dtype} {list(pictures.shape[1:])}"
             )
         return pictures
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise UserError(f"{self._name}: this env is closed; make another")
 
     def close_extras(self) -> None:
         for e in self._envs:

@@ -112,14 +112,48 @@ def test_a_script_on_the_standard_input_trains_with_workers(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_script_that_trains_as_it_is_imported_is_told_the_line_that_it_lacks(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+@pytest.mark.parametrize("names_itself", [False, True])
+def test_a_script_that_trains_as_it_is_imported_is_told_the_line_that_it_lacks(tmp_path, names_itself):
+    """Before anything is made where it never asks for its name; else once a worker has imported it."""
+    (tmp_path / "script.py").write_text(SCRIPT + "print(__name__)\n" * names_itself)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode and 'below the line if __name__ == "__main__":' in done.stderr.splitlines()[-1]
     assert done.stderr.count("Traceback") == 1  # of the script, none of its workers
+    assert (tmp_path / "run").exists() == names_itself
+
+
+NOTEBOOK = """
+import gymnasium
+from test_api import Drift
+
+import robo_rl
+from robo_rl.errors import UserError
+
+
+class Mine(Drift):
+    pass
+
+
+gymnasium.register("Mine-v0", Mine, max_episode_steps=9)
+for sim in ("gym:Mine-v0", "gym:__main__:Mine"):
+    config = robo_rl.recipe(sim=sim, algo="ppo", workers=2, out="run")
+    try:
+        robo_rl.train(config, quiet=True)
+    except UserError as e:
+        print(e)
+"""
+
+
+def test_workers_of_an_env_that_is_defined_in_a_notebook_alone_are_refused(tmp_path):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.count("sim names is defined in this notebook alone") == 2, done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,11 @@ def test_a_recipe_takes_paths_and_numbers_of_numpy():
         (lambda: robo_rl.collect("x", policy=still), "collect: policy must be str"),
         (lambda: robo_rl.collect("x", episodes=2.5), "collect: episodes must be int, got 2.5"),
         (
+            lambda: robo_rl.load_policy(torch.nn.Linear(2, 2)),
+            "got Linear; .*evaluate takes any function of an",
+        ),
+        (lambda: robo_rl.compare("a", "b"), r"all runs in one list, compare\(\[RUN, RUN\]\).*got 'b'"),
+        (
             lambda: robo_rl.evaluate(still, "gym:mine:Reach"),
             "an env of robo_rl.make_env.*got 'gym:mine:Reach'",
         ),

@@ -583,6 +583,11 @@ class Unsaved(GaussianPolicy):
         return super().commands(x + self.offset.view(x.shape[1:]))
 
 
+class Newtons(GaussianPolicy):
+    def commands(self, x):
+        return 40 + 10 * super().commands(x)
+
+
 class OtherOptions(GaussianPolicy):
     def __init__(self, options, spec):
         super().__init__(replace(options, hidden=32), spec)
@@ -603,6 +608,7 @@ class NoGradient(GaussianPolicy):
         (Remembers, "a policy keeps nothing from call to call: .* the observation must have"),
         (Rows, "must not depend on the other rows of the batch"),
         (Unsaved, "loads the state_dict of another must act as that does"),
+        (Newtons, r"must be in \[-1, 1\].*half of them are beyond 4\d.*in the robot's units"),
         (OtherOptions, "policy.options and policy.spec must be those that it was made of"),
         (NoGradient, "bc_loss must be differentiable"),
     ],

@@ -57,6 +57,7 @@ class Goal(gym.Env):
 
 
 gym.register("RoboRlGoal-v0", Goal, max_episode_steps=2)
+gym.register("RoboRlMany-v0", vector_entry_point=lambda num_envs: None)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,15 @@ gym.register("RoboRlGoal-v0", Goal, max_episode_steps=2)
 def test_a_gymnasium_id_keeps_the_contract(id):
     parts = check_env(lambda n: make_gym(id, num_envs=n, max_steps=25))
     assert "starts" in parts and "snapshot" not in parts
+
+
+def test_a_gymnasium_env_that_is_closed_says_so():
+    env = make_gym("RoboRlGoal-v0", num_envs=2)
+    env.reset(seed=0)
+    env.close()
+    for call in (lambda: env.step(np.zeros((2, 2))), env.reset):
+        with pytest.raises(UserError, match="gym:RoboRlGoal-v0: this env is closed"):
+            call()
 
 
 def test_a_gymnasium_env_renders():
@@ -116,6 +126,10 @@ def test_an_end_on_the_last_step_is_a_termination():
         (
             "no_such_module:Env-v0",
             "there is no module .no_such_module.*in the folder that holds it.*another Python.*python=PATH",
+        ),
+        (
+            "RoboRlMany-v0",
+            "gym:RoboRlMany-v0 is a vector env: make it in a function, and say --sim MODULE:NAME",
         ),
         ("OwnEnv-v0", "an env of your own or of another package is named gym:MODULE:ID"),
         ("", "needs an id after the colon"),

@@ -253,6 +253,12 @@ def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu
     from robo_rl.device_names import check_device
     from robo_rl.experiment.folder import pick_checkpoint
 
+    if not isinstance(path, str | Path):
+        raise UserError(
+            f"load_policy takes the folder of a run or of a checkpoint, got {type(path).__name__}; a network "
+            "of your own needs no loading: evaluate takes any function of an observation, such as lambda "
+            'obs: net(torch.as_tensor(obs["state"])).numpy(force=True)'
+        )
     check_device(device)
     run, folder = pick_checkpoint(Path(path), checkpoint)
     from robo_rl import checkpoint as checkpoints

@@ -2,10 +2,13 @@
 an update."""
 
 import os
+import sys
 
+from robo_rl.child import check_script
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, by_person, rollout_options
 from robo_rl.options import OnPolicyOptions, RolloutOptions
+from robo_rl.plugins import split_arguments
 
 
 def cores() -> int:
@@ -41,6 +44,28 @@ def workers(config: TrainConfig) -> int:
     tensors = config.sim in ("mujoco_warp", "isaacgym", "isaaclab")
     tensors |= config.sim == "maniskill" and config.device != "cpu"
     return 0 if cores() < 2 or tensors else min(cores(), units)
+
+
+def check_main(config: TrainConfig) -> None:
+    """UserError where worker processes would train as well, for the script that trains does so as it is
+    imported, or would not find what is defined in a notebook alone."""
+    if config.algo == "bc" or config.backend != "processes" or not (workers(config) or config.learners > 1):
+        return
+    check_script()
+    if os.path.exists(getattr(sys.modules["__main__"], "__file__", None) or ""):
+        return
+    id, made_by = split_arguments(config.sim.removeprefix("gym:"))[0], None
+    if config.sim.startswith("gym:"):
+        import gymnasium
+
+        made_by = getattr(gymnasium.registry.get(id), "entry_point", None)
+    names = {"sim": id, "task": config.task, "policy.kind": config.policy.kind}
+    own = [option for option, name in names.items() if name.startswith("__main__:")]
+    if own or getattr(made_by, "__module__", "") == "__main__":
+        raise UserError(
+            f"what {(own or ['sim'])[0]} names is defined in this notebook alone, and worker processes do "
+            "not find it: write it to a file, and name it after its module, or train with workers=0"
+        )
 
 
 def staleness(config: TrainConfig) -> int:

@@ -51,6 +51,7 @@ def train(
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if config.out and (Path(config.out) / "run.json").exists():
         raise UserError(taken.format(config.out))
+    parallel.check_main(config)
     config, env = checked(config)  # a mistake leaves no folder behind
     if config.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
         config = replace(config, workers=parallel.workers(config))
@@ -136,6 +137,7 @@ def resume(
     if not (folder / "run.json").exists():
         raise UserError(f"--resume: {folder} has no run.json; give a run folder or auto")
     config = load_config(folder)
+    parallel.check_main(config)
     set_openmp(config.torch_threads)
     # what a method does not read was taken by earlier versions
     with files.lock(folder), from_file(folder / "run.json", UnreadOption):

@@ -18,6 +18,7 @@ from robo_rl.policies.policy import Chunk, Obs, ObsSpec, Policy, words_of
 B = 5  # rows of the batches it is checked with
 METHODS = ("encode", "act", "score", "bc_loss", "commands", "freeze_base")
 VALUES = ("options", "spec", "factors", "noise_scale", "obs_norm", "action_norm", "trunk", "context_size")
+FAR = 5.0  # median of actions in other units than an env's; diffusion begins with 3
 CLOSE = 1e-4  # of log-probs in batches of another size, whose products may be summed in another order
 
 
@@ -135,6 +136,11 @@ def _evaluated(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol
     obs = observations(spec)
     chunk = _act(policy, obs, explore=False)
     _shape("actions of act(explore=False)", chunk.actions, (B, options.execute, spec.action))
+    half = float(chunk.actions.abs().median())
+    assert half <= FAR or spec.units, (
+        f"actions of act must be in [-1, 1], as envs take them: half of them are beyond {half:.3g}, and envs "
+        "cut them (are they in the robot's units?)"
+    )
     assert tuple(chunk.logp.shape) == (B, 0) and not chunk.trace, (
         "act(explore=False) must give logp of shape [B,0] and no trace"
     )

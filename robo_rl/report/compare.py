@@ -371,6 +371,10 @@ def compare(runs: "str | Path | Sequence[str | Path]", reach: float = COMMON) ->
     seeds, else Welch's, of one seed each over the starts; "left_out": what a folder of runs has without an
     evaluation. UserError: fewer than two runs, one that is named and has no evaluation.
     """
+    if not isinstance(reach, (int, float)):
+        raise UserError(
+            f"compare takes all runs in one list, compare([RUN, RUN]); reach is a number, got {reach!r}"
+        )
     in_range("reach", reach, 0, 1)
     left_out: list[str] = []
     return summary(read_groups([runs] if isinstance(runs, (str, Path)) else runs, left_out.append), reach) | {

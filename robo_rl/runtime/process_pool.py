@@ -16,7 +16,7 @@ from multiprocessing import connection as mpc
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from robo_rl.child import HANG, UNGUARDED, without_absent_main
+from robo_rl.child import HANG, UNGUARDED, UNGUARDED_WORDS, without_absent_main
 from robo_rl.lora import moving
 from robo_rl.runtime import server, snapshot
 from robo_rl.runtime.published import create
@@ -339,10 +339,7 @@ class ProcessPool:
             m.job, m.told = replace(m.work, incarnation=m.work.incarnation + 1), 0.0
             return
         if code == UNGUARDED:
-            self.feed.give_up(
-                "a worker imports the script that trains, which would train there too: put what the script "
-                'does below the line if __name__ == "__main__":, or train with workers=0'
-            )
+            self.feed.give_up(UNGUARDED_WORDS)
         m.restarts += 1
         m.deaths += 1
         m.again = time.monotonic() + self.back_off[min(m.deaths - 1, len(self.back_off) - 1)]
