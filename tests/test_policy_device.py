@@ -22,10 +22,10 @@ from robo_rl.experiment.api import TrainedPolicy
 from robo_rl.experiment.deploy_options import DeployOptions
 from robo_rl.experiment.deploy_policy import choose_actor, serve_words
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
+from robo_rl.experiment.folder import NewestCheckpoint
 from robo_rl.experiment.openpi import batch_actor, policy_actor
 from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.policy_server import (
-    NewestCheckpoint,
     ServeOptions,
     load_actor,
     make_sessions,

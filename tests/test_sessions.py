@@ -18,9 +18,11 @@ from controllers.serving import PolicyServer
 from robo_rl.algos import foreign, ppo
 from robo_rl.errors import UserError
 from robo_rl.experiment.batching import Batcher
+from robo_rl.experiment.folder import NewestCheckpoint
 from robo_rl.experiment.openpi import answer
-from robo_rl.experiment.policy_server import NewestCheckpoint, ServeOptions, open_listener
+from robo_rl.experiment.policy_server import ServeOptions, make_sessions, open_listener
 from robo_rl.experiment.share import ExperienceSharing, space_of
+from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector
 from robo_rl.runtime.sessions import ExploringActor, SessionFields, SessionRecorder
 from robo_rl.runtime.share import ShareFolder, parse_group
@@ -352,6 +354,41 @@ def test_newer_weights_are_served_as_soon_as_there_are_some(tmp_path):
     assert newest()[1] == 640 and newest() is None
     actor = ExploringActor(policy, 0, 0, newest=lambda: (policy, 640))
     assert actor([{"state": np.zeros(36, np.float32)}])[0].version == 640
+
+
+def test_a_run_that_is_deleted_or_replaced_is_said_and_its_policy_stays_served(tmp_path):
+    """The recorder keeps episodes of one kind: chunks of other sizes would be recorded as if they were of
+    it."""
+    from robo_rl import checkpoint
+
+    run, said = write_run(tmp_path / "run"), []
+    at, state = run / "checkpoints", [{"state": np.zeros(36, np.float32)}]
+    policy = checkpoint.load_policy(at / checkpoint.name(0))[0]
+    options = ServeOptions(run=str(run), checkpoint="last", share=str(tmp_path / "shared"), follow=1e-9)
+    act = make_sessions(options, said.append)[0]
+
+    def saved(step: int, horizon: int) -> None:
+        newer = make_policy(replace(policy.options, horizon=horizon), policy.spec, 0)
+        checkpoint.save_checkpoint(
+            at / checkpoint.name(step), newer, {}, {"step": step, "best": {"step": -1}}
+        )
+
+    run.rename(tmp_path / "away")
+    assert [act(state)[0].version for _ in range(2)] == [0, 0]
+    (line,) = said
+    assert (
+        line.startswith("step_000000000000 stays served: nothing newer can be looked for (")
+        and str(run) in line
+    )
+    (tmp_path / "away").rename(run)
+    saved(640, 2 * policy.options.horizon)
+    assert [(d.version, len(d.actions)) for _ in range(2) for d in act(state)] == 2 * [
+        (0, policy.options.horizon)
+    ]
+    assert len(said) == 2 and "is of another run than was served" in said[1]
+    saved(1280, policy.options.horizon)
+    assert act(state)[0].version == 1280
+    assert said[2:] == [f"serving {at / checkpoint.name(1280)} from now on"]
 
 
 def test_a_server_that_records_nothing_says_so_to_who_tells_an_outcome():

@@ -1,6 +1,9 @@
 """Run folders: which one is meant, and which of its checkpoints."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
@@ -74,6 +77,62 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
         allowed = ["best", "last", *sft, *(p.name for p in named)]
         raise no_checkpoint(run, name, allowed)
     return run, at
+
+
+class NewestCheckpoint:
+    """A newer checkpoint of a run each time that there is one, on `device`, looked for every `seconds`, by a
+    clock [s].
+
+    fits: whether chunks of a policy are of the kind that is recorded, for a run may have been replaced by
+    another one; say(line): which checkpoint is served, and that there is none any more."""
+
+    def __init__(
+        self,
+        run: Path,
+        name: str,
+        at: Path,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        device: str = "cpu",
+        fits: Callable[[Any], bool] = lambda policy: True,
+        say: Callable[[str], None] = lambda line: None,
+    ):
+        self.run, self.name, self.at = run, name, at
+        self.seconds, self.clock, self.device = seconds, clock, device
+        self.fits, self.say, self.told = fits, say, ""
+        self.looked = clock()
+
+    def __call__(self) -> "tuple[Any, int] | None":
+        """(policy, version); None: there is none, or it is not time."""
+        from robo_rl import checkpoint
+
+        if not self.seconds or self.clock() - self.looked < self.seconds:
+            return None
+        self.looked = self.clock()
+        try:
+            _, at = pick_checkpoint(self.run, self.name)
+        except UserError as e:
+            return self._keep(f"nothing newer can be looked for ({e})")
+        if at == self.at:
+            return None
+        try:
+            policy, meta = checkpoint.load_policy(at, self.device)
+        except UserError:  # it went while we looked; the next one comes
+            return None
+        if not self.fits(policy):
+            return self._keep(
+                f"{at} is of another run than was served, with other sizes, units or noise; start robo_rl "
+                "serve again for it"
+            )
+        self.at, self.told = at, ""
+        self.say(f"serving {at} from now on")
+        return policy, meta["step"]
+
+    def _keep(self, why: str) -> None:
+        """Say once why the checkpoint that is served stays."""
+        if why != self.told:
+            self.told = why
+            self.say(f"{self.at.name} stays served: {why}")
 
 
 def taught_of(meta: dict) -> tuple[int, int]:

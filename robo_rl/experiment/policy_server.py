@@ -4,7 +4,6 @@ the protocol)."""
 import ipaddress
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -422,42 +421,6 @@ def default_instruction(config, folder: Path | None = None) -> str:
     return known[0]
 
 
-class NewestCheckpoint:
-    """A newer checkpoint of a run each time that there is one, on `device`, looked for every `seconds`, by a
-    clock [s]."""
-
-    def __init__(
-        self,
-        run: Path,
-        name: str,
-        at: Path,
-        seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-        device: str = "cpu",
-    ):
-        self.run, self.name, self.at = run, name, at
-        self.seconds, self.clock, self.device = seconds, clock, device
-        self.looked = clock()
-
-    def __call__(self) -> "tuple[Any, int] | None":
-        """(policy, version); None: there is none, or it is not time."""
-        from robo_rl import checkpoint
-        from robo_rl.experiment.folder import pick_checkpoint
-
-        if not self.seconds or self.clock() - self.looked < self.seconds:
-            return None
-        self.looked = self.clock()
-        try:
-            _, at = pick_checkpoint(self.run, self.name)
-            if at == self.at:
-                return None
-            policy, meta = checkpoint.load_policy(at, self.device)
-        except UserError:  # it went while we looked; the next one comes
-            return None
-        self.at = at
-        return policy, meta["step"]
-
-
 def make_sessions(
     options: ServeOptions, log: Callable[[str], None]
 ) -> "tuple[ExploringActor, SessionRecorder, TrainConfig, ObsSpec]":
@@ -470,7 +433,7 @@ def make_sessions(
     from robo_rl.algos.foreign import actor_of, check_policy
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.envs import make_env, twin
-    from robo_rl.experiment.folder import pick_checkpoint
+    from robo_rl.experiment.folder import NewestCheckpoint, pick_checkpoint
     from robo_rl.experiment.share import part_of, space_of
     from robo_rl.policies import blank_obs, obs_tensors
     from robo_rl.runtime.sessions import ExploringActor, SessionRecorder
@@ -490,13 +453,17 @@ def make_sessions(
     space = space_of(env.spec, policy, config.task, getattr(config.rl, "group", 8), seen)
     longest = -(-env.spec.max_steps // policy.options.execute)
     env.close()
-    act = ExploringActor(
-        policy,
-        options.seed,
-        meta["step"],
-        instruction,
-        NewestCheckpoint(where, options.checkpoint, at, options.follow, device=options.device),
+
+    def kind(of) -> tuple:
+        return of.spec, of.options.horizon, of.options.execute, actor_of(check_policy(of))
+
+    def fits(newer) -> bool:
+        return kind(newer) == kind(policy)
+
+    newest = NewestCheckpoint(
+        where, options.checkpoint, at, options.follow, device=options.device, fits=fits, say=log
     )
+    act = ExploringActor(policy, options.seed, meta["step"], instruction, newest)
     folder = ShareFolder(options.share, part_of(where, "serve-"), options.share_keep)
     return act, SessionRecorder(folder, space, actor_of(policy), longest, log), config, spec
 
