@@ -20,9 +20,12 @@ from typing import Any
 import torch
 
 import robo_rl
-from robo_rl.errors import UserError, as_script
-from robo_rl.experiment.config import load_config
-from robo_rl.experiment.envs import make_env
+from robo_rl.demos import check_fits
+from robo_rl.errors import UserError, as_script, in_range
+from robo_rl.experiment.config import TrainConfig, load_config
+from robo_rl.experiment.envs import make_env, obs_spec
+from robo_rl.experiment.folder import pick_run
+from robo_rl.files import read_json
 from world_models import learning, options
 
 # what is recorded is as in the run
@@ -47,13 +50,28 @@ def record(where: Path, policy: str, args: argparse.Namespace, seed: int) -> Pat
     return where
 
 
+def is_begun(where: Path, key: str, given: list[Path]) -> bool:
+    """Whether `where` holds a run. UserError: one whose option `key` is not `given`."""
+    if not (where / "run.json").exists():
+        return False
+    had = read_json(where / "run.json")["config"][key]
+    had = [had] if isinstance(had, str) else had
+    if [Path(x).resolve() for x in had] != [x.resolve() for x in given]:
+        raise UserError(
+            f"{where} was begun with {', '.join(had)}, not with {', '.join(map(str, given))}; give what it "
+            "was begun with, or another --out"
+        )
+    return True
+
+
 def learn(where: Path, data: list[Path], args: argparse.Namespace, seed: int) -> Path:
     """The run of a model of `data`."""
+    begun = is_begun(where, "data", data)
     if (where / "model" / "world.json").exists():
         return where
     pictures = args.config.obs == "rgb"
     kind = options.EncodedConfig if pictures else options.WorldModelConfig
-    if (where / "run.json").exists():
+    if begun:
         config = kind(resume=str(where))
     else:
         config = kind(data=tuple(map(str, data)), out=str(where), seed=seed)
@@ -66,28 +84,30 @@ def learn(where: Path, data: list[Path], args: argparse.Namespace, seed: int) ->
     return where
 
 
+def inside(sim: str, where: Path, args: argparse.Namespace, seed: int) -> TrainConfig:
+    """The options of RL in `sim`, a model."""
+    return robo_rl.recipe(
+        sim=sim,
+        obs=args.config.obs,
+        algo=args.algo,
+        preset=args.preset,
+        init=args.policy,
+        steps=args.steps,
+        patience=0,
+        eval_episodes=args.starts,
+        workers=args.workers,
+        seed=seed,
+        video=False,
+        out=str(where),
+    )
+
+
 def improve(where: Path, model: Path, args: argparse.Namespace, seed: int) -> Path:
     """The run of RL inside a model."""
+    begun = is_begun(where, "init", [Path(args.policy)])
     if (where / "evals" / "final.json").exists():
         return where
-    if (where / "run.json").exists():
-        result = robo_rl.resume(where)
-    else:
-        config = robo_rl.recipe(
-            sim=f"wm:{model}",
-            obs=args.config.obs,
-            algo=args.algo,
-            preset=args.preset,
-            init=args.policy,
-            steps=args.steps,
-            patience=0,
-            eval_episodes=args.starts,
-            workers=args.workers,
-            seed=seed,
-            video=False,
-            out=str(where),
-        )
-        result = robo_rl.train(config)
+    result = robo_rl.resume(where) if begun else robo_rl.train(inside(f"wm:{model}", where, args, seed))
     if not result.finished:
         raise UserError("stopped; the same command goes on")
     return where
@@ -110,29 +130,20 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
     p.add_argument("--starts", type=int, default=200, help="that success is measured on")
     p.add_argument("--seed", type=int, default=0)
     args = p.parse_args(given)
-    args.config = load_config(Path(args.policy))
+    for name, least in (("rounds", 1), ("episodes", 1), ("steps", 1), ("updates", 0), ("starts", 1)):
+        in_range(f"--{name}", getattr(args, name), least, 1e9)
+    in_range("--noise", args.noise, 0, 1)
+    args.config = load_config(pick_run(Path(args.policy)))
+    inside(args.config.sim, args.out, args, args.seed)  # a mistake is told before a model is learnt
     return args
-
-
-def check_sizes(env: Any, data: list[Path], policy: str) -> None:
-    """UserError for a data set of an env of other sizes, before a model is learnt from it."""
-    sizes = len(env.spec.action_names), env.single_observation_space["state"].shape[0]
-    for where in data:
-        features = robo_rl.load_dataset(where).features
-        found = len(features.action), len(features.state)
-        if found != sizes:
-            raise UserError(
-                f"data set {where} has {found[0]} action axes and {found[1]} state numbers, the env of "
-                f"{policy} {sizes[0]} and {sizes[1]}; give data sets of its task: robo_rl collect --policy "
-                f"{policy},expert"
-            )
 
 
 def main(given: list[str] | None = None) -> None:
     args = parsed(given)
     torch.set_num_threads(1)
     env, data = make_env(args.config, min(args.starts, 100)), list(args.data)
-    check_sizes(env, data, args.policy)
+    for where in data:  # before a model is learnt from it
+        check_fits(robo_rl.load_dataset(where).meta, obs_spec(env, language=False))
     before = robo_rl.evaluate(robo_rl.load_policy(args.policy), env, args.starts)
     print(f"{args.policy}\n  in the simulator  {before}", flush=True)
     for k in range(args.rounds):

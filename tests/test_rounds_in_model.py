@@ -1,5 +1,6 @@
 """The script that trains inside world models in rounds: what it makes, and what it does not do twice."""
 
+import json
 import re
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_run_inside_that_was_stopped_goes_on(begun, tmp_path, monkeypatch):
         return robo_rl.experiment.api.TrainResult(folder, False)
 
     (tmp_path / "inside-0").mkdir()
-    (tmp_path / "inside-0/run.json").write_text("{}")
+    (tmp_path / "inside-0/run.json").write_text(json.dumps({"config": {"init": str(weak)}}))
     monkeypatch.setattr(robo_rl, "resume", stopped, raising=False)
     with pytest.raises(UserError, match="the same command goes on"):
         rounds.improve(tmp_path / "inside-0", tmp_path / "model-0", args, 0)
@@ -100,8 +101,39 @@ def test_a_run_inside_that_was_stopped_goes_on(begun, tmp_path, monkeypatch):
 def test_a_data_set_of_another_env_is_refused_before_a_model_is_learnt_from_it(begun, tmp_path):
     weak, _ = begun
     robo_rl.collect(tmp_path / "cube", task="pick_cube", episodes=2)
-    with pytest.raises(
-        UserError, match=r"data set .*cube has 7 action axes and \d+ state numbers, the env of"
-    ):
+    with pytest.raises(UserError, match=r"data set .*cube has \d+ state and 7 action numbers, the env has"):
         rounds.main(small(weak, tmp_path / "cube", tmp_path / "out", 1))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (("--starts", "0"), r"--starts must be in \[1, 1e\+09\], got 0"),
+        (("--noise", "-1"), "--noise must be in"),
+        (("--algo", "pirl"), "unknown algo 'pirl'"),
+    ],
+)
+def test_a_mistake_is_told_before_a_model_is_learnt(begun, tmp_path, changed, words):
+    with pytest.raises(UserError, match=words):
+        rounds.main([*small(*begun, tmp_path / "out", 1), *changed])
+    assert not (tmp_path / "out").exists()
+
+
+def test_rounds_of_another_policy_or_other_data_are_not_gone_on_with(begun, tmp_path):
+    """Their gain would be said of a policy that they do not come from."""
+    weak, data = begun
+    for run, key, value in (("model-0", "data", [str(data)]), ("inside-0", "init", str(weak))):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "run.json").write_text(json.dumps({"config": {key: value}}))
+    (tmp_path / "model-0/model").mkdir()
+    (tmp_path / "model-0/model/world.json").touch()
+    args = rounds.parsed(small(weak, data, tmp_path, 1))
+    assert rounds.learn(tmp_path / "model-0", [data], args, 0) == tmp_path / "model-0"
+    with pytest.raises(UserError, match=rf"model-0 was begun with {data}, not with {data}, {tmp_path}; give"):
+        rounds.learn(tmp_path / "model-0", [data, tmp_path], args, 0)
+    args.policy = str(tmp_path / "other")
+    with pytest.raises(
+        UserError, match=rf"inside-0 was begun with {weak}, not with {tmp_path / 'other'}; give"
+    ):
+        rounds.improve(tmp_path / "inside-0", tmp_path / "model-0", args, 0)
