@@ -26,12 +26,16 @@ class LostDaemon(UserError):
 
 
 def as_script(main: Callable[[], None]) -> None:
-    """Run the `main` of a plain script: a UserError is one line on stderr, and exit code 2."""
+    """Run the `main` of a plain script: a UserError is one line on stderr, and exit code 2; Ctrl-C one, and
+    130."""
     try:
         main()
     except UserError as e:
         print(f"{sys.argv[0]}: {' '.join(str(e).split())}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"{sys.argv[0]}: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def plain_warning() -> Callable[..., str]:

@@ -41,6 +41,40 @@ def test_a_child_that_ignores_sigterm_is_killed():
     assert end(child, 0.1) == -9
 
 
+def test_ctrl_c_while_the_server_of_workers_imports_is_the_learners_alone(tmp_path):
+    """A terminal tells the whole group, and importing torch takes seconds: each start printed a stack."""
+    (tmp_path / "interrupts.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "starts.py").write_text(
+        "from robo_rl.runtime.process_pool import context, start_process, warm\n"
+        "if __name__ == '__main__':\n"
+        "    warm(('interrupts',))\n"
+        "    process = context().Process(target=print, args=('begun',))\n"
+        "    start_process(process)\n"
+        "    process.join()\n"
+    )
+    path = os.pathsep.join((str(tmp_path), *filter(None, sys.path)))
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "starts.py")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.stdout == "begun\n" and "KeyboardInterrupt" not in done.stderr, done.stderr
+
+
+def test_a_script_that_is_interrupted_or_given_wrong_input_says_one_line():
+    for error, code, said in (
+        ("KeyboardInterrupt", 130, "-c: interrupted\n"),
+        ("UserError('no  such run')", 2, "-c: no such run\n"),
+    ):
+        script = (
+            f"from robo_rl.errors import UserError, as_script\ndef main(): raise {error}\nas_script(main)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+        assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_threads_of_openmp_sleep_where_they_wait_unless_the_user_says_otherwise(monkeypatch):
     for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "")  # so that it is taken back also where it was not set

@@ -10,9 +10,12 @@ import contextlib
 import multiprocessing
 import pickle
 import selectors
+import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection as mpc
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -44,7 +47,20 @@ def warm(modules: tuple[str, ...] = ()) -> None:
     from multiprocessing import forkserver
 
     context().set_forkserver_preload(["robo_rl.runtime.worker", *modules])
-    forkserver.ensure_running()
+    with without_interrupts():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes that begin meanwhile leave Ctrl-C to the learner from their first instruction on, while they
+    import torch too."""
+    resource_tracker.ensure_running()  # the start of it lets SIGINT through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_process(process: BaseProcess) -> None:
@@ -52,7 +68,7 @@ def start_process(process: BaseProcess) -> None:
     counts as dead: another one then starts it."""
     for left in reversed(range(STARTS)):
         try:
-            with without_absent_main():
+            with without_absent_main(), without_interrupts():
                 return process.start()
         except (EOFError, OSError):
             if not left:
