@@ -9,6 +9,7 @@ from commands import TINY, Command, robo_rl
 
 from robo_rl.cli import wm_tune
 from robo_rl.cli.wm_eval import keep_other
+from robo_rl.errors import UserError
 from robo_rl.experiment.api import load_policy
 from robo_rl.experiment.planning import PlanningOptions, planned_actor
 from robo_rl.policies import blank_obs
@@ -167,6 +168,11 @@ def test_a_model_that_its_page_advises_against_is_told_before_it_is_used(place, 
     refused = robo_rl(place, "wm", "eval", "wm", "demos").mistake
     assert "eval has the page of plays; give that of demos a folder of its own, --out " in refused
     keep_other(page.parent, "./plays")  # the same data set is measured again
+    moved = {"data": "plays", "data_folder": str(place / "plays")}  # measured there, looked at from here
+    page.write_text(json.dumps(moved))
+    keep_other(page.parent, str(place / "plays"))
+    with pytest.raises(UserError, match="has the page of plays"):
+        keep_other(page.parent, "plays")
 
 
 def test_a_policy_plans_in_the_model_and_is_compared_with_itself_alone(place, alone):

@@ -371,6 +371,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
         "kind": model.spec.kind,
         "sim": model.spec.control.id,
         "data": config.dataset,
+        "data_folder": str(Path(config.dataset).resolve()),
         "learnt_from": model.spec.data,
         "all_learnt": all_learnt,
         "episodes": int(fresh.sum()),

@@ -37,8 +37,10 @@ def keep_other(folder: Path, dataset: str) -> None:
     from robo_rl.files import read_json
 
     page = folder / "eval.json"
-    other = read_json(page).get("data", dataset) if page.exists() else dataset
-    if Path(other).resolve() != Path(dataset).resolve():
+    doc = read_json(page) if page.exists() else {}
+    other = doc.get("data", dataset)
+    # a path may be told from another folder than then
+    if Path(doc.get("data_folder", other)).resolve() != Path(dataset).resolve():
         raise UserError(
             f"{folder} has the page of {other}; give that of {dataset} a folder of its own, --out "
             f"{folder}-{Path(dataset).resolve().name}, or replace it, --out {folder}"
