@@ -201,7 +201,7 @@ def test_a_fit_goes_on_exactly_in_either_part(stop):
 
 
 def test_what_it_cannot_learn_from_is_one_line():
-    with pytest.raises(UserError, match="multiple of 16 pixels, the data has top of 24"):
+    with pytest.raises(UserError, match="multiple of 16 pixels, .* top of 24; .*--image-size 32"):
         Encoded(replace(MINE, image_size=24), OPTIONS)
     for wrong in ({"codes": 0}, {"width": 1}, {"noise": -1.0}):
         with pytest.raises(UserError, match=f"net.{next(iter(wrong))} must be in"):

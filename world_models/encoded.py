@@ -122,7 +122,7 @@ class Encoded(nn.Module):
             raise UserError(
                 f"an encoded model needs cameras of a multiple of {4 * PATCH} pixels, the data has "
                 f"{', '.join(spec.control.views) or 'none'} of {spec.image_size}; record with robo_rl "
-                "collect --obs rgb"
+                f"collect --obs rgb --image-size {max(16, spec.image_size + -spec.image_size % (4 * PATCH))}"
             )
         self.spec, self.options = spec, options
         with torch.random.fork_rng(devices=[]):

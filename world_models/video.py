@@ -254,7 +254,7 @@ class Video(nn.Module):
             raise UserError(
                 f"a video model needs cameras of a multiple of {2 * PATCH} pixels, the data has "
                 f"{', '.join(spec.control.views) or 'none'} of {spec.image_size}; record with robo_rl "
-                "collect --obs rgb"
+                f"collect --obs rgb --image-size {max(16, spec.image_size + -spec.image_size % (2 * PATCH))}"
             )
         self.spec, self.options = spec, options
         self.proprio = Latent(spec, options.proprio, seed)
