@@ -117,6 +117,14 @@ def test_whatever_ray_raises_at_start_up_is_one_line(monkeypatch):
             ray.starts = 0
 
 
+@pytest.mark.parametrize("address", ["cluster", "127.0.0.1:", "127.0.0.1:99999", ":0"])
+def test_an_address_that_is_none_is_said_at_once(address):
+    """Not by Ray, after demonstrations and supervision."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'robo_rl[ray]'")
+    with pytest.raises(UserError, match=f"--ray-address must be auto or HOST:PORT, .*, got '{address}'"):
+        ray_pool.check(address)
+
+
 def test_a_cluster_of_our_own_that_does_not_start_at_once_is_started_again(monkeypatch):
     class Ray(types.ModuleType):
         calls = ()

@@ -171,10 +171,9 @@ class RayWorkerHandle:
 
 
 def check(address: str) -> None:
-    """Raise UserError where Ray is missing, nobody listens at host:port, or no cluster runs on this machine
-    ("auto"). Ray itself takes a minute to say
-    so, and the process that joins must be the learner: Ray ends it if the daemon of this machine dies, not
-    the guard that starts it again."""
+    """Raise UserError where Ray is missing, an address is none, nobody listens at host:port, or no cluster
+    runs on this machine ("auto"). Ray itself takes a minute to say so, and the process that joins must be
+    the learner: Ray ends it if the daemon of this machine dies, not the guard that starts it again."""
     if importlib.util.find_spec("ray") is None:
         raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'")
     if address == "auto" and "raylet" not in {process_state(pid)[0] for pid in processes()}:
@@ -184,14 +183,17 @@ def check(address: str) -> None:
                 "--ray-address auto finds no Ray cluster on this machine: start one with: ray start --head, "
                 "or join this machine to one with: ray start --address HOST:PORT"
             )
+    if address in ("", "auto"):
+        return
     host, _, port = address.rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), 3).close()
-        except OSError as e:
-            raise UserError(
-                f"cannot join the Ray cluster at {address}: {e}; start one with: ray start --head"
-            ) from e
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"--ray-address must be auto or HOST:PORT, of ray start --head, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), 3).close()
+    except OSError as e:
+        raise UserError(
+            f"cannot join the Ray cluster at {address}: {e}; start one with: ray start --head"
+        ) from e
 
 
 def join(address: str, cpus: int):
