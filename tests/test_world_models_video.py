@@ -3,6 +3,7 @@ moving square."""
 
 import copy
 import json
+import signal
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 from gymnasium.vector import VectorWrapper
 
+import robo_rl
 from robo_rl.errors import UserError
+from robo_rl.log import Progress
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models import model as worlds
 from world_models.calibrate import covering
-from world_models.learning import saved_config
+from world_models.learning import read, saved_config, world_spec
 from world_models.model import WorldSpec
 from world_models.options import LatentOptions, VideoConfig, VideoOptions
 from world_models.recorded import Recorded, one_outcome
@@ -392,6 +395,32 @@ def test_tuning_can_be_stopped_and_a_loss_that_is_not_finite_ends_it(tuning):
     broken.spread.fill_(float("nan"))
     with pytest.raises(UserError, match="no longer finite after 0 updates"):
         tune(model, data, broken, TuneOptions(updates=2, batch=2))
+
+
+def test_ctrl_c_ends_tuning_at_once_for_nothing_of_it_would_be_saved(tmp_path):
+    """It said that a checkpoint would be saved, and then that nothing was written."""
+    from world_models.options import TuneConfig
+    from world_models.video_tune import TuneOptions, tune_model
+
+    class Interrupted(Progress):
+        def update(self, done, **more):
+            if self._stage == "eva":
+                signal.raise_signal(signal.SIGINT)
+
+    recorded = str(tmp_path / "data")
+    robo_rl.collect(recorded, task="reach", episodes=24, policy="random", obs="rgb", image_size=32)
+    data = read((recorded,), images=True)
+    model = Video(world_spec(data, "video", recorded), options(), 0)
+    VideoFitter(model, data, VideoFitOptions(arm=1, updates=1), 0)  # statistics
+    model.frames = data.frames()
+    worlds.save(model, tmp_path / "model")
+    few = TuneOptions(inverse=2, updates=4, batch=2)
+    config = TuneConfig(
+        model=str(tmp_path / "model"), dataset=recorded, out=str(tmp_path / "out"), windows=4, fit=few
+    )
+    with pytest.raises(KeyboardInterrupt):
+        tune_model(config, Interrupted())
+    assert not (tmp_path / "out" / "model").exists()
 
 
 def test_tuning_names_what_it_cannot_do(tuning):

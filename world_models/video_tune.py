@@ -44,7 +44,6 @@ from robo_rl.data.reader import load as load_data
 from robo_rl.errors import UserError
 from robo_rl.log import Progress
 from robo_rl.provenance import git_hash, versions
-from robo_rl.signals import StopSignal
 from robo_rl.stats import bootstrap_mean
 from world_models import eva, recorded, trust
 from world_models import model as worlds
@@ -352,12 +351,11 @@ def decoded(
 # ---- all of it ---------------------------------------------------------------------------------------------
 
 
-def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple[Path, dict | None, int]":
+def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple[Path, dict]":
     """Learn two inverse models, tune, measure before and after, write OUT/model, OUT/tune.json and
     OUT/run.json.
 
-    Returns (OUT, the document of tune.json, 0), or (OUT, None, exit status) where a signal stopped it and
-    nothing was written.
+    Returns (OUT, the document of tune.json). Nothing is written before the end: what stops it costs all.
     """
     torch.set_num_threads(config.torch_threads)
     model = worlds.load(config.model)
@@ -395,13 +393,11 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
                 note=f"frames {parts['frames']:.4f}"
                 + (f" score {parts['eva']:.3f} of {parts['goal']:.3f}" if "eva" in parts else ""),
             )
-            return not stop.asked
+            return True
 
-        with StopSignal() as stop:
-            tuned = tune(model, data, inverses["tuned_with"], config.fit, config.seed, tick)
+        tuned = tune(model, data, inverses["tuned_with"], config.fit, config.seed, tick)
+        assert tuned is not None
         progress.close()
-        if tuned is None:
-            return folder, None, stop.code
         after = measure(tuned, windows, inverses, scale, config.seed)
         doc = {
             "model": config.model,
@@ -433,7 +429,7 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
                 "versions": versions(),
             },
         )
-    return folder, doc, 0
+    return folder, doc
 
 
 def check_windows(config: TuneConfig, model, data, steps: int):

@@ -2,7 +2,6 @@
 motion that the arm can follow (EVA)."""
 
 import json
-import sys
 from pathlib import Path
 
 from world_models.options import TuneConfig
@@ -15,10 +14,7 @@ def run(args: TuneConfig) -> int:
     from robo_rl.files import plain
     from world_models.video_tune import tune_model
 
-    folder, doc, code = tune_model(args)
-    if doc is None:
-        print(f"stopped; nothing was written to {folder}", file=sys.stderr)
-        return code
+    folder, doc = tune_model(args)
     print(json.dumps(plain(doc), indent=1) if args.json else table(doc, folder))
     return 0
 
