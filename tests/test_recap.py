@@ -255,6 +255,26 @@ def test_the_numpy_actor_acts_as_if_told_and_refuses_two_passes():
         NumpyActor(weights, asdict(build(guidance=2.0).options), asdict(SPEC))
 
 
+@pytest.mark.parametrize(
+    "columns", [5, 6]
+)  # of a policy that was told nothing, and of one told a number alone
+@torch.no_grad()
+def test_weights_that_were_told_less_are_taken_and_act_as_they_did(columns):
+    policy, obs = build(predict="action"), observations(SPEC, 3)
+    weights, entry = policy.state_dict(), "head.from_context.weight"
+    weights[entry][:, columns:] = 0
+    want = policy.act(obs, torch.Generator().manual_seed(1), False).actions
+    short = weights | {entry: weights[entry][:, :columns]}
+    other = build(predict="action")
+    other.load_state_dict(short)
+    assert torch.equal(other.act(obs, torch.Generator().manual_seed(1), False).actions, want)
+    if columns == 6:
+        actor = NumpyActor({k: v.numpy() for k, v in short.items()}, asdict(policy.options), asdict(SPEC))
+        noise = torch.randn(3, 12, generator=torch.Generator().manual_seed(1))
+        got = actor.act(obs["state"][0].numpy(), noise[0].numpy())
+        np.testing.assert_allclose(got, want[0].numpy(), atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"kind": "gaussian"}, {"kind": "squashed"}, {"noise": "learned"}])
 def test_policies_that_cannot_be_told_an_advantage_are_refused(options):
     with pytest.raises(UserError, match="policy.advantage goes with"):

@@ -14,11 +14,11 @@ conditional policy alone.
 
 Where we differ: values of an episode come from a function that did not learn from it (`folds`), for with few
 episodes a value function knows the return of each; it is a small network on what the supervised policy's
-trunk pools, not a language model of its own. The indicator is one more number of a small policy's context, 1,
--1 or 0 (not told); a vision-language-action model reads it as text of its prompt, as in the paper. epsilon is
-a quantile over all frames of a task, and no more actions are positive than it has in successes. Where a
-person took over, what was before counts as a failure. Each round begins with the supervised policy, not the
-last one.
+trunk pools, not a language model of its own. The indicator, 1, -1 or 0 (not told), is in a small policy's
+context by itself and times what the trunk pools; a vision-language-action model reads it as text of its
+prompt, as in the paper. epsilon is a quantile over all frames of a task, and no more actions are positive
+than it has in successes. Where a person took over, what was before counts as a failure. Each round begins
+with the supervised policy, not the last one.
 """
 
 from dataclasses import dataclass, replace

@@ -617,6 +617,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "what they learnt from",
         {"policy": {"advantage": True, "guidance": 2.0}, "rl": {"value_updates": 300}},
     ),
+    ("recap small", "a small network learns slowly what it is told", {"rl": {"updates": 4000}}),
     (
         "manipulation recap",
         "as many demonstrations as leave a policy something to learn from its failures",

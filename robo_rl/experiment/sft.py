@@ -63,10 +63,6 @@ def first_policy(config: TrainConfig, env, spec=None):
     if around or policy.options.kind in FLOWS:  # nor is what acted around the flow, or on the trunk
         own = {k.split(".")[0] for k in policy.state_dict()}
         had = {k: v for k, v in had.items() if k.split(".")[0] in own}
-    entry = "head.from_context.weight"
-    # it is told one number more, of which it knows nothing
-    if policy.options.advantage and not old.options.advantage and entry in had:
-        had[entry] = torch.nn.functional.pad(had[entry], (0, 1))
     given = "head.from_committed.weight"
     # nobody taught it what given rows mean
     if given in policy.state_dict() and given not in had and "head.from_x.weight" in had:

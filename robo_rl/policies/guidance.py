@@ -11,6 +11,7 @@ weights.
 from typing import Any, NamedTuple
 
 from torch import Tensor, cat, zeros
+from torch.nn.functional import pad
 
 from robo_rl.policies.context import ADVANTAGE, Context
 from robo_rl.policies.nets import ChunkHead, VelocityNet
@@ -48,15 +49,24 @@ class Guidance(VelocityNet):
 
 
 class GuidedChunkHead(Guidance, ChunkHead):
-    """The head of a small policy, with guidance."""
+    """The head of a small policy, with guidance. Weights that were told nothing, or one number alone, are
+    taken: the rest is 0."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        if (weight := state_dict.get(entry := prefix + "from_context.weight")) is not None:
+            more = self.from_context.in_features - weight.shape[1]
+            state_dict[entry] = pad(weight, (0, max(0, more)))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def told_context(pooled: Tensor, told: "Tensor | None", beta: float) -> Context:
-    """A small policy's context with the advantage [B] as one more number of it. None, where the policy acts:
-    as if told that what follows is good, and unless beta is 1 beside it the same rows untold."""
+    """A small policy's context with the advantage [B]: as one more number, and times what was pooled, for a
+    number alone would hardly part what is done in one place. None, where the policy acts: as if told that
+    what follows is good, and unless beta is 1 beside it the same rows untold."""
 
     def with_number(number: Tensor) -> Tensor:
-        return cat([pooled, number.to(pooled.dtype)[:, None]], 1)
+        number = number.to(pooled.dtype)[:, None]
+        return cat([pooled, number, number * pooled], 1)
 
     if told is not None:
         return Context(with_number(told))

@@ -71,10 +71,10 @@ class NumpyActor:
         self._mean, self._std = w["action_norm.mean"].astype(F), w["action_norm.std"].astype(F)
 
         context = w["head.from_context.weight"]
-        # the last number of the context says that the action is good
-        good = context[:, self.state] if told else 0
-        context = context[:, : self.state] / std
-        bias = w["head.from_context.bias"] + good - context @ mean
+        # the number 1 of `guidance.told_context`, and its products, which earlier policies have none of
+        context, good, products = np.split(context, [self.state, self.state + 1], 1)
+        context = (context + products if products.size else context) / std
+        bias = w["head.from_context.bias"] + good.sum(1) - context @ mean
         times = 1 - np.arange(self.steps) / self.steps
         given = w["head.from_committed.weight"].T if self.commit else np.zeros((0, len(bias)))
         rows = [context.T, _time_product(times, w) + bias, given, w["head.from_x.weight"].T]

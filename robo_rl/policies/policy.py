@@ -94,7 +94,7 @@ class PolicyBase(nn.Module):
         self.make_normalisers()
         self.trunk, self.context_size = self.make_trunk()
         if options.advantage and not options.text:
-            self.context_size += 1  # what the policy is told
+            self.context_size = 2 * self.context_size + 1  # and what the policy is told
         self.chunk = options.horizon * self.width
 
     def make_normalisers(self) -> None:
