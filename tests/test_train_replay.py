@@ -127,6 +127,18 @@ def test_kill_minus_nine_loses_no_journaled_step_of_a_sim_without_snapshots(tmp_
     assert log.stat().st_size == size
 
 
+def test_a_run_tells_how_far_its_generator_of_transitions_is_and_can_be_stopped_meanwhile(demos, tmp_path):
+    argv = ("train", *TINY_REPLAY, "--algo", "demo_sac", "--demos", demos, "--out", "run")
+    synthetic = ("--rl.synthetic", 0.25, "--rl.synthetic-updates", 10**6, "--rl.warmup", 256)
+    command = Command(tmp_path, (*argv, *synthetic))
+    command.until(lambda: "of 1.00M updates" in command.said())
+    command.signal(signal.SIGINT)
+    result = command.wait()
+    assert result.code == 128 + signal.SIGINT and "train --resume run" in result.err, result
+    told = json.loads((checkpoint.checkpoints(tmp_path / "run")[-1] / "meta.json").read_text())
+    assert told["step"] == 256 and not told["finished"]  # what was gathered is learnt from when it goes on
+
+
 def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demos, tmp_path):
     result = robo_rl(
         tmp_path,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from robo_rl.policies import Policy
 
 SOURCE = 3  # of a synthetic transition: nobody chose it, so nobody imitates it
+Tick = Callable[[int, float], None]  # (update, loss)
 LEAST = 256  # real transitions or stretches a generator needs
 MOST = 100_000  # real transitions a generator is learnt from
 
@@ -39,15 +40,17 @@ class Synthetic:
     def __len__(self) -> int:
         return len(self.rows.get("obs", ()))
 
-    def renew(self, step: int, real: Mixture, policy: "Policy | None" = None) -> None:
+    def renew(
+        self, step: int, real: Mixture, policy: "Policy | None" = None, tick: Tick = lambda update, loss: None
+    ) -> None:
         """Learn a generator from the real sources alone, in their shares, if it is time to, and sample this
-        one anew."""
+        one anew. tick: told of every update of the generator, and may end it by what it raises."""
         have = sum(len(r) for r, _ in real.sources.values())
         if step < self.next or have < LEAST:
             return
         rng, seed = np.random.default_rng([self.seed, 37, self.made]), self.seed + self.made
         made = self.upsampled if self.options.synthetic_kind == "synther" else self.guided
-        if (found := made(real, min(have, MOST), rng, seed, policy)) is None:
+        if (found := made(real, min(have, MOST), rng, seed, policy, tick)) is None:
             return
         t, rows = found
         self.rows = {
@@ -64,7 +67,13 @@ class Synthetic:
         )
 
     def upsampled(
-        self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy | None"
+        self,
+        real: Mixture,
+        count: int,
+        rng: np.random.Generator,
+        seed: int,
+        policy: "Policy | None",
+        tick: Tick,
     ):
         """SynthER's transitions and how many real ones taught it; None: too few."""
         from world_models.synther import SynthOptions, Transitions, Upsampler
@@ -81,10 +90,18 @@ class Synthetic:
             b.next_obs["state"][keep],
             over[keep],
         )
-        generator = Upsampler(t, SynthOptions(updates=self.options.synthetic_updates), seed)
+        generator = Upsampler(t, SynthOptions(updates=self.options.synthetic_updates), seed, tick)
         return generator.sample(self.options.synthetic_rows, seed), len(t)
 
-    def guided(self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy | None"):
+    def guided(
+        self,
+        real: Mixture,
+        count: int,
+        rng: np.random.Generator,
+        seed: int,
+        policy: "Policy | None",
+        tick: Tick,
+    ):
         """Transitions of stretches pushed towards the policy's mean chunk, and how many real stretches taught
         it; None: too few."""
         import torch
@@ -113,6 +130,7 @@ class Synthetic:
             GuideOptions(window=o.synthetic_window, strength=o.synthetic_strength),
             SynthOptions(updates=o.synthetic_updates),
             seed,
+            tick,
         )
 
         def mean(states: torch.Tensor) -> torch.Tensor:
