@@ -61,6 +61,8 @@ def check_script() -> None:
     """UserError where the lines of a script that run now have no `__name__` to tell them that a worker
     imports them."""
     main, frame = vars(sys.modules["__main__"]), sys._getframe()
+    if getattr(main.get("__spec__"), "name", "").split(".")[-1] == "__main__":
+        return  # of a package (python -m robo_rl), which multiprocessing imports in no worker
     while frame.f_back is not None and not (frame.f_globals is main and frame.f_code.co_name == "<module>"):
         frame = frame.f_back
     file = frame.f_code.co_filename

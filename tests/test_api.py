@@ -98,10 +98,14 @@ def test_of_groups_it_says_after_how_many_episodes_rl_learns(tmp_path):
     assert said == ["learns after each 16 episodes"]
 
 
-def test_a_script_on_the_standard_input_trains_with_workers(tmp_path):
+@pytest.mark.parametrize("given", [("-",), ("-m", "mine")])
+def test_a_script_on_the_standard_input_or_of_a_package_trains_with_workers(tmp_path, given):
+    """No worker imports either. `python -m robo_rl` is such a package."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__main__.py").write_text(SCRIPT)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-"],
+        [sys.executable, *given],
         input=SCRIPT,
         cwd=tmp_path,
         env=env,
