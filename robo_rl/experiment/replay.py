@@ -27,13 +27,13 @@ from robo_rl.experiment.marks import marked_states, seen_frames, seen_last
 from robo_rl.experiment.methods import check_learnt, find_method
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.recipes import shown_return
-from robo_rl.experiment.run import Cadence, Run, Stopped
+from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.stage import check_operator, renewed, stage
 from robo_rl.experiment.starts import make_control
 from robo_rl.experiment.supervised_frames import worth_imitating
+from robo_rl.experiment.synthetic import Synthetic, made_anew
 from robo_rl.experiment.tasks import task_metrics
-from robo_rl.log import si
 from robo_rl.noise import mix
 from robo_rl.options import OffPolicyOptions
 from robo_rl.types import task_names
@@ -252,8 +252,6 @@ class ReplayStage:
         }
         self.real, self.synthetic = Mixture(sources), None
         if o.synthetic:
-            from robo_rl.experiment.synthetic import Synthetic
-
             self.synthetic = Synthetic(
                 o, config.policy.execute, self.run.policy.spec.action, config.seed, self.report.say
             )
@@ -381,22 +379,6 @@ class ReplayStage:
         self.online_now = True
         return True
 
-    def renew_synthetic(self) -> bool:
-        """With --rl.synthetic: make its transitions anew where it is time to. False: stopped."""
-        updates = si(replay_options(self.config).synthetic_updates)
-
-        def tick(update: int, loss: float) -> None:
-            if self.run.stop.asked:
-                raise Stopped
-            self.report.advance(self.run.step, note=f"generator: {si(update)} of {updates} updates")
-
-        try:
-            if self.synthetic is not None:
-                self.synthetic.renew(self.run.step, self.real, self.learner.policy, tick)
-        except Stopped:
-            return False
-        return True
-
     def save_all(self, finished: bool) -> None:
         """Checkpoint with everything but the steps themselves, which the journals hold."""
         for journal in self.journals:
@@ -438,8 +420,12 @@ class ReplayStage:
                 self.due = self.run.step - before
             mid, metrics = time.perf_counter(), {}
             if self.run.step >= o.warmup and len(self.online):
-                if not ((self.online_now or self.go_online()) and self.renew_synthetic()):
+                if not (self.online_now or self.go_online()):
                     break  # what is due is learnt from when the run goes on
+                if self.synthetic is not None and not made_anew(
+                    self.synthetic, self.run, self.real, self.learner.policy
+                ):
+                    break
                 self.owed += o.utd * self.due / e
                 count = int(self.owed)
                 self.owed -= count

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robo_rl.errors import UserError
+from robo_rl.experiment.run import Run, Stopped
+from robo_rl.log import si
 from robo_rl.options import OffPolicyOptions
 from robo_rl.replay import Batch, Mixture
 
@@ -182,3 +184,19 @@ class Synthetic:
 
     def set_state(self, state: dict) -> None:
         self.made, self.next, self.rows = state["made"], state["next"], dict(state["rows"])
+
+
+def made_anew(synthetic: Synthetic, run: Run, real: Mixture, policy: "Policy") -> bool:
+    """Make the transitions of `synthetic` anew if it is time to, and tell how far that is. False: stopped."""
+    updates = si(synthetic.options.synthetic_updates)
+
+    def tick(update: int, loss: float) -> None:
+        if run.stop.asked:
+            raise Stopped
+        run.report.advance(run.step, note=f"generator: {si(update)} of {updates} updates")
+
+    try:
+        synthetic.renew(run.step, real, policy, tick)
+    except Stopped:
+        return False
+    return True
