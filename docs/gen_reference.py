@@ -1,6 +1,7 @@
 """Makes what the site says about options from the code: the page of all commands, and each method's presets.
 
-mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml, `hooks`). Neither torch nor a simulator is loaded.
+mkdocs calls `on_files`, `on_page_markdown` and `on_page_content` (mkdocs.yml, `hooks`). Neither torch nor a
+simulator is loaded.
 """
 
 import importlib
@@ -11,6 +12,7 @@ from pathlib import Path
 
 GENERATED = ("reference/cli.md",)  # pages that exist in the site alone
 MARK = re.compile(r"<!-- presets of (\w+) -->")  # in a method's page: the table comes here
+OPTION = re.compile(r"(?<![\w<!-])--[a-z][\w.-]*(?![^<]*>)")  # in HTML, outside of tags
 
 
 def on_files(files, config):
@@ -33,6 +35,11 @@ def on_page_markdown(markdown: str, page=None, **_) -> str:
             return index_text(read_all("results"), repository_of("."), topic)
         return topic_text(read(f"results/{topic}.json"), repository_of("."))
     return MARK.sub(lambda m: preset_table(m[1]), markdown)
+
+
+def on_page_content(html: str, **_) -> str:
+    """Keep each option in one line: a browser would break it after its dashes."""
+    return OPTION.sub(r'<span class="option">\g<0></span>', html)
 
 
 # ---- commands

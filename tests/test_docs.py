@@ -124,3 +124,9 @@ def test_the_page_of_commands_has_every_option_with_its_default_and_meaning(gene
     for options in RL_OPTIONS.values():
         for field in options.__dataclass_fields__:
             assert f"`--rl.{field.replace('_', '-')}" in page, field
+
+
+def test_an_option_is_not_broken_after_its_dashes_on_the_site(generator):
+    html = '<h3 id="--starts"><code>--rl.lr 1</code></h3><a href="x--y">a--b</a><!-- --out -->'
+    made = '<span class="option">--rl.lr</span>'
+    assert generator.on_page_content(html) == html.replace("--rl.lr", made)
