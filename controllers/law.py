@@ -41,7 +41,6 @@ from controllers.model import ArmModel
 from controllers.robot import Robot
 from controllers.tick import DYNAMIC, FREE, KINEMATIC, tick
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.geometry import Floats, turn_between, turned
 
 MOST_STIFFNESS = (5000.0, 500.0)  # [N/m], [N m/rad]: what `max_stiffness` may be
 # [N s/m], [N m s/rad]: some 2 sqrt(K W) of the stiffest spring on the heaviest axis
@@ -471,50 +470,3 @@ def per_joint(name: str, x: float | tuple[float, ...], n: int, most: float) -> n
     if len(row) != n or not all(0 <= v <= most for v in row):
         raise UserError(f"{name} needs one number or {n}, from 0 to {most:g}, got {x}")
     return np.array(row)
-
-
-# ---- admittance --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmittanceOptions:
-    """A virtual mass on a spring and damper between the target and what the law tracks."""
-
-    mass: tuple[float, float] = (1.0, 0.1)  # [kg], [kg m^2]
-    stiffness: tuple[float, float] = (200.0, 10.0)  # [N/m], [N m/rad]
-    damping: tuple[float, float] | None = None  # [N s/m], [N m s/rad]; None: critical, 2 sqrt(m K)
-
-    def __post_init__(self) -> None:
-        if (
-            min(self.mass) <= 0
-            or min(self.stiffness) < 0
-            or (self.damping is not None and min(self.damping) < 0)
-        ):
-            raise UserError(f"admittance needs mass above 0, stiffness and damping at least 0, got {self}")
-
-
-class Admittance:
-    """m a = F_ext - D v + K (target - pose), semi-implicit Euler; F_ext measured at the tool, in base
-    axes."""
-
-    def __init__(self, options: AdmittanceOptions, pos: Floats, quat: Floats):
-        self.options, self.pos, self.quat, self.twist = options, pos, quat, (0.0,) * 6
-        self.damping = options.damping or tuple(
-            2 * math.sqrt(m * k) for m, k in zip(options.mass, options.stiffness, strict=True)
-        )
-
-    def tick(self, pos: Floats, quat: Floats, wrench: Floats, dt: float) -> tuple[Floats, Floats]:
-        """Compliant pose for target (pos, quat) and wrench [6] [N], [N m]. A wrench that is not finite counts
-        as 0."""
-        if not all(math.isfinite(w) for w in wrench):
-            wrench = (0.0,) * 6
-        error = (*(a - b for a, b in zip(pos, self.pos, strict=True)), *turn_between(quat, self.quat))
-        m, k, d = ([x] * 3 + [y] * 3 for x, y in (self.options.mass, self.options.stiffness, self.damping))
-        self.twist = tuple(
-            v + dt / mi * (f - di * v + ki * e)
-            for v, mi, f, di, ki, e in zip(self.twist, m, wrench, d, k, error, strict=True)
-        )
-        vx, vy, vz, wx, wy, wz = (dt * v for v in self.twist)
-        self.pos = (self.pos[0] + vx, self.pos[1] + vy, self.pos[2] + vz)
-        self.quat = turned(self.quat, wx, wy, wz)
-        return self.pos, self.quat

@@ -9,11 +9,9 @@ At a join the running chunk and the new one disagree by s. `Schedule` spreads it
 s (1 - (k+1)/(B+1)) added, with B so large that this adds at most half of `max_step` per row; a step that is
 still above `max_step` is cut and caught up later. Real-time chunking avoids the step where it arises, in
 inference: the rows that will have run before the chunk arrives are known, and the chunk is drawn to agree
-with them, either by guiding any flow policy (`inpainting_weights`, `guided_velocity`) or by a policy trained
-with a clean prefix (`with_prefix`, `prefix_times`). Flow convention: noise at t=1, action at t=0, x0 = x - t
-v.
-Source: Black et al. 2025, "Real-time execution of action chunking flow policies" (arXiv 2506.07339), and its
-training- time form (arXiv 2512.05964).
+with them, by guiding any flow policy (`inpainting_weights`, `guided_velocity`). Flow convention: noise at
+t=1, action at t=0, x0 = x - t v.
+Source: Black et al. 2025, "Real-time execution of action chunking flow policies" (arXiv 2506.07339).
 """
 
 import math
@@ -273,18 +271,3 @@ def guided_velocity(
         return v
     pull = weights[:, None] * (previous - (x - t * v))
     return v - guidance_gain(t, most) * (pull if vjp is None else vjp(pull))
-
-
-def with_prefix(x: np.ndarray, prefix: np.ndarray, delay: int) -> np.ndarray:
-    """x [..., H, A] with its first `delay` rows set to the committed ones: the input of a prefix-trained
-    policy."""
-    if not 0 <= delay <= min(x.shape[-2], prefix.shape[-2]):
-        raise UserError(f"delay must be in [0, {min(x.shape[-2], prefix.shape[-2])}], got {delay}")
-    out = x.copy()
-    out[..., :delay, :] = prefix[..., :delay, :]
-    return out
-
-
-def prefix_times(t: float, horizon: int, delay: int) -> np.ndarray:
-    """Flow time per row [horizon]: 0, clean, for the committed prefix, t for the rest."""
-    return np.where(np.arange(horizon) < delay, 0.0, t)

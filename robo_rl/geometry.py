@@ -113,22 +113,6 @@ def pose_error(
     return np.concatenate([target_pos - pos, log(multiply(target_quat, conjugate(quat)))], -1)
 
 
-def nearest_rotvec(r: np.ndarray, previous: np.ndarray) -> np.ndarray:
-    """The rotation vector [3] of the same rotation as r that lies nearest to `previous`: r + 2 pi k r/|r|.
-
-    It keeps a stream of rotation vectors continuous across pi. (Flipping the sign would give the inverse
-    rotation.)
-    """
-    n = float(np.linalg.norm(r))
-    if n < SMALL:  # the identity has every axis: turn about the previous one
-        n_previous = float(np.linalg.norm(previous))
-        if n_previous < SMALL:
-            return np.array(r, float)
-        return previous / n_previous * (2 * np.pi * round(n_previous / (2 * np.pi)))
-    axis = r / n
-    return axis * (n + 2 * np.pi * round((float(axis @ previous) - n) / (2 * np.pi)))
-
-
 # ---- one rotation, on tuples of floats ---------------------------------------------------------------------
 
 
@@ -142,15 +126,6 @@ def hamilton(a: "Floats | np.ndarray", b: "Floats | np.ndarray") -> Floats:
         aw * by - ax * bz + ay * bw + az * bx,
         aw * bz + ax * by - ay * bx + az * bw,
     )
-
-
-def exp1(x: float, y: float, z: float) -> Floats:
-    """`exp` of one rotation vector."""
-    n = math.sqrt(x * x + y * y + z * z)
-    if n < SMALL:
-        return 1.0, x / 2, y / 2, z / 2
-    s = math.sin(n / 2) / n
-    return math.cos(n / 2), s * x, s * y, s * z
 
 
 def log1(w: float, x: float, y: float, z: float) -> Floats:

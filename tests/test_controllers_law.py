@@ -12,15 +12,7 @@ from test_controllers_tick import AT_ONCE, BENT, FREE, HOME, MODEL, RNG, ROBOT, 
 
 from controllers.arm import Disturbance, SimArm
 from controllers.cell import Payload
-from controllers.law import (
-    Admittance,
-    AdmittanceOptions,
-    Law,
-    LawOptions,
-    gravity_compensation,
-    joint_impedance,
-    operational_space,
-)
+from controllers.law import Law, LawOptions, gravity_compensation, joint_impedance, operational_space
 from controllers.model import ArmModel, arm_model
 from controllers.robot import PRESETS, by_name, load_robot, presets
 from robo_rl import geometry as g
@@ -314,18 +306,6 @@ def test_late_torques_do_not_shake_the_arm():
     assert np.linalg.norm(arm.pose()[0] - pos - [0, 0.1, 0]) < 1e-3 and np.abs(arm.model.dq).max() < 1e-2
 
 
-def test_admittance_gives_way_by_f_over_k_and_comes_back():
-    a = Admittance(AdmittanceOptions(), (0.5, 0.0, 0.3), (1.0, 0.0, 0.0, 0.0))
-    for _ in range(4000):
-        pos, quat = a.tick((0.5, 0.0, 0.3), (1.0, 0.0, 0.0, 0.0), (20.0, 0, 0, 0, 0, 1.0), 1e-3)
-    assert pos == pytest.approx((0.6, 0.0, 0.3), abs=1e-4)
-    assert g.log1(*quat) == pytest.approx((0, 0, 0.1), abs=1e-4)
-    for k in range(4000):
-        wrench = (math.nan,) * 6 if k % 2 else (20.0, 0, math.nan, 0, 0, 1.0)
-        pos, quat = a.tick((0.5, 0.0, 0.3), (1.0, 0.0, 0.0, 0.0), wrench, 1e-3)
-    assert pos == pytest.approx((0.5, 0.0, 0.3), abs=1e-4)
-
-
 # ---- memory: activation, ramps, limits, rates --------------------------------------------------------------
 
 
@@ -433,7 +413,6 @@ def test_defect_6_operational_space_with_a_torque_rate_limit_survives_a_large_st
         (lambda: LawOptions(torque_fraction=1.5), "torque_fraction"),
         (lambda: Law(LawOptions(posture_stiffness=(1.0,) * 6), ROBOT), "one number or 7"),
         (lambda: Law(LawOptions(friction=True), ROBOT), "no identified friction"),
-        (lambda: AdmittanceOptions(mass=(0.0, 1.0)), "mass above 0"),
     ],
 )
 def test_wrong_input_is_one_clear_line(call, says):

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from test_controllers_tick import BENT, FREE, HOME, MODEL, ROBOT, law_at
 
-from controllers.law import (
-    Admittance,
-    AdmittanceOptions,
-    Law,
-    LawOptions,
-    gravity_compensation,
-    joint_impedance,
-    operational_space,
-)
+from controllers.law import Law, LawOptions, gravity_compensation, joint_impedance, operational_space
 from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
@@ -78,7 +70,6 @@ def test_the_defaults_of_the_law_and_of_its_three_kin():
     floating = {"stiffness": (0.0,) * 6, "nullspace": "none", "posture_stiffness": 0.0}
     assert asdict(gravity_compensation(ramp=0.0)) == DEFAULTS | floating | {"ramp": 0.0}
     assert asdict(operational_space()) == DEFAULTS | {"task": "operational_space", "stiffness": (400.0,) * 6}
-    assert asdict(AdmittanceOptions()) == {"mass": (1.0, 0.1), "stiffness": (200.0, 10.0), "damping": None}
 
 
 @pytest.mark.parametrize(
@@ -344,35 +335,6 @@ def test_a_pose_that_is_no_number_on_one_axis_is_a_fault_and_no_clipped_error(ax
     (law.reference.pos if axis < 3 else law.reference.quat)[axis % 3] = np.nan
     law.reference._m["settled"] = 1  # the reference stays as it is
     assert law.tick(MODEL, 1e-3).tolist() == held.tolist() and law.faults == 1
-
-
-@pytest.mark.parametrize("axis", range(6))
-def test_admittance_moves_along_the_axis_of_the_force_alone_and_as_its_equation_says(axis):
-    options = AdmittanceOptions(mass=(2.0, 0.3), stiffness=(100.0, 5.0), damping=(30.0, 2.0))
-    a = Admittance(options, (0.5, -0.1, 0.3), (1.0, 0.0, 0.0, 0.0))
-    m, k, d = (row[axis // 3] for row in (options.mass, options.stiffness, options.damping))
-    x = v = 0.0
-    for _ in range(200):
-        wrench = np.zeros(6)
-        wrench[axis] = 3.0
-        pos, quat = a.tick((0.5, -0.1, 0.3), (1.0, 0.0, 0.0, 0.0), tuple(wrench), 2e-3)
-        v += 2e-3 / m * (3.0 - d * v - k * x)
-        x += 2e-3 * v
-    moved = np.concatenate([np.subtract(pos, (0.5, -0.1, 0.3)), g.log1(*quat)])
-    assert moved[axis] == pytest.approx(x, rel=1e-9) and x > 0.005
-    assert np.abs(np.delete(moved, axis)).max() < 1e-12
-    critical = Admittance(replace(options, damping=None), pos, quat).damping
-    assert critical == pytest.approx((2 * math.sqrt(200), 2 * math.sqrt(1.5)))
-    assert a.damping == (30.0, 2.0)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"mass": (1.0, 0.0)}, {"mass": (-1.0, 1.0)}, {"stiffness": (0.0, -1.0)}, {"damping": (0.0, -1.0)}]
-)
-def test_admittance_refuses_what_has_no_motion(bad):
-    with pytest.raises(UserError, match="admittance needs mass above 0, stiffness and damping at least 0"):
-        AdmittanceOptions(**bad)
-    assert AdmittanceOptions(stiffness=(0.0, 0.0), damping=(0.0, 0.0)).stiffness == (0.0, 0.0)
 
 
 def test_a_law_with_friction_needs_a_robot_whose_friction_is_known():

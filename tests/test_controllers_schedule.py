@@ -208,15 +208,6 @@ def test_the_jacobian_can_come_from_the_policy():
     assert np.allclose(2 * half, s.guided_velocity(v, x, 0.5, y, w) - v)
 
 
-def test_a_committed_prefix_is_set_hard_and_clean():
-    x, prefix = np.zeros((4, 2)), np.ones((3, 2))
-    assert s.with_prefix(x, prefix, 2).tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]] and not x.any()
-    assert s.prefix_times(0.7, 4, 2).tolist() == [0, 0, 0.7, 0.7]
-    assert np.array_equal(s.with_prefix(x, prefix, 0), x)  # delay 0 is the plain policy
-    with pytest.raises(UserError, match=r"delay must be in \[0, 3\]"):
-        s.with_prefix(x, prefix, 4)
-
-
 def test_the_leftover_is_what_has_not_run():
     schedule = Schedule(DT, 1)
     assert schedule.leftover(0.0, 3)[1] == 0
