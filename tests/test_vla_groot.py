@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_vla_processor import processor
 from test_vla_weights import refused
 from vla_goldens import STEPS, golden_file, inputs, outputs, weights
 
@@ -30,7 +31,7 @@ from robo_rl.policies.vla.examine import examine
 from robo_rl.policies.vla.groot import in_order, packed, ticks
 from robo_rl.policies.vla.keys import LAYOUTS, OURS, recognise
 from robo_rl.policies.vla.make import config_of, empty_model, load_model, make_model, settings_of, vla_config
-from robo_rl.policies.vla.processor import Processor, of_family
+from robo_rl.policies.vla.processor import of_family
 from robo_rl.policies.vla.weights import SINGLE
 
 KINDS = ("groot", "groot_n17")
@@ -390,7 +391,7 @@ def test_the_prompt_of_published_weights_has_a_place_for_every_picture(tmp_path)
     pieces.add_special_tokens([AddedToken(t, special=True) for t in ("<IMG_CONTEXT>", "<|image_pad|>")])
     pieces.save(str(tmp_path / "tokenizer.json"))
     for family, mark, text in (("groot", 2, "Red cube!"), ("groot_n17", 3, "red cube")):
-        made = Processor.from_options(
+        made = processor(
             of_family(family, views=("a", "b"), state=2, action=2, image_size=8),
             tmp_path,
             {k: {"min": -np.ones(2), "max": np.ones(2)} for k in ("state", "action")},

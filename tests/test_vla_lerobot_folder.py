@@ -305,7 +305,7 @@ def test_words_that_say_how_good_the_policy_is_are_told(tmp_path):
 )
 def test_what_lerobot_would_do_otherwise_is_refused_in_one_line(changes, line):
     statistics = {key: {"mean": np.zeros(3), "std": np.ones(3)} for key in ("state", "action")}
-    made = Processor.from_options(
+    made = test_vla_processor.processor(
         of_family("pi0", views=("front",), slots=1, state=3, action=3, **changes), "words:512", statistics
     )
     policy = make_policy(PolicyOptions(kind="pi0", horizon=6, execute=4), SPEC, 0)

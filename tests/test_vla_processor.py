@@ -28,6 +28,12 @@ def statistics(state: int = 3, action: int = 2, **more) -> dict:
     return {"state": of(state), "action": of(action), **more}
 
 
+def processor(options, words, numbers: dict) -> Processor:
+    out = Processor(options, tokeniser.load(words))
+    out.take(numbers)
+    return out
+
+
 def made(family: str = "pi0", words: str = "words:512", **changes) -> Processor:
     options = of_family(
         family,
@@ -40,7 +46,7 @@ def made(family: str = "pi0", words: str = "words:512", **changes) -> Processor:
             **changes,
         },
     )
-    return Processor.from_options(options, words, statistics(options.state, options.action))
+    return processor(options, words, statistics(options.state, options.action))
 
 
 def observation(n: int = 2) -> dict:
@@ -225,19 +231,6 @@ def test_statistics_of_every_kind_go_in_and_out_as_lerobot_and_openpi_define_the
     torch.testing.assert_close(norm(x)[:, :1], torch.tensor([[-0.7 / (1 + 1e-6) * 2 - 1]]))
     norm.take(first, second)  # ours: an axis that never moves is shifted alone
     torch.testing.assert_close(norm(x)[:, 1], torch.tensor([-3.5]))
-
-
-@pytest.mark.parametrize("kind", ["mean_std", "quantiles", "min_max", "identity"])
-def test_actions_relative_to_the_state_come_back_in_their_own_units(kind):
-    p = made(action_kind=kind, delta=(True, False))
-    actions, state = torch.randn(4, 5, 2) * 100, torch.randn(4, 3) * 100
-    x = p.actions_in(actions, state)
-    assert x.shape == (4, 5, 32) and p.action_mask.sum() == 2 and not bool(x[..., 2:].any())
-    torch.testing.assert_close(p.actions_out(x, state), actions, atol=1e-4, rtol=1e-5)
-    moved = p.actions_in(actions + state[:, None, :2], state)
-    torch.testing.assert_close(
-        p.action_norm.inverse(moved[..., :2])[..., 0], actions[..., 0], atol=1e-4, rtol=1e-5
-    )
 
 
 def test_the_state_is_normalised_and_padded():
@@ -437,7 +430,6 @@ def test_state_or_action_of_another_width_is_refused():
         "trained on 3",
         "x, y, z",
     )
-    refused(lambda: p.actions_in(torch.zeros(1, 2, 3), torch.zeros(1, 3)), "3 numbers", "trained on 2")
     refused(lambda: p.take(statistics(4)), "4 numbers", "has 3")
 
 
@@ -445,7 +437,7 @@ def test_absent_quantiles_are_refused_with_the_command_that_makes_them():
     own = statistics(action=2) | {"action": {"mean": [0, 0], "std": [1, 1]}}
     options = of_family("pi05", state=3, action=2)
     refused(
-        lambda: Processor.from_options(options, "words:512", own),
+        lambda: processor(options, "words:512", own),
         "q01 and q99 of the action",
         "mean, std",
         "robo_rl data stats",

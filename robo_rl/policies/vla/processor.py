@@ -220,20 +220,6 @@ class Processor(nn.Module):
         self.register_buffer("relative", relative, persistent=False)
         self.is_relative = bool(relative.any())
 
-    @classmethod
-    def from_options(
-        cls,
-        options: ProcessorOptions,
-        words: "Tokeniser | str | Path",
-        statistics: Statistics,
-        eps: float | None = None,
-        plus: bool = False,
-    ) -> "Processor":
-        """A processor with `statistics` of state and action (see `AxisNormaliser` for eps and plus)."""
-        made = cls(options, words if isinstance(words, Tokeniser) else tokenisers.load(words))
-        made.take(statistics, eps, plus)
-        return made
-
     def take(
         self,
         statistics: Statistics,
@@ -353,28 +339,6 @@ class Processor(nn.Module):
         return ids
 
     # ---- actions
-
-    @property
-    def action_mask(self) -> Tensor:
-        """bool [W]: the entries of a model's action that the robot has."""
-        return torch.arange(self.options.width, device=self.action_norm.shift.device) < self.options.action
-
-    def actions_in(self, actions: Tensor, state: Tensor) -> Tensor:
-        """Actions [B,H,A] in their own units, and the state [B,S] that they were taken in -> the model's
-        [B,H,W]."""
-        if actions.shape[-1] != self.options.action:
-            raise UserError(
-                f"actions have {actions.shape[-1]} numbers, this policy was trained on {self.options.action}"
-                f"{self._named(self.options.action_names)}"
-            )
-        return pad(
-            self.action_norm(actions - self.origin(state)[:, None]),
-            (0, self.options.width - self.options.action),
-        )
-
-    def actions_out(self, x: Tensor, state: Tensor) -> Tensor:
-        """The inverse of `actions_in`: [B,H,W] -> [B,H,A] in their own units."""
-        return self.action_norm.inverse(x[..., : self.options.action]) + self.origin(state)[:, None]
 
     def origin(self, state: Tensor) -> Tensor:
         """[B,A]: the state [B,S] that relative actions begin at, 0 for axes that are not relative."""
