@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from oracle import Oracle
 from toys import PointReach
 
 import robo_rl
@@ -37,7 +38,6 @@ from world_models.latent import Latent, LatentOptions, build, latent_options
 from world_models.learning import world_spec
 from world_models.model import Frames
 from world_models.options import KINDS, EncodedConfig
-from world_models.oracle import Oracle
 from world_models.recorded import Recorded, check, check_fits
 
 LIMIT = 20

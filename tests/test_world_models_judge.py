@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
+from oracle import Oracle
 from test_world_models import LIMIT, record
 from toys import PointReach
 
@@ -19,7 +20,6 @@ from world_models import judge as judges
 from world_models.env import WorldEnv
 from world_models.judge import Classifier, ClassifierOptions, Endpoint, Seen, confusion
 from world_models.judge_http import Server
-from world_models.oracle import Oracle
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from oracle import Oracle
 from PIL import Image
 from test_world_models import LIMIT, record
 from test_world_models_judge import Stand, Watched
@@ -22,7 +23,6 @@ from world_models.imagine import play
 from world_models.judge import confusion
 from world_models.judge_http import KEY, ChatJudge, Endpoint
 from world_models.judge_protocol import Clips, Seen, clip_rows
-from world_models.oracle import Oracle
 
 
 class Chat:

@@ -135,7 +135,7 @@ class WorldEnv(ControlEnv):
         return self._obs(), {"success": self.success.copy()}
 
     def _begin(self, ids: np.ndarray, starts: np.ndarray) -> None:
-        # it makes its own first observations (world_models.oracle)
+        # it makes its own first observations
         if first := getattr(self.model, "first", None):
             obs, task = first(starts)
         else:
