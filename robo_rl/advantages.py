@@ -81,8 +81,9 @@ def pool_advantage(outcome: Tensor, group: Tensor, n: int) -> tuple[Tensor, Tens
     [N], picked [N] bool).
 
     n of a pool are picked, half successes (above 1/2) and half failures as far as there are any; which of
-    those that are alike is drawn from the ids. Of one pool: `ada_pick` and `ada_advantage` of
-    robo_rl/rollout_control/allocation.py. Source: arXiv 2510.04996.
+    those that are alike is drawn from the ids. The mean of the picked ones would be near 1/2 by construction.
+    The rule that stops a pool looks at outcomes, so the pool's mean is not unbiased either: it lowers the
+    bias, it does not remove it. Source: arXiv 2510.04996.
     """
     _, pool, size = group.unique(return_inverse=True, return_counts=True)
     good = outcome > 0.5

@@ -32,22 +32,6 @@ def test_the_two_rules_of_reinforce_ada_end_a_task_where_they_say():
         a.ada_finished(good, made, 4, "both")
 
 
-def test_one_success_of_thirty_two_is_picked_and_the_baseline_is_the_pools():
-    outcome = np.zeros(32)
-    outcome[7] = 1
-    picked = a.ada_pick(outcome, 4, np.random.default_rng(0))
-    assert len(set(picked)) == 4 and 7 in picked
-    adv = a.ada_advantage(outcome, picked)
-    assert adv.max() == pytest.approx(1 - 1 / 32) and adv.min() == pytest.approx(-1 / 32)
-
-
-@pytest.mark.parametrize("good", [0, 1, 2, 5, 9, 10])
-def test_what_is_picked_is_half_and_half_as_far_as_there_are_any(good):
-    outcome = np.arange(10) < good
-    picked = a.ada_pick(outcome.astype(float), 4, np.random.default_rng(1))
-    assert len(set(picked)) == 4 and outcome[picked].sum() == min(max(2, 4 - (10 - good)), good)
-
-
 # ---- XRPO
 
 

@@ -10,7 +10,11 @@ from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models import eva
 
-LIMITS = eva.joint_limits()
+LIMITS = eva.MotionLimits(
+    speed=(*(0.85 * v for v in (3.1416, 3.4034, 3.1416, 3.927, 3.927, 3.927)), 2.0),  # the paper's arm
+    acceleration=(5.0,) * 6 + (10.0,),
+    weight=(1.0,) * 6 + (0.2,),
+)
 DT = 1 / 30
 
 
@@ -166,7 +170,8 @@ def test_the_inverse_model_recovers_commands_of_a_linear_arm_and_its_score_tells
     shaking = smooth + torch.tensor([0.01, 0.1, 0.02]) * torch.randn(
         smooth.shape, generator=torch.Generator().manual_seed(0)
     )
-    a, b = (float(eva.executability(model, c, CONTROL)) for c in (smooth, shaking))
+    decoded = (eva.positions(eva.decode(model, c), CONTROL) for c in (smooth, shaking))
+    a, b = (float(eva.score(x, CONTROL.period, eva.limits_of(CONTROL))) for x in decoded)
     assert a > b
     with pytest.raises(UserError, match="at least 64"):
         eva.fit_inverse(x[:10], after[:10], actions[:10])

@@ -92,16 +92,6 @@ def test_rows_and_transitions_are_each_other_s_inverse():
         assert np.array_equal(getattr(back, name), getattr(t, name).astype(getattr(back, name).dtype))
 
 
-def test_recorded_episodes_become_transitions_without_one_across_their_border():
-    state = np.arange(5, dtype=np.float32)[:, None]
-    t = synther.of_episodes(state, state, state[:, 0], np.array([0, 3]), np.array([3, 5]))
-    assert (
-        t.obs[:, 0].tolist() == [0, 1, 3]
-        and t.next_obs[:, 0].tolist() == [1, 2, 4]
-        and not t.terminated.any()
-    )
-
-
 def test_samples_stay_in_the_data_s_range_are_decided_by_the_seed_and_come_in_any_number():
     t = linear()
     up = Upsampler(t, TINY)

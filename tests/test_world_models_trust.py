@@ -256,14 +256,6 @@ def test_reliability_and_its_error_by_hand():
     assert trust.calibration_error(table) == pytest.approx((0.15 + 0.35) / 2)
 
 
-def test_the_number_of_starts_an_alarm_needs_grows_as_the_gap_nears_the_tolerance():
-    assert (
-        trust.minimum_starts(0.5, 0.15) < trust.minimum_starts(0.3, 0.15) < trust.minimum_starts(0.3, 0.15, 8)
-    )
-    with pytest.raises(UserError, match="never passes"):
-        trust.minimum_starts(0.1, 0.15)
-
-
 def test_fine_detail_tells_soft_frames_from_sharp_ones_in_a_wrong_place():
     rng = np.random.default_rng(0)
     true = rng.integers(0, 256, (6, 2, 16, 16, 3), np.uint8)

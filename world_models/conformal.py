@@ -50,19 +50,6 @@ def factors(score: np.ndarray, seen: np.ndarray, episode: np.ndarray, level: flo
     return np.array([weighted_quantile(score[m, t], episode[m], level) for t, m in enumerate(seen.T)])
 
 
-def whole_factor(
-    score: np.ndarray, seen: np.ndarray, episode: np.ndarray, q: np.ndarray, level: float = LEVEL
-) -> float:
-    """c >= 0: in `level` of new episodes a window lies below c q_t max(uncertainty_t, TINY) at every step up
-    to its end (of those with a finite q_t)."""
-    known = np.isfinite(q) & (q > 0)
-    if not known.any():
-        return float("inf")
-    ratio = np.where(seen[:, known], score[:, known] / q[known], 0)
-    some = seen[:, known].any(1)
-    return weighted_quantile(ratio.max(1)[some], episode[some], level)
-
-
 def folds_of(episode: np.ndarray, folds: int, seed: int) -> np.ndarray:
     """int64[B]: which of `folds` parts each window belongs to; the windows of an episode stay together."""
     names, which = np.unique(episode, return_inverse=True)

@@ -63,16 +63,6 @@ class Penalties:
         in_range("penalties.scale", self.scale, 0, 1e12, open_low=True)
 
 
-def joint_limits(joints: int = 6, gripper: bool = True) -> MotionLimits:
-    """The paper's arm: 85 % of the joints' rated speeds [rad/s], 5 rad/s^2; the gripper weighs a fifth."""
-    speed = tuple(0.85 * v for v in (3.1416, 3.4034, 3.1416, 3.927, 3.927, 3.927, 3.927)[:joints])
-    return MotionLimits(
-        speed=speed + (2.0,) * gripper,
-        acceleration=(5.0,) * joints + (10.0,) * gripper,
-        weight=(1.0,) * joints + (0.2,) * gripper,
-    )
-
-
 def limits_of(control: ControlSpec, headroom: float = 1.0, ramp: float = 0.1) -> MotionLimits:
     """Limits of what a delta or rate action commands: the speed of a full command, reached within `ramp` [s].
 
@@ -266,16 +256,3 @@ def fit_inverse(
 def decode(model: InverseDynamics, clip: Tensor) -> Tensor:
     """Observations [B,T+1,D] -> the actions between them [B,T,A]."""
     return model(clip[:, :-1], clip[:, 1:])
-
-
-def executability(
-    model: InverseDynamics,
-    clip: Tensor,
-    control: ControlSpec,
-    penalties: Penalties = Penalties(),
-    limits: "MotionLimits | None" = None,
-) -> Tensor:
-    """Score of imagined observations [B,T+1,D] -> [B]: decoded, integrated to positions, judged."""
-    return score(
-        positions(decode(model, clip), control), control.period, limits or limits_of(control), penalties
-    )

@@ -66,17 +66,6 @@ class Transitions:
         return len(self.obs)
 
 
-def of_episodes(
-    state: np.ndarray, action: np.ndarray, reward: np.ndarray, first: np.ndarray, end: np.ndarray
-) -> Transitions:
-    """Recorded episodes (rows first[e] .. end[e]-1) as transitions; the last step of each has no successor
-    and is left out, so no transition here is terminal."""
-    inner = np.ones(len(state), bool)
-    inner[np.asarray(end) - 1] = False
-    at = np.flatnonzero(inner)
-    return Transitions(state[at], action[at], reward[at], state[at + 1], np.zeros(len(at), bool))
-
-
 def rows_of(t: Transitions) -> np.ndarray:
     """float32 [M, 2S+A+2]."""
     return np.concatenate([t.obs, t.action, t.reward[:, None], t.next_obs, t.terminated[:, None]], 1).astype(

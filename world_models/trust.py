@@ -8,7 +8,6 @@ episodes or starts.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
-from statistics import NormalDist
 
 import numpy as np
 
@@ -415,12 +414,3 @@ def calibration_error(table: Sequence[Bin]) -> float:
     """Expected calibration error: sum of n |predicted - actual| / sum of n."""
     total = sum(b.n for b in table)
     return sum(b.n * abs(b.predicted - b.actual) for b in table) / total if total else nan
-
-
-def minimum_starts(gap: float, tolerance: float, policies: int = 1, level: float = 0.95) -> int:
-    """About how many starts let an alarm at `tolerance` see a true gap of `gap` (worst variance, 50 %
-    power)."""
-    if gap <= tolerance:
-        raise UserError(f"a gap of {gap:g} never passes a tolerance of {tolerance:g}")
-    z = NormalDist().inv_cdf(1 - (1 - level) / (2 * policies))
-    return int(np.ceil((z / (gap - tolerance)) ** 2 * 0.5))

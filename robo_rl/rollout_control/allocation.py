@@ -38,24 +38,6 @@ def ada_finished(successes: Ints, episodes: Ints, n: int, rule: str) -> Bools:
     raise UserError(f"the rule of Reinforce-Ada must be positive or balance, got {rule!r}")
 
 
-def ada_pick(outcome: Floats, n: int, rng: np.random.Generator) -> Ints:
-    """n of a pool of outcomes [M], half successes and half failures as far as there are any, each half at
-    random."""
-    good, bad = (rng.permutation(np.flatnonzero(x)) for x in (outcome > 0.5, outcome <= 0.5))
-    from_good = min(len(good), max(n // 2, n - len(bad)))
-    return np.sort(np.concatenate([good[:from_good], bad[: n - from_good]])).astype(np.int64)
-
-
-def ada_advantage(outcome: Floats, picked: Ints) -> Floats:
-    """Advantage of the picked members: outcome less the mean of the *whole pool* [M], without a deviation.
-
-    The mean of the picked ones would be near 1/2 by construction. The rule that stops a pool looks at
-    outcomes, so the pool's mean is not unbiased either: it lowers the bias, it does not remove it. Of many
-    pools: `robo_rl.advantages.pool_advantage`.
-    """
-    return outcome[picked] - outcome.mean()
-
-
 @dataclass(frozen=True, slots=True)
 class AdaRounds:
     """The rounds of one start: `n` episodes each, until `rule` says that it is finished or `most` were

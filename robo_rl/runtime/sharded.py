@@ -64,18 +64,6 @@ def shard(policy: nn.Module, mesh=None) -> nn.Module:
     return policy
 
 
-def own_rows(batch: Tensor) -> Tensor:
-    """The rows of a minibatch [B] that this rank learns from; B must divide evenly or the mean would be
-    another."""
-    world, rank = dist.get_world_size(), dist.get_rank()
-    if len(batch) % world:
-        raise UserError(
-            f"a minibatch of {len(batch)} rows does not divide over {world} ranks; "
-            f"choose --rl.minibatch as a multiple of {world}"
-        )
-    return batch[rank::world]
-
-
 def gather(policy: nn.Module, changed: bool = False) -> dict[str, Tensor]:
     """Whole weights of a sharded policy on rank 0, {} on the others, which hold one at a time (a collective
     call). `changed`: those alone that learning changes (with adapters not the frozen ones)."""
@@ -86,12 +74,6 @@ def gather(policy: nn.Module, changed: bool = False) -> dict[str, Tensor]:
         if dist.get_rank() == 0:
             out[k] = whole
     return out
-
-
-def whole_gradients(policy: nn.Module) -> dict[str, Tensor]:
-    """Whole gradients, on every rank (a collective call)."""
-    grads: dict[str, Any] = {k: p.grad for k, p in policy.named_parameters() if p.grad is not None}
-    return {k: g.full_tensor() if hasattr(g, "full_tensor") else g for k, g in grads.items()}
 
 
 # ---- a learner of several processes ------------------------------------------------------------------------

@@ -23,7 +23,6 @@ __all__ = [
     "make_mujoco",
     "parse_randomise",
     "rates",
-    "raw_rate",
 ]
 
 ENV, PICTURES = 5000, 4  # bytes of an env, measured with 50,000; pictures of one: two views, drawn and given
@@ -130,8 +129,3 @@ def rates(task: str = "", num_envs: int = 256, threads: int = 0, seconds: float 
     else:
         from sims.mujoco.env import rates as measure
     return measure(task, num_envs, threads, seconds)
-
-
-def raw_rate(task: str = "", num_envs: int = 256, threads: int = 0, seconds: float = 1.0) -> float:
-    """Control steps/s of the bare physics batch of `task`: the limit for the env's own rate."""
-    return rates(task, num_envs, threads, seconds)["raw"]

@@ -455,8 +455,3 @@ def rates(task: str, num_envs: int, threads: int = 0, seconds: float = 1.0) -> d
         rounds += 1
     env.close()
     return {k: rounds * horizon * num_envs / t for k, t in spent.items()}
-
-
-def raw_rate(task: str, num_envs: int, threads: int = 0, seconds: float = 1.0) -> float:
-    """Control steps/s of `Batch` alone with random controls on the states such a run visits."""
-    return rates(task, num_envs, threads, seconds)["raw"]
