@@ -17,7 +17,7 @@ and nothing is commanded.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -379,14 +379,23 @@ class Bridge:
     def report(self, latency: Latency | None = None) -> str:
         """One line: rows executed, times of inference, contracts that the governor enforced. latency: of the
         policy, where this clock stands still while it decides."""
-        seen, c = (latency or self.latency).summary(), self.schedule.counts
-        times = (
-            f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms"
-            if seen["count"]
-            else "no inference"
-        )
-        rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
-        chunks, commands = plural(int(seen["count"]), "chunk"), plural(self.commands, "command")
-        broken = ", ".join(f"{n} {k}" for k, n in sorted(self.governor.counts.items())) or "none"
         beyond = f", {self.cut} beyond the axes' ranges" if self.cut else ""
-        return f"{chunks}, {times}; rows {rows}{beyond}; {commands}; contracts violated: {broken}"
+        return report_of(
+            latency or self.latency, self.schedule.counts, self.commands, self.governor.counts, beyond
+        )
+
+
+def report_of(
+    latency: Latency, c: Mapping[str, int], sent: int, violated: Mapping[str, int], beyond: str = ""
+) -> str:
+    """`Bridge.report` of counts: of rows (`beyond` is added to them), commands and violated contracts."""
+    seen = latency.summary()
+    times = (
+        f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms"
+        if seen["count"]
+        else "no inference"
+    )
+    rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
+    chunks, commands = plural(int(seen["count"]), "chunk"), plural(sent, "command")
+    broken = ", ".join(f"{n} {k}" for k, n in sorted(violated.items())) or "none"
+    return f"{chunks}, {times}; rows {rows}{beyond}; {commands}; contracts violated: {broken}"

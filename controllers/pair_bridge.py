@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controllers.bridge import AXES, Bridge, PolicyInterface
+from controllers.bridge import AXES, Bridge, PolicyInterface, report_of
 from controllers.chunking import ChunkRunner, Prefix
 from controllers.data_interface import BLEND, TURNS, next_joints
 from controllers.governor import ACTIVE, ARMED
@@ -27,7 +27,7 @@ from controllers.pair_governor import PairGovernor, Separation
 from controllers.policy_client import PolicyClient
 from controllers.schedule import Latency
 from controllers.transport import CompressedImage, Text, Transport
-from robo_rl.errors import UserError, in_range, plural
+from robo_rl.errors import UserError, in_range
 
 UNITS = {"rad": 1.0, "deg": math.pi / 180, "1": 1.0, "%": 0.01}
 
@@ -322,15 +322,7 @@ class PairBridge:
     def report(self, latency: Latency | None = None) -> str:
         """One line: rows executed, times of inference, contracts that the governors enforced, how near the
         arms were. latency: as `Bridge.report`'s."""
-        seen, c = (latency or self.latency).summary(), self.schedule.counts
-        times = (
-            f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms"
-            if seen["count"]
-            else "no inference"
-        )
-        rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
-        chunks, commands = plural(int(seen["count"]), "chunk"), plural(self.commands, "command")
-        broken = ", ".join(f"{n} {k}" for k, n in sorted(self.governor.counts.items())) or "none"
         s = self.governor.separation
         apart = "" if s is None or s.least == math.inf else f"; least distance {1000 * s.least:.0f} mm"
-        return f"{chunks}, {times}; rows {rows}; {commands}; contracts violated: {broken}{apart}"
+        said = report_of(latency or self.latency, self.schedule.counts, self.commands, self.governor.counts)
+        return said + apart

@@ -39,9 +39,9 @@ def digest(event: dict) -> str:
 class Trace:
     """Events in memory, and in a file where one is given."""
 
-    def __init__(self, path: "str | Path | None" = None, keep: bool = True):
+    def __init__(self, path: "str | Path | None" = None):
         self.events: list[dict] = []
-        self.last, self.count, self.keep = GENESIS, 0, keep
+        self.last, self.count = GENESIS, 0
         self.file: TextIO | None = None
         if path:
             self.file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115, closed by `close`
@@ -50,8 +50,7 @@ class Trace:
         event = {"i": self.count, "t": plain(float(t)), "kind": kind, "data": plain(data), "prev": self.last}
         event["hash"] = self.last = digest(event)
         self.count += 1
-        if self.keep:
-            self.events.append(event)
+        self.events.append(event)
         if self.file:
             self.file.write(json.dumps(event, separators=(",", ":")) + "\n")
 

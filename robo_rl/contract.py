@@ -10,6 +10,9 @@ from gymnasium.vector import VectorEnv
 from robo_rl.errors import UserError
 from robo_rl.types import ControlSpec
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 RESET_OPTIONS = ("reset_mask", "starts")
 
 
@@ -70,6 +73,19 @@ def read_actions(actions, num_envs: int, action_dim: int) -> np.ndarray:
         raise UserError(f"actions must be finite, got NaN or infinity in env {', '.join(map(str, bad[:5]))}")
     a = np.maximum(a, -1.0)  # two calls on a small array take a third of the time of `clip`
     return np.minimum(a, 1.0, out=a)
+
+
+def read_device_actions(actions, shape: tuple[int, ...], device) -> "Tensor":
+    """Actions as float32 `shape` [N, A] on a device, as they came; UserError for another shape."""
+    import torch
+
+    try:
+        a = torch.as_tensor(actions, dtype=torch.float32, device=device)
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise UserError(f"actions must be numbers of shape {shape}: {e}") from None
+    if a.shape != shape:
+        raise UserError(f"actions must have shape {shape}, one row per env, got {tuple(a.shape)}")
+    return a
 
 
 def read_reset(

@@ -240,12 +240,11 @@ def read_json(
     kind: "type | tuple[type, ...]" = dict,
     *,
     limit: int = FILE,
-    nan: bool = False,
     remedy: str = "restore it from a copy or delete it",
 ) -> Any:
     """What a JSON file says (see `parse_json`); UserError naming it, with the remedy, where it is missing or
     damaged."""
-    return parse_json(read_bytes(path, limit), str(path), kind, limit=limit, nan=nan, remedy=remedy)
+    return parse_json(read_bytes(path, limit), str(path), kind, limit=limit, remedy=remedy)
 
 
 def kept_rows(path: "Path | None") -> list[dict]:

@@ -3,7 +3,10 @@
 import os
 import platform
 import subprocess
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 WRITTEN = tuple(
     f":(top,exclude){path}"  # by `--save` and `results page`
@@ -59,3 +62,16 @@ def git_hash(here: Path = Path(__file__).parent) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else ""
+
+
+def run_facts(folder: Path, config: Any) -> dict[str, Any]:
+    """What `run.json` of a world model in `folder` says: how it was made; config: a dataclass with a seed."""
+    return {
+        "name": folder.name,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "version": versions().get("robo_rl", ""),
+        "git": git_hash(),
+        "seed": config.seed,
+        "config": asdict(config),
+        "versions": versions(),
+    }

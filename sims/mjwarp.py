@@ -29,7 +29,7 @@ from gymnasium.vector import AutoresetMode
 from mujoco.batch import Batch
 from torch import Tensor
 
-from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_device_actions, read_reset
 from robo_rl.device_names import check_device
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.starts import StartStream
@@ -302,14 +302,7 @@ class MujocoWarpEnv(ControlEnv):
     def _actions(self, actions) -> Tensor:
         """float32 [N, A] on the device, clipped to [-1, 1]; UserError for another shape, and on the CPU for a
         NaN or an infinity."""
-        try:
-            a = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
-        except (TypeError, ValueError, RuntimeError) as e:
-            raise UserError(f"actions must be numbers of shape {self.action_space.shape}: {e}") from None
-        if a.shape != self.action_space.shape:
-            raise UserError(
-                f"actions must have shape {self.action_space.shape}, one row per env, got {tuple(a.shape)}"
-            )
+        a = read_device_actions(actions, self.action_space.shape, self.device)
         finite = a.isfinite()
         if self.checks_actions:
             if not finite.all():

@@ -286,7 +286,11 @@ def test_the_page_and_the_readme_say_what_the_files_of_results_say():
     """`robo_rl results page` makes them; the marks of age change with every commit and are left out."""
     found = kept()
     made = {"results.md": results_page.index_text(found, ROOT, "results")}
-    made |= {f"results/{file.path.stem}.md": results_page.topic_text(file, ROOT) for file in found}
+    drawn = {f"{file.path.stem}.svg": p for file in found if (p := results_page.picture(file.rows))}
+    made |= {
+        f"results/{file.path.stem}.md": results_page.topic_text(file, ROOT, f"{file.path.stem}.svg" in drawn)
+        for file in found
+    }
     for page, text in made.items():
         assert results_page.without_marks(text) == results_page.without_marks(
             (ROOT / "docs" / page).read_text()
@@ -294,7 +298,6 @@ def test_the_page_and_the_readme_say_what_the_files_of_results_say():
     assert {f"results/{p.name}" for p in (ROOT / "docs" / "results").glob("*.md")} == made.keys() - {
         "results.md"
     }
-    drawn = {f"{file.path.stem}.svg": p for file in found if (p := results_page.picture(file.rows))}
     assert drawn == {p.name: p.read_text() for p in (ROOT / "docs" / "results").glob("*.svg")}
     readme = (ROOT / "README.md").read_text()
     assert results_page.with_table(readme, found) == readme

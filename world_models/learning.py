@@ -5,7 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     UserError: data that no model can be learnt from, a folder that holds a run, a run of another kind.
     """
     from robo_rl import files
-    from robo_rl.provenance import git_hash, versions
+    from robo_rl.provenance import run_facts
 
     if config.resume:
         if not (Path(config.resume) / "run.json").exists():
@@ -132,18 +132,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     }[config.kind](config, data)
     with files.lock(folder):
         if not config.resume:
-            files.write_json(
-                folder / "run.json",
-                {
-                    "name": folder.name,
-                    "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                    "version": versions().get("robo_rl", ""),
-                    "git": git_hash(),
-                    "seed": config.seed,
-                    "config": asdict(config),
-                    "versions": versions(),
-                },
-            )
+            files.write_json(folder / "run.json", run_facts(folder, config))
         return fit_in(folder, config.kind, data, job, progress)
 
 

@@ -43,7 +43,7 @@ from robo_rl import files
 from robo_rl.data.reader import load as load_data
 from robo_rl.errors import UserError
 from robo_rl.log import Progress
-from robo_rl.provenance import git_hash, versions
+from robo_rl.provenance import run_facts
 from robo_rl.stats import bootstrap_mean
 from world_models import eva, recorded, trust
 from world_models import model as worlds
@@ -417,18 +417,7 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
         tuned.frames = model.frames
         worlds.save(tuned, folder / "model")
         files.write_json(folder / "tune.json", doc)
-        files.write_json(
-            folder / "run.json",
-            {
-                "name": folder.name,
-                "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "version": versions().get("robo_rl", ""),
-                "git": git_hash(),
-                "seed": config.seed,
-                "config": asdict(config),
-                "versions": versions(),
-            },
-        )
+        files.write_json(folder / "run.json", run_facts(folder, config))
     return folder, doc
 
 

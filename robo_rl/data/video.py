@@ -138,11 +138,11 @@ def encode(
     return count
 
 
-def codec_name(codec: str = "") -> str:
-    """Name of the format that `codec` (default: `encoder()`) makes: h264, av1, mpeg4."""
+def codec_name() -> str:
+    """Name of the format that `encoder()` makes: h264, av1, mpeg4."""
     import av
 
-    return av.Codec(codec or encoder(), "w").canonical_name
+    return av.Codec(encoder(), "w").canonical_name
 
 
 def encode_final(clip: np.ndarray, final: np.ndarray, fps: float) -> bytes:

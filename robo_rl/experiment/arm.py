@@ -150,25 +150,11 @@ def full_interface(config, policy_spec) -> PolicyInterface:
     return task_interface(config.task, config.control, task.views, task.image_size, whole=True)
 
 
-def make_live_env(
-    config,
-    policy_spec,
-    transport,
-    speed: float = TRAINING_SPEED,
-    controller: str = "joint",
-    robot: str = "sim",
-):
+def make_live_env(config, policy_spec, transport, speed: float, controller: str):
     """(env, body): the arm of `robo_rl sim-arm` behind a transport, in real time, as an env of the project's
     contract."""
-    return live_env(
-        config.task,
-        full_interface(config, policy_spec),
-        transport,
-        speed,
-        controller,
-        robot,
-        config.max_steps,
-    )
+    task = full_interface(config, policy_spec)
+    return live_env(config.task, task, transport, speed, controller, config.max_steps)
 
 
 def live_env(
@@ -177,14 +163,13 @@ def live_env(
     transport,
     speed: float,
     controller: str,
-    robot: str = "sim",
-    max_steps: int = 0,
+    max_steps: int,
     leave=lambda: None,
 ):
     """(env, body) of a task; `leave()` runs when the env is closed."""
     from sims.arm import ArmEnv
 
-    made, rule = load_robot(robot), scene_task(name or "pick_cube", "--task")
+    made, rule = load_robot("sim"), scene_task(name or "pick_cube", "--task")
     body = LiveArm(
         made,
         task,

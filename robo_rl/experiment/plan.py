@@ -137,7 +137,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def make_plan(config: TrainConfig, env=None) -> Plan:
+def make_plan(config: TrainConfig) -> Plan:
     """The plan of a run in a simulator. UserError: options that do not fit, as `train` would say."""
     from robo_rl.errors import UserError
     from robo_rl.experiment.envs import obs_spec, probe_env
@@ -155,7 +155,7 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     if replay and replay_options(config).synthetic:
         raise UserError("--plan does not count the model of --rl.synthetic: leave that out")
     torch.set_num_threads(config.torch_threads)
-    env = probe_env(config) if env is None else env
+    env = probe_env(config)
     config = with_latency(config, env)
     check(config, env, only_shapes if is_whole(config) else contextlib.nullcontext)
     spec = obs_spec(env, len(instructions(env)) > 1, config.policy.text)

@@ -46,10 +46,9 @@ class SimPair:
     """Both arms; `tick` is one control period. nodes: by the arms' names; governor: above theirs; t [s],
     ticks: of the scene.
 
-    transport: None makes one, DDS or in-process, as `make_sim_arm` does; topics begin with the arms'
-    names."""
+    The transport is DDS or in-process, as `make_sim_arm`'s; topics begin with the arms' names."""
 
-    def __init__(self, pair: ArmPair, options: SimArmOptions, transport: Transport | None = None):
+    def __init__(self, pair: ArmPair, options: SimArmOptions):
         pair.need_limits()
         if options.cameras or options.payload:
             raise UserError(
@@ -58,7 +57,7 @@ class SimPair:
             )
         self.pair, self.dt, self.ticks, self.count = pair, DT, 0, 0
         self.bus = Bus(lambda: self.ticks * self.dt)  # where they are on no network
-        self.transport = transport or (
+        self.transport: Transport = (
             LoopbackTransport(self.bus, "sim_arm")
             if options.lockstep and options.domain < 0
             else connect(

@@ -72,8 +72,9 @@ def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
         )
     repository, topics = repository_of(folder), page.with_suffix("")
     made = {page: index_text(found, repository, topics.name)}
-    made |= {topics / f"{file.path.stem}.md": topic_text(file, repository) for file in found}
-    made |= {topics / f"{file.path.stem}.svg": drawn for file in found if (drawn := picture(file.rows))}
+    drawn = {file.path.stem: picture(file.rows) for file in found}
+    made |= {topics / f"{f.path.stem}.md": topic_text(f, repository, bool(drawn[f.path.stem])) for f in found}
+    made |= {topics / f"{stem}.svg": svg for stem, svg in drawn.items() if svg}
     if readme is not None and text is not None:
         made[readme] = with_table(text, found)
     for path, content in made.items():
@@ -110,10 +111,9 @@ def index_text(found: Sequence[ResultFile], repository: "Path | None", folder: s
     return "\n".join(parts) + "\n"
 
 
-def topic_text(file: ResultFile, repository: "Path | None") -> str:
-    """The page of one file of results in Markdown."""
+def topic_text(file: ResultFile, repository: "Path | None", drawn: bool) -> str:
+    """The page of one file of results in Markdown; drawn: there is a picture of it."""
     about = [f"{file.about}\n"] if file.about else []
-    drawn = picture(file.rows)
     return "\n".join(
         [
             f"# {file.title}\n",

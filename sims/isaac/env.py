@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_device_actions, read_reset
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.isaac.ports import GymPort, LabPort
@@ -102,14 +102,7 @@ class IsaacEnv(ControlEnv):
 
     def _actions(self, actions) -> torch.Tensor:
         """float32 [N, A] on the device, clipped to [-1, 1]; UserError for another shape or a NaN."""
-        try:
-            a = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
-        except (TypeError, ValueError, RuntimeError) as e:
-            raise UserError(f"actions must be numbers of shape {self.action_space.shape}: {e}") from None
-        if a.shape != self.action_space.shape:
-            raise UserError(
-                f"actions must have shape {self.action_space.shape}, one row per env, got {tuple(a.shape)}"
-            )
+        a = read_device_actions(actions, self.action_space.shape, self.device)
         if not torch.isfinite(a).all():
             raise UserError("actions must be finite, got NaN or infinity")
         return a.clamp(-1.0, 1.0)

@@ -27,9 +27,8 @@ from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read
 from robo_rl.errors import LostDaemon, UserError
 from robo_rl.files import parse_json
 from robo_rl.starts import StartStream
-from robo_rl.types import ActionAxis, ControlSpec
 from sims.maniskill import wire
-from sims.maniskill.tasks import EXPERT_REMEDY, instruction
+from sims.maniskill.tasks import EXPERT_REMEDY, control_spec, instruction
 
 # s, importing ManiSkill and building the envs; a software renderer compiles for a minute
 START_DEADLINE = 600.0
@@ -180,20 +179,11 @@ class ManiSkillEnv(ControlEnv):
             self.workers.close(patience=0)
             raise
         self.render_mode = "rgb_array" if config["render"] else None
-        axes = tuple(ActionAxis(*row) for row in info["axes"])
-        self.spec = ControlSpec(
-            "maniskill",
-            config["task"],
-            axes,
-            info["period"],
-            info["max_steps"],
-            tuple(info["state_names"]),
-            tuple(info["views"]),
-        )
+        self.spec = control_spec(config["task"], info)
         self.single_observation_space, self.observation_space = observation_spaces(
             len(info["state_names"]), n, self.spec.views, info["image_size"]
         )
-        self.single_action_space, self.action_space = action_spaces(len(axes), n)
+        self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
         self.task = np.full(n, instruction(config["task"]))
         self.stream = StartStream(n)
         self.terminated, self.truncated, self.success = np.zeros((3, n), bool)

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_device_actions, read_reset
 from robo_rl.errors import UserError
 from robo_rl.starts import StartStream
-from robo_rl.types import ActionAxis, ControlSpec
 from sims.maniskill.build import DENSE, action_map, action_split, build, describe, prepare, split_action
-from sims.maniskill.tasks import instruction
+from sims.maniskill.tasks import control_spec, instruction
 
 
 class ManiSkillGpuEnv(ControlEnv):
@@ -44,21 +43,12 @@ class ManiSkillGpuEnv(ControlEnv):
         self.env = build(config, device)
         self.device = self.env.device
         info = describe(self.env, config)
-        axes = tuple(ActionAxis(*row) for row in info["axes"])
-        self.spec = ControlSpec(
-            "maniskill",
-            config["task"],
-            axes,
-            info["period"],
-            info["max_steps"],
-            tuple(info["state_names"]),
-            tuple(info["views"]),
-        )
+        self.spec = control_spec(config["task"], info)
         self.render_mode = "rgb_array" if config["render"] else None
         self.single_observation_space, self.observation_space = observation_spaces(
             len(info["state_names"]), n, self.spec.views, info["image_size"]
         )
-        self.single_action_space, self.action_space = action_spaces(len(axes), n)
+        self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
         self.middle, self.half = (torch.as_tensor(x, device=self.device) for x in action_map(self.env))
         self.split = action_split(self.env)
         self.task = np.full(n, instruction(config["task"]))
@@ -168,10 +158,7 @@ class ManiSkillGpuEnv(ControlEnv):
 
     def _actions(self, actions) -> torch.Tensor:
         """float32[N, A] on the device, clipped; UserError for another shape, a NaN or an infinity."""
-        shape = self.action_space.shape
-        act = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
-        if tuple(act.shape) != shape:
-            raise UserError(f"actions must have shape {shape}, one row per env, got {tuple(act.shape)}")
+        act = read_device_actions(actions, self.action_space.shape, self.device)
         if not bool(torch.isfinite(act).all()):
             raise UserError("actions must be finite, got NaN or infinity")
         return act.clamp(-1.0, 1.0)

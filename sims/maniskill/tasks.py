@@ -6,6 +6,7 @@ from typing import Any
 
 from robo_rl.errors import UserError
 from robo_rl.plugins import split_arguments
+from robo_rl.types import ActionAxis, ControlSpec
 
 EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1")
 EXPERT_REMEDY = "make a data set of ManiSkill's own demonstrations (robo_rl data import trajectory.h5)"
@@ -160,3 +161,16 @@ def instruction(task: str) -> str:
         for i, c in enumerate(name)
     )
     return words.replace("_", " ").strip().lower()
+
+
+def control_spec(task: str, info: dict) -> ControlSpec:
+    """The spec of a task's env from what `build.describe` says of it."""
+    return ControlSpec(
+        "maniskill",
+        task,
+        tuple(ActionAxis(*row) for row in info["axes"]),
+        info["period"],
+        info["max_steps"],
+        tuple(info["state_names"]),
+        tuple(info["views"]),
+    )

@@ -17,8 +17,8 @@ class TrainingConsole(ConsoleRobots):
     """The Operator of an `InterventionEnv` of `num_robots` robots; the thread that steps that env owns it.
     See `ConsoleRobots`."""
 
-    def __init__(self, spec, num_robots: int, options: ConsoleOptions, device=None):
-        super().__init__(spec, num_robots, options, spec.max_steps, device)
+    def __init__(self, spec, num_robots: int, options: ConsoleOptions):
+        super().__init__(spec, num_robots, options, spec.max_steps)
         self.operator_stats = OperatorStats(
             spec.period, robots=num_robots, operators=len(options.operators.split(","))
         )
