@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from feeds import same_rollouts
 from test_world_models import SPEC, trained
 from toys import PointReach
 
@@ -34,22 +35,7 @@ def test_two_rollouts_side_by_side_are_the_rollout_of_all_their_lanes():
     whole = rollout_of(parts)
     both = dream.joined(rollout_of(parts[:1]), rollout_of(parts[1:]))
     assert whole.done.sum() > 5
-    for name in (
-        "x0",
-        "logp",
-        "rewards",
-        "discounts",
-        "done",
-        "executed",
-        "mask",
-        "version",
-        "gains",
-        "outcome",
-    ):
-        assert torch.equal(getattr(whole, name), getattr(both, name)), name
-    for name in ("obs", "trace", "final_obs", "last_obs"):
-        a, b = getattr(whole, name), getattr(both, name)
-        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a), name
+    same_rollouts(whole, both)
 
 
 def test_episodes_pass_through_the_spool_whole_and_once(tmp_path):

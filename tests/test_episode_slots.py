@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from feeds import jobs_of, rows_of
 from test_runtime import SPEC, taken_uids, train, weights
 from toys import PointReach
 
@@ -19,7 +20,7 @@ from robo_rl.rollout import Collector
 from robo_rl.runtime.episode_slots import EpisodeSlots
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.process_pool import ProcessPool
-from robo_rl.runtime.worker import Job, Worker
+from robo_rl.runtime.worker import Worker
 from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
 G, N, E = 4, 16, 2  # group, lanes of all workers, executed steps
@@ -49,25 +50,8 @@ def local(learner, workers=2, staleness=2, batch=8, seed=0, episode_slots=True):
 
 def processes(folder, learner, workers=2, staleness=2, batch=8, env=build):
     n = N // workers
-    jobs = [
-        Job(
-            i,
-            env,
-            n,
-            learner.policy.options,
-            SPEC,
-            0.99,
-            0,
-            staleness,
-            True,
-            G,
-            folder,
-            folder / "weights.bin",
-            episode_slots=True,
-        )
-        for i in range(workers)
-    ]
-    rows = Collector(build(G), learner.policy, 0.99, 0).layout(learner.policy)
+    jobs = jobs_of(folder, learner.policy, env, [n] * workers, staleness, G, episode_slots=True)
+    rows = rows_of(learner.policy, build(G))
     return WorkerPoolFeed(
         folder,
         ProcessPool(jobs, learner.policy),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from commands import TINY, robo_rl
+from feeds import jobs_of, rows_of
 from test_episode_slots import E, N, build, train_under_kills
 from test_runtime import SPEC, train, weights
 
@@ -22,7 +23,6 @@ from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.planned import PlannedGroups, group_layout
 from robo_rl.runtime.process_pool import ProcessPool
 from robo_rl.runtime.start_file import publish_states, publish_table
-from robo_rl.runtime.worker import Job
 from robo_rl.runtime.worker_pool import WorkerPoolFeed
 from robo_rl.starts import Ended, StartTable, task_of
 
@@ -363,29 +363,9 @@ def test_killed_workers_lose_no_group_of_any_size_and_hand_none_over_twice(name,
     shape = shape_of(name, G, 4, "balance")
     publish_states(tmp_path, None)
     publish_table(tmp_path, control.table)
-    jobs = [
-        Job(
-            i,
-            build,
-            N // 2,
-            learner.policy.options,
-            SPEC,
-            0.99,
-            0,
-            2,
-            True,
-            shape.most,
-            tmp_path,
-            tmp_path / "weights.bin",
-            episode_slots=True,
-            starts=True,
-            shape=shape,
-        )
-        for i in range(2)
-    ]
-    rows = Collector(build(shape.most), learner.policy, 0.99, 0, starts=control).layout(
-        learner.policy
-    ) | group_layout(shape.most)
+    more = {"episode_slots": True, "starts": True, "shape": shape}
+    jobs = jobs_of(tmp_path, learner.policy, build, [N // 2] * 2, 2, shape.most, **more)
+    rows = rows_of(learner.policy, build(shape.most), starts=control) | group_layout(shape.most)
     planned = PlannedGroups(GroupPlanner(name, shape, control, 0, 8 // G, spare=3))
     feed = WorkerPoolFeed(
         tmp_path, ProcessPool(jobs, learner.policy), [G] * 2, [rows] * 2, 8, 12, 2, group=G, planned=planned

@@ -8,17 +8,18 @@ import time
 
 import pytest
 import torch
+from feeds import jobs_of, rows_of
 from test_corrections import RATIO_METHODS
 from test_corrections import make as make_method
 from test_corrections import weights as weights_of
-from test_runtime import SPEC, N, build, make_learner, weights
+from test_runtime import N, build, make_learner, weights
 
 from robo_rl.rollout import Collector
 from robo_rl.runtime.feed import merge_batch_stats
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.ledger import Ledger
 from robo_rl.runtime.process_pool import ProcessPool
-from robo_rl.runtime.worker import Job, Worker
+from robo_rl.runtime.worker import Worker
 from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
 G, ROUNDS = 4, 3
@@ -41,11 +42,8 @@ def local(learner, workers=2, seed=0):
 
 def processes(folder, learner, workers=2, resume=None):
     n = N // workers
-    jobs = [
-        Job(i, build, n, learner.policy.options, SPEC, 0.99, 0, 0, True, G, folder, folder / "weights.bin")
-        for i in range(workers)
-    ]
-    rows = Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy)
+    jobs = jobs_of(folder, learner.policy, build, [n] * workers, 0, G)
+    rows = rows_of(learner.policy, build(n))
     return WorkerPoolFeed(
         folder,
         ProcessPool(jobs, learner.policy),

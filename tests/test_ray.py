@@ -9,11 +9,10 @@ import psutil
 import pytest
 import torch
 from commands import TINY, Command, robo_rl
-from test_runtime import SPEC, N, T, build, make_learner, plain, train, want, weights
+from feeds import jobs_of, rows_of
+from test_runtime import N, T, build, make_learner, plain, train, want, weights
 
-from robo_rl.rollout import Collector
 from robo_rl.runtime.ray_pool import process_state, processes
-from robo_rl.runtime.worker import Job
 from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'robo_rl[ray]'")
@@ -49,33 +48,11 @@ def cluster():
 def feed_of(folder, learner, workers, staleness, **options):
     from robo_rl.runtime.ray_pool import RayPool
 
-    jobs, layouts = [], []
-    for i in range(workers):
-        jobs.append(
-            Job(
-                i,
-                build,
-                N // workers,
-                learner.policy.options,
-                SPEC,
-                0.99,
-                0,
-                staleness,
-                True,
-                0,
-                folder,
-                folder / "w",
-            )
-        )
-        layouts.append(Collector(build(N // workers), learner.policy, 0.99, 0).layout(learner.policy))
+    sizes = [N // workers] * workers
+    jobs = jobs_of(folder, learner.policy, build, sizes, staleness)
+    layouts = [rows_of(learner.policy, build(n)) for n in sizes]
     return WorkerPoolFeed(
-        folder,
-        RayPool(jobs, learner.policy, **options),
-        [N // workers] * workers,
-        layouts,
-        N * T,
-        T,
-        staleness,
+        folder, RayPool(jobs, learner.policy, **options), sizes, layouts, N * T, T, staleness
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from feeds import jobs_of, rows_of
 from toys import PointReach
 
 from robo_rl.algos import pi_rl
@@ -30,7 +31,7 @@ from robo_rl.runtime.feed import make_batch
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.process_pool import SERVER, ProcessPool, WorkerProcess, start_process
 from robo_rl.runtime.rollout_buffer import RolloutBuffer
-from robo_rl.runtime.worker import Job, Worker
+from robo_rl.runtime.worker import Worker
 from robo_rl.runtime.worker_pool import BACK_OFF, ErrorCounts, WorkerFailure, WorkerPoolFeed
 
 SPEC, T, N = ObsSpec(state=4, action=2), 8, 32
@@ -75,28 +76,9 @@ def processes(
     served=False,
     back_off=BACK_OFF,
 ):
-    jobs, layouts, sizes = [], [], []
-    for i in range(workers):
-        n = N // workers + (i < N % workers)
-        sizes.append(n)
-        jobs.append(
-            Job(
-                i,
-                env,
-                n,
-                learner.policy.options,
-                SPEC,
-                0.99,
-                0,
-                staleness,
-                True,
-                0,
-                folder,
-                folder / "weights.bin",
-                served=served,
-            )
-        )
-        layouts.append(Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy))
+    sizes = [N // workers + (i < N % workers) for i in range(workers)]
+    jobs = jobs_of(folder, learner.policy, env, sizes, staleness, served=served)
+    layouts = [rows_of(learner.policy, build(n)) for n in sizes]
     return WorkerPoolFeed(
         folder, ProcessPool(jobs, learner.policy, hang, back_off), sizes, layouts, N * T, T, staleness, resume
     )

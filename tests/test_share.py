@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from commands import TINY, Command, robo_rl
+from feeds import same_rollouts
 from safetensors.numpy import save
 from test_runtime import build
 
@@ -327,22 +328,7 @@ def test_two_rollouts_side_by_side_are_the_rollout_of_their_columns():
     short = ({k: v[: 2 + k.startswith("obs/")].copy() for k, v in b[0].items()}, 2)
     for parts in ((a, b), (short, a), (a, short)):
         both, one = rollout_of(parts), foreign.side_by_side(*(rollout_of([p]) for p in parts))
-        for name in (
-            "x0",
-            "logp",
-            "rewards",
-            "discounts",
-            "done",
-            "executed",
-            "mask",
-            "version",
-            "gains",
-            "outcome",
-        ):
-            assert torch.equal(getattr(both, name), getattr(one, name)), name
-        for name in ("obs", "trace", "final_obs", "last_obs"):
-            x, y = getattr(both, name), getattr(one, name)
-            assert x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), name
+        same_rollouts(both, one)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "flow, one step", "diffusion"])

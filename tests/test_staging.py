@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
+from feeds import same_rollouts
 from test_runtime import T, build, make_learner
 
 from robo_rl.rollout import Collector, new_columns, rollout_of
@@ -47,22 +47,7 @@ def fragments():
 
 
 def equal(a, b):
-    for k in ("obs", "last_obs", "trace", "final_obs"):
-        assert getattr(a, k).keys() == getattr(b, k).keys()
-        assert all(torch.equal(x, getattr(b, k)[n]) for n, x in getattr(a, k).items()), k
-    for k in (
-        "x0",
-        "logp",
-        "rewards",
-        "discounts",
-        "done",
-        "executed",
-        "mask",
-        "version",
-        "gains",
-        "outcome",
-    ):
-        assert torch.equal(getattr(a, k), getattr(b, k)), k
+    same_rollouts(a, b)
     assert a.stats == b.stats
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from commands import TINY, robo_rl
+from feeds import jobs_of
 from toys import Failures, PointReach
 
 from robo_rl.options import PolicyOptions
@@ -19,7 +20,7 @@ from robo_rl.runtime.episode_slots import EpisodeSlots
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.process_pool import ProcessPool
 from robo_rl.runtime.start_file import StartFile, publish_states, publish_table
-from robo_rl.runtime.worker import Job, Worker
+from robo_rl.runtime.worker import Worker
 from robo_rl.runtime.worker_pool import WorkerPoolFeed
 from robo_rl.starts import (
     EVERY_START,
@@ -207,11 +208,9 @@ def test_a_sampler_in_worker_processes_sees_every_episode_and_its_tables_rule_th
     publish_states(tmp_path, None)
     control.publish = functools.partial(publish_table, tmp_path)
     control.renew()
-    job = Job(
-        0, build, N, policy.options, SPEC, 0.9, 0, 0, True, 0, tmp_path, tmp_path / "weights.bin", starts=True
-    )
+    jobs = jobs_of(tmp_path, policy, build, [N], gamma=0.9, starts=True)
     layout = Collector(build(N), policy, 0.9, 0, starts=control).layout(policy)
-    feed = WorkerPoolFeed(tmp_path, ProcessPool([job], policy), [N], [layout], N * T, T, 0)
+    feed = WorkerPoolFeed(tmp_path, ProcessPool(jobs, policy), [N], [layout], N * T, T, 0)
     try:
         beside = rounds(feed, control, 4)
     finally:

@@ -4,6 +4,7 @@ of."""
 import numpy as np
 import pytest
 import torch
+from feeds import jobs_of, rows_of
 from test_episode_slots import gone_on, train_under_kills
 from test_runtime import SPEC, train, weights
 from toys import PointReach
@@ -24,7 +25,6 @@ from robo_rl.runtime.branches import make_control, tree_layout
 from robo_rl.runtime.episode_slots import EpisodeSlots
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.process_pool import ProcessPool
-from robo_rl.runtime.worker import Job
 from robo_rl.runtime.worker_pool import WorkerPoolFeed
 from robo_rl.tree_credit import Branches, credit, leaf_weights
 
@@ -265,26 +265,10 @@ def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved(extra):
 
 def test_killed_workers_lose_no_tree_and_hand_none_over_twice(tmp_path):
     learner = make_learner()
-    jobs = [
-        Job(
-            i,
-            build,
-            N // 2,
-            learner.policy.options,
-            SPEC,
-            0.99,
-            0,
-            2,
-            True,
-            G,
-            tmp_path,
-            tmp_path / "weights.bin",
-            episode_slots=True,
-            tree=learner.options,
-        )
-        for i in range(2)
-    ]
-    rows = Collector(build(G), learner.policy, 0.99, 0).layout(learner.policy) | tree_layout(G)
+    jobs = jobs_of(
+        tmp_path, learner.policy, build, [N // 2] * 2, 2, G, episode_slots=True, tree=learner.options
+    )
+    rows = rows_of(learner.policy, build(G)) | tree_layout(G)
     feed = WorkerPoolFeed(
         tmp_path, ProcessPool(jobs, learner.policy), [G] * 2, [rows] * 2, 16, LIMIT // E, 2, group=G
     )
