@@ -241,6 +241,23 @@ def robo_rl(
     return Command(cwd, argv, absent, env, first).wait(timeout)
 
 
+def last_weights(folder: Path) -> bytes:
+    """The weights of a run's newest checkpoint."""
+    from robo_rl import checkpoint  # here: it imports torch
+
+    return (checkpoint.checkpoints(folder)[-1] / "policy.safetensors").read_bytes()
+
+
+def kill_after_a_checkpoint(cwd: Path, *argv: object) -> None:
+    """Begin the run in the folder `killed`, and kill it when its second checkpoint is written."""
+    from robo_rl import checkpoint
+
+    command, run = Command(cwd, (*argv, "--out", "killed")), cwd / "killed"
+    command.until(lambda: (run / "checkpoints").exists() and len(checkpoint.checkpoints(run)) > 1)
+    command.signal(signal.SIGKILL)
+    command.wait()
+
+
 class _Without(importlib.abc.MetaPathFinder):
     """A finder that does not find some packages."""
 

@@ -2,18 +2,16 @@
 steps alone are taught."""
 
 import json
-import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from commands import TINY, Command, robo_rl
+from commands import TINY, kill_after_a_checkpoint, last_weights, robo_rl
 from test_algos import METHODS
 from test_corrections import make
 from toys import PointReach
 
-from robo_rl import checkpoint
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.recycle import CUTS, Recycler, check, recycles
@@ -268,18 +266,6 @@ def test_a_killed_run_goes_on_bit_for_bit_with_the_lessons_it_had(tmp_path):
     assert any(row.get("recycle/completed") for row in rows) and any(
         "train/recycle_loss" in row for row in rows
     )
-    command = Command(tmp_path, (*argv, "--out", "killed"))
-    command.until(
-        lambda: (
-            (tmp_path / "killed/checkpoints").exists()
-            and len(checkpoint.checkpoints(tmp_path / "killed")) > 1
-        )
-    )
-    command.signal(signal.SIGKILL)
-    command.wait()
+    kill_after_a_checkpoint(tmp_path, *argv)
     assert (end := robo_rl(tmp_path, "train", "--resume", "killed")).code == 0, end
-    last = [
-        (checkpoint.checkpoints(tmp_path / name)[-1] / "policy.safetensors").read_bytes()
-        for name in ("whole", "killed")
-    ]
-    assert last[0] == last[1]
+    assert last_weights(tmp_path / "whole") == last_weights(tmp_path / "killed")

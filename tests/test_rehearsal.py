@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from commands import TINY, Command, robo_rl
+from commands import TINY, kill_after_a_checkpoint, last_weights, robo_rl
 from test_algos import METHODS
 from test_corrections import collector_of, make
 from toys import PointReach
 
-from robo_rl import checkpoint
 from robo_rl.algos.rehearsal import Rehearsal, kept_rows
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
@@ -176,24 +175,10 @@ def test_a_killed_run_rehearses_the_same_and_ends_bit_for_bit_as_the_whole_one_a
     assert "rehearses" in end.err
     rows = [json.loads(x) for x in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
     assert any("train/rehearsal" in row for row in rows)
-    command = Command(tmp_path, (*argv, "--out", "killed"))
-    command.until(
-        lambda: (
-            (tmp_path / "killed/checkpoints").exists()
-            and len(checkpoint.checkpoints(tmp_path / "killed")) > 1
-        )
-    )
-    command.signal(signal.SIGKILL)
-    command.wait()
+    kill_after_a_checkpoint(tmp_path, *argv)
     shutil.copytree(tmp_path / "killed", tmp_path / "damaged")
     assert (end := robo_rl(tmp_path, "train", "--resume", "killed")).code == 0, end
-    last = [
-        (checkpoint.checkpoints(tmp_path / name)[-1] / "policy.safetensors").read_bytes()
-        for name in ("whole", "killed")
-    ]
-    assert (
-        last[0] == last[1]
-        and (tmp_path / "whole" / FILE).read_bytes() == (tmp_path / "killed" / FILE).read_bytes()
-    )
+    assert last_weights(tmp_path / "whole") == last_weights(tmp_path / "killed")
+    assert (tmp_path / "whole" / FILE).read_bytes() == (tmp_path / "killed" / FILE).read_bytes()
     (tmp_path / "damaged" / FILE).write_bytes(b"x" * 100)
     assert (end := robo_rl(tmp_path, "train", "--resume", "damaged")).code == 2 and "is damaged" in end.err

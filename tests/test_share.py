@@ -4,19 +4,17 @@ can do to a run with it."""
 import json
 import os
 import shutil
-import signal
 from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
-from commands import TINY, Command, robo_rl
+from commands import TINY, kill_after_a_checkpoint, last_weights, robo_rl
 from feeds import same_rollouts
 from safetensors.numpy import save
 from test_runtime import build
 
-from robo_rl import checkpoint
 from robo_rl.algos import foreign
 from robo_rl.algos.stale import scores
 from robo_rl.errors import UserError
@@ -504,10 +502,6 @@ RUN = (
 )
 
 
-def weights(run):
-    return (checkpoint.checkpoints(run)[-1] / "policy.safetensors").read_bytes()
-
-
 def rows(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -520,23 +514,15 @@ def test_runs_share_and_one_that_takes_nothing_is_bit_for_bit_the_plain_run_and_
     assert (
         robo_rl(tmp_path, "train", *RUN, "--out", "giver", "--share", "one", "--share-foreign", 0).code == 0
     )
-    assert weights(tmp_path / "plain") == weights(tmp_path / "giver")
+    assert last_weights(tmp_path / "plain") == last_weights(tmp_path / "giver")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     argv = (*RUN, "--seed", 1, "--share-foreign", 1)
     assert robo_rl(tmp_path, "train", *argv, "--out", "whole", "--share", "one").code == 0
     told = [row for row in rows(tmp_path / "whole") if "share/foreign" in row]
     assert max(row["share/foreign"] for row in told) == pytest.approx(1 / 3) and told[-1]["share/taken"] >= 3
-    command = Command(tmp_path, ("train", *argv, "--out", "killed", "--share", "two"))
-    command.until(
-        lambda: (
-            (tmp_path / "killed" / "checkpoints").exists()
-            and len(checkpoint.checkpoints(tmp_path / "killed")) > 1
-        )
-    )
-    command.signal(signal.SIGKILL)
-    command.wait()
+    kill_after_a_checkpoint(tmp_path, "train", *argv, "--share", "two")
     assert (end := robo_rl(tmp_path, "train", "--resume", "killed")).code == 0, end
-    assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
+    assert last_weights(tmp_path / "whole") == last_weights(tmp_path / "killed")
     given = [
         {p.name: p.read_bytes() for p in tmp_path.glob(f"{where}-*/*")}
         for where in ("one/whole", "two/killed")

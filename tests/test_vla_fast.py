@@ -1,21 +1,19 @@
 """pi0-FAST: its action tokeniser, its network against LeRobot's, and its policy under supervision, PPO and
 groups."""
 
-import copy
 import importlib
 import json
-import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.fft import dct
+from vla_checks import check_copied, check_first_ratio, moved_by_ppo
 from vla_goldens import golden_file, weights
 
 from robo_rl.algos import bc
-from robo_rl.algos.check import check_method, rollouts
-from robo_rl.checkpoint import load_policy, save_checkpoint
+from robo_rl.algos.check import check_method
 from robo_rl.errors import UserError
 from robo_rl.options import BcOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -242,12 +240,7 @@ def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(dtype
     policy.head.to(dtype)
     obs, chunk = draw(policy)
     assert chunk.logp.dtype == torch.float32 and chunk.logp.shape == (20, H * A + 1)
-    for rows in (1, 2, 3, 7, 20):
-        some = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
-        logp, _ = policy.score(
-            policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()}
-        )
-        assert torch.equal(logp, chunk.logp[some]), rows
+    check_first_ratio(policy, obs, chunk)
 
 
 @torch.no_grad()
@@ -285,16 +278,7 @@ def test_ppo_and_groups_train_it_and_resume_bit_for_bit(ratio, advantage):
 
 
 def test_a_frozen_trunk_is_encoded_once_and_the_language_model_learns():
-    policy, options = build(), PpoOptions(**RL, freeze_trunk=True)
-    (rollout,) = rollouts(policy, options, 1)
-    learner = importlib.import_module("robo_rl.algos.ppo").make(copy.deepcopy(policy), options, 0)
-    assert learner.update(rollout, 0.0, 0)["first_log_ratio"] == 0.0
-    moved = {
-        k.split(".")[0]
-        for k, v in learner.policy.state_dict().items()
-        if not torch.equal(v, policy.state_dict()[k])
-    }
-    assert moved == {"head"}
+    assert moved_by_ppo(build(), PpoOptions(**RL, freeze_trunk=True)) == {"head"}
 
 
 def test_supervision_makes_it_write_the_demonstrated_chunks_with_a_tokeniser_of_them():
@@ -307,12 +291,8 @@ def test_supervision_makes_it_write_the_demonstrated_chunks_with_a_tokeniser_of_
     obs["state"] = torch.randn(8, 7, generator=torch.Generator().manual_seed(0)) * 3
     policy.obs_norm.fit(obs["state"])
 
-    def sample(size, generator):
-        rows = torch.randint(0, 8, (size,), generator=generator)
-        return {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
-
     before = float(policy.bc_loss(obs, chunk, mask, torch.Generator()).detach())
-    bc.train(policy, sample, BcOptions(updates=120, batch=8, lr=3e-3, ema=0.5), 0)
+    bc.train(policy, bc.demos_sampler(obs, chunk, mask), BcOptions(updates=120, batch=8, lr=3e-3, ema=0.5), 0)
     assert float(policy.bc_loss(obs, chunk, mask, torch.Generator()).detach()) < 0.2 * before
     error = (policy.act(obs, torch.Generator(), explore=False).actions - chunk[:, :E]).abs().mean()
     assert error < 0.1
@@ -330,14 +310,8 @@ def test_a_checkpoint_carries_its_action_tokens_wherever_it_is_copied_to(tmp_pat
     policy = build(action_words="train:60")
     policy.action_norm.fit(torch.from_numpy(waves(40, H, A)).float().flatten(0, 1))
     policy.fit_actions(waves(40, H, A))
-    save_checkpoint(tmp_path / "a", policy, {}, {"step": 0})
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    again, _ = load_policy(tmp_path / "b")
+    again = check_copied(policy, observations(SPEC, 3), tmp_path)
     assert again.fast.digest == policy.fast.digest and again.fast.size == policy.fast.size > 3
-    obs = observations(SPEC, 3)
-    for explore in (True, False):
-        a, b = (p.act(obs, torch.Generator().manual_seed(0), explore) for p in (policy, again))
-        assert torch.equal(a.actions, b.actions) and torch.equal(a.logp, b.logp)
     convert(tmp_path / "b", tmp_path / "public.safetensors", "lerobot")
     assert set(load_file(tmp_path / "public.safetensors")) == set(load_file(weights("pi0_fast")))
 

@@ -4,7 +4,6 @@ other."""
 import copy
 import importlib
 import json
-import shutil
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -13,14 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_vla_processor import processor
 from test_vla_weights import refused
+from vla_checks import check_copied, check_first_ratio, check_supervision
 from vla_goldens import STEPS, golden_file, inputs, outputs, weights
 
-from robo_rl.algos import bc
 from robo_rl.algos.check import check_method, rollouts
-from robo_rl.checkpoint import load_policy, save_checkpoint
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
-from robo_rl.options import RL_OPTIONS, BcOptions, PolicyOptions
+from robo_rl.options import RL_OPTIONS, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy, observations
 from robo_rl.policies.context import Context
@@ -422,12 +420,7 @@ def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(kind,
         policy.trunk.bfloat16()
         policy.head.bfloat16()
     chunk = policy.act(obs, torch.Generator().manual_seed(1), True)
-    for rows in (1, 2, 5, 20):
-        some = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
-        logp, _ = policy.score(
-            policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()}
-        )
-        assert torch.equal(logp, chunk.logp[some]), rows
+    check_first_ratio(policy, obs, chunk)
 
 
 @torch.no_grad()
@@ -464,30 +457,13 @@ def test_contexts_that_are_kept_with_decisions_are_learnt_from_as_if_encoded_aga
 
 
 def test_supervision_brings_the_loss_down():
-    policy, obs = build(), observations(SPEC, 8)
-    chunk, mask = torch.rand(8, H, 4) * 2 - 1, torch.ones(8, H)
-
-    def sample(size, generator):
-        rows = torch.randint(0, 8, (size,), generator=generator)
-        return {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
-
-    def loss() -> float:
-        return float(policy.bc_loss(obs, chunk, mask, torch.Generator().manual_seed(0), 4).detach())
-
-    before = loss()
-    bc.train(policy, sample, BcOptions(updates=20, batch=8, noises=2, lr=2e-3, ema=0.5), 0)
-    assert loss() < 0.7 * before
+    check_supervision(build(), observations(SPEC, 8), torch.rand(8, H, 4) * 2 - 1, 20)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_has_all_that_acting_needs_and_goes_to_public_keys(kind, tmp_path):
     policy = build(kind, folder=str(weights(kind)), words="words:500")
-    save_checkpoint(tmp_path / "a", policy, {}, {"step": 0})
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    again, _ = load_policy(tmp_path / "b")
-    obs = observations(SPEC, 2)
-    a, b = (p.act(obs, torch.Generator().manual_seed(0), True) for p in (policy, again))
-    assert torch.equal(a.actions, b.actions) and torch.equal(a.logp, b.logp)
+    check_copied(policy, observations(SPEC, 2), tmp_path)
     convert(tmp_path / "b", tmp_path / "public.safetensors", "gr00t")
     got, want = load_file(tmp_path / "public.safetensors"), load_file(weights(kind))
     assert want.keys() <= got.keys() and recognise(got).unknown == ()

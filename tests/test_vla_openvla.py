@@ -1,21 +1,19 @@
 """OpenVLA-OFT: its network against timm's vision transformers and transformers' Llama, and its two heads
 under supervision and PPO."""
 
-import copy
 import importlib
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from vla_checks import check_copied, check_first_ratio, moved_by_ppo
 from vla_goldens import golden_file, weights
 
 from robo_rl.algos import bc
-from robo_rl.algos.check import check_method, rollouts
-from robo_rl.checkpoint import load_policy, save_checkpoint
+from robo_rl.algos.check import check_method
 from robo_rl.errors import UserError
 from robo_rl.options import BcOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -138,12 +136,7 @@ def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(head,
     obs = observations(SPEC, 20)
     chunk = policy.act(obs, torch.Generator().manual_seed(1), True)
     assert chunk.logp.dtype == torch.float32 and chunk.logp.shape == (20, E * A if head == "tokens" else 1)
-    for rows in (1, 2, 3, 7, 20):
-        some = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
-        logp, _ = policy.score(
-            policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()}
-        )
-        assert torch.equal(logp, chunk.logp[some]), rows
+    check_first_ratio(policy, obs, chunk)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -200,16 +193,7 @@ def test_ppo_and_groups_train_it_and_resume_bit_for_bit(head, ratio, advantage):
 
 
 def test_a_frozen_trunk_is_encoded_once_and_the_language_model_learns():
-    policy, options = build("l1"), PpoOptions(**RL, freeze_trunk=True)
-    (rollout,) = rollouts(policy, options, 1)
-    learner = importlib.import_module("robo_rl.algos.ppo").make(copy.deepcopy(policy), options, 0)
-    assert learner.update(rollout, 0.0, 0)["first_log_ratio"] == 0.0
-    moved = {
-        k.split(".")[0]
-        for k, v in learner.policy.state_dict().items()
-        if not torch.equal(v, policy.state_dict()[k])
-    }
-    assert moved == {"head", "log_scale"}
+    assert moved_by_ppo(build("l1"), PpoOptions(**RL, freeze_trunk=True)) == {"head", "log_scale"}
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -220,12 +204,8 @@ def test_supervision_teaches_the_demonstrated_chunks(head):
     policy.obs_norm.fit(obs["state"])
     policy.action_norm.fit(chunk.flatten(0, 1))
 
-    def sample(size, generator):
-        rows = torch.randint(0, 8, (size,), generator=generator)
-        return {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
-
     before = (policy.act(obs, torch.Generator(), explore=False).actions - chunk[:, :E]).abs().mean()
-    bc.train(policy, sample, BcOptions(updates=100, batch=8, lr=3e-3, ema=0.5), 0)
+    bc.train(policy, bc.demos_sampler(obs, chunk, mask), BcOptions(updates=100, batch=8, lr=3e-3, ema=0.5), 0)
     after = (policy.act(obs, torch.Generator(), explore=False).actions - chunk[:, :E]).abs().mean()
     assert after < 0.5 * before
 
@@ -234,13 +214,7 @@ def test_supervision_teaches_the_demonstrated_chunks(head):
 def test_a_checkpoint_has_all_that_acting_needs(head, files, tmp_path):
     policy = build(head, folder=str(files[head]), words="words:192")
     assert policy.config.head == head and policy.config.horizon == 4
-    save_checkpoint(tmp_path / "a", policy, {}, {"step": 0})
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    again, _ = load_policy(tmp_path / "b")
-    obs = observations(SPEC, 3)
-    for explore in (True, False):
-        a, b = (p.act(obs, torch.Generator().manual_seed(0), explore) for p in (policy, again))
-        assert torch.equal(a.actions, b.actions) and torch.equal(a.logp, b.logp)
+    check_copied(policy, observations(SPEC, 3), tmp_path)
 
 
 def statistics_file(folder, **changes):

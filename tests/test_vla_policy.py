@@ -6,13 +6,19 @@ import importlib
 import json
 import re
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from commands import robo_rl as command
 from torch.utils._python_dispatch import TorchDispatchMode
+from vla_checks import (
+    check_copied,
+    check_first_ratio,
+    check_parts,
+    check_supervision,
+    train_whole_and_in_parts,
+)
 from vla_goldens import FAMILIES, inputs, outputs, weights
 
 import robo_rl
@@ -22,8 +28,6 @@ from robo_rl.algos.onpolicy import encoded_pictures
 from robo_rl.checkpoint import load_policy, save_checkpoint
 from robo_rl.cli.train import short_policy
 from robo_rl.errors import UserError
-from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
-from robo_rl.experiment.policy_server import load_actor
 from robo_rl.options import FLOWS, RL_OPTIONS, BcOptions, PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy, observations
@@ -73,10 +77,7 @@ def test_a_vla_keeps_the_contract_of_every_policy(kind):
 def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(kind, noise):
     policy = build(kind, **NOISES[noise])
     obs, chunk = draw(policy)
-    for rows in (1, 2, 3, 7, 20):
-        some = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
-        logp, _ = policy.score(policy.encode(pick(obs, some)), pick(chunk.trace, some))
-        assert torch.equal(logp, chunk.logp[some]), rows
+    check_first_ratio(policy, obs, chunk)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -242,33 +243,15 @@ def test_methods_for_flows_train_a_vla_and_resume_bit_for_bit(algo, options):
     check_method(importlib.import_module(f"robo_rl.algos.{algo}").make, RL_OPTIONS[algo](**RL), policy)
 
 
-def test_supervised_learning_brings_the_loss_down_and_leaves_padding_out():
-    policy = build("pi05")
-    obs = observations(SPEC, 8)
-    chunk, mask = torch.rand(8, H, A) * 2 - 1, torch.ones(8, H)
-
-    def sample(size, generator):
-        rows = torch.randint(0, 8, (size,), generator=generator)
-        return pick(obs, rows), chunk[rows], mask[rows]
-
-    with torch.no_grad():
-        before = float(policy.bc_loss(obs, chunk, mask, torch.Generator().manual_seed(0), 8))
-    bc.train(policy, sample, BcOptions(updates=40, batch=8, noises=2, lr=2e-3, ema=0.5), 0)
-    with torch.no_grad():
-        assert float(policy.bc_loss(obs, chunk, mask, torch.Generator().manual_seed(0), 8)) < 0.7 * before
+def test_supervised_learning_brings_the_loss_down():
+    check_supervision(build("pi05"), observations(SPEC, 8), torch.rand(8, H, A) * 2 - 1, 40)
 
 
 def test_a_checkpoint_has_all_that_acting_needs_wherever_it_is_copied_to(tmp_path):
     policy = build("pi05", folder=str(weights("pi05")), words="words:512", horizon=4, execute=2)
     policy.obs_norm.fit(torch.randn(100, 7) * 3 + 1)
     policy.action_norm.fit(torch.rand(100, 4))
-    save_checkpoint(tmp_path / "a", policy, {}, {"step": 0})
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    again, _ = load_policy(tmp_path / "b")
-    obs = observations(SPEC, 3)
-    for explore in (True, False):
-        a, b = (p.act(obs, torch.Generator().manual_seed(0), explore) for p in (policy, again))
-        assert torch.equal(a.actions, b.actions) and torch.equal(a.logp, b.logp)
+    again = check_copied(policy, observations(SPEC, 3), tmp_path)
     assert again.options.folder == str(tmp_path / "b") and not (tmp_path / "b" / "tokenizer.model").exists()
     assert "chunks of 4 steps" in dict(examine(tmp_path / "b").facts)["expert"]  # not of its folder's 7
     begun = {"folder": str(tmp_path / "b"), "horizon": 4, "execute": 2}  # as a run with --init makes it
@@ -561,28 +544,11 @@ def test_a_run_of_a_vla_resumes_bit_for_bit_is_evaluated_and_served(algo, kind, 
         out=str(tmp_path / "whole"),
     )
 
-    def stop(event):
-        if event.kind == "checkpoint" and event.step:
-            raise KeyError("enough")
-
-    robo_rl.train(config, quiet=True)
-    with pytest.raises(KeyError, match="enough"):
-        robo_rl.train(replace(config, out=str(tmp_path / "parts")), stop, quiet=True)
-    robo_rl.resume(tmp_path / "parts", quiet=True)
+    train_whole_and_in_parts(config, tmp_path)
     once, again = told(tmp_path / "whole"), told(tmp_path / "parts")
     # says what differs first
     assert not {k: (x, again.get(k)) for k, x in once.items() if again.get(k) != x and x == x}
-    whole, parts = (sorted((tmp_path / name / "checkpoints").iterdir())[-1] for name in ("whole", "parts"))
-    assert whole.name == parts.name != "step_000000000000"
-    assert (whole / "policy.safetensors").read_bytes() == (parts / "policy.safetensors").read_bytes()
-    shutil.move(tmp_path / "parts", tmp_path / "moved")
-    assert evaluate_checkpoint(tmp_path / "moved", EvalConfig(episodes=2))["n"] == 2
-    act, _, spec = load_actor(str(tmp_path / "moved"), "last", 0, "pick up the red cube")
-    rows = act(
-        {"state": np.zeros(spec.state, np.float32)}
-        | {f"image/{v}": np.zeros((32, 32, 3), np.uint8) for v in spec.views}
-    )
-    assert rows.shape == (config.policy.horizon, spec.action) and np.isfinite(rows).all()
+    check_parts(config, tmp_path)
 
 
 @pytest.mark.slow

@@ -3,17 +3,15 @@ them, whole runs."""
 
 import copy
 import importlib
-import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from vla_checks import check_parts, train_whole_and_in_parts
 
 import robo_rl
 from robo_rl.errors import UserError
-from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
-from robo_rl.experiment.policy_server import load_actor
 from robo_rl.experiment.replay import check, check_memory
 from robo_rl.lora import attach
 from robo_rl.options import OFF_POLICY, LoraOptions, PolicyOptions
@@ -327,26 +325,8 @@ def test_replay_that_will_not_fit_into_memory_is_refused_with_what_makes_it_smal
 )
 def test_a_run_on_a_trunk_resumes_bit_for_bit_is_evaluated_and_served(algo, kind, more, tmp_path):
     made = replace(config(algo, kind, more), steps=160, eval_every=80, out=str(tmp_path / "whole"))
-
-    def stop(event):
-        if event.kind == "checkpoint" and event.step:
-            raise KeyError("enough")
-
-    robo_rl.train(made, quiet=True)
-    with pytest.raises(KeyError, match="enough"):
-        robo_rl.train(replace(made, out=str(tmp_path / "parts")), stop, quiet=True)
-    robo_rl.resume(tmp_path / "parts", quiet=True)
-    whole, parts = (sorted((tmp_path / name / "checkpoints").iterdir())[-1] for name in ("whole", "parts"))
-    assert whole.name == parts.name != "step_000000000000"
-    assert (whole / "policy.safetensors").read_bytes() == (parts / "policy.safetensors").read_bytes()
-    shutil.move(tmp_path / "parts", tmp_path / "moved")
-    assert evaluate_checkpoint(tmp_path / "moved", EvalConfig(episodes=2))["n"] == 2
-    act, _, spec = load_actor(str(tmp_path / "moved"), "last", 0, "pick up the red cube")
-    rows = act(
-        {"state": np.zeros(spec.state, np.float32)}
-        | {f"image/{v}": np.zeros((32, 32, 3), np.uint8) for v in spec.views}
-    )
-    assert rows.shape == (made.policy.horizon, spec.action) and np.isfinite(rows).all()
+    train_whole_and_in_parts(made, tmp_path)
+    check_parts(made, tmp_path)
 
 
 @pytest.mark.slow

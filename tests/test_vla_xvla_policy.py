@@ -8,13 +8,12 @@ import shutil
 import pytest
 import torch
 from torch.nn import functional as F
+from vla_checks import check_copied, check_supervision
 from vla_goldens import weights
 
-from robo_rl.algos import bc
 from robo_rl.algos.check import check_method
-from robo_rl.checkpoint import load_policy, save_checkpoint
 from robo_rl.errors import UserError
-from robo_rl.options import RL_OPTIONS, BcOptions, PolicyOptions
+from robo_rl.options import RL_OPTIONS, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy, observations
 from robo_rl.policies.vla import processor_files
@@ -96,19 +95,7 @@ def test_times_are_one_in_each_part_of_the_range():
 
 
 def test_supervision_brings_the_loss_down():
-    policy, obs = build(), observations(SPEC, 8)
-    chunk, mask = torch.rand(8, H, 4) * 2 - 1, torch.ones(8, H)
-
-    def sample(size, generator):
-        rows = torch.randint(0, 8, (size,), generator=generator)
-        return {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
-
-    def loss() -> float:
-        return float(policy.bc_loss(obs, chunk, mask, torch.Generator().manual_seed(0), 4).detach())
-
-    before = loss()
-    bc.train(policy, sample, BcOptions(updates=40, batch=8, noises=2, lr=2e-3, ema=0.5), 0)
-    assert loss() < 0.7 * before
+    check_supervision(build(), observations(SPEC, 8), torch.rand(8, H, 4) * 2 - 1, 40)
 
 
 def test_rl_for_flows_trains_it_and_resumes_bit_for_bit():
@@ -120,12 +107,7 @@ def test_rl_for_flows_trains_it_and_resumes_bit_for_bit():
 
 def test_a_checkpoint_has_all_that_acting_needs(tmp_path):
     policy = build(WIDE, folder=str(weights("xvla")), words="words:512")
-    save_checkpoint(tmp_path / "a", policy, {}, {"step": 0})
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    again, _ = load_policy(tmp_path / "b")
-    obs = observations(WIDE, 2)
-    a, b = (p.act(obs, torch.Generator().manual_seed(0), True) for p in (policy, again))
-    assert torch.equal(a.actions, b.actions) and torch.equal(a.logp, b.logp) and again.grippers == [9, 19]
+    assert check_copied(policy, observations(WIDE, 2), tmp_path).grippers == [9, 19]
 
 
 def test_a_folder_of_lerobot_says_its_embodiment_and_its_inputs(tmp_path):
