@@ -56,6 +56,16 @@ class Learned:
     seconds: float = 0.0
 
 
+def finite_row(parts: dict[str, float]) -> dict[str, float]:
+    """What is learnt in two parts has no loss of the other one."""
+    return {f"wm/{k}": v for k, v in parts.items() if math.isfinite(v)}
+
+
+def finite_note(parts: dict[str, float]) -> str:
+    names = ("pictures", "frames", "state", "success", "text")
+    return " ".join(f"{k} {parts[k]:.4f}" for k in names if math.isfinite(parts.get(k, math.nan)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitJob:
     """How one kind of model is learnt: `finish()` -> (calibrated model, the numbers of its calibration)."""
@@ -64,9 +74,9 @@ class FitJob:
     updates: int  # of all parts
     done: Callable[[], int]  # of them
     finish: Callable[[], tuple]
-    every: int  # updates between two lines of metrics
-    row: Callable[[dict], dict]  # losses -> metrics
-    note: Callable[[dict], str]  # losses -> words beside the progress
+    every: int = 25  # updates between two lines of metrics
+    row: Callable[[dict], dict] = finite_row  # losses -> metrics
+    note: Callable[[dict], str] = finite_note  # losses -> words beside the progress
     says: Callable[[int], str] = lambda update: ""  # a line after so many updates, "": none
 
 
@@ -295,9 +305,6 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
     return FitJob(
         fitter=fitter,
         updates=config.fit.pictures + config.fit.dynamics.updates,
-        every=25,
-        row=finite_row,
-        note=finite_note,
         says=lambda n: f"encoding {len(data.action):,} frames" if n == config.fit.pictures else "",
         done=lambda: fitter.update + (fitter.dynamics.update if fitter.dynamics else 0),
         finish=finish,
@@ -323,9 +330,6 @@ def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
     return FitJob(
         fitter=fitter,
         updates=config.fit.arm + config.fit.updates + config.fit.heads,
-        every=25,
-        row=finite_row,
-        note=finite_note,
         done=lambda: fitter.made,
         finish=finish,
     )
@@ -342,9 +346,6 @@ def diffusers_job(config: "DiffusersConfig", data: "Recorded") -> FitJob:
     return FitJob(
         fitter=fitter,
         updates=updates,
-        every=25,
-        row=finite_row,
-        note=finite_note,
         done=lambda: fitter.made,
         finish=lambda: calibrated(
             fitter.result(), data, config.horizon, config.tolerance, most=32, per_episode=2
@@ -363,22 +364,9 @@ def text_job(config: "TextConfig", data: "Recorded") -> FitJob:
     return FitJob(
         fitter=fitter,
         updates=config.fit.updates,
-        every=25,
-        row=finite_row,
-        note=finite_note,
         done=lambda: fitter.update,
         finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance),
     )
-
-
-def finite_row(parts: dict[str, float]) -> dict[str, float]:
-    """What is learnt in two parts has no loss of the other one."""
-    return {f"wm/{k}": v for k, v in parts.items() if math.isfinite(v)}
-
-
-def finite_note(parts: dict[str, float]) -> str:
-    names = ("pictures", "frames", "state", "success", "text")
-    return " ".join(f"{k} {parts[k]:.4f}" for k in names if math.isfinite(parts.get(k, math.nan)))
 
 
 # ---- what it is learnt from and how far it holds -----------------------------------------------------------

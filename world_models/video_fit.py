@@ -228,7 +228,7 @@ class VideoFitter:
                 lambda n, parts: tick(n, none | {"state": parts["state"], "success": parts["success"]})
             ):
                 return False
-            self.take_arm()
+            take_arm(self)
         pairs = [
             (a, b)
             for a, b in zip(self.average.net.parameters(), self.model.net.parameters(), strict=True)
@@ -264,12 +264,6 @@ class VideoFitter:
         """Updates of all parts."""
         return self.arm.update + self.update + self.heads.update
 
-    def take_arm(self) -> None:
-        """The arm's averaged weights become the model's and stay."""
-        for target in (self.model, self.average):
-            target.proprio.load_state_dict(self.arm.result().state_dict())
-            target.proprio.requires_grad_(False)
-
     def result(self) -> Video:
         return copy.deepcopy(self.average)
 
@@ -278,8 +272,20 @@ class VideoFitter:
         return fit_state(self, ("arm", *PARTS)) | {"heads": self.heads.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        load_fit_state(self, state, ("arm", *PARTS))
-        self.heads.begin(self.average)
-        self.heads.load_state_dict(state["heads"])
-        if self.arm.update >= self.options.arm:
-            self.take_arm()
+        load_video_fit(self, state, ("arm", *PARTS))
+
+
+def take_arm(fitter: Any) -> None:
+    """The arm's averaged weights become the model's and stay."""
+    for target in (fitter.model, fitter.average):
+        target.proprio.load_state_dict(fitter.arm.result().state_dict())
+        target.proprio.requires_grad_(False)
+
+
+def load_video_fit(fitter: Any, state: dict, parts: tuple[str, ...]) -> None:
+    """A fit with its arm and heads as `state` has it."""
+    load_fit_state(fitter, state, parts)
+    fitter.heads.begin(fitter.average)
+    fitter.heads.load_state_dict(state["heads"])
+    if fitter.arm.update >= fitter.options.arm:
+        take_arm(fitter)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW
-from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, normal, pace, smooth
+from world_models.fit import PARTS, Fitter, descend, fit_state, normal, pace, smooth
 from world_models.options import FitOptions
 from world_models.recorded import Recorded
 from world_models.video import patches_of
-from world_models.video_fit import chunk_rows, drawn_ages, pixel_spread
+from world_models.video_fit import chunk_rows, drawn_ages, load_video_fit, pixel_spread, take_arm
 from world_models.video_heads import HeadFitter
 from world_models.wan import FACTOR, WanVideo, pictures
 from world_models.wan_options import DiffusersFitOptions
@@ -164,7 +164,7 @@ class WanFitter:
                 )
             ):
                 return False
-            self.take_arm()
+            take_arm(self)
         while self.pictures < self.vae_updates:
             value, parts = self.vae_loss()
             self.vae_opt.param_groups[0]["lr"] = pace(o.lr, self.pictures, self.vae_updates)
@@ -216,12 +216,6 @@ class WanFitter:
         """Updates of all parts."""
         return self.arm.update + self.pictures + self.update + self.heads.update
 
-    def take_arm(self) -> None:
-        """The arm's averaged weights become the model's and stay."""
-        for target in (self.model, self.average):
-            target.proprio.load_state_dict(self.arm.result().state_dict())
-            target.proprio.requires_grad_(False)
-
     def result(self) -> WanVideo:
         return copy.deepcopy(self.average)
 
@@ -233,9 +227,5 @@ class WanFitter:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        load_fit_state(self, state, ("arm", *PARTS, "vae_opt"))
+        load_video_fit(self, state, ("arm", *PARTS, "vae_opt"))
         self.pictures = state["pictures"]
-        self.heads.begin(self.average)
-        self.heads.load_state_dict(state["heads"])
-        if self.arm.update >= self.options.arm:
-            self.take_arm()

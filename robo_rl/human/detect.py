@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.human.lost import auroc_once_lost
 
 BAND = 0.25
 EPS = 0.02
@@ -285,13 +286,7 @@ def auroc_while_running(scores: Sequence[np.ndarray], failed: Sequence[bool]) ->
     """Share of pairs of a failure and a success, both still running at the same check, in which the failure
     has the larger score (a tie counts half): what a score knows beside the time, for elapsed time has 0.5.
     NaN without such a pair."""
-    right = pairs = 0.0
-    for t in range(max(len(s) for s in scores)):
-        bad = np.array([s[t] for s, f in zip(scores, failed, strict=True) if f and len(s) > t])
-        good = np.array([s[t] for s, f in zip(scores, failed, strict=True) if not f and len(s) > t])
-        apart = bad[:, None] - good[None]
-        right, pairs = right + float((apart > 0).sum() + 0.5 * (apart == 0).sum()), pairs + apart.size
-    return right / pairs if pairs else math.nan
+    return auroc_once_lost(scores, [0 if f else None for f in failed])
 
 
 # ------------------------------------------------------------ with a policy
