@@ -56,15 +56,22 @@ class StopSignal:
                 raise KeyboardInterrupt
             return
         self.asked, self.at = number, time.monotonic()
-        words = (
+        tell(
             "\nstopping: after the decision, update or evaluation that is under way (with --periodic, or a "
             "simulator on a device, the rollout) a checkpoint is saved; press again to end at once, without"
         )
+
+
+def tell(words: str) -> None:
+    """Print a line on stderr from a handler, which may have come in the middle of another line."""
+    try:
         try:
             print(words, file=sys.stderr, flush=True)
-        except OSError:
-            # whoever read it is gone, as where the parent was killed: the work is saved all the same
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            for stream in (1, 2):
-                os.dup2(nowhere, stream)
-            os.close(nowhere)
+        except RuntimeError:  # a stream takes nothing more while it writes
+            os.write(2, f"{words}\n".encode())
+    except OSError:
+        # whoever read it is gone, as where the parent was killed: the work is saved all the same
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        os.close(nowhere)

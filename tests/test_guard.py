@@ -1,6 +1,7 @@
 """A whole training run whose processes are killed by hand: it goes on, and ends as it should."""
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ from robo_rl.errors import LostDaemon, UserError
 from robo_rl.journal import ADD, Journal
 from robo_rl.replay import HUMAN, PAUSE
 from robo_rl.runtime import snapshot
+from robo_rl.signals import StopSignal
 
 ROOT = Path(__file__).parent.parent
 
@@ -390,6 +392,7 @@ SIGNED = """
 import sys, time
 from pathlib import Path
 from robo_rl.runtime import snapshot
+from robo_rl.signals import StopSignal
 with snapshot.at_work(Path(sys.argv[1]), "worker0"):
     print("signed in", flush=True)
     time.sleep(60)
@@ -539,6 +542,31 @@ raise SystemExit(guarded(first, lambda folder: 0 if folder == here.resolve() els
 def test_a_worker_that_lost_its_simulator_has_an_error_and_one_with_a_mistake_that_alone():
     assert snapshot.last_words(LostDaemon("gone")) == ("error", "gone", "")  # its pool starts another
     assert snapshot.last_words(UserError("wrong")) == ("mistake", "wrong", "")  # which ends the run
+
+
+class InterruptedStream(io.RawIOBase):
+    """A stream, in the middle of whose first write a signal comes."""
+
+    def __init__(self):
+        self.written = b""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        if not self.written:
+            self.written = bytes(data)
+            signal.raise_signal(signal.SIGINT)
+        return len(data)
+
+
+def test_a_signal_in_the_middle_of_a_line_stops_a_run_as_any_other(capfd):
+    stream = InterruptedStream()
+    stderr = io.TextIOWrapper(io.BufferedWriter(stream), line_buffering=True)
+    with contextlib.redirect_stderr(stderr), StopSignal() as stop:
+        print("a line", file=sys.stderr)
+    assert stream.written == b"a line\n" and stop.asked == signal.SIGINT
+    assert "a checkpoint is saved" in capfd.readouterr().err
 
 
 READER_IS_GONE = """

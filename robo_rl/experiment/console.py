@@ -100,12 +100,15 @@ def renew_by_signal(server, say: Callable[[str], None]) -> None:
         server.renewal = "end the run, and --resume prints a new address"
         return
 
-    def renew(*_) -> None:
+    def renew() -> None:
         server.renew()
         tell_addresses(server, say)
 
+    def asked(*_) -> None:  # perhaps in the middle of a line, which this thread cannot print into
+        threading.Thread(target=renew, daemon=True).start()
+
     server.renewal = f"kill -USR2 {os.getpid()} prints new addresses"
-    signal.signal(signal.SIGUSR2, renew)
+    signal.signal(signal.SIGUSR2, asked)
     say(f"Each address works once. New ones, old sessions end: kill -USR2 {os.getpid()}")
 
 
