@@ -418,8 +418,12 @@ def test_ctrl_c_ends_tuning_at_once_for_nothing_of_it_would_be_saved(tmp_path):
     config = TuneConfig(
         model=str(tmp_path / "model"), dataset=recorded, out=str(tmp_path / "out"), windows=4, fit=few
     )
-    with pytest.raises(KeyboardInterrupt):
-        tune_model(config, Interrupted())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tune_model(config, Interrupted())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not (tmp_path / "out" / "model").exists()
 
 
