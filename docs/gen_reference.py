@@ -33,7 +33,8 @@ def on_page_markdown(markdown: str, page=None, **_) -> str:
         topic = Path(page.file.src_uri).stem
         if topic == "results":
             return index_text(read_all("results"), repository_of("."), topic)
-        return topic_text(read(f"results/{topic}.json"), repository_of("."))
+        drawn = Path(page.file.abs_src_path).with_suffix(".svg").exists()
+        return topic_text(read(f"results/{topic}.json"), repository_of("."), drawn)
     return MARK.sub(lambda m: preset_table(m[1]), markdown)
 
 
