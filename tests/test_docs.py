@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,6 +106,15 @@ def test_every_method_has_a_page_with_its_command_and_presets(generator):
         table = generator.on_page_markdown(text)
         assert table.count("\n| `--") >= (algo != "bc"), algo
         assert f"[{algo}]({algo}.md)" in (ROOT / "docs/methods/index.md").read_text()
+
+
+@pytest.mark.parametrize("topic", ["tasks", "arm"])  # with a picture, and without one
+def test_a_page_of_results_is_made_anew_with_its_picture(generator, topic):
+    there = ROOT / f"docs/results/{topic}.md"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=f"results/{topic}.md", abs_src_path=str(there)))
+    made, picture = generator.on_page_markdown("", page=page), f"]({topic}.svg)"
+    assert made.startswith(there.read_text().splitlines()[0])
+    assert (picture in made) == (picture in there.read_text()) == there.with_suffix(".svg").exists()
 
 
 def test_the_table_of_presets_has_the_values_that_the_command_uses(generator):

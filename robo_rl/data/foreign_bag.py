@@ -217,7 +217,7 @@ def read_bags(paths: Sequence[Path], choice: ImportChoice) -> ForeignData:
 def _note(topic: Topic) -> str:
     """Messages a second; names of the first message's joints; how pictures are stored."""
     n, seconds = len(topic.times), float(topic.times[-1] - topic.times[0]) / 1e9
-    rate = f"{(n - 1) / seconds:.3g} a second" if seconds > 0 else f"{plural(n, 'message')}"
+    rate = f"{(n - 1) / seconds:.3g} a second" if seconds > 0 else plural(n, "message")
     if topic.kind == JOINT_STATE:
         named = list(map(str, topic.first.name))
         return ", ".join([rate, *named[:7], *["…"] * (len(named) > 7)])

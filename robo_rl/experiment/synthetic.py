@@ -51,8 +51,13 @@ class Synthetic:
         if step < self.next or have < LEAST:
             return
         rng, seed = np.random.default_rng([self.seed, 37, self.made]), self.seed + self.made
-        made = self.upsampled if self.options.synthetic_kind == "synther" else self.guided
-        if (found := made(real, min(have, MOST), rng, seed, policy, tick)) is None:
+        single, count = self.options.synthetic_kind == "synther", min(have, MOST)
+        found = (
+            self.upsampled(real.sample(count, rng), seed, tick)
+            if single
+            else self.guided(real, count, rng, seed, policy, tick)
+        )
+        if found is None:
             return
         t, rows = found
         self.rows = {
@@ -63,24 +68,12 @@ class Synthetic:
             "terminated": t.terminated,
         }
         self.made, self.next = self.made + 1, step + self.options.synthetic_every
-        self.say(
-            f"synthetic: {len(t)} transitions from {rows} real "
-            f"{'ones' if made == self.upsampled else 'stretches'}"
-        )
+        self.say(f"synthetic: {len(t)} transitions from {rows} real {'ones' if single else 'stretches'}")
 
-    def upsampled(
-        self,
-        real: Mixture,
-        count: int,
-        rng: np.random.Generator,
-        seed: int,
-        policy: "Policy | None",
-        tick: Tick,
-    ):
-        """SynthER's transitions and how many real ones taught it; None: too few."""
+    def upsampled(self, b: Batch, seed: int, tick: Tick):
+        """SynthER's transitions of a batch of real ones, and how many of these taught it; None: too few."""
         from world_models.synther import SynthOptions, Transitions, Upsampler
 
-        b = real.sample(count, rng)
         over = b.discounts == 0
         keep = (b.steps == self.execute) | over
         if keep.sum() < LEAST:
