@@ -1,5 +1,6 @@
 """Honest evaluation: a fixed list of starts, the same noise for every checkpoint, deterministic chains."""
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -32,8 +33,20 @@ def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False)
     return actions[:, None] if actions.ndim == 2 else actions
 
 
+ALIKE = (
+    "the {} starts of the evaluation begin with one and the same observation: where neither the policy nor "
+    "the env draws anything, that is one episode, and the interval is too narrow"
+)
+
+
 def _same(x):
     return x
+
+
+def _beginnings(obs: dict) -> list[bytes]:
+    """The observation of each env as bytes, to tell which are equal."""
+    shown = [np.asarray(x.cpu() if isinstance(x, torch.Tensor) else x) for x in obs.values()]
+    return [b"".join(x[i].tobytes() for x in shown) for i in range(len(shown[0]))]
 
 
 def evaluate(
@@ -63,6 +76,7 @@ def evaluate(
         out["origin"] = origin.tolist()
     if hasattr(env, "cuts"):
         out["cut"] = []
+    begun: set[bytes] = set()
     for batch, first in enumerate(range(0, len(starts), n)):
         ids = starts[first : first + n]
         padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
@@ -77,6 +91,7 @@ def evaluate(
         over, success = np.zeros(n, bool), np.zeros(n, bool)
         total, length = np.zeros(n), np.zeros(n, np.int64)
         task = [str(t) for t in raw["task"]]
+        begun |= set(_beginnings(raw)[: len(ids)])
         while not over.all():
             actions = command(decide(policy, observe(raw), generator, explore))
             raw, _, gain, terminated, truncated, ok, steps = run_chunk(env, actions, 1.0)
@@ -93,4 +108,6 @@ def evaluate(
         if "cut" in out:
             out["cut"] += env.cuts()[:k].astype(int).tolist()
         tick(first + k)
+    if len(begun) == 1 < len(starts):
+        warnings.warn(ALIKE.format(len(starts)), stacklevel=2)
     return out if has_success(env) else out | {"no_success": True}

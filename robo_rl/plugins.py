@@ -167,6 +167,7 @@ def error_words(e: BaseException) -> str:
     if isinstance(e, SyntaxError) and e.filename:
         file, line = e.filename, e.lineno
     message = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())[:300]
+    message = message or (at[-1].line if at else "")  # of an assert without a message: what it asserts
     return f"{type(e).__name__}: {message} ({file}, line {line})"
 
 

@@ -105,7 +105,13 @@ def assert_same(
 ) -> None:
     """Every array [T, N, ...] of `a` at env rows_a equals that of `b` at rows_b."""
     for k in a:
-        assert equal(p, a[k][:, rows_a], b[k][:, rows_b]), f"{sentence} ({k} differs)"
+        x, y = a[k][:, rows_a], b[k][:, rows_b]
+        assert equal(p, x, y), f"{sentence} ({k} differs{_amount(x, y)})"
+
+
+def _amount(x: np.ndarray, y: np.ndarray) -> str:
+    """By how much numbers differ, for people."""
+    return f" by up to {abs(x - y).max():.2g}" if x.shape == y.shape and x.dtype.kind == "f" else ""
 
 
 def differ(a: dict, b: dict) -> bool:

@@ -11,6 +11,7 @@ of `Envs`, has one answer.
 """
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import json
@@ -191,6 +192,8 @@ class Envs:
 
         self.before = memory()[0]
         made_by = found(gym, id)
+        if isinstance(made_by, str):
+            known(gym, id, made_by)
         if render:
             if not draws(gym.spec(made_by).entry_point if isinstance(made_by, str) else made_by):
                 raise ValueError(NO_PICTURES)
@@ -276,6 +279,18 @@ def found(gym, id: str) -> Any:
     return made_by if callable(made_by) and rest not in known else rest
 
 
+def known(gym, id, made_by):
+    """LookupError: nothing is registered as `made_by`, which "[MODULE:]ID" names."""
+    try:
+        gym.spec(made_by)
+    except gym.error.Error:
+        own = [n for n, v in vars(sys.modules.get(id.rpartition(":")[0], gym)).items() if isinstance(v, type)]
+        near = difflib.get_close_matches(made_by, [*gym.envs.registration.registry, *own], n=3, cutoff=0.5)
+        text = "unknown id %r. Nearest: %s; an env of a package or of your own is named gym:MODULE:ID, after "
+        text += "the module that registers it or has its class"
+        raise LookupError(text % (id, ", ".join(near) or "none")) from None
+
+
 def draws(made_by):
     """Whether a class says that it can draw; a function that makes envs, and a class of wrappers, whose
     metadata are those of the env that is wrapped, say nothing. made_by: "module:name", or what it names."""
@@ -316,9 +331,12 @@ def described(space):
 
 
 def in_a_line(e):
-    """An exception and the line that raised it."""
+    """An exception and the line that raised it; of what this file raises its words."""
     at = traceback.extract_tb(e.__traceback__)[-1]
-    return f"{type(e).__name__}: {' '.join(str(e).split())[:300]} ({at.filename}, line {at.lineno})"
+    if at.filename == __file__:
+        return str(e)
+    words = " ".join(str(e).split())[:300] or at.line  # of an assert without a message: what it asserts
+    return f"{type(e).__name__}: {words} ({at.filename}, line {at.lineno})"
 
 
 def main(argv):

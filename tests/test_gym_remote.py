@@ -35,6 +35,7 @@ class Push(gym.Env):
 
     def __init__(self, far=3.0, fault="", render_mode=None):
         self.far, self.fault, self.render_mode, self.task_description = far, fault, render_mode, ""
+        assert fault != "bare"
         if fault == "slow":
             import time; time.sleep(1.5)
         self.scene = np.ones(20_000_000, np.uint8) if fault == "large" else None
@@ -127,7 +128,12 @@ def test_a_class_ends_with_the_limit_of_steps_that_is_asked_for(here):
     [
         ("push_here/Push-v0,far=1,python=no_such_python", "python=no_such_python: there is no such program"),
         (f"push_here/Push-v0,colour=1,python={sys.executable}", "cannot be made in .*TypeError.*'colour'"),
-        (f"push_here/Pull-v0,python={sys.executable}", "cannot be made in .*Pull"),
+        (
+            f"push_here/Pull-v0,python={sys.executable}",
+            "unknown id 'push_here/Pull-v0'. Nearest: push_here/P",
+        ),
+        (f"push_here:Pusch,python={sys.executable}", "Nearest: Push.*named gym:MODULE:ID, after the module"),
+        (f"push_here:Push,fault=bare,python={sys.executable}", r'AssertionError: assert fault != "bare" \('),
         (f"no_such_module:Push-v0,python={sys.executable}", "cannot be made in .*ModuleNotFoundError"),
     ],
 )

@@ -14,6 +14,7 @@ from gymnasium import spaces
 import sims
 from robo_rl.demos import check_expert
 from robo_rl.errors import MissingDependency, UserError
+from robo_rl.evaluation import evaluate
 from robo_rl.experiment.check import CheckOptions, check
 from robo_rl.film import film
 from robo_rl.types import has_success
@@ -495,6 +496,62 @@ def test_an_env_that_takes_no_seed_is_told_so_and_nothing_else():
         UserError, match=r"the same episode .*; draw all that is random from self.np_random.*wrapper"
     ):
         check(CheckOptions(sim="gym:RoboRlUnseeded-v0"))
+
+
+class Carrying(Faulty):
+    """Takes over what the step before its reset left; begins always alike where nothing is left."""
+
+    left = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        seen, info = super().reset(seed=seed)
+        return {"x": seen["x"] + self.left}, info
+
+    def step(self, action):
+        self.left = 0.001 * float(action[0])
+        return super().step(action)
+
+
+class Alike(Faulty):
+    """Has one first state, and nothing is drawn."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"x": np.zeros(2)}, {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return {"x": np.full(2, action[0])}, *rest
+
+
+gym.register("RoboRlCarrying-v0", Carrying, max_episode_steps=4)
+gym.register("RoboRlAlike-v0", Alike, max_episode_steps=4)
+
+
+@pytest.mark.parametrize(
+    "id, fault",
+    [
+        (
+            "RoboRlCarrying-v0",
+            r"differs by up to 0\.00\d+\).*keeps something of the episode before: it trains",
+        ),
+        ("RoboRlAlike-v0", "another seed must.*an argument that draws its start"),
+    ],
+)
+def test_an_env_that_does_not_follow_its_seed_hears_by_how_much_and_what_that_costs(id, fault):
+    with pytest.raises(UserError, match=fault):
+        check(CheckOptions(sim=f"gym:{id}"))
+
+
+def test_an_evaluation_of_one_start_many_times_is_no_evaluation_of_many(recwarn):
+    def still(obs):
+        return np.zeros((len(obs["state"]), 1), np.float32)
+
+    evaluate(make_gym("RoboRlGoal-v0", num_envs=2), lambda obs: np.zeros((2, 2), np.float32), np.arange(3))
+    evaluate(make_gym("RoboRlAlike-v0", num_envs=2), still, np.arange(1))
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="the 3 starts of the evaluation begin with one and the same"):
+        evaluate(make_gym("RoboRlAlike-v0", num_envs=1), still, np.arange(3))
 
 
 def test_an_episode_that_ends_because_its_state_is_not_finite_is_over():

@@ -19,6 +19,14 @@ SEEDED = (
     "; draw all that is random from self.np_random, which super().reset(seed=seed) seeds; where a package "
     "draws from another generator, such as np.random, seed that in the reset of a wrapper of yours"
 )
+KEPT = (
+    "; if the difference is small, the simulator keeps something of the episode before: it trains so, and an "
+    "evaluation repeats nearly, not exactly"
+)
+ONE_START = (
+    "; an env that always begins alike has one episode to evaluate: look for an argument that draws its "
+    "start (gym:ID,NAME=VALUE)"
+)
 SLOW = 0.01  # a step of an env [s] with which the suite of such episodes takes minutes
 
 
@@ -50,7 +58,7 @@ def check(options: CheckOptions) -> dict[str, tuple[str, ...]]:
     sim = options.sim or "mujoco"
     if options.sim or options.task:
         done[" ".join(filter(None, (sim, options.task)))] = _checked(
-            f"--sim {sim}", lambda: _env(options, sim), SEEDED if sim.startswith("gym:") else ""
+            f"--sim {sim}", lambda: _env(options, sim)
         )
     if options.policy:
         done[options.policy] = _checked(f"--policy.kind {options.policy}", lambda: _policy(options))
@@ -59,12 +67,21 @@ def check(options: CheckOptions) -> dict[str, tuple[str, ...]]:
     return done
 
 
-def _checked(what: str, run, seeded: str = "") -> tuple[str, ...]:
-    """What `run` checks of `what`; `seeded`: the remedy where it is about seeds."""
+def _checked(what: str, run) -> tuple[str, ...]:
+    """What `run` checks of `what`."""
     try:
         return run()
     except AssertionError as e:
-        raise UserError(f"{what}: {str(e) or error_words(e)}{seeded if 'seed' in str(e) else ''}") from None
+        fault = str(e) or error_words(e)
+        remedy = seeding(fault) if what.startswith("--sim gym:") else ""
+        raise UserError(f"{what}: {fault}{remedy}") from None
+
+
+def seeding(fault: str) -> str:
+    """What helps a Gymnasium env whose check says `fault`, where that is about seeds."""
+    if "seed" not in fault:
+        return ""
+    return SEEDED + KEPT * ("by up to" in fault) + ONE_START * ("another seed" in fault)
 
 
 def _env(options: CheckOptions, sim: str) -> tuple[str, ...]:
