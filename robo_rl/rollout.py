@@ -147,15 +147,20 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
 
 
 @contextmanager
-def one_thread():
-    """Torch on one thread. Products of a state policy are too small to share, and between them idle threads
-    spin on the cores that the simulator wants."""
+def torch_threads(count: int):
+    """Torch on so many threads, and on as many as before at the end."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def one_thread():
+    """Torch on one thread. Products of a state policy are too small to share, and between them idle threads
+    spin on the cores that the simulator wants."""
+    return torch_threads(1)
 
 
 def as_array(x) -> np.ndarray:

@@ -1,5 +1,6 @@
 """What `import robo_rl` offers, used as a notebook would; configurations as files."""
 
+import gc
 import itertools
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from commands import robo_rl as command
 from toys import PointReach
 from vla_goldens import weights
@@ -88,6 +91,27 @@ options = {"envs": 4, "steps": 200, "eval_episodes": 2, "video": False, "out": "
 config = robo_rl.recipe(sim="toys:PointReach", workers=2, **options)
 robo_rl.train(config, quiet=True)
 """
+
+
+def test_training_leaves_memory_and_threads_of_the_process_as_they_were(tmp_path):
+    class Node:
+        pass
+
+    node = Node()
+    node.itself, freed = node, weakref.ref(node)  # garbage of the caller, or of an earlier run
+    del node
+    threads, collecting = torch.get_num_threads(), gc.isenabled()
+    torch.set_num_threads(2)
+    gc.disable()
+    try:
+        robo_rl.train(robo_rl.recipe(**SMALL | {"steps": 0}, out=str(tmp_path / "run")), quiet=True)
+        assert torch.get_num_threads() == 2 and not gc.isenabled()
+    finally:
+        torch.set_num_threads(threads)
+        if collecting:
+            gc.enable()
+    gc.collect()
+    assert freed() is None
 
 
 def test_of_groups_it_says_after_how_many_episodes_rl_learns(tmp_path):

@@ -117,13 +117,17 @@ def unused(folder: Path) -> Path:
 @contextmanager
 def importing():
     """Without collections of garbage, which take an eighth of the time of importing torch; what was made then
-    counts as lasting."""
+    counts as lasting. Where torch is there already nothing does: what lasts is never freed, and garbage of an
+    earlier run would be among it."""
+    imports, collecting = "torch" not in sys.modules, gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        if imports:
+            gc.freeze()
+        if collecting:
+            gc.enable()
 
 
 def resume(
@@ -148,8 +152,6 @@ def resume(
 
 def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     """The stages of a run in its locked folder, from wherever it is -> the exit status."""
-    import torch
-
     from robo_rl import checkpoint
     from robo_rl.device_names import check_device
     from robo_rl.devices import slow_bf16
@@ -160,13 +162,13 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl.experiment.run import Run, Stopped, looks_of
     from robo_rl.experiment.sft import sft_stage
     from robo_rl.experiment.teaching import begun_in
+    from robo_rl.rollout import torch_threads
     from world_models.verdict import advised_against, ends_early, knows_no_success
 
     check_device(config.device)  # of a run that goes on elsewhere
-    torch.set_num_threads(config.torch_threads)
     checkpoint.recover(folder)
     saved = checkpoint.checkpoints(folder)
-    with reporter as report:
+    with torch_threads(config.torch_threads), reporter as report:
         run = Run(config, folder, env, report)
         with run.stop, step_watch(config, folder):
             report.say(f"run {folder}")
