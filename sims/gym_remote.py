@@ -217,7 +217,7 @@ def space_of(tree: dict[str, Any], name: str) -> spaces.Space:
     if kind == "Box":
         return spaces.Box(tree["low"], tree["high"], dtype=np.dtype(tree["dtype"]).type)
     if kind == "Dict":
-        return spaces.Dict({k: space_of(s, name) for k, s in parts})
+        return spaces.Dict([(k, space_of(s, name)) for k, s in parts])  # of a dict it would sort the keys
     if kind == "Tuple":
         return spaces.Tuple([space_of(s, name) for s in parts])
     if kind == "Discrete":

@@ -26,11 +26,11 @@ import numpy as np
 
 class Push(gym.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
-    observation_space = gym.spaces.Dict({
-        "eye": gym.spaces.Box(0, 255, (8, 8, 3), np.uint8),
-        "arm": gym.spaces.Dict({"q": gym.spaces.Box(-9, 9, (2,), float), "held": gym.spaces.Discrete(3)}),
-        "button": gym.spaces.MultiBinary(2),
-    })
+    observation_space = gym.spaces.Dict([
+        ("eye", gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)),
+        ("button", gym.spaces.MultiBinary(2)),
+        ("arm", gym.spaces.Dict({"q": gym.spaces.Box(-9, 9, (2,), float), "held": gym.spaces.Discrete(3)})),
+    ])
     action_space = gym.spaces.Box(-2, 2, (2,))
 
     def __init__(self, far=3.0, fault="", render_mode=None):
