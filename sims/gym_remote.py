@@ -57,7 +57,10 @@ class RemoteEnvs:
     ):
         self.name, self.broken, self.answers = name, "", {}
         if (found := shutil.which(os.path.expanduser(python))) is None:
-            raise UserError(f"{name}: python={python}: there is no such program")
+            raise UserError(
+                f"{name}: python={python}: there is no such program; a relative path begins in the folder in "
+                f"which the command runs, {os.getcwd()}"
+            )
         set_mujoco_gl()
         config = {"id": id, "count": count, "limit": limit, "most": most, "render": render}
         config["arguments"] = arguments

@@ -126,7 +126,10 @@ def test_a_class_ends_with_the_limit_of_steps_that_is_asked_for(here):
 @pytest.mark.parametrize(
     "id, fault",
     [
-        ("push_here/Push-v0,far=1,python=no_such_python", "python=no_such_python: there is no such program"),
+        (
+            "push_here/Push-v0,far=1,python=no_such_python",
+            "python=no_such_python: there is no such program; a",
+        ),
         (f"push_here/Push-v0,colour=1,python={sys.executable}", "cannot be made in .*TypeError.*'colour'"),
         (
             f"push_here/Pull-v0,python={sys.executable}",

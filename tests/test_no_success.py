@@ -178,6 +178,15 @@ def test_a_check_says_that_an_env_gives_no_success_and_what_its_info_has_in_its_
     assert "gives no success" not in robo_rl(far[0], "check", "--sim", "gym:far:Far").err
 
 
+def test_a_recording_says_that_its_env_gives_no_success(far):
+    words = ("collect", "--policy", "random", "--episodes", 1, "--sim")
+    said = robo_rl(far[0], *words, "gym:far:Far,key=solved", "--out", "solved")
+    assert (
+        said.code == 0 and "in the data set all its episodes are failures. Its info has 'solved'" in said.err
+    )
+    assert "gives no success" not in robo_rl(far[0], *words, "gym:far:Far", "--out", "plain").err
+
+
 class Grey(LocomotionEnv):
     """Locomotion with a grey picture, which costs nothing."""
 

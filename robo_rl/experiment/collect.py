@@ -1,6 +1,7 @@
 """Record a data set: demonstrations of the scripted expert or of a person, or whatever other actors do, as
 LeRobot v3."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import tyro
 
 from robo_rl.errors import UserError, in_range, plural
 from robo_rl.experiment.operators import PERSONS
-from robo_rl.types import task_names
+from robo_rl.types import has_success, task_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +227,11 @@ def collect(options: CollectOptions) -> Collected:
             )
     if filmed is not None:
         write_film(options.video, filmed.takes, filmed.fps)
+    if not has_success(env):
+        from robo_rl.experiment.evaluation import SILENT, other_flags
+
+        what = "in the data set all its episodes are failures"
+        warnings.warn(f"{SILENT.format(env.spec.id)}: {what}{other_flags(env)}", stacklevel=1)
     env.close()
     return Collected(folder, count, successes, tried, before + count)
 

@@ -442,9 +442,8 @@ def evaluate_checkpoint(
     }
 
 
-NO_SUCCESS = (
-    "{} gives no success (is_success or success in the info of a step): its return is told in its place"
-)
+SILENT = "{} gives no success (is_success or success in the info of a step)"
+NO_SUCCESS = SILENT + ": its return is told in its place"
 
 
 def other_flags(env) -> str:
