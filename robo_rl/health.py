@@ -2,8 +2,9 @@
 
 A `Watch` looks at the metrics of every update. A number outside its range for `PATIENCE` updates in a row, or
 once beyond its alarm, is a *finding*: it is told at once, once, and ends after as many updates inside. Of the
-findings of one metric the first is told, then the 2nd, 4th, 8th and so on, with their count. All lie in
-RUN/health.json with the ranges they were judged by; `robo_rl report` shows the newest of each metric.
+findings of one metric the first is told, then the 2nd, 4th, 8th and so on, with their count. The first and
+the newest ones lie in RUN/health.json with the ranges they were judged by; `robo_rl report` shows the newest
+of each metric.
 
 The ranges: PPO's surrogate is a bound for small steps only; its authors steer KL to 0.003 to 0.03 (Schulman
 et al. 2017, section 4). That of a whole chain adds up its steps: runs here learn at 0.02 to 0.9 with an
@@ -21,6 +22,7 @@ from robo_rl.options import MethodOptions, NftOptions, OnPolicyOptions, PolicyOp
 FILE = "health.json"
 PATIENCE = 3  # updates in a row
 FEW = 100  # episodes
+KEPT = 20  # findings of a metric
 # watched in every run, though its log need not have them
 COUNTED = ("returns", "failures", "success_kept", "same_return", "not_finite")
 
@@ -240,6 +242,7 @@ class Finding:
     worst: float | None
     at: int
     end: int = -1
+    number: int = 1  # of the metric's findings, from 1
 
     @property
     def text(self) -> str:
@@ -296,9 +299,12 @@ class Watch:
             if known is not None:
                 changed |= self.follow(known, r, step, value)
             elif bad and (r.alarming(value) or self.outside[r.metric] >= PATIENCE):
-                f = Finding(r.metric, r.title, r.text, r.meaning, step, _number(value), step)
+                before = [f for f in self.findings if f.metric == r.metric]
+                count = _count(before) + 1
+                f = Finding(r.metric, r.title, r.text, r.meaning, step, _number(value), step, number=count)
                 self.findings.append(f)
-                count = sum(other.metric == r.metric for other in self.findings)
+                if len(before) >= KEPT:
+                    self.findings.remove(before[1])
                 if count & (count - 1) == 0:  # a power of two
                     told.append(f.text + (f"; so far {count} times" if count > 1 else ""))
                 changed = True
@@ -372,8 +378,13 @@ def read(folder: Path) -> "tuple[list[dict], list[Finding]]":
 def newest_findings(findings: list[Finding]) -> list[str]:
     """A sentence for each metric: its newest finding, and how many came before."""
     newest = {f.metric: f for f in findings}
-    counts = {m: sum(f.metric == m for f in findings) for m in newest}
+    counts = {m: _count([f for f in findings if f.metric == m]) for m in newest}
     return [f.text + (f"; {counts[m]} times in all" if counts[m] > 1 else "") for m, f in newest.items()]
+
+
+def _count(findings: list[Finding]) -> int:
+    """How many there were of one metric; those that earlier versions kept have no numbers."""
+    return max(findings[-1].number, len(findings)) if findings else 0
 
 
 def _number(x: float) -> "float | None":

@@ -16,7 +16,7 @@ from test_algos import METHODS, setup, step
 from test_corrections import at_version_two
 
 from robo_rl import health
-from robo_rl.health import PATIENCE, Range, Watch, newest_findings, ranges
+from robo_rl.health import PATIENCE, Range, Watch, newest_findings, ranges, read
 from robo_rl.options import NftOptions, PiRlOptions, PolicyOptions, PpoOptions, RolloutOptions
 
 KL = Range("kl", "KL", high=0.2, alarm=2.0, meaning="too far")
@@ -140,6 +140,18 @@ def test_what_is_found_again_and_again_is_told_ever_more_seldom_with_its_count()
     watch.look(99, {"kl": 9.0})
     one, other = newest_findings(watch.findings)  # of the report: a sentence for each metric
     assert "step 33" in one and one.endswith("; 9 times in all") and other == watch.findings[-1].text
+
+
+def test_of_findings_without_end_the_first_and_the_newest_stay_and_all_are_counted(tmp_path):
+    watch = Watch((Range("refused", "refused minibatches", high=0.0, alarm=0.0),), tmp_path)
+    told = looks(watch, "refused", [0.1, 0.0, 0.0, 0.0] * 64)
+    assert told[-4][0].endswith("so far 64 times")
+    assert [f.number for f in read(tmp_path)[1]] == [1, *range(46, 65)]
+    assert newest_findings(watch.findings)[0].endswith("; 64 times in all")
+    again = Watch(watch.ranges, tmp_path)
+    again.begin(240)  # the 60th and those before it
+    looks(again, "refused", [0.1, 0.0, 0.0, 0.0], first=241)
+    assert [f.number for f in again.findings] == [1, *range(46, 62)]
 
 
 def test_a_resumed_run_keeps_the_findings_of_before_its_checkpoint_and_makes_the_later_ones_again(tmp_path):
