@@ -372,7 +372,7 @@ class GymEnv(ControlEnv):
         return {"state": self._state.copy(), **pictures, "task": self._task.copy()}
 
     def render(self) -> np.ndarray:
-        """uint8 [N, h, w, 3] as each env draws itself."""
+        """uint8 [N, h, w, 3] as each env draws itself; pictures of several cameras side by side."""
         if self.render_mode is None:
             raise UserError("make the env with render=True to call render()")
         try:
@@ -380,6 +380,8 @@ class GymEnv(ControlEnv):
                 pictures = np.stack([np.asarray(e.render()) for e in self._envs])
         except gym.error.DependencyNotInstalled as e:
             raise MissingDependency(f"gym:{self.spec.task} cannot draw: {e}") from None
+        if pictures.ndim == 5:
+            pictures = np.concatenate(list(pictures.swapaxes(0, 1)), axis=2)
         if pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.dtype != np.uint8:
             raise UserError(
                 f"{self._name} cannot draw: render() must give a picture uint8 [h, w, 3], got "

@@ -14,6 +14,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import socket
@@ -293,13 +294,17 @@ def known(gym, id, made_by):
 
 def draws(made_by):
     """Whether a class says that it can draw; a function that makes envs, and a class of wrappers, whose
-    metadata are those of the env that is wrapped, say nothing. made_by: "module:name", or what it names."""
+    metadata are those of the env that is wrapped, say nothing, nor does a class that takes a `render_mode`
+    and has the metadata of `gymnasium.Env`: its instances may have others. made_by: "module:name", or what it
+    names."""
     if isinstance(made_by, str):
         module, _, name = made_by.partition(":")
         made_by = getattr(importlib.import_module(module), name)
     metadata = getattr(made_by, "metadata", {})
     if not isinstance(made_by, type) or not isinstance(metadata, dict):
         return True
+    if not any("metadata" in vars(c) for c in made_by.__mro__ if c.__module__ != "gymnasium.core"):
+        return "render_mode" in inspect.signature(made_by).parameters
     return "rgb_array" in metadata.get("render_modes", ())
 
 

@@ -343,6 +343,25 @@ def test_an_env_that_cannot_draw_costs_the_film_alone(gives, fault, tmp_path):
         film(env, lambda obs: np.zeros((4, 1), np.float32), np.arange(4), 1, tmp_path / "film.mp4")
 
 
+class TwoCameras(Faulty):
+    """Says in its constructor alone that it draws, and draws what two cameras see."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.metadata, self.render_mode = {"render_modes": ["rgb_array"]}, render_mode
+
+    def render(self):
+        return [np.full((4, 6, 3), k, np.uint8) for k in (7, 9)]
+
+
+def test_pictures_of_several_cameras_are_filmed_side_by_side():
+    env = make_gym(f"{__name__}:TwoCameras", num_envs=2, render=True)
+    env.reset(seed=0)
+    pictures = env.render()
+    assert pictures.shape == (2, 4, 12, 3)
+    assert (pictures[:, :, :6] == 7).all() and (pictures[:, :, 6:] == 9).all()
+
+
 def test_envs_that_are_slow_one_after_the_other_say_once_what_steps_them_beside_each_other(monkeypatch):
     monkeypatch.setattr("sims.gym.SLOW", 0.0)
     env = make_gym("Pendulum-v1", num_envs=3)
