@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -56,7 +57,8 @@ class LiveArm:
         self.safety = transport.subscription(SAFETY_STATE, Text, "latched", depth=8)
         self.lease = LeaseClient(transport, f"env-{os.getpid()}-{next(_numbers)}", LEASE)
         self.late, self.steps, self.stops, self.due = 0, 0, [], 0.0
-        self.lateness: list[float] = []  # s that an action came after its period began
+        # s that an action came after its period began, of the newest
+        self.lateness: deque[float] = deque(maxlen=100_000)
 
     def begin(self, joints: np.ndarray, objects: dict) -> None:
         """Place the scene, arm both governors. UserError: there is no simulated arm, another drives it, or it

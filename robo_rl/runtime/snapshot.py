@@ -66,6 +66,14 @@ def boot() -> str:
         return str(int(psutil.boot_time()))
 
 
+def born(pid: int) -> str:
+    """When a process began, in ticks since the boot: a date moves when the system's clock is set."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return str(psutil.Process(pid).create_time())
+
+
 def place(folder: Path) -> str:
     """Device and number of a folder: a copy of it has others, it itself keeps them when it is moved."""
     found = folder.stat()
@@ -77,17 +85,17 @@ def sign(path: Path) -> None:
     not where it works)."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temp, "w", opener=private_file) as f:
-        f.write(f"{os.getpid()} {psutil.Process().create_time()} {boot()} {place(path.parent)}")
+        f.write(f"{os.getpid()} {born(os.getpid())} {boot()} {place(path.parent)}")
     os.replace(temp, path)
 
 
 def signed(path: Path) -> psutil.Process | None:
     """The process that signed in at `path`, if it lives and that is where it did."""
     try:
-        pid, born, start, folder = path.read_text().split()
+        pid, began, start, folder = path.read_text().split()
         process = psutil.Process(int(pid))
         here = start == boot() and folder == place(path.parent)
-        return process if here and process.create_time() == float(born) else None
+        return process if here and born(process.pid) == began else None
     except (ValueError, OSError, psutil.Error):
         return None
 
