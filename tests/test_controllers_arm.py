@@ -1,6 +1,7 @@
 """The loop in time, the wire's contract, and the arm on it."""
 
 import gc
+import itertools
 import math
 import re
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from commands import dds_domain
 
 from controllers.arm import Disturbance, SimArm
 from controllers.law import LawOptions
-from controllers.loop import SKIP, real_time, undisturbed
+from controllers.loop import NEWEST, SKIP, real_time, undisturbed
 from controllers.node import ArmNode
 from controllers.robot import load_robot
 from controllers.services import parameter, value_of
@@ -94,6 +96,25 @@ def test_the_loop_ends_when_it_is_told_to():
         ).ticks
         == 7
     )
+
+
+def test_a_loop_of_days_keeps_the_newest_periods_and_the_longest_of_all():
+    clock, count = Clock(), itertools.count(1)
+
+    def tick():
+        clock.now += {5: 0.015}.get(next(count), 0.0)
+
+    def used(seconds):
+        tracemalloc.start()
+        timing = real_time(tick, 0.001, seconds, clock=clock, sleep=clock.sleep, cpu=clock)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert timing.ticks == 1000 * seconds
+        return timing, peak
+
+    timing, one = used(NEWEST / 1000)
+    assert timing.period_max == pytest.approx(0.015)
+    assert used(3 * NEWEST / 1000)[1] < 1.5 * one
 
 
 @pytest.mark.parametrize("there", [True, False])
