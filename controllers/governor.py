@@ -14,7 +14,7 @@ too many of either within `window` hold the arm. The setpoint moves to the last 
 limits of speed and acceleration. A command may name joint targets, with the tool pose that they mean as the
 receiver's own model has it: both are judged, a place outside blocks it, a step too far is taken part of the
 way, and joints and tool move together. Ages are measured on the receiver's monotonic clock, `now`; the
-sender's stamps only order its messages.
+sender's stamps order its messages, and show one that is later or earlier than the fastest since `arm`.
 """
 
 import math
