@@ -13,6 +13,7 @@ from controllers.limits import Limits, box, near, upright
 from controllers.robot import Robot
 from robo_rl.geometry import Floats, turn_between, unit
 
+DRIFT = 2e-4  # by which two clocks of quartz may run apart: 0.2 ms a second
 REWRITE = ("workspace", "orientation", "step", "joint_range", "wrench_range", "stiffness_range")
 CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
 """Of a command."""
@@ -182,6 +183,14 @@ def sender_fault(
         if now - stamp > least + limits.stale:
             return "stale", f"the command is {now - stamp - least:.2f} s late"
     return None
+
+
+def least_delay(stamps: tuple[float, float] | None, stamp: float, now: float) -> float:
+    """The least delay [s] of a sender's commands that the next is measured by, after one of this stamp.
+    stamps: (last stamp, least delay) before it, None: it is the first. It rises by what two clocks may drift
+    apart, so that only a delay that grows faster than that is one."""
+    delay = now - stamp
+    return delay if stamps is None else min(delay, stamps[1] + DRIFT * (stamp - stamps[0]))
 
 
 def nearest_allowed(

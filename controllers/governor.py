@@ -33,6 +33,7 @@ from controllers.contracts import (
     allowed_joints,
     arming_fault,
     fields_of,
+    least_delay,
     measured_fault,
     nearest_allowed,
     state_fault,
@@ -222,7 +223,7 @@ class Governor:
         if broken := c.fault(now, self.limits, self.robot, self.commander, stamps):
             return self._said(self._count("block", *broken))
         if c.stamp is not None:
-            self._stamps[key] = c.stamp, min(stamps[1] if stamps else math.inf, now - c.stamp)
+            self._stamps[key] = c.stamp, least_delay(stamps, c.stamp, now)
         if c.stream != "stiffness":
             self.commander, self._command_at = c.source, now
         return None

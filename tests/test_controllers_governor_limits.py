@@ -311,6 +311,18 @@ def test_the_least_delay_of_a_sender_is_what_others_are_measured_by():
     assert it.command(command(1.2509765625, HOME, stamp=1.1875), 1.2509765625).contract == "stale"
 
 
+@pytest.mark.parametrize(
+    ("rate", "holds"), [(0.0, False), (1e-4, False), (-1e-4, False), (2e-3, True), (-2e-3, False)]
+)
+def test_clocks_may_drift_as_quartz_does_and_a_delay_that_grows_faster_is_one(rate, holds):
+    it = begun(replace(EXACT, command_timeout=2.0, state_timeout=2.0))
+    for now in range(2, 3602):  # an hour; the sender's clock runs slower by `rate`
+        it.measure(state(pos=HOME), float(now))
+        it.tick(float(now), TICK)
+        it.command(command(now, HOME, stamp=1.0 + (now - 1.0) * (1 - rate)), float(now))
+    assert (it.state != ACTIVE) == holds and bool(it.counts.get("stale")) == holds
+
+
 def test_a_stamp_must_be_after_the_last_one():
     it = begun()
     assert it.command(command(1.001, HOME, stamp=1.0), 1.001).contract == "order"
