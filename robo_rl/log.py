@@ -7,6 +7,7 @@ is not finite is stored as null and read back as nan.
 """
 
 import contextlib
+import ctypes
 import json
 import math
 import netrc
@@ -487,3 +488,19 @@ class Progress:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[TextIO]:
+    """Send what libraries and child processes print to standard output to standard error; yields the real
+    one."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with open(saved, "w", closefd=False) as out, contextlib.redirect_stdout(sys.stderr):
+            yield out
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C code printed and still holds
+        os.dup2(saved, 1)
+        os.close(saved)

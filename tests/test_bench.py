@@ -1,3 +1,4 @@
+import ctypes
 import json
 import math
 import os
@@ -32,6 +33,7 @@ from robo_rl.bench.plain import (
 from robo_rl.bench.policy import CHAINS
 from robo_rl.cli import bench
 from robo_rl.errors import UserError
+from robo_rl.log import quiet_stdout
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 
@@ -159,13 +161,16 @@ def test_bars_say_what_was_asked_and_whether_it_was_met():
 
 
 def test_what_libraries_print_leaves_standard_output_clean(capfd):
-    with bench.quiet_stdout():
+    with quiet_stdout():
         print("from python")
         os.write(1, b"from C\n")
+        ctypes.CDLL(None).puts(b"held by C")
         subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
     print("the document")
     out, err = capfd.readouterr()
-    assert out == "the document\n" and all(s in err for s in ("from python", "from C", "from a child"))
+    assert out == "the document\n" and all(
+        s in err for s in ("from python", "from C", "held by C", "from a child")
+    )
 
 
 # ---- the peer and the floors do the same job ---------------------------------------------------------------
@@ -301,7 +306,7 @@ def test_the_bare_simulator_ends_in_the_states_of_the_env(task):
 
 
 def test_rows_are_printed_as_they_come_on_the_real_standard_output(capfd):
-    with bench.quiet_stdout() as out:
+    with quiet_stdout() as out:
         report = bench_rows.Report(lambda text: print(text, file=out, flush=True))
         report.add(
             bench_rows.make_row(

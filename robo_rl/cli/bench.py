@@ -4,9 +4,6 @@ peers side by side."""
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from typing import IO
 
 from robo_rl.bench.options import BenchOptions
 
@@ -16,6 +13,7 @@ def run(args: BenchOptions) -> int:
     # read when NumPy is imported: one robot gets one thread
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from robo_rl.bench.run import run_bench, save
+    from robo_rl.log import quiet_stdout
 
     with quiet_stdout() as out:
 
@@ -28,18 +26,3 @@ def run(args: BenchOptions) -> int:
     if args.json:
         print(json.dumps(document, indent=1))
     return 0
-
-
-@contextmanager
-def quiet_stdout() -> Iterator[IO[str]]:
-    """Send what libraries and child processes print to standard output to standard error; yields the real
-    one."""
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with open(saved, "w", closefd=False) as out, redirect_stdout(sys.stderr):
-            yield out
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -169,12 +169,13 @@ def command_of(args: Eval) -> str:
 def watched(path: str, options: EvalConfig) -> dict:
     """`evaluate_checkpoint` with a progress line."""
     from robo_rl.experiment.step_watch import StepWatch
-    from robo_rl.log import Progress
+    from robo_rl.log import Progress, quiet_stdout
 
     config = changed(load_config(pick_checkpoint(Path(path), options.checkpoint)[0]), options)
     watch = nullcontext() if options.on == "dds" else StepWatch(config.hang)
     # what an env of the user's prints is no part of the result
-    with Progress() as progress, watch, redirect_stdout(sys.stderr):
+    quiet = quiet_stdout() if sys.stdout else nullcontext()
+    with Progress() as progress, watch, quiet:
         progress.start("eval", episode_count(config, options), "episodes")
         return evaluate_checkpoint(path, options, lambda done, total: progress.update(done))
 
