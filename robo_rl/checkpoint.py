@@ -82,6 +82,9 @@ def pack(tree, tensors: dict[str, torch.Tensor], path: str = "", copies: bool = 
             "shape": list(tree.shape),
         }
     if isinstance(tree, dict):
+        for k in tree:
+            if not isinstance(k, (str, int, float, type(None))):
+                raise TypeError(f"cannot save the key {k!r} of a dict at {path or 'the root'}")
         return {"__dict__": [[k, pack(v, tensors, f"{path}/{k}", copies)] for k, v in tree.items()]}
     if isinstance(tree, (list, tuple)):
         return {"__list__": [pack(v, tensors, f"{path}/{i}", copies) for i, v in enumerate(tree)]}

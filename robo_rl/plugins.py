@@ -131,12 +131,22 @@ def options_class(make, name: str, what: str, bases: tuple[type, ...]) -> type:
     params = getattr(cls, "__dataclass_params__", None)
     if not isinstance(cls, type) or not issubclass(cls, bases) or params is None or not params.frozen:
         raise UserError(f"{where} must be {wanted}, got {cls!r}")
-    missing = [
-        f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise UserError(f"{where} must have a default for every option; {', '.join(missing)} has none")
+    for f in dataclasses.fields(cls):
+        if f.default is f.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where} must have a default for every option; {f.name} has none")
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if not dataclasses.is_dataclass(default) and not _is_plain(default):
+            raise UserError(
+                f"{where} must have values that run.json can keep: numbers, text, true or false, None, and "
+                f"tuples of them; {f.name} is {default!r}. Take the name of what it is, as text"
+            )
     return cls
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(v) for v in value)
+    return value is None or type(value) in (bool, int, float, str)
 
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -1,6 +1,7 @@
 """What a user brings: a simulator, a task, a policy, a method named as module:object; the pages of
 docs/tutorials run as they stand."""
 
+import copy
 import os
 import re
 import shlex
@@ -645,8 +646,16 @@ class Learner:
             policy,
             broken,
         )
+        if broken == "head" and not hasattr(policy, "aux"):
+            policy.aux = torch.nn.Linear(policy.context_size, 1)
+        if broken == "sampler":
+            self.sampler = copy.deepcopy(policy)
+        if broken == "update":
+            self.update = lambda rollout: {}
 
     def update(self, rollout, progress, version=None):
+        if self.broken == "in place":
+            rollout.rewards.sub_(rollout.rewards.mean())
         metrics = self.inner.update(rollout, progress, version)
         if self.broken == "weights":
             next(self.policy.parameters()).data.fill_(torch.nan)
@@ -654,9 +663,13 @@ class Learner:
 
     def after_collect(self, rollout):
         self.inner.after_collect(rollout)
+        for new, old in zip(self.policy.parameters(), self.sampler.parameters(), strict=True):
+            old.data.lerp_(new.data, 0.5)
 
     def state_dict(self):
         state = self.inner.state_dict()
+        if self.broken in ("nothing", "key"):
+            return None if self.broken == "nothing" else state | {"counts": {(0, 1): 2}}
         missing = {"state": "actor_opt", "critic's": "credit"}.get(self.broken)
         return (
             {k: v for k, v in state.items() if k != missing}
@@ -679,6 +692,12 @@ class Learner:
         ("state", "a run would not resume exactly"),
         ("critic's", "a run would not resume exactly"),  # which shows in the policy an update later
         ("odd", "state_dict must be a dict of tensors"),
+        ("key", r"cannot save the key \(0, 1\) of a dict at /counts"),
+        ("nothing", "state_dict must return a dict, got NoneType"),
+        ("sampler", "a run would not resume exactly"),  # which moves after the update
+        ("head", "must not add weights to the policy, as aux.weight"),
+        ("in place", "must not change the rollout that it is given, rewards differs"),
+        ("update", r"must have the method update\(rollout, progress, version\): too many"),
     ],
 )
 def test_a_method_that_breaks_the_contract_is_told_in_one_sentence(broken, says):
@@ -835,16 +854,30 @@ def test_a_run_of_an_own_method_of_replay_is_stopped_and_resumes_bit_for_bit(her
     assert (last[0] / "policy.safetensors").read_bytes() == (last[1] / "policy.safetensors").read_bytes()
 
 
-def test_options_without_a_default_are_refused():
+def test_options_without_a_default_or_with_values_that_a_run_cannot_keep_are_refused():
     @dataclass(frozen=True, kw_only=True)
     class Options(RolloutOptions):
         speed: float
 
+    @dataclass(frozen=True, kw_only=True)
+    class Kept(RolloutOptions):
+        layers: tuple[int, ...] = (64, 64)
+        limit: float | None = None
+
+    @dataclass(frozen=True, kw_only=True)
+    class Lost(Kept):
+        table: Path = Path("a")
+
     def make(policy, options, seed, demos=None): ...
 
-    make.Options = Options
-    with pytest.raises(UserError, match="must have a default for every option; speed has none"):
-        plugins.options_class(make, "a:make", "--algo", (RolloutOptions,))
+    for make.Options, words in (
+        (Options, "must have a default for every option; speed has none"),
+        (Lost, r"must have values that run.json can keep.*; table is PosixPath\('a'\)"),
+    ):
+        with pytest.raises(UserError, match=words):
+            plugins.options_class(make, "a:make", "--algo", (RolloutOptions,))
+    make.Options = Kept
+    assert plugins.options_class(make, "a:make", "--algo", (RolloutOptions,)) is Kept
 
 
 # ---- robots

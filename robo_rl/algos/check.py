@@ -9,8 +9,10 @@ it was.
 
 import copy
 import functools
+import inspect
 import json
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 import torch
@@ -125,7 +127,7 @@ def random_demos(policy) -> Demos:
 def check_method(make: Callable, options: MethodOptions, policy, seed: int = 0) -> tuple[str, ...]:
     """Check the learner `make(policy, options, seed)` -> the names of the parts checked."""
     policy = copy.deepcopy(policy).train()
-    make = with_demos(make, options, policy)
+    make, names = with_demos(make, options, policy), policy.state_dict().keys()
     learner = make(policy, options, seed)
     if isinstance(options, OffPolicyOptions):
         learn = _check_replay(learner, options, policy)
@@ -133,6 +135,10 @@ def check_method(make: Callable, options: MethodOptions, policy, seed: int = 0) 
         assert isinstance(options, RolloutOptions)
         learn = _check_rollouts(learner, options, policy)
     for name, x in policy.state_dict().items():
+        assert name in names, (
+            f"a method must not add weights to the policy, as {name}: workers and load_policy make it "
+            "without them; keep them in the learner, and in its state_dict"
+        )
         assert bool(torch.isfinite(x).all()), f"an update must leave the weights finite, {name} is not"
     _resume(make, options, learner, policy, learn, seed)
     return "members", "metrics", "resume"
@@ -144,10 +150,29 @@ def _check_rollouts(learner, options: RolloutOptions, policy) -> Callable:
     assert hasattr(getattr(learner, "sampler", None), "act"), (
         "learner.sampler must be the policy that acts: usually learner.policy"
     )
+    _takes(learner.update, "update(rollout, progress, version)", 0, 0.0, 0)
     first, second = rollouts(policy, options, 2)
+    before = _tensors(first)
     _metrics(learner.update(first, 0.0, 0))
+    for name, x in _tensors(first).items():
+        assert torch.equal(x, before[name]), (
+            f"update must not change the rollout that it is given, {name.lstrip('0123456789/')} differs: "
+            "change a copy (x - y, not x.sub_(y))"
+        )
     learner.after_collect(first)
-    return lambda x: x.update(second, 0.5, 1)
+
+    def learn(x) -> None:
+        x.update(second, 0.5, 1)
+        x.after_collect(second)
+
+    return learn
+
+
+def _tensors(rollout: Rollout) -> dict[str, torch.Tensor]:
+    """Copies of all tensors of a rollout, by name."""
+    out: dict[str, torch.Tensor] = {}
+    pack({f.name: getattr(rollout, f.name) for f in fields(rollout) if f.name != "ended"}, out)
+    return out
 
 
 def _check_replay(learner, options: OffPolicyOptions, policy) -> Callable:
@@ -157,6 +182,7 @@ def _check_replay(learner, options: OffPolicyOptions, policy) -> Callable:
         "learner.offline_actor must say whether the actor learns from the demonstrations before anything is "
         "collected"
     )
+    _takes(learner.update, "update(sample, count, actor)", 0, 1, actor=True)
 
     def learn(x, seed: int = 1, actor: bool = True):
         rng = np.random.default_rng(seed)
@@ -178,6 +204,13 @@ def _members(learner, policy, methods: tuple[str, ...], contract: str) -> None:
     )
 
 
+def _takes(method: Callable, what: str, *positional, **named) -> None:
+    try:
+        inspect.signature(method).bind(*positional, **named)
+    except TypeError as e:
+        raise AssertionError(f"the learner must have the method {what}: {e}") from None
+
+
 def _metrics(metrics) -> None:
     assert isinstance(metrics, dict), f"update must return a dict of metrics, got {type(metrics).__name__}"
     for name, value in metrics.items():
@@ -189,10 +222,10 @@ def _metrics(metrics) -> None:
 def _resume(make, options: MethodOptions, learner, policy, learn: Callable, seed: int) -> None:
     """A learner whose state was saved and loaded must learn on bit for bit as the one that was not."""
     tensors: dict[str, torch.Tensor] = {}
+    state = learner.state_dict()
+    assert isinstance(state, dict), f"state_dict must return a dict, got {type(state).__name__}"
     try:
-        tree = parse_json(
-            json.dumps(pack(learner.state_dict(), tensors)), "the state of a learner", limit=FILE, nan=True
-        )
+        tree = parse_json(json.dumps(pack(state, tensors)), "the state of a learner", limit=FILE, nan=True)
     except (TypeError, AttributeError) as e:
         raise AssertionError(
             f"state_dict must be a dict of tensors, arrays, numbers, strings, dicts and lists: {e}"
@@ -204,8 +237,11 @@ def _resume(make, options: MethodOptions, learner, policy, learn: Callable, seed
     for _ in range(2):  # what an update leaves outside the policy shows in the next one
         learn(learner)
         learn(again)
-    for name, x in policy.state_dict().items():
-        assert torch.equal(x, other.state_dict()[name]), (
-            f"a learner that loads the state_dict of another must learn as that does, {name} differs: a run "
-            "would not resume exactly"
-        )
+    acting = getattr(learner, "sampler", policy), getattr(again, "sampler", other)
+    for one, two in ((policy, other), acting):
+        weights = two.state_dict()
+        for name, x in one.state_dict().items():
+            assert torch.equal(x, weights[name]), (
+                f"a learner that loads the state_dict of another must learn as that does, {name} differs: a "
+                "run would not resume exactly"
+            )
