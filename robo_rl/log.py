@@ -504,3 +504,12 @@ def quiet_stdout() -> Iterator[TextIO]:
         ctypes.CDLL(None).fflush(None)  # what C code printed and still holds
         os.dup2(saved, 1)
         os.close(saved)
+
+
+def begun(progress: Progress | None, stage: str, total: int, unit: str) -> Callable[[int], None]:
+    """Begin a stage of `progress` -> what to call with the units that are done."""
+    if progress is None:
+        return lambda done: None
+    progress.start(stage, total, unit)
+    progress.update(0)
+    return progress.update

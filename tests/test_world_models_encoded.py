@@ -285,8 +285,8 @@ def test_which_probability_is_a_success_is_told_by_short_rollouts(learnt, monkey
     monkeypatch.setattr(learning, "world_spec", lambda *a: replace(MINE, ends_on_success=True))
     job = learning.encoded_job(EncodedConfig(data=("d",), net=OPTIONS, fit=FIT), squares(8))
     job.fitter.begin_dynamics()
-    job.finish()
-    assert asked == {"told": TOLD_CODED}
+    job.finish(None)
+    assert asked == {"told": TOLD_CODED, "progress": None}
 
 
 def test_a_point_that_flickers_is_left_out():

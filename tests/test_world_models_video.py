@@ -2,6 +2,7 @@
 moving square."""
 
 import copy
+import io
 import json
 import signal
 from dataclasses import asdict, replace
@@ -17,8 +18,8 @@ from robo_rl.errors import UserError
 from robo_rl.log import Progress
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models import model as worlds
-from world_models.calibrate import covering
-from world_models.learning import read, saved_config, world_spec
+from world_models.calibrate import along_recorded, covering, rolled
+from world_models.learning import calibrated, read, saved_config, world_spec
 from world_models.model import WorldSpec
 from world_models.options import LatentOptions, VideoConfig, VideoOptions
 from world_models.recorded import Recorded, one_outcome
@@ -663,6 +664,23 @@ def test_a_video_model_of_before_stays_what_it_was():
     assert set(model.start(observations(), np.arange(3))) - set(
         model.proprio.start(observations(), np.arange(3))
     ) == {"last"}
+
+
+def test_calibration_tells_how_far_it_is_and_draws_a_few_windows_at_once():
+    model, data, told = stirred(steps=4), squares(episodes=40), []
+    episode = np.arange(30)
+    rows = data.first[episode]
+    got = along_recorded(model, data, episode, rows, 6, told.append)
+    p, at, made = rolled(model, data, episode, rows, 6)
+    assert told == [16, 14] and np.allclose(got[0], p.obs["state"], atol=1e-5)
+    assert np.array_equal(got[1], data.after[at], equal_nan=True) and np.array_equal(
+        got[2], made & ~np.isnan(got[1][..., 0])
+    )
+    assert np.allclose(got[3][got[2]], p.uncertainty.numpy()[got[2]], rtol=1e-3)
+    said = io.StringIO()
+    with Progress(said, every=0) as progress:
+        calibrated(model, data, 8, 0.75, most=20, per_episode=2, progress=progress)
+    assert "[held out] 100 %" in said.getvalue() and "28/28 windows" in said.getvalue()
 
 
 @pytest.mark.parametrize("after", [True, False])

@@ -9,7 +9,7 @@ stays below that of a world that stands still (copy-last). `promised` gives the 
 probability of a latent model counts as a success.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,12 @@ ALLOWED = 0.1  # share of predictions within the threshold that may be off by mo
 # steps that a model of codes is rolled out to say which probability is a success: along recorded actions it
 # soon drifts where a policy would correct itself, and one that finds all successes after long is too low
 TOLD_CODED = 4
+PICTURED_AT_ONCE = 16  # windows of a model that draws pictures
 LEAST = 3  # successes that the probability which counts as one is set on
+
+
+def unheard(windows: int) -> None:
+    """Nobody is told how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,11 @@ def open_loop(
     most: int = 400,
     seed: int = 0,
     episodes: np.ndarray | None = None,
+    each: Callable[[int], object] = unheard,
 ) -> OpenLoop:
     """Roll the model out along the recorded actions of held-out episodes (`episodes` of them; None: all),
-    from their beginnings and, as far as `most` windows allow, from random steps at least 8 before the end."""
+    from their beginnings and, as far as `most` windows allow, from random steps at least 8 before the end.
+    `each(n)` is called after n more windows."""
     held = np.flatnonzero(data.held) if episodes is None else episodes
     rng = np.random.default_rng([seed, 19])
     begin = [(e, data.first[e]) for e in held if data.lengths[e] > 1]
@@ -61,7 +68,7 @@ def open_loop(
         if data.lengths[e] > 8:
             begin.append((e, data.first[e] + rng.integers(0, data.lengths[e] - 8)))
     episode, rows = np.array(begin[:most], np.int64).reshape(-1, 2).T
-    predicted, truth, there, uncertainty = along_recorded(model, data, episode, rows, horizon)
+    predicted, truth, there, uncertainty = along_recorded(model, data, episode, rows, horizon, each)
     std = data.state.std(0).clip(min=1e-3)
 
     def rms(x: np.ndarray) -> np.ndarray:
@@ -70,13 +77,26 @@ def open_loop(
     return OpenLoop(rms(predicted), rms(data.state[rows][:, None]), uncertainty)
 
 
-def along_recorded(model: WorldModel, data: Recorded, episode: np.ndarray, rows: np.ndarray, horizon: int):
+def along_recorded(
+    model: WorldModel,
+    data: Recorded,
+    episode: np.ndarray,
+    rows: np.ndarray,
+    horizon: int,
+    each: Callable[[int], object] = unheard,
+):
     """The model from rows [W] of episodes [W] along what was done: (predicted, true states [W,H,S], where
-    they are known bool[W,H], uncertainty [W,H], nan elsewhere)."""
-    p, at, made = rolled(model, data, episode, rows, horizon)
-    truth = data.after[at]
-    there = made & np.isfinite(truth).all(-1)
-    return p.obs["state"].numpy(), truth, there, np.where(there, p.uncertainty.numpy(), np.nan)
+    they are known bool[W,H], uncertainty [W,H], nan elsewhere). `each(n)` is called after n more windows; of
+    those with pictures a few are at work at once, for nothing here looks at what is drawn."""
+    after, parts = data.after, []
+    few = PICTURED_AT_ONCE if data.images else max(len(rows), 1)
+    for some in np.split(np.arange(len(rows)), range(few, len(rows), few)):
+        p, at, made = rolled(model, data, episode[some], rows[some], horizon)
+        there = made & np.isfinite(after[at]).all(-1)
+        unsure = np.where(there, p.uncertainty.numpy(), np.nan)
+        parts.append((p.obs["state"].numpy(), after[at], there, unsure))
+        each(len(some))
+    return tuple(np.concatenate(x) for x in zip(*parts, strict=True))
 
 
 def rolled(
@@ -162,7 +182,13 @@ def factors_of(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tu
 
 
 def scores_on(
-    model: WorldModel, data: Recorded, horizon: int, episodes: np.ndarray, per_episode: int = 8, seed: int = 0
+    model: WorldModel,
+    data: Recorded,
+    horizon: int,
+    episodes: np.ndarray,
+    per_episode: int = 8,
+    seed: int = 0,
+    each: Callable[[int], object] = unheard,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(error / uncertainty [W,H], where it is known bool[W,H], episode int64[W]) of `per_episode` windows of
     each of `episodes`, as `wm eval` draws them (`windows.pick_starts`): half from its beginning, half from
@@ -173,7 +199,7 @@ def scores_on(
     which, rows = pick_starts(
         data.first[held], data.end[held] - 1, min(per_episode * len(held), 4000), horizon, seed
     )
-    predicted, truth, there, uncertainty = along_recorded(model, data, held[which], rows, horizon)
+    predicted, truth, there, uncertainty = along_recorded(model, data, held[which], rows, horizon, each)
     error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(spread(data)))
     return conformal.scores_of(error, np.where(there, uncertainty, 1)), there, held[which]
 

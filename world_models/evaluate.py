@@ -11,7 +11,7 @@ import torch
 
 from robo_rl import files
 from robo_rl.data.reader import load as load_data
-from robo_rl.log import Progress
+from robo_rl.log import Progress, begun
 from robo_rl.stats import success_rate
 from world_models import baselines, conformal, eva, gate_report, instructions, trust
 from world_models.calibrate import spread
@@ -290,15 +290,6 @@ def training_data(model: str) -> list[str]:
 
 
 # ---- all of it ---------------------------------------------------------------------------------------------
-
-
-def begun(progress: Progress | None, stage: str, total: int, unit: str) -> Callable[[int], None]:
-    """Begin a stage of `progress` -> what to call with the units that are done."""
-    if progress is None:
-        return lambda done: None
-    progress.start(stage, total, unit)
-    progress.update(0)
-    return progress.update
 
 
 def onward(tick: Callable[[int], None], before: int) -> Callable[[int], None]:

@@ -68,12 +68,13 @@ def finite_note(parts: dict[str, float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FitJob:
-    """How one kind of model is learnt: `finish()` -> (calibrated model, the numbers of its calibration)."""
+    """How one kind of model is learnt: `finish(progress)` -> (calibrated model, the numbers of its
+    calibration)."""
 
     fitter: "Fitter | EncodedFitter | VideoFitter | WanFitter | TextFitter"
     updates: int  # of all parts
     done: Callable[[], int]  # of them
-    finish: Callable[[], tuple]
+    finish: "Callable[[Progress], tuple]"
     every: int = 25  # updates between two lines of metrics
     row: Callable[[dict], dict] = finite_row  # losses -> metrics
     note: Callable[[dict], str] = finite_note  # losses -> words beside the progress
@@ -184,8 +185,7 @@ def fit_in(
                 folder=folder, kind=kind, update=job.done(), code=stop.code, seconds=time.monotonic() - began
             )
         save_fit(fitter, saved, len(data.action))
-        progress.say("measuring it on held-out episodes")
-        model, report = job.finish()
+        model, report = job.finish(progress)
         model.frames = data.frames()
         worlds.save(model, folder / "model")
         took = time.monotonic() - began
@@ -271,8 +271,8 @@ def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
         updates=config.fit.updates,
         done=lambda: fitter.update,
         every=50,
-        finish=lambda: calibrated(
-            fitter.result().cpu(), data, config.horizon, config.tolerance, gate=config.gate
+        finish=lambda progress: calibrated(
+            fitter.result().cpu(), data, config.horizon, config.tolerance, gate=config.gate, progress=progress
         ),
         row=lambda parts: {"sft/loss": parts["state"]} | {f"wm/{k}": v for k, v in parts.items()},
         note=lambda parts: f"state {parts['state']:.4f} success {parts['success']:.5f}",
@@ -293,10 +293,10 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
         config.device,
     )
 
-    def finish() -> tuple:
+    def finish(progress: "Progress") -> tuple:
         made = fitter.result().cpu()
         inner, report = calibrated(
-            made.dynamics, fitter.coded, config.horizon, config.tolerance, told=TOLD_CODED
+            made.dynamics, fitter.coded, config.horizon, config.tolerance, told=TOLD_CODED, progress=progress
         )
         spec = inner.spec
         made.spec = made.spec.calibrated(spec.horizon, spec.threshold, measured=spec.measured)
@@ -319,11 +319,11 @@ def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
     model = Video(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
     fitter = VideoFitter(model, data, config.fit, config.seed, device=config.device)
 
-    def finish() -> tuple:
-        made = fitter.result()
+    def finish(progress: "Progress") -> tuple:
+        made, far = fitter.result(), (config.horizon, config.tolerance)
         if config.net.doubt:  # its frames are part of the uncertainty: fewer windows, for they are drawn
-            return calibrated(made, data, config.horizon, config.tolerance, most=64, per_episode=2)
-        arm, report = calibrated(made.proprio, data, config.horizon, config.tolerance)
+            return calibrated(made, data, *far, most=64, per_episode=2, progress=progress)
+        arm, report = calibrated(made.proprio, data, *far, progress=progress)
         made.spec = arm.spec
         return made, report
 
@@ -347,8 +347,8 @@ def diffusers_job(config: "DiffusersConfig", data: "Recorded") -> FitJob:
         fitter=fitter,
         updates=updates,
         done=lambda: fitter.made,
-        finish=lambda: calibrated(
-            fitter.result(), data, config.horizon, config.tolerance, most=32, per_episode=2
+        finish=lambda progress: calibrated(
+            fitter.result(), data, config.horizon, config.tolerance, most=32, per_episode=2, progress=progress
         ),
     )
 
@@ -365,7 +365,9 @@ def text_job(config: "TextConfig", data: "Recorded") -> FitJob:
         fitter=fitter,
         updates=config.fit.updates,
         done=lambda: fitter.update,
-        finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance),
+        finish=lambda progress: calibrated(
+            fitter.result(), data, config.horizon, config.tolerance, progress=progress
+        ),
     )
 
 
@@ -509,6 +511,7 @@ def calibrated(
     per_episode: int = 8,
     gate: bool = False,
     told: int = 0,
+    progress: "Progress | None" = None,
 ):
     """(the model with its horizon and threshold, the numbers behind them), from `most` windows, and
     `per_episode` for the bounds; which probability is a success from rollouts of `told` steps (0: `horizon`).
@@ -516,6 +519,7 @@ def calibrated(
     `gate`: a latent model's uncertainty is a gate learnt on the held-out episodes. Two gates, learnt on half
     of them each, calibrate it on the other half.
     """
+    from robo_rl.log import begun
     from world_models.calibrate import calibrate, factors_of, joined, open_loop, scores_on, set_shift
     from world_models.latent import Latent
 
@@ -528,16 +532,18 @@ def calibrated(
         halves = episodes[::2], episodes[1::2]
         asked = [(gated(model, data, mine, horizon), other) for mine, other in (halves, halves[::-1])]
         model = gated(model, data, episodes, horizon)
-    run = joined(
-        [
-            open_loop(m, data, min(horizon, int(data.lengths.max()) - 1), most // len(asked), episodes=e)
-            for m, e in asked
-        ]
-    )
+    tick, done = begun(progress, "held out", most + per_episode * len(episodes), "windows"), 0
+
+    def each(windows: int) -> None:
+        nonlocal done
+        tick(done := done + windows)
+
+    far = min(horizon, int(data.lengths.max()) - 1)
+    run = joined([open_loop(m, data, far, most // len(asked), episodes=e, each=each) for m, e in asked])
     steps, threshold = calibrate(run, tolerance)
     if data.control.max_steps - steps <= 1 and steps >= data.lengths.max() - 1:
         steps = max(steps, min(data.control.max_steps, horizon))  # no longer episode exists
-    bounds = factors_of([scores_on(m, data, longest, e, per_episode) for m, e in asked])
+    bounds = factors_of([scores_on(m, data, longest, e, per_episode, each=each) for m, e in asked])
     if isinstance(model, Latent):
         set_shift(model, data, min(told or longest, longest))
     model.spec = model.spec.calibrated(steps, threshold, bounds, longest)

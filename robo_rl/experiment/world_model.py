@@ -20,7 +20,7 @@ from robo_rl.experiment.config import load_config
 from robo_rl.experiment.envs import make, make_env
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.robot_names import ROBOTS
-from robo_rl.log import Progress
+from robo_rl.log import Progress, begun
 from robo_rl.options.foreign import FOREIGN
 from robo_rl.policies import ObsSpec
 from robo_rl.starts import REPORT, eval_starts
@@ -29,15 +29,7 @@ from robo_rl.types import silently
 from world_models import judge as judges
 from world_models import probe, trust
 from world_models.env import frame_of, held_frames
-from world_models.evaluate import (
-    begun,
-    compare_models,
-    measure,
-    measure_bound,
-    measure_open_loop,
-    onward,
-    table_of,
-)
+from world_models.evaluate import compare_models, measure, measure_bound, measure_open_loop, onward, table_of
 from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
 from world_models.options import WorldEvalConfig
