@@ -43,6 +43,7 @@ NO_SPARSE = (
 SLOW = 1.0  # step of all envs [s]
 MAX_STEPS = 1000  # where the env has no limit of its own
 ELSEWHERE = ", or, where another Python has it, end the name of the sim with ,python=PATH"
+SUCCESS = ("is_success", "success")  # what the info of a step calls success, the first that is there
 OURS = {"render_mode": "--video", "max_episode_steps": "--max-steps"}  # arguments of gymnasium.make, set here
 OLDER = r"values to unpack|is not iterable|unexpected keyword argument '(seed|options)'"
 INTERFACE = (
@@ -66,8 +67,9 @@ def make_gym(
     device: str = "cpu",
 ) -> "GymEnv":
     """The vector env of "[MODULE:]ID[,argument=value…]": a registered id, or an env class, or a function that
-    makes one, of the module; the arguments are those of `gymnasium.make`, and `python`: another Python that
-    steps the envs (`gym_remote`). The options are those of `sims.make`, of which most do not apply."""
+    makes one, of the module; the arguments are those of `gymnasium.make`, `python`: another Python that steps
+    the envs (`gym_remote`), and `success`: what the info of a step calls success. The options are those of
+    `sims.make`, of which most do not apply."""
     name = f"gym:{id}"
     own_only(name, "state", control, randomise, device)
     if max_steps < 0:
@@ -77,11 +79,13 @@ def make_gym(
     known, arguments = split_arguments(id)
     for key in OURS.keys() & arguments:
         raise UserError(f"{name}: {key} is set by {OURS[key]}")
+    told_by = (str(arguments.pop("success")),) if "success" in arguments else SUCCESS
     if python := str(arguments.pop("python", "")):
-        remote = RemoteEnvs(name, python, known, num_envs, max_steps, MAX_STEPS, render, arguments)
+        remote = RemoteEnvs(name, python, known, num_envs, max_steps, MAX_STEPS, render, told_by, arguments)
         try:
             seen = GymObservation(name, remote.envs[0].observation_space, obs, image_size)
-            return GymEnv(re.sub(",python=[^,]*", "", id), remote.envs, remote.limit, seen, reward, remote)
+            local = re.sub(",python=[^,]*", "", id)
+            return GymEnv(local, remote.envs, remote.limit, seen, reward, told_by, remote)
         except BaseException:
             remote.close()
             raise
@@ -103,7 +107,7 @@ def make_gym(
             raise UserError(f"{e}; arguments of gymnasium.make follow the id: gym:ID,radius=0.3") from e
         raise
     seen = GymObservation(name, envs[0].observation_space, obs, image_size)
-    return GymEnv(id, envs, limit, seen, reward)
+    return GymEnv(id, envs, limit, seen, reward, told_by)
 
 
 def find_spec(id: str) -> EnvSpec:
@@ -212,9 +216,10 @@ class GymEnv(ControlEnv):
         max_steps: int,
         seen: GymObservation,
         reward: str = "",
+        told_by: tuple[str, ...] = SUCCESS,
         remote: RemoteEnvs | None = None,
     ):
-        first, self._remote = envs[0], remote
+        first, self._remote, self._told_by = envs[0], remote, told_by
         self._low, self._high = own_actions(f"gym:{id}", first.action_space)
         self.num_envs, self._envs, self._name, self._seen = len(envs), envs, f"gym:{id}", seen
         self.render_mode = first.render_mode
@@ -283,9 +288,11 @@ class GymEnv(ControlEnv):
                 reward[i] = paid if isinstance(paid, float) else np.asarray(paid).item()
                 self._terminated[i] = terminated
                 self._truncated[i] = truncated
-                if "is_success" in info or "success" in info:
-                    self._success[i] |= bool(info.get("is_success", info.get("success")))
-                    self.reports_success = True
+                for name in self._told_by:
+                    if name in info:
+                        self._success[i] |= bool(info[name])
+                        self.reports_success = True
+                        break
                 seen.append(x)
         self._truncated &= ~self._terminated
         self._tell_slow(len(live), time.perf_counter() - begin)
@@ -300,6 +307,11 @@ class GymEnv(ControlEnv):
             self.reports_success = False  # some say it at the end alone
             flags = (k for k, v in info.items() if np.asarray(v).dtype == bool)
             self.info_flags = tuple(str(k) for k in flags if k != "TimeLimit.truncated")
+            if self._told_by != SUCCESS:
+                raise UserError(
+                    f"{self._name}: success={self._told_by[0]}: the info of no step of an episode has it; "
+                    f"what is true or false in the last one: {', '.join(self.info_flags) or 'nothing'}"
+                )
         if self._sparse:
             if self.reports_success is False:
                 raise UserError(

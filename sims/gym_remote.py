@@ -53,6 +53,7 @@ class RemoteEnvs:
         limit: int,
         most: int,
         render: bool,
+        told_by: tuple[str, ...],
         arguments: dict[str, Any],
     ):
         self.name, self.broken, self.answers = name, "", {}
@@ -63,7 +64,7 @@ class RemoteEnvs:
             )
         set_mujoco_gl()
         config = {"id": id, "count": count, "limit": limit, "most": most, "render": render}
-        config["arguments"] = arguments
+        config |= {"told_by": told_by, "arguments": arguments}
         env = {k: v for k, v in os.environ.items() if k not in HIDDEN} | {"OMP_NUM_THREADS": "1"}
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self.wire, theirs = socket.socketpair()

@@ -186,12 +186,13 @@ def made(make, count):
 
 class Envs:
     """`count` envs of "[MODULE:]ID", and what may be asked of them; `ids` are numbers of envs. limit: of
-    steps; 0 for the env's own, else `most`."""
+    steps; 0 for the env's own, else `most`. told_by: what of an info is handed out as true or false though it
+    need not be a bool."""
 
-    def __init__(self, id, count, limit, most, render, arguments):
+    def __init__(self, id, count, limit, most, render, told_by, arguments):
         import gymnasium as gym
 
-        self.before = memory()[0]
+        self.before, self.told_by = memory()[0], told_by
         made_by = found(gym, id)
         if isinstance(made_by, str):
             known(gym, id, made_by)
@@ -244,7 +245,7 @@ class Envs:
     def _step(self, env, action):
         seen, reward, terminated, truncated, info = env.step(action)
         flags = {str(k): bool(v) for k, v in info.items() if np.asarray(v).dtype == bool and np.ndim(v) == 0}
-        for k in ("is_success", "success"):
+        for k in self.told_by:
             if k in info:
                 flags[k] = bool(info[k])
         return seen, float(reward), bool(terminated), bool(truncated), flags

@@ -57,7 +57,8 @@ class Push(gym.Env):
         if self.fault == "hang":
             import time; time.sleep(60)
         done = bool(abs(self.q[0]) > self.far)
-        return self._seen(), -abs(self.q[0]), done, False, {"is_success": done, "note": "text"}
+        info = {"is_success": done, "won": float(done), "note": "text"}
+        return self._seen(), -abs(self.q[0]), done, False, info
 
     def render(self):
         return np.full((6, 4, 3), 7, np.uint8)
@@ -143,6 +144,17 @@ def test_a_class_ends_with_the_limit_of_steps_that_is_asked_for(here):
 def test_what_cannot_be_made_there_says_why(here, id, fault):
     with pytest.raises(UserError, match=fault):
         make(f"gym:{id}")
+
+
+@pytest.mark.parametrize("python", ["", f",python={sys.executable}"])
+def test_success_is_what_the_user_says_that_the_info_calls_so(here, python):
+    won = {}
+    for name in ("", ",success=won"):
+        env = make(f"gym:push_here:Push,far=1.0{name}{python}", num_envs=4)
+        env.reset(seed=0)
+        won[name] = [env.step(np.full((4, 2), 0.5))[4]["success"] for _ in range(4)]
+        env.close()
+    assert np.array_equal(*won.values()) and np.any(won[""]) and not np.all(won[""])
 
 
 @pytest.mark.parametrize("python", ["", f",python={sys.executable}"])

@@ -178,8 +178,19 @@ def test_json_is_one_document_whatever_an_env_prints(far):
 def test_a_check_says_that_an_env_gives_no_success_and_what_its_info_has_in_its_place(far):
     said = robo_rl(far[0], "check", "--sim", "gym:far:Far,key=solved")
     assert said.code == 0 and "gives no success" in said.err, said
-    assert "Its info has 'solved': is one of them success, give it the name is_success" in said.err
+    assert (
+        "Its info has 'solved': is one of them success, end the name of the sim with ,success=NAME"
+        in said.err
+    )
     assert "gives no success" not in robo_rl(far[0], "check", "--sim", "gym:far:Far").err
+
+
+def test_success_may_have_another_name(far):
+    said = robo_rl(far[0], "check", "--sim", "gym:far:Far,key=solved,success=solved")
+    assert said.code == 0 and "gives no success" not in said.err, said
+    said = robo_rl(far[0], "check", "--sim", "gym:far:Far,key=solved,success=solvd")
+    assert said.code == 2 and "success=solvd: the info of no step of an episode has it" in said.err, said
+    assert "true or false in the last one: solved" in said.err
 
 
 def test_a_recording_says_that_its_env_gives_no_success(far):

@@ -449,7 +449,11 @@ NO_SUCCESS = SILENT + ": its return is told in its place"
 def other_flags(env) -> str:
     """What the info of an env that gives no success says in its place, for people."""
     flags = ", ".join(map(repr, getattr(env, "info_flags", ())))
-    return f". Its info has {flags}: is one of them success, give it the name is_success" if flags else ""
+    return (
+        f". Its info has {flags}: is one of them success, end the name of the sim with ,success=NAME"
+        if flags
+        else ""
+    )
 
 
 def interval_words(what: str, value: float, low: float, high: float, digits: int = 2) -> str:
