@@ -152,7 +152,8 @@ def test_a_server_that_is_killed_goes_on_with_the_episodes_that_had_ended_and_gi
     actor, rec = act(), recorder(tmp_path)
     for k in range(G - 1):
         play(rec, k)
-    kept = {p.name: p.read_bytes() for p in (tmp_path / "server").iterdir()}
+    kept = {p.name: p.read_bytes() for p in (tmp_path / "server").glob("*.trace")}
+    rec.owned.close()  # as the system does for who is killed
     rec = recorder(tmp_path)
     play(rec, G - 1)
     (path,) = group_files(tmp_path)
@@ -160,10 +161,33 @@ def test_a_server_that_is_killed_goes_on_with_the_episodes_that_had_ended_and_gi
     assert parse_group(whole, "x").outcome.tolist() == [0, 1, 2, 3]
     for name, data in kept.items():  # killed after the group was written and before its traces went
         (tmp_path / "server" / name).write_bytes(data)
+    rec.owned.close()
     rec = recorder(tmp_path)
     assert rec.number == G and len(rec.waiting[-1]) == G - 1
-    other = recorder(tmp_path, make(horizon=6))
-    assert not other.waiting  # another policy: they are not its episodes
+
+
+def test_ended_episodes_that_no_group_can_have_are_said_once_and_bounded_as_those_without_an_outcome(
+    tmp_path,
+):
+    actor, rec, said = act(), recorder(tmp_path), []
+    for k in range(G - 1):
+        decide(rec, actor, 1, k, episode=str(k), step=0)
+        rec.before(1, {"episode": str(k), "outcome": k})
+    rec.close()
+    (tmp_path / "server" / f"e{G:08d}-done.trace").write_bytes(b"damaged")
+    other = recorder(tmp_path, make(horizon=6), say=said.append)
+    assert not other.waiting and not list((tmp_path / "server").glob("*-done.trace"))
+    assert len(list((tmp_path / "server").glob("*-open.trace"))) == G and other.number == G + 1
+    assert len(said) == 2 and "of another policy" in said[0] and "damaged" in said[1]
+
+
+def test_a_second_server_does_not_write_over_the_episodes_of_the_first(tmp_path):
+    rec, actor = recorder(tmp_path), act()
+    with pytest.raises(UserError, match="another process"):
+        recorder(tmp_path)
+    decide(rec, actor, 1, step=0)
+    rec.close()
+    assert recorder(tmp_path).number == 1
 
 
 def test_episodes_of_one_start_make_a_group_of_their_own(tmp_path):

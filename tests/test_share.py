@@ -219,6 +219,7 @@ def test_a_run_keeps_its_newest_groups_and_writes_an_update_again_in_the_same_pl
     before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
     mine.write(4, [group(4), group(104), group(204)])
     assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+    (tmp_path / "a" / ".u00000004-001.group.1.tmp").write_bytes(b"half of one, when it was killed")
     mine.forget_after(4)
     assert max(int(p.name[1:9]) for p in (tmp_path / "a").iterdir()) == 3
 

@@ -562,3 +562,5 @@ def serve_policy(
                 server.turn()
         finally:
             server.close()
+            if sessions is not None:
+                sessions.close()

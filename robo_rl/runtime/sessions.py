@@ -14,6 +14,7 @@ valid, but of an unknown outcome, so nothing is learnt from it. What was not del
 episodes with an outcome (of one start, where clients name it) are a group of `robo_rl.runtime.share`.
 """
 
+import contextlib
 import math
 import re
 import threading
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 
 from robo_rl.errors import UserError
-from robo_rl.files import write_bytes
+from robo_rl.files import lock, write_bytes
 from robo_rl.policies import obs_tensors
 from robo_rl.rollout import to_policy
 from robo_rl.runtime.share import FILE, MOST_BYTES, SharedGroup, ShareFolder, entries, pack_group, parse_group
@@ -206,10 +207,10 @@ def joined(episodes: Sequence[SharedGroup]) -> SharedGroup:
 
 class SessionRecorder:
     """Decisions of clients in, groups in a folder out; one for all threads of a server. Its state is in the
-    folder: an episode that ended is in a file from then on, until its group is.
+    folder, which it owns until `close`: an episode that ended is in a file from then on, until its group is.
 
     space, actor: see `SharedGroup`; longest: decisions of an episode, at most. say(line): of what is
-    finished.
+    finished. UserError: another server records there.
     """
 
     def __init__(
@@ -225,9 +226,11 @@ class SessionRecorder:
         self.open: dict[tuple[int, str], Session] = {}
         self.waiting: dict[int, list[tuple[Path, SharedGroup]]] = {}  # by start
         self.lock = threading.Lock()
-        self.counts = {"episodes": 0, "truncated": 0, "groups": 0}
+        self.counts, self.told = {"episodes": 0, "truncated": 0, "groups": 0}, ""
         self.where = folder.root / folder.mine
         self.where.mkdir(parents=True, exist_ok=True)
+        self.owned = contextlib.ExitStack()
+        self.owned.enter_context(lock(self.where))
         groups, traces = (
             entries(self.where, FILE, 1 << 20, files=True),
             entries(self.where, TRACE, 1 << 20, files=True),
@@ -286,6 +289,7 @@ class SessionRecorder:
         """The server ends: whatever is open is cut."""
         for who in {key[0] for key in self.open}:
             self.left(who)
+        self.owned.close()
 
     # ---- episodes
 
@@ -331,14 +335,20 @@ class SessionRecorder:
 
     def _wait(self, path: Path) -> int:
         """Count an episode with an outcome; where its group is full it is given, and its traces go -> its
-        start."""
+        start. One that no group can have is kept as those without an outcome are."""
         try:
             episode = parse_group(path.read_bytes()[:MOST_BYTES], str(path))
+            if (episode.space, episode.actor) != (self.space, self.actor):
+                raise UserError(
+                    f"{self.where} has episodes of another policy that was served before: no group of them "
+                    "becomes full"
+                )
         except UserError as e:
-            self.say(str(e))
+            if str(e) != self.told:
+                self.told = str(e)
+                self.say(self.told)
+            path.rename(path.with_name(path.name.replace("done", "open")))
             return -1
-        if episode.space != self.space or episode.actor != self.actor:
-            return -1  # of another policy that was served here before
         mine = self.waiting.setdefault(episode.start, [])
         mine.append((path, episode))
         if len(mine) >= self.group:

@@ -192,7 +192,10 @@ class ShareFolder:
         return size
 
     def forget_after(self, update: int) -> None:
-        """Withdraw groups of updates from `update` on, which a killed run makes again."""
+        """Withdraw groups of updates from `update` on, which a killed run makes again, and what it had half
+        written."""
+        for half in (self.root / self.mine).glob(".*.tmp"):
+            half.unlink(missing_ok=True)
         for name in entries(self.root / self.mine, FILE, 1 << 20, files=True):
             if int(name[1:9]) >= update:
                 (self.root / self.mine / name).unlink(missing_ok=True)
