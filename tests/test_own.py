@@ -2,6 +2,7 @@
 docs/tutorials run as they stand."""
 
 import copy
+import math
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import sys
 import warnings
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -30,6 +32,7 @@ from robo_rl.experiment.config import load_config, method_options
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.plan import make_plan
+from robo_rl.experiment.replay import tell_unsound
 from robo_rl.experiment.world_model import evaluate_model
 from robo_rl.options import PolicyOptions, PpoOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -774,16 +777,32 @@ def test_our_methods_of_replay_keep_the_contract(algo):
         ("state", "a run would not resume exactly"),
         ("online", "the learner lacks the method 'begin_online'"),
         ("actor", "learner.offline_actor must say whether"),
+        ("owns", "parts of the learner that have a state_dict, 'options' is none"),
+        ("step", "critic_step must return a dict of metrics, got NoneType"),
+        ("vector", r"numbers or tensors of one number, got 'q': \(32,\)"),
+        ("grad", "must not carry gradients"),
     ],
 )
 def test_a_method_of_replay_that_breaks_the_contract_is_told_in_one_sentence(broken, says):
     class Broken(demo_sac.DemoSacLearner):
-        owns = ("critics", "actor_opt") if broken == "state" else demo_sac.DemoSacLearner.owns
+        owns = {"state": ("critics", "actor_opt"), "owns": ("critics", "options")}.get(
+            broken, demo_sac.DemoSacLearner.owns
+        )
         offline_actor = None if broken == "actor" else False
         begin_online = None if broken == "online" else demo_sac.DemoSacLearner.begin_online
 
-        def update(self, *args, **more):
-            return None if broken == "none" else super().update(*args, **more)
+        def critic_step(self, rows):
+            wrong = {
+                "step": None,
+                "vector": {"q": rows.rewards},
+                "grad": {"q": torch.ones((), requires_grad=True)},
+            }
+            return wrong.get(broken, super().critic_step(rows))
+
+        if broken == "none":
+
+            def update(self, *args, **more):
+                return None
 
     config = robo_rl.recipe(task="reach", algo="demo_sac", preset="quick")
     policy = make_policy(
@@ -791,6 +810,32 @@ def test_a_method_of_replay_that_breaks_the_contract_is_told_in_one_sentence(bro
     )
     with pytest.raises(AssertionError, match=says):
         check_method(Broken, replace(config.rl, critic_hidden=16, batch=32), policy)
+
+
+def test_a_method_of_replay_without_the_loop_of_ours_is_refused():
+    config = robo_rl.recipe(task="reach", algo="demo_sac", preset="quick")
+    with pytest.raises(AssertionError, match="must derive from robo_rl.algos.offpolicy.OffPolicyLearner"):
+        check_method(lambda *args: object(), config.rl, make_policy(config.policy, SPEC, 0))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"critic_norm": math.inf, "q_target": 1e30}, "the critics is not finite.*targets: 1e+30 on average"),
+        ({"critic_norm": math.nan, "q": 0.0}, "critic_norm of an update not finite"),
+        ({"actor_loss": math.nan, "critic_norm": 1.0}, "actor_loss of an update not finite"),
+    ],
+)
+def test_a_loss_of_replay_that_is_not_finite_is_told_once_whatever_metrics_a_method_gives(metrics, words):
+    said = []
+    run = SimpleNamespace(
+        told_unsound=False, report=SimpleNamespace(say=lambda text, kind: said.append(text))
+    )
+    tell_unsound(run, {"critic_loss": 0.1, "q": math.nan})
+    assert not said
+    for _ in range(2):
+        tell_unsound(run, metrics)
+    assert len(said) == 1 and re.search(words.replace("+", r"\+"), said[0])
 
 
 def test_a_method_that_derives_its_options_from_ours_starts_from_that_recipe_but_for_what_it_names_itself(

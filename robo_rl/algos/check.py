@@ -17,6 +17,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
+from robo_rl.algos.offpolicy import OffPolicyLearner, tensors
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.checkpoint import pack, unpack
 from robo_rl.files import FILE, parse_json
@@ -168,6 +169,27 @@ def _check_rollouts(learner, options: RolloutOptions, policy) -> Callable:
     return learn
 
 
+def _steps(learner: OffPolicyLearner, policy) -> None:
+    """The metrics of its steps, where the loop is that of OffPolicyLearner."""
+    if type(learner).update is not OffPolicyLearner.update:
+        return
+    rows = tensors(policy, random_batch(policy, learner.options.batch, np.random.default_rng(2)))
+    for step in (learner.critic_step, learner.actor_step):
+        metrics = step(rows)
+        assert isinstance(metrics, dict), (
+            f"{step.__name__} must return a dict of metrics, got {type(metrics).__name__}"
+        )
+        for name, x in metrics.items():
+            number = isinstance(x, (int, float)) or isinstance(x, torch.Tensor) and x.numel() == 1
+            assert isinstance(name, str) and number, (
+                f"the metrics of {step.__name__} must be numbers or tensors of one number, got {name!r}: "
+                f"{tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}"
+            )
+            assert not getattr(x, "requires_grad", False), (
+                f"the metrics of {step.__name__} must not carry gradients: give {name!r}.detach()"
+            )
+
+
 def _tensors(rollout: Rollout) -> dict[str, torch.Tensor]:
     """Copies of all tensors of a rollout, by name."""
     out: dict[str, torch.Tensor] = {}
@@ -177,7 +199,15 @@ def _tensors(rollout: Rollout) -> dict[str, torch.Tensor]:
 
 def _check_replay(learner, options: OffPolicyOptions, policy) -> Callable:
     """Check members and metrics -> `learn(learner)`, more updates of critic and actor."""
+    assert isinstance(learner, OffPolicyLearner), (
+        f"the learner must derive from robo_rl.algos.offpolicy.OffPolicyLearner, got {type(learner).__name__}"
+    )
     _members(learner, policy, REPLAY_METHODS, "offpolicy.OffPolicyLearner")
+    for name in learner.owns:
+        assert hasattr(getattr(learner, name, None), "state_dict"), (
+            f"owns names parts of the learner that have a state_dict, {name!r} is none"
+        )
+    _steps(learner, policy)
     assert isinstance(getattr(learner, "offline_actor", None), bool), (
         "learner.offline_actor must say whether the actor learns from the demonstrations before anything is "
         "collected"

@@ -99,16 +99,23 @@ def never_learns(config: TrainConfig) -> str:
 
 
 def tell_unsound(run: Run, metrics: dict[str, float]) -> None:
-    """Say, once, that the critics took no step, for their loss was not finite."""
-    if run.told_unsound or math.isfinite(metrics.get("critic_norm", 0.0)):
+    """Say, once, which losses and norms of an update are not finite, and what helps."""
+    bad = [k for k, v in metrics.items() if ("loss" in k or "norm" in k) and not math.isfinite(v)]
+    if run.told_unsound or not bad:
         return
     run.told_unsound = True
-    run.report.say(
-        f"the loss of the critics is not finite, so they take no step (their targets: "
-        f"{metrics['q_target']:.3g} on average) and RL learns nothing from rewards: let the env pay less, "
-        "about 1 a step or an episode, or take success alone (--reward sparse)",
-        "warning",
-    )
+    if "critic_norm" in bad and "q_target" in metrics:
+        words = (
+            "the loss of the critics is not finite, so they take no step (their targets: "
+            f"{metrics['q_target']:.3g} on average) and RL learns nothing from rewards: let the env pay "
+            "less, about 1 a step or an episode, or take success alone (--reward sparse)"
+        )
+    else:
+        words = (
+            f"{', '.join(bad)} of an update not finite: nothing is learnt from it; look at the method's loss "
+            "and at the rewards, or lower its learning rates"
+        )
+    run.report.say(words, "warning")
 
 
 def room(config: TrainConfig) -> int:
