@@ -265,7 +265,7 @@ def load_policy(path: Path, device: "torch.device | str" = "cpu"):
         kind = meta["policy"]["options"].get("kind", "")
         raise UserError(
             f"{path} was made by another version of {kind if ':' in kind else 'robo_rl'}: its weights do not "
-            f"fit ({str(e).splitlines()[0]})"
+            f"fit ({' '.join(str(e).split())[:300]})"
         ) from e
     return policy.eval(), meta
 

@@ -602,9 +602,33 @@ class NoGradient(GaussianPolicy):
         return super().bc_loss(*args, **more).detach()
 
 
+class NoNoises(GaussianPolicy):
+    def bc_loss(self, obs, chunk, mask, generator):
+        return super().bc_loss(obs, chunk, mask, generator)
+
+
+class NoScale(GaussianPolicy):
+    noise_scale = None
+
+
+class Double(GaussianPolicy):
+    def __init__(self, options, spec):
+        super().__init__(options, spec)
+        self.double()
+
+
+class NoColumns(GaussianPolicy):
+    def encode(self, obs):
+        return super().encode({"state": obs["state"]})
+
+
 @pytest.mark.parametrize(
     ("cls", "says"),
     [
+        (NoNoises, r"must have the method bc_loss\(obs, chunk, mask, generator, noises\): too many"),
+        (NoScale, "noise_scale must be a number, got None"),
+        (Double, "pooled of encode must be float32, as critics are, got float64"),
+        (NoColumns, "encode of a context's columns must be that context"),
         (Ratio, "a ratio of exactly 1: let act and score call one function"),
         (Shape, r"actions of act must be a tensor of shape \(5, 2, 2\), got \(5, 1, 2\)"),
         (GlobalNoise, "act must draw from its generator alone"),

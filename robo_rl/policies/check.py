@@ -6,6 +6,7 @@ sentence that says what the policy does wrong, or returns the names of the parts
 some ten forward passes.
 """
 
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -76,6 +77,15 @@ def _members(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: 
         assert hasattr(policy, name), (
             f"the policy lacks {name!r} (robo_rl.policies.policy.Policy lists what it must have)"
         )
+    for method, what, count in (
+        (policy.act, "act(obs, generator, explore)", 3),
+        (policy.score, "score(context, trace)", 2),
+        (policy.bc_loss, "bc_loss(obs, chunk, mask, generator, noises)", 5),
+    ):
+        try:
+            inspect.signature(method).bind(*range(count))
+        except TypeError as e:
+            raise AssertionError(f"the policy must have the method {what}: {e}") from None
     assert policy.options == options and policy.spec == spec, (
         "policy.options and policy.spec must be those that it was made of"
     )
@@ -85,7 +95,10 @@ def _members(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: 
     assert isinstance(policy.context_size, int), (
         f"context_size must be the width of encode's pooled vector, got {policy.context_size!r}"
     )
-    float(policy.noise_scale)
+    try:
+        float(policy.noise_scale)
+    except (TypeError, ValueError, RuntimeError):
+        raise AssertionError(f"noise_scale must be a number, got {policy.noise_scale!r}") from None
 
 
 def _weights(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: float) -> None:
@@ -163,7 +176,15 @@ def _ratio(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: fl
         f"pooled of encode must be [B, context_size], {(B, policy.context_size)}, got "
         f"{tuple(context.pooled.shape)}"
     )
-    columns, again = context.columns(), policy.encode(context.columns()).columns()
+    assert context.pooled.dtype != torch.float64, (
+        "pooled of encode must be float32, as critics are, got float64: leave the weights in torch's default "
+        "type"
+    )
+    columns = context.columns()
+    try:
+        again = policy.encode(columns).columns()
+    except KeyError:  # it looked for the observation
+        again = {}
     assert columns.keys() == again.keys() and all(again[k] is v for k, v in columns.items()), (
         "encode of a context's columns must be that context: `if 'context' in obs: return Context.of(obs)`"
     )
