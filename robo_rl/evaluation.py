@@ -20,7 +20,15 @@ def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False)
         actions = chunk.actions.cpu().numpy()
     else:
         given, n = policy(obs), len(next(iter(obs.values())))
-        actions = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given, np.float32)
+        try:
+            actions = np.asarray(
+                given.detach().cpu() if isinstance(given, torch.Tensor) else given, np.float32
+            )
+        except (TypeError, ValueError):
+            raise UserError(
+                f"a policy gives actions [N, A], or chunks of them [N, E, A]; this one gave {type(given)}, "
+                "which is no array of numbers (a pair of actions and something else is none: give the first)"
+            ) from None
         if actions.ndim not in (2, 3) or len(actions) != n or not actions.size:
             raise UserError(
                 f"a policy gives actions [N, A], or chunks of them [N, E, A], of N = {n} observations; this "

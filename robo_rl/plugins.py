@@ -60,9 +60,15 @@ def load_object(name: str, what: str) -> Any:
         if not hasattr(found, part):
             names = [n for n in vars(found) if not n.startswith("_")]
             near = nearest(part, names)[:3] or sorted(names)[:8]
+            where = (
+                f" __main__ is the script or notebook that runs now: import {part} there; a name that every "
+                "command finds is FILE:NAME of a file that is imported"
+                if module == "__main__"
+                else ""
+            )
             raise UserError(
                 f"{what} {name}: {getattr(found, '__name__', module)} has no {part!r}. Nearest: "
-                f"{', '.join(near) or 'none'}"
+                f"{', '.join(near) or 'none'}.{where}".removesuffix(".")
             )
         found = getattr(found, part)
     return found

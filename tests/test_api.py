@@ -307,6 +307,25 @@ def test_a_policy_acts_and_is_evaluated_beside_a_plain_function(trained):
         mine.minus(robo_rl.evaluate(lambda obs: np.zeros((len(obs["state"]), 7)), env, episodes=4))
     with pytest.raises(UserError, match="needs an env"):
         robo_rl.evaluate(lambda obs: obs)
+    with pytest.raises(
+        UserError, match="gave <class 'tuple'>, which is no array of numbers .*give the first"
+    ):
+        robo_rl.evaluate(lambda obs: (np.zeros((len(obs["state"]), 7)), None), env, episodes=4)
+    with pytest.raises(UserError, match="evaluate takes a policy of robo_rl.load_policy"):
+        robo_rl.evaluate(SimpleNamespace(act=lambda obs: obs), env, episodes=4)
+
+
+def test_a_callback_that_is_no_function_of_an_event_is_refused_before_the_run(tmp_path):
+    config = robo_rl.recipe(task="reach", preset="quick", out=str(tmp_path / "run"))
+    for wrong, words in (
+        (3, "train: callback must be a function"),
+        (lambda: None, "must take .event.: too many"),
+    ):
+        with pytest.raises(UserError, match=words):
+            robo_rl.train(config, wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="resume: callback must be a function"):
+        robo_rl.resume(tmp_path, 3)  # pyright: ignore[reportArgumentType]
+    assert not (tmp_path / "run").exists()
 
 
 def test_episodes_are_recorded_and_read(tmp_path):

@@ -319,7 +319,11 @@ def test_a_name_that_leads_nowhere_says_where_it_was_looked_for_and_what_is_near
         plugins.load_object("nowhere:make", "--sim")
     with pytest.raises(UserError, match="no module 'mine.deep'"):
         plugins.load_object("mine.deep:make", "--sim")
-    with pytest.raises(UserError, match="mine has no 'make_por'. Nearest: make_pour"):
+    with pytest.raises(
+        UserError, match="no 'mine'. Nearest: .*__main__ is the script or notebook that runs now"
+    ):
+        plugins.load_object("__main__:mine", "--policy.kind")
+    with pytest.raises(UserError, match="mine has no 'make_por'. Nearest: make_pour$"):
         plugins.load_object("mine:make_por", "--sim")
     with pytest.raises(UserError, match="without .py: mine:make_pour"):
         plugins.load_object("mine.py:make_pour", "--sim")

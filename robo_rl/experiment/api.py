@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from robo_rl import plugins
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import config_file, recipes
 from robo_rl.experiment.config import TrainConfig, load_config
@@ -148,6 +149,7 @@ def train(
 
     if not isinstance(config, TrainConfig):
         raise UserError(f"train takes the configuration that robo_rl.recipe(…) makes, got {config!r}")
+    check_callback("train", callback)
     return _result(*training.train(config, callback, quiet=quiet))
 
 
@@ -158,7 +160,14 @@ def resume(
     quiet as in `train`. UserError: it is no run folder, or another process owns it."""
     from robo_rl.experiment import train as training
 
+    check_callback("resume", callback)
     return _result(*training.resume(Path(folder), callback, quiet=quiet))
+
+
+def check_callback(what: str, callback: Callable[[Event], None] | None) -> None:
+    """UserError: it is no function of an event."""
+    if callback is not None:
+        plugins.check_call(callback, "callback", f"{what}:", ("event",))
 
 
 def _result(folder: Path, code: int) -> TrainResult:
@@ -425,7 +434,7 @@ def check_evaluated(policy, env) -> None:
 
     if isinstance(policy, str | Path):
         raise UserError(f"evaluate takes a policy: robo_rl.evaluate(robo_rl.load_policy({str(policy)!r}), …)")
-    if not (callable(policy) or hasattr(policy, "act")):
+    if not (hasattr(policy, "spec") if hasattr(policy, "act") else callable(policy)):
         raise UserError(
             f"evaluate takes a policy of robo_rl.load_policy, or a function of an observation, got {policy!r}"
         )

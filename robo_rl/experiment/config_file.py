@@ -2,6 +2,7 @@
 of each value."""
 
 import json
+import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -87,7 +88,7 @@ def _as(now, value, hint, where: str):
     if value is None and now is not None and type(None) not in get_args(hint):
         raise UserError(f"{where} must be {type(now).__name__}, got nothing")
     if now is not None and value is not None and type(value) is not type(now):
-        raise UserError(f"{where} must be {type(now).__name__}, got {value!r}")
+        raise UserError(f"{where} must be {type(now).__name__}, got {reprlib.repr(value)}")
     return value
 
 
