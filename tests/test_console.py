@@ -21,11 +21,13 @@ from robo_rl.experiment.console import open_session
 from robo_rl.human import correction_journal as journal
 from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.human.console.pages import PageConnection, execute_command
+from robo_rl.human.console.recorder import JOURNAL_SIZE, CorrectionRecorder
 from robo_rl.human.console.robots import ConsoleRobots
 from robo_rl.human.console.state import DEADLINE, GRACE, ConsoleState
 from robo_rl.human.device_files import HidSpaceMouse
 from robo_rl.human.device_mapping import DEFAULTS
 from robo_rl.human.devices import MappedDevice
+from robo_rl.human.fleet import EpisodeBuffer
 from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, RECOVERY, OperatorView
 from robo_rl.human.leader_arm import LeaderArm, tool_of
 from robo_rl.types import ActionAxis, ControlSpec
@@ -292,6 +294,21 @@ def test_an_episode_is_never_in_the_data_set_twice(tmp_path):
     j.commit()
     records = journal.scan(tmp_path / "j")[0]
     assert len(journal.unfinished(records, 5)) == 1 and journal.unfinished(records, 6) == []
+
+
+def test_episodes_that_are_longer_than_the_journal_shall_be_are_not_written_anew_at_every_step(tmp_path):
+    path, picture = tmp_path / "journal", np.zeros((512, 512, 3), np.uint8)
+    recorder = CorrectionRecorder(tmp_path / "data", path, ControlSpec("", "", (), 0.1, 100), 1)
+    episode, files = EpisodeBuffer(), {}
+    for _ in range(3 * JOURNAL_SIZE // picture.nbytes):
+        row = np.zeros(1, np.float32)
+        episode.frames.append((row, row, 0.0, 1, CORRECTION, {"front": picture}))
+        recorder.record_frames([episode])
+        recorder.maintain([episode])
+        file = path.open("rb")  # kept open: no other file gets its number
+        files.setdefault(os.fstat(file.fileno()).st_ino, file)
+    assert 2 <= len(files) <= 3 and len(journal.scan(path)[0]) == len(episode.frames)
+    recorder.close()
 
 
 def test_damage_inside_a_journal_is_said(tmp_path):

@@ -18,7 +18,7 @@ from robo_rl.human.correction_journal import CorrectionJournal, scan, unfinished
 from robo_rl.human.fleet import EpisodeBuffer
 from robo_rl.types import ControlSpec
 
-JOURNAL_SIZE = 20_000_000  # bytes after which the journal is written anew
+JOURNAL_SIZE = 20_000_000  # bytes below which the journal is never written anew
 RETRY = 3.0  # s until what could not be saved is tried again
 
 
@@ -59,6 +59,7 @@ class CorrectionRecorder:
         self.writer.flush()
         self.journal = CorrectionJournal(journal)
         self.journal.replace()
+        self.most = JOURNAL_SIZE  # bytes of the journal after which it is written anew
         self.names = [""] * num_robots  # of the episodes in the journal
         self.written = [0] * num_robots
         for i in range(num_robots):
@@ -122,7 +123,7 @@ class CorrectionRecorder:
         """Retry what failed, and keep the journal small; call it between two steps."""
         if self.error and self.clock() > self.retry_at:
             self.save()
-        if self.journal.size > JOURNAL_SIZE and not self.error:
+        if self.journal.size > self.most and not self.error:
             self._compact(episodes)
 
     def close(self) -> None:
@@ -167,6 +168,9 @@ class CorrectionRecorder:
         with self.reserve:
             try:
                 self.journal.replace()
+                self.most = max(
+                    JOURNAL_SIZE, 2 * self.journal.size
+                )  # so that long episodes are not each step's
             except (OSError, UserError) as e:  # the old one holds all of it
                 self._fail(f"the journal is not written anew, trying again ({e})")
 
