@@ -119,6 +119,33 @@ def test_pictures_are_padded_to_squares_as_they_are_decoded(aloha):
     assert as_squares(square, 8) is square
 
 
+def test_square_pictures_become_as_small_as_the_model_is_to_have_them(tmp_path):
+    folder = datasets.write(tmp_path / "data", "aloha", episodes=12, length=24, size=(32, 32))
+    assert as_squares(load(folder), 16) is not None and as_squares(load(folder), 16).views["cam_high"] == (
+        32,
+        32,
+    )
+    config = options.EncodedConfig(
+        data=(str(folder),),
+        image_size=16,
+        out=str(tmp_path / "wm"),
+        net=options.EncodedOptions(codes=4, width=8, dynamics=options.LatentOptions(members=2, hidden=16)),
+        fit=options.EncodedFitOptions(
+            pictures=2, batch=4, dynamics=options.FitOptions(updates=2, batch=8, unroll=2)
+        ),
+    )
+    model = worlds.load(learning.train(config).folder)
+    assert model.spec.image_size == 16 and model.spec.resized and set(model.spec.pictures) == {(32, 32)}
+    new = datasets.write(tmp_path / "new", "aloha", episodes=4, length=24, size=(32, 32))
+    asked = options.WorldEvalConfig(
+        model="wm", dataset=str(new), windows=4, horizon=8, inverse=2, video=False
+    )
+    doc, arrays = measure(model, load(new), asked)
+    assert arrays["windows"].images["cam_high"].shape[2:] == (16, 16, 3) and doc
+    with pytest.raises(UserError, match="--image-size goes with --kind encoded, video, diffusers"):
+        options.WorldModelConfig(data=("d",), image_size=32)
+
+
 def learnt(aloha, out):
     learned = learning.train(
         options.WorldModelConfig(

@@ -899,6 +899,19 @@ def test_an_observation_names_its_cameras_in_any_order_and_one_that_lacks_a_came
 # ---- rows
 
 
+def test_what_was_seen_after_the_last_action_stands_beside_the_frames_without_a_copy_of_them():
+    data = finished(squares())
+    whole, steps = data.extended()
+    shown, last = whole.images["top"], whole.end - 1
+    assert shown.frames is data.images["top"] and shown.shape == (len(whole.state), 16, 16, 3)
+    assert np.array_equal(shown[steps], data.images["top"])
+    assert np.array_equal(shown[last], data.final_images["top"])
+    both = np.stack([last, last - 1], 1)
+    assert np.array_equal(shown[both][:, 0], data.final_images["top"])
+    assert np.array_equal(shown[both][:, 1], data.images["top"][data.end - 1])
+    assert np.array_equal(shown[2:40], shown[np.arange(2, 40)])
+
+
 def test_without_last_pictures_the_rows_are_those_of_the_frames():
     fitter = VideoFitter(
         Video(SPEC, options()), data := squares(), VideoFitOptions(arm=1, updates=1, batch=4), 0

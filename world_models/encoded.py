@@ -30,6 +30,7 @@ from robo_rl.errors import UserError
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, on, pictures_of, place_of
 from world_models.options import EncodedOptions, encoded_net
+from world_models.recorded import PictureRows
 from world_models.video import PATCH, patches_of, to_frames, to_patches
 
 # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
@@ -133,7 +134,7 @@ class Encoded(nn.Module):
         )
 
     @torch.no_grad()
-    def codes(self, images: Mapping[str, np.ndarray]) -> Tensor:
+    def codes(self, images: Mapping[str, np.ndarray | PictureRows]) -> Tensor:
         """float32[N,Z] of frames {view: uint8[N,h,w,3]}, on the host."""
         views, n, there = self.spec.control.views, len(images[self.spec.control.views[0]]), place_of(self)
         parts = [

@@ -299,7 +299,9 @@ def onward(tick: Callable[[int], None], before: int) -> Callable[[int], None]:
 
 def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None = None) -> tuple[dict, dict]:
     """Everything that recorded episodes alone can tell -> (document, arrays for page and videos)."""
-    dataset = as_squares(as_commands([dataset], model.spec.control.axes)[0], model.spec.image_size)
+    dataset = as_squares(
+        as_commands([dataset], model.spec.control.axes)[0], model.spec.image_size, model.spec.resized
+    )
     check_dataset(model.spec, dataset.meta, config.dataset, dataset.spec.axes if dataset.spec else ())
     recorded = [dataset.task(e) for e in range(len(dataset))]
     instructions.check_text(model.options, recorded, config.dataset)

@@ -114,7 +114,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     check_device(config.device)
     torch.set_num_threads(config.torch_threads)
     images = config.kind in PICTURED
-    data = read(config.data, images)
+    data = read(config.data, images, config.image_size)
     recorded.check(data, " ".join(config.data))
     if why := recorded.one_outcome(data):
         warnings.warn(f"data set {' '.join(config.data)}: {why}", stacklevel=2)
@@ -374,11 +374,15 @@ def text_job(config: "TextConfig", data: "Recorded") -> FitJob:
 # ---- what it is learnt from and how far it holds -----------------------------------------------------------
 
 
-def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_size: int = 0):
-    """The data sets at `paths`, one after the other, as `world_models.recorded.Recorded`; UserError for what
-    differs. axes: of a model, in whose commands actions in their own units are told (`own_units`);
-    image_size: of it, for pictures that are not square."""
+def read(
+    paths: Sequence[str], images: bool = False, image_size: int = 0, model: "WorldSpec | None" = None
+) -> "Recorded":
+    """The data sets at `paths`, one after the other; UserError for what differs, and where their pictures do
+    not fit into memory. image_size: of the squares that pictures become (0: square ones stay). model: what
+    the model stands for that they are for, as whose commands actions in their own units are told
+    (`own_units`), and of whose size pictures are made."""
     from robo_rl.data.reader import load
+    from robo_rl.files import require_memory
     from robo_rl.log import Progress
     from world_models.own_pictures import as_squares
     from world_models.own_units import as_commands
@@ -399,7 +403,11 @@ def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_siz
                 f"data set {where} differs from {paths[0]}: {'; '.join(bad)}. Train on sets of one env"
             )
     shapes = tuple((h, w) for _, h, w in sets[0].features.views)
-    shapes = shapes if images and any(h != w for h, w in shapes) else ()
+    size, resize = image_size, image_size > 0
+    if model is not None:
+        size, resize = model.image_size, model.resized
+    if not images or all(h == w and (h == size or not resize) for h, w in shapes):
+        shapes = ()
     if not images and (
         seen := next(((p, d.views) for p, d in zip(paths, sets, strict=True) if d.views), None)
     ):
@@ -416,7 +424,15 @@ def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_siz
                 f"beside those of the others; say it: robo_rl data label {where} --success …",
                 stacklevel=2,
             )
-    for where, d in zip(paths, (as_squares(d, image_size) for d in as_commands(sets, axes)), strict=True):
+    commanded = as_commands(sets, () if model is None else model.control.axes)
+    squares = [as_squares(d, size, resize) for d in commanded]
+    if images:
+        require_memory(
+            "learning from the pictures of " + " ".join(paths),
+            sum(len(d.action) * 3 * h * w for d in squares for h, w in d.views.values()),
+            "--image-size N makes them smaller; or take fewer episodes (robo_rl data split)",
+        )
+    for where, d in zip(paths, squares, strict=True):
         control = d.spec or control_of(d.features, d.features.robot, int((d.to - d.from_).max()))
         if not images:
             control = replace(control, views=())

@@ -49,7 +49,7 @@ class WorldSpec:
     control: ControlSpec  # of the env that was recorded: axes, period [s], max_steps, state names, views
     state: int  # S
     image_size: int = 0  # pixels; 0 without views
-    # (h, w) of every view as it was recorded, where it was padded to a square
+    # (h, w) of every view as it was recorded, where it was padded to a square or made of another size
     pictures: tuple[tuple[int, int], ...] = ()
     own: bool = False  # the recorded actions were in the robot's own units, which the axes tell
     tasks: tuple[str, ...] = ("",)  # instructions that were recorded
@@ -72,6 +72,11 @@ class WorldSpec:
     def action(self) -> int:
         """A."""
         return len(self.control.axes)
+
+    @property
+    def resized(self) -> bool:
+        """Whether the recorded pictures were square, and made of another size."""
+        return bool(self.pictures) and all(h == w for h, w in self.pictures)
 
     def steps(self, limit: int = 0) -> int:
         """Control steps that an episode in the model lasts at most: `limit` (0: that of a recorded episode),

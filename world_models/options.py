@@ -290,7 +290,7 @@ class WorldModelConfig:
     """Learn a world model from recorded episodes; `--sim wm:OUT` then takes it as a simulator."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is learnt": ("kind", "seed", "device", "torch_threads"),
+        "What is learnt": ("kind", "image_size", "seed", "device", "torch_threads"),
         "How far it is trusted": ("horizon", "tolerance", "gate"),
         "The run": ("out", "resume"),
     }
@@ -305,6 +305,9 @@ class WorldModelConfig:
     """Run folder; empty: runs/wm-<task>-s<seed>-<time>."""
     resume: str = ""
     """Go on with the run in this folder; every other option then comes from it."""
+    image_size: int = 0
+    """Of kinds with cameras: pixels of a side of the square that pictures become, the shorter side padded; 0:
+    as they were recorded where they are square, else 64."""
     seed: int = 0
     """Of the initial weights, the batches and the held-out episodes."""
     horizon: int = 0
@@ -331,6 +334,9 @@ class WorldModelConfig:
                 f"--kind {self.kind} has options of its own: {self.kind.capitalize()}Config, not "
                 f"{type(self).__name__}"
             )
+        if self.image_size and self.kind not in PICTURED:
+            raise UserError(f"--image-size goes with --kind {', '.join(PICTURED)}, got --kind {self.kind}")
+        in_range("--image-size", self.image_size or 8, 8, 1024)
         in_range("--horizon", self.horizon or 2, 2, 10**4)
         for name, low, high in (("seed", 0, 2**31 - 1), ("torch_threads", 1, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)

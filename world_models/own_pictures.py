@@ -1,5 +1,5 @@
-"""Data sets whose pictures are not square, as models of frames take them: padded to a square, and made
-smaller as they are decoded."""
+"""Data sets whose pictures are not square, or larger than a model of frames is to have them: padded to a
+square, and made smaller as they are decoded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -63,11 +63,11 @@ def unpadded(pictures: np.ndarray, h: int, w: int) -> np.ndarray:
     return pictures[:, rows, columns]
 
 
-def as_squares(dataset: Any, size: int = 0) -> Any:
+def as_squares(dataset: Any, size: int = 0, resize: bool = False) -> Any:
     """The data set (`robo_rl.data.reader.Dataset`) itself where its pictures are square, else padded to
-    `size` (of a model; 0: SIZE)."""
+    `size` (of a model; 0: SIZE). resize: square ones are made of that size too."""
     f = dataset.features
-    if all(h == w for _, h, w in f.views):
+    if all(h == w and (h == size or not resize) for _, h, w in f.views):
         return dataset
     size = size or SIZE
     meta = replace(dataset.meta, features=replace(f, views=tuple((v, size, size) for v, _, _ in f.views)))

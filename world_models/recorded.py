@@ -18,6 +18,30 @@ HELD = 10  # one episode in so many is held out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PictureRows:
+    """Pictures uint8[R,h,w,3] by row: of `frames` [F,h,w,3], or of those after the last action, `last`
+    [E,h,w,3], where `at` int64[R] is -1 - e. What is asked for is put together then: a copy of all would take
+    their memory again."""
+
+    frames: np.ndarray
+    last: np.ndarray
+    at: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.at), *self.frames.shape[1:]
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, rows: np.ndarray | slice) -> np.ndarray:
+        at = self.at[rows]
+        out, after = self.frames[at.clip(0)], at < 0
+        out[after] = self.last[-1 - at[after]]
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
     """E episodes of F frames in all: what was observed, the action then executed and its reward.
 
@@ -39,7 +63,7 @@ class Recorded:
     task: np.ndarray
     tasks: tuple[str, ...]
     control: ControlSpec
-    images: Mapping[str, np.ndarray]
+    images: Mapping[str, np.ndarray | PictureRows]
     final: np.ndarray
     final_images: Mapping[str, np.ndarray] = field(default_factory=dict)
     pictured: np.ndarray | None = None
@@ -80,15 +104,11 @@ class Recorded:
             out[steps], out[last] = x, at_end
             return out
 
-        images = {
-            v: longer(
-                x,
-                np.where(known[:, None, None, None], self.final_images[v], x[self.end - 1])
-                if known.any()
-                else x[self.end - 1],
-            )
-            for v, x in self.images.items()
-        }
+        at = longer(np.arange(len(self.state)), np.where(known, -1 - np.arange(len(self)), self.end - 1))
+        images = {}
+        for v, x in self.images.items():
+            assert isinstance(x, np.ndarray), "it is extended already"
+            images[v] = PictureRows(x, self.final_images.get(v, x[:0]), at)
         return replace(
             self,
             state=longer(self.state, np.where(known[:, None], self.final, self.state[self.end - 1])),

@@ -369,8 +369,7 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
     folder = Path(config.out or f"{run_of.parent if run_of.name == 'model' else run_of}-eva")
     if (folder / "run.json").exists() or (folder / "model").exists():
         raise UserError(f"{folder} already holds a run; choose another --out")
-    axes, size = model.spec.control.axes, model.spec.image_size
-    data, began = read((config.dataset,), images=True, axes=axes, image_size=size), time.monotonic()
+    data, began = read((config.dataset,), images=True, model=model.spec), time.monotonic()
     recorded.check(data, config.dataset)
     recorded.check_fits(model.spec, data, config.dataset)
     windows, scale = check_windows(config, model, data, STEPS)
@@ -425,7 +424,9 @@ def check_windows(config: TuneConfig, model, data, steps: int):
     """(whole windows of `steps` steps of episodes that neither the model nor the tuning saw, std of the
     states)."""
     where = config.check or config.dataset
-    dataset = as_squares(as_commands([load_data(where)], model.spec.control.axes)[0], model.spec.image_size)
+    dataset = as_squares(
+        as_commands([load_data(where)], model.spec.control.axes)[0], model.spec.image_size, model.spec.resized
+    )
     check_dataset(model.spec, dataset.meta, where)
     used = {data.state[i].tobytes() for i in data.first[~data.held]}
     fresh = unseen(model, dataset) & np.array([dataset.state[i].tobytes() not in used for i in dataset.from_])
