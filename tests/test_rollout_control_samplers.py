@@ -5,9 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from robo_rl import recipe
 from robo_rl.errors import UserError
+from robo_rl.experiment import starts
 from robo_rl.rollout_control import mixtures, predictors, samplers
+from robo_rl.rollout_control.check import check_sampler
 from robo_rl.rollout_control.v0 import V0, contrast, v0_loss
+from robo_rl.starts import StartTable
 
 K = 60
 POSITIONS = np.linspace(-2, 2, K)[:, None] * np.ones((1, 3))
@@ -357,3 +361,59 @@ def test_evidence_of_older_weights_counts_less_by_the_decay_for_each_version(mak
     prior = make()
     prior.observe(np.zeros(0, np.int64), np.zeros(0))
     assert late.a[0] - prior.a[0] == pytest.approx((fresh.a[0] - prior.a[0]) * decay**2)
+
+
+class Seen:
+    """Starts 0 to 9, those that were seen least first."""
+
+    def __init__(self, broken):
+        self.seen, self.broken = np.zeros(10), broken
+        if broken == "method":
+            self.propose = None
+        if broken == "arguments":
+            self.observe = lambda starts: None
+
+    def propose(self, generator):
+        return "table" if self.broken == "table" else StartTable(np.arange(10), 1 / (1 + self.seen), 0.2)
+
+    def observe(self, starts, tasks, success, returns, lengths):
+        np.add.at(self.seen, starts % 10, 1)
+
+    def metrics(self):
+        return {"none": None, "vector": {"seen": self.seen}}.get(self.broken, {"seen": self.seen.sum()})
+
+    def state_dict(self):
+        return {"state": None, "odd": {"seen": {1, 2}}}.get(self.broken, {"seen": self.seen})
+
+    def load_state_dict(self, state):
+        if self.broken != "load":
+            self.seen = state["seen"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("method", r"must have the method propose\(generator\), Seen has none"),
+        ("arguments", r"must have the method observe\(starts, tasks, success, returns, lengths\): too many"),
+        ("table", "propose must return a robo_rl.starts.StartTable, got str"),
+        ("none", "metrics must return a dict of numbers, got NoneType"),
+        ("vector", "metrics must return numbers by name, got 'seen': ndarray"),
+        ("state", "state_dict must return a dict, got NoneType"),
+        ("odd", "state_dict must be a dict of arrays, numbers.*cannot save set at /seen"),
+        ("load", "must propose the same table: a run would not resume exactly"),
+    ],
+)
+def test_an_own_sampler_that_breaks_the_contract_is_told_in_one_sentence(broken, says):
+    check_sampler(lambda seed, tasks: Seen(""))
+    with pytest.raises(AssertionError, match=says):
+        check_sampler(lambda seed, tasks: Seen(broken))
+
+
+def test_an_own_sampler_is_checked_before_the_run_begins(tmp_path, monkeypatch):
+    (tmp_path / "nothing_of_starts.py").write_text("def make(seed, tasks): ...\n")
+    monkeypatch.chdir(tmp_path)
+    config = recipe(task="reach", preset="quick", starts="nothing_of_starts:make")
+    with pytest.raises(
+        UserError, match=r"--starts nothing_of_starts:make: .*propose\(generator\), NoneType has"
+    ):
+        starts.check(config)

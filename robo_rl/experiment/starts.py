@@ -7,7 +7,7 @@ from pathlib import Path
 from robo_rl.errors import UserError
 from robo_rl.experiment import start_pool, tasks
 from robo_rl.experiment.config import POOL_STARTS, TrainConfig
-from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.envs import make_env, task_count
 from robo_rl.experiment.parallel import allocates
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run
@@ -41,7 +41,12 @@ def check(config: TrainConfig) -> None:
         return
     start_pool.check(config)
     if is_object(config.starts):
-        find_sampler(config.starts)
+        from robo_rl.rollout_control.check import check_sampler
+
+        try:
+            check_sampler(find_sampler(config.starts), task_count(config))
+        except AssertionError as e:
+            raise UserError(f"{WHAT} {config.starts}: {e}") from None
     if config.backend == "ray":
         raise UserError(
             "--starts: the table of starts goes by files of this machine, not to workers of --backend ray; "
