@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import robo_rl as command
 
 from robo_rl.data import video
 from robo_rl.data.lerobot import (
@@ -65,8 +66,15 @@ def features(view: tuple[int, int] | None = None) -> Features:
 FEATURES = features()
 
 
-def fill(root: Path, n: int, view: tuple[int, int] | None = None, first: int = 0, flush_every: int = 2):
-    with Writer(root, features(view), flush_every=flush_every) as w:
+def fill(
+    root: Path,
+    n: int,
+    view: tuple[int, int] | None = None,
+    first: int = 0,
+    flush_every: int = 2,
+    file_mb: int = 8,
+):
+    with Writer(root, features(view), flush_every=flush_every, file_mb=file_mb) as w:
         for i in range(first, first + n):
             w.add(episode(i, view=view))
 
@@ -240,7 +248,7 @@ def test_final_states_follow_their_episodes_through_continuations(tmp_path):
     with Writer(tmp_path, FEATURES) as w:
         w.add(replace(episode(2), final=np.arange(6.0) + 1))
     fill(tmp_path, 1, first=3)
-    with pytest.warns(UserWarning, match="1 of 11 files of data set .* without checksums"):
+    with pytest.warns(UserWarning, match="1 of 7 files of data set .* without checksums"):
         data = load(tmp_path)
     same(data, 4)
     assert np.isfinite(data.final).all(1).tolist() == [False, True, True, False]
@@ -266,6 +274,30 @@ def test_importing_the_data_layer_loads_neither_pyarrow_nor_av_nor_torch():
 
 
 # ---- growth
+
+
+def test_sessions_of_an_episode_each_go_on_in_the_same_small_files(tmp_path):
+    """Statistics are of all frames: with files of their own the hundredth session closed in seconds."""
+    for i in range(4):
+        with Writer(tmp_path, FEATURES) as w:
+            w.add(replace(episode(i), final=np.arange(6.0)))
+    tables = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("file-*.parquet"))
+    assert tables == [f"{of}/chunk-000/file-000.parquet" for of in ("data", "meta/episodes", "meta/final")]
+    same(load(tmp_path), 4)
+    assert (load(tmp_path).final == np.arange(6)).all()
+
+
+def test_a_session_leaves_a_last_file_of_other_columns_as_it_is(tmp_path):
+    fill(tmp_path, 2)
+    path = tmp_path / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.select(table.column_names[::-1]), path)
+    (tmp_path / "meta/checksums.json").unlink()
+    assert command(tmp_path, "data", "repair", ".", "--accept").code == 0
+    before = path.read_bytes()
+    fill(tmp_path, 1, first=2)
+    assert path.read_bytes() == before and path.with_name("file-001.parquet").exists()
+    same(load(tmp_path), 3)
 
 
 def test_a_writer_killed_before_any_rename_leaves_the_last_flush_and_can_be_continued(tmp_path):
@@ -521,7 +553,7 @@ def test_pictures_that_do_not_decode_are_found_when_read_and_dropped_by_repair(t
 def test_repair_keeps_the_sound_episodes_and_puts_the_rest_aside(tmp_path):
     root, view = tmp_path / "d", (16, 16)
     for i in range(3):  # three files of each kind
-        fill(root, 2, view, first=2 * i)
+        fill(root, 2, view, first=2 * i, file_mb=0)
     assert repair(root).dropped == 0 and not list(root.rglob("*broken*"))
     cut(root / DATA.replace("000.parquet", "002.parquet"), 0.5)
     done = repair(root)

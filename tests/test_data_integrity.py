@@ -33,9 +33,14 @@ def whole(i: int, T: int = 0, view: tuple[int, int] | None = VIEW):
 
 
 def record(
-    root: Path, n: int, view: tuple[int, int] | None = VIEW, first: int = 0, flush_every: int = 2
+    root: Path,
+    n: int,
+    view: tuple[int, int] | None = VIEW,
+    first: int = 0,
+    flush_every: int = 2,
+    file_mb: int = 8,
 ) -> None:
-    with Writer(root, features(view), spec(), flush_every=flush_every) as w:
+    with Writer(root, features(view), spec(), flush_every=flush_every, file_mb=file_mb) as w:
         for i in range(first, first + n):
             w.add(whole(i, view=view))
 
@@ -229,7 +234,7 @@ def test_a_table_that_cannot_be_read_is_named_by_the_writer_that_is_to_go_on(tmp
 def test_repair_gives_up_damaged_last_observations_and_keeps_the_episodes(tmp_path):
     root = tmp_path / "d"
     for first in (0, 2):
-        record(root, 2, first=first)
+        record(root, 2, first=first, file_mb=0)
     path = root / "meta/final/chunk-000/file-001.parquet"
     raw = bytearray(path.read_bytes())
     raw[100] ^= 1

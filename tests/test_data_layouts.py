@@ -49,7 +49,7 @@ def test_a_folder_holds_so_many_files_and_the_next_goes_on(tmp_path):
     set_info(root, chunks_size=2)
     accept(root)
     for i in range(1, 4):  # a file of each kind every time
-        record(root, 1, first=i)
+        record(root, 1, first=i, file_mb=0)
     for kind in ("data", "meta/episodes", "videos/observation.images.front", "meta/final"):
         assert [p.parent.name[-1] + p.stem[-1] for p in sorted((root / kind).rglob("file-*"))] == [
             "00",
@@ -70,7 +70,7 @@ def test_a_folder_holds_so_many_files_and_the_next_goes_on(tmp_path):
 def test_the_first_episodes_are_read_whatever_the_files_behind_them_are(tmp_path):
     root = tmp_path / "d"
     record(root, 2, None)
-    record(root, 2, None, first=2)
+    record(root, 2, None, first=2, file_mb=0)
     for name in (DATA, EPISODES):
         (root / name.replace("file-000", "file-001")).write_bytes(b"damaged")
     same(load(root, 2), 2)
@@ -168,7 +168,7 @@ def test_success_that_was_not_recorded_is_judged_and_pays_at_the_end(root):
 def test_pictures_in_columns_are_found_in_every_file(tmp_path):
     root = tmp_path / "d"
     record(root, 2, None)
-    record(root, 2, None, first=2)
+    record(root, 2, None, first=2, file_mb=0)
     clips = [picture(len(episode(i)), *VIEW, i) for i in range(4)]
     for number in (0, 1):
         path = root / DATA.replace("file-000", f"file-00{number}")

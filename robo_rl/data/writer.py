@@ -22,7 +22,7 @@ import numpy as np
 from robo_rl.data import checksums, layout, statistics, video
 from robo_rl.data.checksums import Checksums, Staged, settled
 from robo_rl.data.episode import Episode, Features
-from robo_rl.data.meta import BrokenDataset, Meta, load_meta
+from robo_rl.data.meta import BrokenDataset, Meta, load_meta, read_checked, read_table
 from robo_rl.errors import UserError
 from robo_rl.files import lock
 from robo_rl.types import ControlSpec
@@ -115,8 +115,10 @@ class _Tail:
     table: Any = None
     open: bool = False  # False: the next flush starts a new file
 
-    def next(self, limit: int) -> "_Tail":
-        return self if self.open and self.size < limit else _Tail(self.index + 1)
+    def next(self, limit: int, schema: Any = None) -> "_Tail":
+        """Itself, or the file after it where it is full or its table is of another schema."""
+        fits = schema is None or self.table is None or self.table.schema.equals(schema)
+        return self if self.open and self.size < limit and fits else _Tail(self.index + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,9 @@ class Writer:
     """Writes the data set at `root`; an existing one is continued.
 
     features: None takes those of the first episode (`Features.of`). spec: stored beside the data, so that
-    training can tell what an action meant. file_mb: start another file beyond this size. The buffer goes out
-    every `flush_every` episodes or 32 MB, by `flush()` and by `close()`; use `with Writer(...)`.
+    training can tell what an action meant. file_mb: start another file beyond this size (0: with every
+    flush). The buffer goes out every `flush_every` episodes or 32 MB, by `flush()` and by `close()`; use
+    `with Writer(...)`.
     Raises UserError: other features or actions than the data set has, folder in use or not a data set.
     """
 
@@ -154,8 +157,8 @@ class Writer:
         file_mb: int = 8,
         flush_every: int = 64,
     ):
-        if file_mb < 1 or flush_every < 1:
-            raise UserError(f"file_mb and flush_every must be >= 1, got {file_mb} and {flush_every}")
+        if file_mb < 0 or flush_every < 1:
+            raise UserError(f"file_mb must be >= 0 and flush_every >= 1, got {file_mb} and {flush_every}")
         self.root, self.features, self.spec = Path(root), features, spec
         self._limit, self._flush_every = file_mb * MB, flush_every
         self._buffer: list[Episode] = []
@@ -304,19 +307,33 @@ class Writer:
         if sums != listed:
             checksums.write(self.root, sums)
 
-        def last(files: np.ndarray) -> _Tail:
-            return _Tail(int(files[-1])) if len(files) else _Tail()
+        def last(index: int, path_of: Callable[..., Path], rows: int = -1) -> _Tail:
+            """The last file of a kind, open where it is small and sound (rows: it has so many). Sessions of
+            an episode each would leave as many files, and the statistics are of all of them."""
+            path = path_of(self.root, *layout.place(max(index, 0), meta.info["chunks_size"]))
+            if path.relative_to(self.root).as_posix() not in sums.files or not path.is_file():
+                return _Tail(index)
+            if (size := path.stat().st_size) >= self._limit:
+                return _Tail(index)
+            try:
+                table = read_table(read_checked(meta.verifier, path))
+            except (BrokenDataset, ValueError):
+                return _Tail(index)
+            sound = rows in (-1, table.num_rows)
+            return _Tail(index, table.num_rows, size, table, True) if sound else _Tail(index)
 
+        data, listing = (int(files[-1]) if len(files) else -1 for files in (meta.data_file, meta.meta_file))
         self._state = _State(
             episodes=len(meta.lengths),
             frames=int(meta.lengths.sum()),
             tasks=tuple(meta.tasks),
             totals=statistics.read_totals(meta) if len(meta.lengths) else {},
-            data=last(meta.data_file),
-            meta=last(meta.meta_file),
-            videos={view: last(files) for view, files in meta.video_file.items()},
-            final=_Tail(
-                max((layout.index_of(p, meta.info["chunks_size"]) for p in meta.final_file), default=-1)
+            data=last(data, layout.data_path, int(meta.lengths[meta.data_file == data].sum())),
+            meta=last(listing, layout.episodes_path, int((meta.meta_file == listing).sum())),
+            videos={view: _Tail(*files[-1:].tolist()) for view, files in meta.video_file.items()},
+            final=last(
+                max((layout.index_of(p, meta.info["chunks_size"]) for p in meta.final_file), default=-1),
+                layout.final_path,
             ),
             histograms=statistics.read_histograms(self.root),
             sums=sums,
@@ -361,28 +378,21 @@ class Writer:
             stats[layout.picture_key(view)] = statistics.image_stats(*counted)
             histograms[view] = old.histograms.get(view, 0) + counted[0].sum(0)
 
-        data = self._grow(staged, layout.data_path, old.data.next(self._limit), rows)
+        data = self._grow(staged, layout.data_path, old.data.next(self._limit, rows.schema), rows)
         known = layout.final_table(episodes, f, old.episodes)
         final = (
-            self._grow(staged, layout.final_path, old.final.next(self._limit), known)
+            self._grow(staged, layout.final_path, old.final.next(self._limit, known.schema), known)
             if len(known)
             else old.final
         )
 
         totals = statistics.total_stats(statistics.merge_stats(old.totals, stats))
+        words = [e.task for e in episodes]
+        told = f, old.episodes, old.frames, lengths, words, data.index, clips_at, stats
         meta = old.meta.next(self._limit)
-        rows = layout.episode_table(
-            f,
-            old.episodes,
-            old.frames,
-            lengths,
-            [e.task for e in episodes],
-            data.index,
-            clips_at,
-            stats,
-            meta.index,
-            per_chunk,
-        )
+        rows = layout.episode_table(*told, meta.index, per_chunk)
+        if (other := old.meta.next(self._limit, rows.schema)).index != meta.index:
+            meta, rows = other, layout.episode_table(*told, other.index, per_chunk)
         if len(tasks) > len(old.tasks):
             write_table(staged.path(root / layout.TASKS), layout.task_table(tasks))
         staged.text(root / layout.STATS, statistics.stats_to_json(totals))
