@@ -143,7 +143,11 @@ def mistake(capsys, *argv: str) -> str:
         ("train --algo ppo --lr 1", "there is no option --lr; here it is --bc.lr or --rl.lr (robo_rl"),
         ("wm train x --batch 2", "there is no option --batch; here it is --fit.batch (robo_rl wm train"),
         ("eval x --num_envs 8", "Unrecognized options: --num_envs, 8"),
-        ("train stray", "Unrecognized options: stray"),
+        ("train stray", "Too many arguments: stray (robo_rl train --help"),
+        (
+            "report a b c",
+            "Too many arguments: b, c; robo_rl compare takes several runs (robo_rl report --help",
+        ),
         ("train --envs", "Missing value for argument '--envs'"),
         ("train --envs many", "--envs is a whole number, got 'many' ("),
         ("eval", "Missing from robo_rl eval: STR Run folder"),

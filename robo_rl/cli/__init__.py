@@ -213,6 +213,10 @@ def parse_options(cls, command: str, argv: list[str], **default):
             if near := [o for o in options if is_swapped(typed.partition("=")[0], o)]:
                 told = f"{told.partition('; did you mean')[0]}; did you mean {near[0]}?"
             more = "" if "did you mean" in told or command != "train" else of_other_methods(argv, options)
+            extra = told.partition(": ")[2]
+            if not any(a.startswith("-") for a in extra.split(", ")):
+                told = f"Too many arguments: {extra}"
+                told += "; robo_rl compare takes several runs" * (command in ("report", "eval"))
             told = ours(command, argv, options) or more or told
         raise UserError(f"{told} (robo_rl {command} --help lists the options)") from None
 
