@@ -428,7 +428,7 @@ def read(
     squares = [as_squares(d, size, resize) for d in commanded]
     if images:
         require_memory(
-            "learning from the pictures of " + " ".join(paths),
+            "learning from the pictures of " + " ".join(map(str, paths)),
             sum(len(d.action) * 3 * h * w for d in squares for h, w in d.views.values()),
             "--image-size N makes them smaller; or take fewer episodes (robo_rl data split)",
         )

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from robo_rl.checkpoint import pack, unpack
+from robo_rl.files import FILE, parse_json
 from robo_rl.starts import StartTable
 
 METHODS = {
@@ -41,7 +42,7 @@ def check_sampler(make: Callable, tasks: int = 1) -> None:
     state, tensors = sampler.state_dict(), dict[str, torch.Tensor]()
     assert isinstance(state, dict), f"state_dict must return a dict, got {type(state).__name__}"
     try:
-        tree = json.loads(json.dumps(pack(state, tensors)))
+        tree = parse_json(json.dumps(pack(state, tensors)), "the state of a sampler", limit=FILE, nan=True)
     except TypeError as e:
         raise AssertionError(
             f"state_dict must be a dict of arrays, numbers, strings, dicts and lists: {e}"
