@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from robo_rl.errors import UserError
-from robo_rl.files import plain, read_json, sync_folder, write_bytes, write_json
+from robo_rl.files import FILE, parse_json, plain, read_json, sync_folder, write_bytes, write_json
 from robo_rl.options import VLAS, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
@@ -124,6 +124,14 @@ def unpack(
     if "__list__" in tree:
         return [unpack(v, tensors, folder) for v in tree["__list__"]]
     return {k: unpack(v, tensors, folder) for k, v in tree["__dict__"]}
+
+
+def reread(state: dict, what: str) -> dict:
+    """A state as it comes back from a checkpoint, in memory of its own. TypeError, AttributeError: it cannot
+    be saved."""
+    tensors: dict[str, torch.Tensor] = {}
+    tree = parse_json(json.dumps(pack(state, tensors)), what, limit=FILE, nan=True)
+    return unpack(tree, {k: v.clone() for k, v in tensors.items()})
 
 
 def _seal(meta: dict) -> int:

@@ -18,8 +18,7 @@ from world_models.calibrate import spread
 from world_models.imagine import CHUNK, open_loop
 from world_models.model import WorldSpec
 from world_models.options import WorldEvalConfig
-from world_models.own_pictures import as_squares
-from world_models.own_units import as_commands
+from world_models.own_units import as_commands, as_model_has_them
 from world_models.units import errors_in_units
 from world_models.windows import check_dataset, foreign_to, read_windows, unseen
 
@@ -299,9 +298,7 @@ def onward(tick: Callable[[int], None], before: int) -> Callable[[int], None]:
 
 def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None = None) -> tuple[dict, dict]:
     """Everything that recorded episodes alone can tell -> (document, arrays for page and videos)."""
-    dataset = as_squares(
-        as_commands([dataset], model.spec.control.axes)[0], model.spec.image_size, model.spec.resized
-    )
+    dataset = as_model_has_them(dataset, model.spec)
     check_dataset(model.spec, dataset.meta, config.dataset, dataset.spec.axes if dataset.spec else ())
     recorded = [dataset.task(e) for e in range(len(dataset))]
     instructions.check_text(model.options, recorded, config.dataset)

@@ -19,7 +19,7 @@ from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, to_commands
 from world_models.model import WorldSpec
 from world_models.options import PICTURED
-from world_models.own_pictures import unpadded
+from world_models.own_pictures import as_squares, unpadded
 from world_models.recorded import control_of
 
 FAR = 10.0  # times the model's range: degrees taken for radians are 57
@@ -53,6 +53,11 @@ def as_commands(datasets: Sequence, axes: tuple[ActionAxis, ...] = ()) -> list:
         for d, new in zip(datasets, told, strict=True):
             _check_range(d, new.action, axes)
     return told
+
+
+def as_model_has_them(dataset, spec: WorldSpec) -> Any:
+    """One data set with the commands of a model, and pictures of its size."""
+    return as_squares(as_commands([dataset], spec.control.axes)[0], spec.image_size, spec.resized)
 
 
 def _check_range(d, commands: np.ndarray, axes: Sequence[ActionAxis]) -> None:

@@ -50,8 +50,7 @@ from world_models import model as worlds
 from world_models.imagine import open_loop
 from world_models.learning import read
 from world_models.options import TuneConfig, TuneOptions, VideoFitOptions
-from world_models.own_pictures import as_squares
-from world_models.own_units import as_commands
+from world_models.own_units import as_model_has_them
 from world_models.recorded import Recorded
 from world_models.video import PATCH, Video, patches_of
 from world_models.video_fit import VideoFitter
@@ -424,9 +423,7 @@ def check_windows(config: TuneConfig, model, data, steps: int):
     """(whole windows of `steps` steps of episodes that neither the model nor the tuning saw, std of the
     states)."""
     where = config.check or config.dataset
-    dataset = as_squares(
-        as_commands([load_data(where)], model.spec.control.axes)[0], model.spec.image_size, model.spec.resized
-    )
+    dataset = as_model_has_them(load_data(where), model.spec)
     check_dataset(model.spec, dataset.meta, where)
     used = {data.state[i].tobytes() for i in data.first[~data.held]}
     fresh = unseen(model, dataset) & np.array([dataset.state[i].tobytes() not in used for i in dataset.from_])

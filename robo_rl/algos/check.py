@@ -10,7 +10,6 @@ it was.
 import copy
 import functools
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import fields
 
@@ -19,8 +18,7 @@ import torch
 
 from robo_rl.algos.offpolicy import OffPolicyLearner, tensors
 from robo_rl.algos.onpolicy import Demos
-from robo_rl.checkpoint import pack, unpack
-from robo_rl.files import FILE, parse_json
+from robo_rl.checkpoint import pack, reread
 from robo_rl.options import MethodOptions, OffPolicyOptions, OnPolicyOptions, RolloutOptions
 from robo_rl.policies.check import observations
 from robo_rl.policies.policy import words_of
@@ -251,11 +249,10 @@ def _metrics(metrics) -> None:
 
 def _resume(make, options: MethodOptions, learner, policy, learn: Callable, seed: int) -> None:
     """A learner whose state was saved and loaded must learn on bit for bit as the one that was not."""
-    tensors: dict[str, torch.Tensor] = {}
     state = learner.state_dict()
     assert isinstance(state, dict), f"state_dict must return a dict, got {type(state).__name__}"
     try:
-        tree = parse_json(json.dumps(pack(state, tensors)), "the state of a learner", limit=FILE, nan=True)
+        saved = reread(state, "the state of a learner")
     except (TypeError, AttributeError) as e:
         raise AssertionError(
             f"state_dict must be a dict of tensors, arrays, numbers, strings, dicts and lists: {e}"
@@ -263,7 +260,7 @@ def _resume(make, options: MethodOptions, learner, policy, learn: Callable, seed
     other = copy.deepcopy(policy)
     again = make(other, options, seed)
     other.load_state_dict(policy.state_dict())
-    again.load_state_dict(unpack(tree, {k: v.clone() for k, v in tensors.items()}))
+    again.load_state_dict(saved)
     for _ in range(2):  # what an update leaves outside the policy shows in the next one
         learn(learner)
         learn(again)

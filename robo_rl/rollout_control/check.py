@@ -1,14 +1,11 @@
 """The contract of a sampler of starts (`robo_rl.rollout_control.Sampler`), checked before a run begins."""
 
 import inspect
-import json
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
-from robo_rl.checkpoint import pack, unpack
-from robo_rl.files import FILE, parse_json
+from robo_rl.checkpoint import reread
 from robo_rl.starts import StartTable
 
 METHODS = {
@@ -39,16 +36,16 @@ def check_sampler(make: Callable, tasks: int = 1) -> None:
         assert isinstance(name, str) and isinstance(value, (int, float, np.number)), (
             f"metrics must return numbers by name, got {name!r}: {type(value).__name__}"
         )
-    state, tensors = sampler.state_dict(), dict[str, torch.Tensor]()
+    state = sampler.state_dict()
     assert isinstance(state, dict), f"state_dict must return a dict, got {type(state).__name__}"
     try:
-        tree = parse_json(json.dumps(pack(state, tensors)), "the state of a sampler", limit=FILE, nan=True)
+        saved = reread(state, "the state of a sampler")
     except TypeError as e:
         raise AssertionError(
             f"state_dict must be a dict of arrays, numbers, strings, dicts and lists: {e}"
         ) from None
     again = make(seed=0, tasks=tasks)
-    again.load_state_dict(unpack(tree, tensors))
+    again.load_state_dict(saved)
     one, two = _table(sampler), _table(again)
     assert all(np.array_equal(getattr(one, k), getattr(two, k)) for k in ("ids", "weights", "tasks")), (
         "a sampler that loads the state_dict of another must propose the same table: a run would not resume "
