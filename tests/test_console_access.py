@@ -243,7 +243,19 @@ def test_reserved_descriptors_are_free_while_something_is_saved():
 
 
 def make_session(run, **more):
-    return open_session(ConsoleOptions(run=str(run / "run"), robots=2, operators="ann,bob", **more))[0]
+    """A session in which no time passes: a machine that stalls ends nobody's hold."""
+    session, _ = open_session(ConsoleOptions(run=str(run / "run"), robots=2, operators="ann,bob", **more))
+    session.state.clock = Clock()
+    return session
+
+
+def leave_the_goal(session, phase="correction"):
+    """Ann drives robot 0, which she holds, away from its goal, so that no episode ends; a step follows."""
+    goal = [session.spec.state_names.index(name) for name in ("goal_dx", "goal_dy", "goal_dz")]
+    action = np.full(len(session.spec.axes), 0.2)
+    action[:3] = -0.2 * np.sign(session.fleet.obs["state"][0, goal])
+    session.state.drive("ann", 0, session.state.holds[0].number, action, phase)
+    session.tick()
 
 
 class Full:
@@ -266,18 +278,17 @@ class Full:
 
 def correct(session, steps=12):
     """Ann corrects robot 0 for some steps, and marks the episode a success."""
-    number = session.state.take("ann", 0)
+    session.state.take("ann", 0)
     for _ in range(steps):
-        session.state.drive("ann", 0, number, [0.2] * len(session.spec.axes), "correction")
-        session.tick()
+        leave_the_goal(session)
     session.state.label("ann", 0, int(session.state.episode[0]), True)
     session.tick()
 
 
 def test_an_episode_that_cannot_be_saved_is_told_kept_and_saved_later(run):
     session = make_session(run)
+    good, before = session.recorder.writer, session.recorder.writer.episodes
     try:
-        good, before = session.recorder.writer, session.recorder.writer.episodes
         session.recorder.writer = Full(good)
         correct(session)
         state = session.page_state("ann")
@@ -292,6 +303,7 @@ def test_an_episode_that_cannot_be_saved_is_told_kept_and_saved_later(run):
         session.recorder.save()
         assert session.page_state("ann")["trouble"] == "" and good.episodes == before + 1
     finally:
+        session.recorder.writer = good
         session.close()
     assert "human" in load(run / "run" / "corrections").episode(before).source
 
@@ -319,22 +331,19 @@ def test_an_intervention_is_counted_once_however_often_the_person_pauses(run):
         number = session.state.take("ann", 0)
         for phase in ("correction", "pause", "correction", "pause", "recovery", "correction"):
             for _ in range(8):
-                session.state.drive("ann", 0, number, [0.1] * len(session.spec.axes), phase)
-                session.tick()
+                leave_the_goal(session, phase)
         assert session.page_state("ann")["account"]["interventions"] == 1
         session.state.hand_back("ann", 0, number)
         for _ in range(8):
             session.tick()
         number = session.state.take("ann", 0)
         for _ in range(8):
-            session.state.drive("ann", 0, number, [0.1] * len(session.spec.axes), "correction")
-            session.tick()
+            leave_the_goal(session)
         assert session.page_state("ann")["account"]["interventions"] == 2
         session.state.hand_back("ann", 0, number)
-        number = session.state.take("ann", 0)  # before the policy has acted
+        session.state.take("ann", 0)  # before the policy has acted
         for _ in range(8):
-            session.state.drive("ann", 0, number, [0.1] * len(session.spec.axes), "correction")
-            session.tick()
+            leave_the_goal(session)
         assert session.page_state("ann")["account"]["interventions"] == 3
     finally:
         session.close()
