@@ -4,9 +4,10 @@ import asyncio
 import json
 import signal
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +27,7 @@ from controllers.transport import PoseStamped
 from robo_rl.data.labels import need_units
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
-from robo_rl.experiment.teleop import TeleopOptions, cut_square, interface, teleop
+from robo_rl.experiment.teleop import TeleopOptions, TeleopRecorder, cut_square, interface, teleop
 from robo_rl.experiment.teleop_devices import LedArm, TeleopConsole
 from robo_rl.experiment.wire import connect
 from robo_rl.human.console.options import ConsoleOptions
@@ -140,6 +141,60 @@ def test_a_picture_is_cut_to_its_middle():
     image = np.zeros((20, 40, 3), np.uint8)
     image[:, 10:30] = 200
     assert cut_square(image, 10).shape == (10, 10, 3) and (cut_square(image, 10) == 200).all()
+
+
+class SlowWriter:
+    """A data set that is written once `go` says so; `wrong`: with this mistake."""
+
+    def __init__(self, wrong=None):
+        self.go, self.wrong, self.written = Event(), wrong, []
+
+    def add(self, episode):
+        self.written.append(len(episode))
+
+    def flush(self):
+        assert self.go.wait(60), "the control loop waits for the disk"
+        if self.wrong:
+            raise self.wrong
+
+    def close(self):
+        pass
+
+
+def recorder_of(writer, lines, **more):
+    """A recorder with two steps that somebody drove, and a mark of success."""
+    options = TeleopOptions(file="sim", **more)
+    _, spec, share = interface(options, load_robot("sim"))
+    client = SimpleNamespace(device=SimpleNamespace(), marks=["success"], engaged=True)
+    recorder = TeleopRecorder(options, client, spec, share, lines.append)
+    recorder.writer = writer
+    recorder.bridge = SimpleNamespace(
+        observation=lambda: np.zeros(3), observation_buffer=SimpleNamespace(pictures=dict)
+    )
+    for _ in range(2):
+        recorder.act(np.zeros(3), {}, np.zeros(7))
+    return recorder
+
+
+def test_the_arm_is_commanded_on_while_an_episode_is_written():
+    lines, writer = [], SlowWriter()
+    recorder = recorder_of(writer, lines, episodes=1)
+    assert recorder.after_tick(0.0) and not lines  # the last one ends the session
+    writer.go.set()
+    recorder.close()
+    assert writer.written == [2] and lines == ["episode 1: success, 2 steps"]
+
+
+def test_an_episode_that_cannot_be_written_ends_the_session():
+    lines, writer = [], SlowWriter(UserError("no space left"))
+    recorder = recorder_of(writer, lines)
+    assert not recorder.after_tick(0.0)
+    writer.go.set()
+    wait([future for future, _ in recorder.saving])
+    with pytest.raises(UserError, match="no space left"):
+        recorder.after_tick(0.02)
+    recorder.close()
+    assert not lines
 
 
 def test_a_device_that_is_lost_brakes_the_arm_and_ends_in_one_line(tmp_path):

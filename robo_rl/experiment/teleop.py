@@ -9,6 +9,7 @@ person lets go, the target becomes where the tool is.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,7 +153,10 @@ class PersonClient:
 class TeleopRecorder:
     """Rows that the person drove, as episodes that their marks end. spec: of the recorded numbers; share [7]:
     of a recorded action of 1 that the arm's action of 1 is. own: what the bridge sees and commands, where
-    that is recorded as it is."""
+    that is recorded as it is.
+
+    A thread of its own writes them: the arm holds where no command comes for 0.1 s, and pictures take longer.
+    """
 
     def __init__(
         self,
@@ -177,6 +181,9 @@ class TeleopRecorder:
             )
         )
         self.rows: list[tuple] = []
+        self.saver = ThreadPoolExecutor(1, "saver")
+        self.saver.submit(int)  # begins it here: not in the loop, whose real-time priority it would have
+        self.saving: list[tuple[Future, str]] = []  # episodes that are being written, and what is said then
         self.kept = self.tried = 0
         self.name = ""  # of no task of ours
         self.scene = "pick_cube"  # where a simulated arm stands
@@ -202,7 +209,9 @@ class TeleopRecorder:
         """What is seen in the end is kept where a mark ends an episode; one that none ended is not kept."""
 
     def after_tick(self, now: float) -> bool:
-        """End episodes that were marked -> whether the session ends."""
+        """End episodes that were marked -> whether the session ends. UserError: one could not be written."""
+        while self.saving and self.saving[0][0].done():
+            self.tell_saved()
         marks, self.client.marks = self.client.marks, []
         for word in marks:
             if word in ("success", "failure", "discard") and self.rows:
@@ -215,35 +224,51 @@ class TeleopRecorder:
         if word == "discard" or self.writer is None or (word == "failure" and self.options.keep == "success"):
             self.say(f"episode of {plural(len(rows), 'step')}: {word}, not recorded")
             return
+        self.kept += 1
+        last = self.bridge.observation(), self.bridge.observation_buffer.pictures()
+        self.saving.append(
+            (
+                self.saver.submit(self.save, rows, word == "success", *last),
+                f"episode {self.kept}: {word}, {plural(len(rows), 'step')}",
+            )
+        )
+        self.client.device.kept = self.kept  # which a page shows
+
+    def save(self, rows: list[tuple], success: bool, final: np.ndarray, final_pictures: dict) -> None:
+        """Write an episode of these rows, which ended with this state and these pictures."""
+        assert self.writer is not None  # what is not recorded does not come here
         states, pictures, actions = zip(*rows, strict=True)
-        images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
-        last = {
-            k.removeprefix("image/"): np.array(x)
-            for k, x in self.bridge.observation_buffer.pictures().items()
-        }
         self.writer.add(
             Episode(
                 np.stack(states),
                 np.stack(actions),
-                images,
+                {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]},
                 self.options.task,
-                word == "success",
+                success,
                 source="human",
                 terminated=True,
-                reward=np.eye(1, len(rows), len(rows) - 1)[0] * (word == "success"),
-                final=self.bridge.observation(),
-                final_images=last,
+                reward=np.eye(1, len(rows), len(rows) - 1)[0] * success,
+                final=final,
+                final_images={k.removeprefix("image/"): np.array(x) for k, x in final_pictures.items()},
             )
         )
         self.writer.flush()
-        self.kept += 1
-        self.client.device.kept = self.kept  # which a page shows
-        self.say(f"episode {self.kept}: {word}, {plural(len(rows), 'step')}")
+
+    def tell_saved(self) -> None:
+        """Say that the first of those that are being written is there. UserError: it could not be written."""
+        future, words = self.saving.pop(0)
+        future.result()
+        self.say(words)
 
     def close(self) -> None:
+        self.saver.shutdown()
         if self.writer is None:
             return
-        self.writer.close()
+        try:
+            while self.saving:
+                self.tell_saved()
+        finally:
+            self.writer.close()
         if self.own is not None and self.kept:
             from robo_rl.data.labels import state_units
 
