@@ -14,7 +14,8 @@ from test_world_models_judge_video import Chat, frames_in
 from robo_rl.cli import main
 from robo_rl.data import layout
 from robo_rl.data.lerobot import Episode, Features, Writer, load
-from robo_rl.experiment.judge_episodes import end_of
+from robo_rl.experiment.judge_episodes import ANSWERS, end_of
+from robo_rl.files import write_json
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
 
@@ -58,9 +59,48 @@ def test_a_judge_is_asked_about_the_end_of_every_episode_and_what_it_says_is_wri
     with Stand(answer) as stand:
         said = run(capsys, "label", folder, "--success", "judge", "--judge", stand.url)
     assert seen == [(f"task {i}", 10 * i + 5.5) for i in range(4)]
-    assert f"2 of 4 episodes succeeded, as {stand.url} says; the data set itself agrees on 2" in said
+    assert f"2 of 4 episodes succeeded, as {stand.url} says; what was recorded agrees on 2" in said
     assert load(folder).success.tolist() == [False, False, True, True]
     assert run(capsys, "check", folder).count("is sound")  # its checksums are right
+
+
+def test_a_judge_that_is_asked_again_is_compared_with_labels_and_not_with_what_was_recorded(tmp_path, capsys):
+    folder = numbered(tmp_path)
+    with Stand(lambda items, stand: [1.0] * len(items)) as stand:
+        first, second = (
+            run(capsys, "label", folder, "--success", "judge", "--judge", stand.url) for _ in range(2)
+        )
+    assert "what was recorded agrees on 2" in first
+    assert "the labels that it had agree on 4" in second and "recorded agrees" not in second
+
+
+@pytest.mark.filterwarnings("ignore:2 answers of the judge are kept")
+def test_a_judge_that_fails_is_not_asked_again_about_what_it_answered(so100, tmp_path, capsys):
+    folder = copied(so100, tmp_path / "set")
+
+    def answer(request, k):
+        if 3 <= len(chat.requests) <= 6:
+            return "no JSON"
+        return json.dumps({"success": k == 0})  # divided: one of three
+
+    with Chat(answer) as chat:
+        words = ("label", folder, "--success", "judge", "--judge", f"openai:{chat.url}#samples=3,tries=1")
+        assert "gave 0 of 3 answers" in run(capsys, *words, code=2)
+        assert not (folder / layout.LABELS).exists() and (folder / ANSWERS).exists()
+        assert run(capsys, "check", folder).count("is sound")
+        said = run(capsys, *words)
+    assert len(chat.requests) == 7  # two, four attempts of the third, and that again
+    assert "0 of 3 episodes succeeded" in said and "divided on 100 %" in said
+    assert not (folder / ANSWERS).exists()
+
+
+def test_answers_of_another_judge_are_not_taken(so100, tmp_path, capsys):
+    folder = copied(so100, tmp_path / "set")
+    with Chat(lambda request, k: json.dumps({"success": True})) as chat:
+        judge = f"openai:{chat.url}#samples=1"
+        write_json(folder / ANSWERS, {"judge": judge + ",skip=2", "answers": {"00": [0.0, 0.0]}})
+        said = run(capsys, "label", folder, "--success", "judge", "--judge", judge)
+    assert len(chat.requests) == 3 and "3 of 3 episodes succeeded" in said
 
 
 def test_where_nothing_was_recorded_after_the_last_action_the_last_frame_is_judged_with_the_frames_before_it(

@@ -164,6 +164,14 @@ def test_a_chat_judge_sends_task_and_frames_and_takes_the_majority():
     assert [f.mean() for f in frames_in(first)] == [0, 0, 200]
 
 
+def test_what_a_model_thinks_first_is_no_answer_and_its_length_is_an_option():
+    thinks = "<think>maybe {success} or {failure}</think>"
+    with Chat(lambda r, k: thinks + json.dumps({"success": True})) as chat:
+        for option in ("samples=1", "samples=1,tokens=4000", "samples=1,tokens=0"):
+            assert judges.make(f"openai:{chat.url}#{option}")(seen([200])).tolist() == [1]
+    assert [r.get("max_tokens") for r in chat.requests] == [300, 4000, None]
+
+
 def test_criteria_are_told_and_give_partial_credit(tmp_path):
     (tmp_path / "c.json").write_text('{"reach": ["the hand moved", "the mark is reached"], "": ["it moved"]}')
 

@@ -24,7 +24,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -265,6 +265,7 @@ class ChatJudge:
     frames: int = 8
     skip: int = 4
     samples: int = 5
+    tokens: int = 300  # that an answer has at most; 0: the server's own limit
     criteria: str = ""
     timeout: float = 60.0
     tries: int = 3
@@ -277,6 +278,7 @@ class ChatJudge:
     def __post_init__(self) -> None:
         check_rates(self)
         in_range("judge samples", self.samples, 1, 99)
+        in_range("judge tokens", self.tokens, 0, 10**6)
         self.server = Server(
             self.url.rstrip("/") + "/chat/completions", self.timeout, self.tries, self.pause, self.budget
         )
@@ -319,11 +321,11 @@ class ChatJudge:
             raise UserError(
                 f"the judge at {self.server.url} gave {len(told)} of {self.samples} answers as JSON with "
                 f"success{' and criteria' if wanted else ''}; the last other one: {unread[:80]!r}; ask a "
-                f"model that answers so (model=…), or {ANOTHER}"
+                f"model that answers so (model=…), give it more tokens (tokens={self.tokens} now), or "
+                f"{ANOTHER}"
             )
         share = sum(won for won, _ in told) / self.samples
-        self.judged += 1
-        self.divided += min(share, 1 - share) >= DIVIDED
+        self.count([share])
         if self.judged >= SURE and self.divided > SPLIT * self.judged:
             raise UserError(
                 f"the judge at {self.server.url} contradicts itself: its {self.samples} answers are divided "
@@ -331,6 +333,12 @@ class ChatJudge:
                 f"a better model (model=…), or {ANOTHER}"
             )
         return share, sum(credit for _, credit in told) / self.samples if wanted else share
+
+    def count(self, shares: Iterable[float]) -> None:
+        """Count clips by the share of their answers that say success."""
+        for share in shares:
+            self.judged += 1
+            self.divided += min(share, 1 - share) >= DIVIDED
 
     def body(self, seen: Seen, i: int, wanted: list[str], n: int) -> dict:
         """The request about row i for n answers."""
@@ -351,9 +359,8 @@ class ChatJudge:
             "model": self.model,
             "n": n,
             "temperature": 1.0 if self.samples > 1 else 0.0,
-            "max_tokens": 300,
             "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}],
-        }
+        } | ({"max_tokens": self.tokens} if self.tokens else {})
 
 
 def read_criteria(path: str) -> dict[str, list[str]]:
@@ -369,7 +376,8 @@ def read_criteria(path: str) -> dict[str, list[str]]:
 
 
 def read_choices(text: bytes, criteria: int, url: str) -> tuple[list[tuple[bool, float]], str]:
-    """([(success, share of criteria met) of every answer that can be read], the last that cannot)."""
+    """([(success, share of criteria met) of every answer that can be read], the last that cannot). What a
+    model thinks before </think> is no answer."""
     try:
         said = [
             str(c["message"]["content"])
@@ -381,7 +389,7 @@ def read_choices(text: bytes, criteria: int, url: str) -> tuple[list[tuple[bool,
         ) from None
     out, unread = [], ""
     for words in said:
-        found = re.search(r"\{.*\}", words, re.S)
+        found = re.search(r"\{.*\}", words.rpartition("</think>")[2], re.S)
         try:
             answer = files.parse_json(found[0], "an answer") if found else {}
             won, met = answer["success"], answer.get("criteria", [])

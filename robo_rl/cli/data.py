@@ -310,7 +310,8 @@ def label(args: LabelDataOptions, each: Each) -> list[str]:
         from robo_rl.experiment.judge_episodes import label_by_judge
 
         told = label_by_judge(Path(args.folder), args.judge, each)
-        agrees = f"; the data set itself agrees on {told.agrees}" if told.agrees is not None else ""
+        before = "the labels that it had agree" if told.labelled else "what was recorded agrees"
+        agrees = f"; {before} on {told.agrees}" if told.agrees is not None else ""
         divided = (
             f"; its answers are divided on {100 * told.divided:.0f} %" if told.divided is not None else ""
         )

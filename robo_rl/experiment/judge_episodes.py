@@ -6,37 +6,42 @@ was not recorded the last frame; a judge of K frames sees those that led there. 
 (`world_models.judge`).
 """
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, plural
+from robo_rl.files import read_json, write_json
 from robo_rl.types import Each, silently
 
 if TYPE_CHECKING:
     from robo_rl.data.reader import Dataset
 
+ANSWERS = "meta/answers.json"  # of a judge that has not seen all episodes yet
 AT_ONCE = 32  # episodes whose pictures are in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """success bool[E]; agrees: with how many of them the data set itself agrees, None where it says nothing;
-    divided: share of the episodes on which the judge's answers were divided, None for one that answers
-    once."""
+    """success bool[E]; agrees: with how many of them agrees what the data set said before, None where it said
+    nothing; labelled: that were labels, perhaps of this judge, and not what was recorded; divided: share of
+    the episodes on which the judge's answers were divided, None for one that answers once."""
 
     success: np.ndarray
     agrees: int | None
+    labelled: bool
     divided: float | None
 
 
 def label_by_judge(root: Path, who: str, each: Each = silently) -> Judged:
     """Ask the judge `who` (an http address, openai: before one, the folder of a classifier) about every
     episode of a data set, and write what it says into it. UserError: there is no such judge, it does not
-    answer, or it cannot look at this data; nothing is written then."""
-    from robo_rl.data.labels import write_success
+    answer, or it cannot look at this data; no label is written then, and the answers of a model behind HTTP
+    are kept for the next time."""
+    from robo_rl.data.labels import read_success, write_success
     from robo_rl.data.reader import load
     from world_models.judge import make
     from world_models.judge_http import ChatJudge
@@ -51,15 +56,48 @@ def label_by_judge(root: Path, who: str, each: Each = silently) -> Judged:
     check_judge(judge, data, who)
     at_once = 1 if isinstance(judge, ChatJudge) else AT_ONCE  # that one asks about each by itself
     parts = np.split(np.arange(len(data)), range(at_once, len(data), at_once))
-    chances = [judge(end_of(data, part, judge)) for part in each("judge", parts, "questions")]
+    kept = root / ANSWERS
+    take_answers(judge, who, kept)
+    chances = []
+    for part in each("judge", parts, "questions"):
+        chances.append(judge(end_of(data, part, judge)))
+        keep_answers(judge, who, kept)
     success = np.concatenate(chances) > 0.5
+    labelled = read_success(data.meta) is not None
     write_success(root, success)
+    kept.unlink(missing_ok=True)
     judged = getattr(judge, "judged", 0)
     return Judged(
         success,
         int((success == data.success).sum()) if data.is_judged else None,
+        labelled,
         judge.divided / judged if judged else None,
     )
+
+
+def take_answers(judge, who: str, path: Path) -> None:
+    """Give a judge behind HTTP the answers that `keep_answers` kept of it."""
+    from world_models.judge_http import ChatJudge
+
+    document = read_json(path) if path.exists() else {}
+    if not hasattr(judge, "answers") or document.get("judge") != who:
+        return
+    answers = {bytes.fromhex(k): tuple(v) for k, v in document["answers"].items()}
+    judge.answers.kept = answers
+    if isinstance(judge, ChatJudge):
+        judge.count(share for share, _ in answers.values())
+    warnings.warn(
+        f"{plural(len(answers), 'answer')} of the judge are kept from an attempt that did not end; to ask "
+        f"all again, delete {path}",
+        stacklevel=2,
+    )
+
+
+def keep_answers(judge, who: str, path: Path) -> None:
+    """Write what a judge behind HTTP has answered, so that a labelling that is cut short goes on."""
+    if hasattr(judge, "answers"):
+        kept = {k.hex(): v for k, v in judge.answers.kept.items()}
+        write_json(path, {"judge": who, "answers": kept})
 
 
 def check_judge(judge, data: "Dataset", who: str) -> None:
