@@ -15,9 +15,10 @@ import os
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -29,6 +30,8 @@ from robo_rl.files import GO_ON, parse_json, private_folder, read_json, replacin
 STAGES = ("sft", "rl")  # in the order a run goes through them
 RUNS = "runs.json"  # which runs there are in a folder of runs
 BACKENDS = ("tensorboard", "wandb")
+# where a key of wandb login may be for; its versions differ
+WANDB_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
 _OWN = ("step", "time", "stage")
 _LINE = {int, float, bool, str, type(None)}  # what the values of a line may be
 
@@ -126,6 +129,8 @@ def no_checkpoint(run: Path, name: str, allowed: Sequence[str]) -> UserError:
 class _TensorBoard:
     """Scalars into RUN/tensorboard, one event per line."""
 
+    name = "TensorBoard"
+
     def __init__(self, folder: Path):
         try:
             from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue] (made by protobuf at import)
@@ -156,15 +161,20 @@ def wandb_mode() -> str:
     """As WANDB_MODE says, else online with a key (WANDB_API_KEY, or of `wandb login`), offline without."""
     if mode := os.environ.get("WANDB_MODE"):
         return mode
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    key = os.environ.get("WANDB_API_KEY")
+    if os.environ.get("WANDB_API_KEY"):
+        return "online"
+    base = os.environ.get("WANDB_BASE_URL")
+    hosts = (urlsplit(base).hostname or "",) if base else WANDB_HOSTS
     with contextlib.suppress(OSError, netrc.NetrcParseError):
-        key = key or netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-    return "online" if key else "offline"
+        known = netrc.netrc(os.environ.get("NETRC")).hosts
+        return "online" if not known.keys().isdisjoint(hosts) else "offline"
+    return "offline"
 
 
 class _Wandb:
-    """Scalars into wandb, by `wandb_mode`; offline in RUN/wandb."""
+    """Scalars into wandb, by `wandb_mode`; offline in RUN/wandb. Runs of one folder of runs are a group."""
+
+    name = "wandb"
 
     def __init__(self, folder: Path, project: str):
         try:
@@ -176,11 +186,13 @@ class _Wandb:
         resumed = known.exists()
         if not resumed:
             write_bytes(known, secrets.token_hex(4).encode())
+        above = folder.resolve().parent
         config = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
         try:
             self._run = wandb.init(
                 project=project or "robo_rl",
-                name=folder.resolve().name,
+                name=os.environ.get("WANDB_NAME") or folder.resolve().name,
+                group=os.environ.get("WANDB_RUN_GROUP") or (above.name if (above / RUNS).exists() else None),
                 id=known.read_text().strip(),
                 mode=mode,
                 dir=str(folder),
@@ -203,10 +215,27 @@ class _Wandb:
         self._run.finish(exit_code=1 if failed else 0)
 
 
+def tried(view: _TensorBoard | _Wandb, call: Callable[..., None], *given: Any) -> bool:
+    """Whether a call of a view went well; the run, whose numbers are in metrics.jsonl, does not end with
+    it."""
+    try:
+        call(*given)
+    except Exception as e:  # another program's: its service died, its disk is full
+        why = " ".join(str(e).split())[:200]
+        warnings.warn(
+            f"{view.name} fails and gets no more of this run ({type(e).__name__}{why and f': {why}'}); "
+            "metrics.jsonl has all numbers",
+            stacklevel=3,
+        )
+        return False
+    return True
+
+
 class RunLog:
     """Appends metrics to RUN/metrics.jsonl and to the chosen views. Use it as a context manager.
 
-    `backends`: any of "tensorboard" and "wandb" (or none); a `wandb_project` asks for wandb too.
+    `backends`: any of "tensorboard" and "wandb" (or none); a `wandb_project` asks for wandb too. One that
+    fails later is left with a warning.
     `resume_step`, `resume_stage`: the step and stage of the checkpoint the run goes on from; lines after it
     are dropped in one atomic rewrite, so no step appears twice. -1 with "sft" drops all. `resume_lines`: how
     many lines there were then, where that is known, for a step may have lines from before and after its
@@ -285,8 +314,7 @@ class RunLog:
             raise UserError(f"cannot write {self._path} ({e.strerror}); free some space{GO_ON}") from e
         self.lines += 1
         wall = time.time()
-        for view in self._views:
-            view.write(int(step), wall, finite)
+        self._views = [view for view in self._views if tried(view, view.write, int(step), wall, finite)]
 
     def close(self, failed: bool = False) -> None:
         """Flush everything; calling it again does nothing."""
@@ -294,7 +322,7 @@ class RunLog:
             os.fsync(self._file.fileno())
             self._file.close()
             for view in self._views:
-                view.close(failed)
+                tried(view, view.close, failed)
 
     def __enter__(self) -> Self:
         return self

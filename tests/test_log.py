@@ -318,6 +318,8 @@ def test_wandb_is_online_with_a_key_of_the_environment_or_of_wandb_login(tmp_pat
     assert wandb_mode() == "offline"
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password abc\n")
     assert wandb_mode() == "online"
+    (tmp_path / "netrc").write_text("machine api.forge.coreweave.com\n  login user\n  password abc\n")
+    assert wandb_mode() == "online"  # wandb 0.31
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     assert wandb_mode() == "offline"
     monkeypatch.setenv("WANDB_API_KEY", "abc")
@@ -333,6 +335,55 @@ def test_what_wandb_refuses_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
     with pytest.raises(UserError, match=r"wandb cannot begin \(mode Input .*WANDB_MODE=offline"):
         RunLog(tmp_path, ("wandb",))
+
+
+WANDB = """
+class Settings:
+    def __init__(self, **options): pass
+
+class Run:
+    def define_metric(self, *names, **options): pass
+    def log(self, row):
+        if row["env_step"] > 1:
+            raise ConnectionResetError("Connection lost")
+    def finish(self, exit_code): print("finished", exit_code)
+
+def init(**options):
+    print(options["name"], options["group"])
+    return Run()
+"""
+
+
+def with_wandb(folder: Path, code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """What a Python process does that has a wandb which loses its connection after step 1."""
+    (folder / "site").mkdir(exist_ok=True)
+    (folder / "site" / "wandb.py").write_text(WANDB)
+    paths = (folder / "site", Path(__file__).parents[1])
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))} | variables
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+
+
+def test_wandb_that_fails_in_the_middle_is_told_once_and_ends_no_run(tmp_path):
+    code = (
+        "from robo_rl.log import RunLog\n"
+        f"with RunLog({str(tmp_path / 'run')!r}, (), 'project') as log:\n"
+        "    for step in range(4): log.log(step, {'a/b': 1.0})\n"
+    )
+    done = with_wandb(tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("wandb fails and gets no more of this run (ConnectionResetError") == 1
+    assert read_metrics(tmp_path / "run")["step"].tolist() == [0, 1, 2, 3]
+
+
+def test_wandb_has_the_name_of_the_run_folder_and_the_group_of_a_folder_of_runs(tmp_path):
+    code = "from robo_rl.log import RunLog; RunLog({!r}, (), 'project').close()"
+    assert with_wandb(tmp_path, code.format(str(tmp_path / "alone"))).stdout == "alone None\nfinished 0\n"
+    (tmp_path / "seeds").mkdir()
+    write_json(tmp_path / "seeds" / "runs.json", {})
+    inside = code.format(str(tmp_path / "seeds" / "s0"))
+    assert with_wandb(tmp_path, inside).stdout == "s0 seeds\nfinished 0\n"
+    own = {"WANDB_NAME": "mine", "WANDB_RUN_GROUP": "ours"}
+    assert with_wandb(tmp_path, inside, **own).stdout.startswith("mine ours\n")
 
 
 def test_wandb_without_a_key_writes_offline_runs_under_one_id(tmp_path, monkeypatch):
