@@ -2,6 +2,7 @@
 they say of the rest."""
 
 from pathlib import Path
+from typing import cast
 
 import gymnasium
 import numpy as np
@@ -70,6 +71,15 @@ def test_a_recipe_takes_paths_and_numbers_of_numpy():
         ),
         (lambda: robo_rl.import_data("x", "x.npz", fps="20"), "import_data: fps must be float, got '20'"),
         (lambda: robo_rl.evaluate(None), "a function of an observation, got None"),
+        (
+            lambda: robo_rl.recipe("none", algo="bc", demos={"actions": []}),
+            r"demos is the folder of a data set.*got a dict; of arrays in memory robo_rl.import_data\(FOLDER",
+        ),
+        (
+            lambda: robo_rl.train(robo_rl.TrainConfig(sim="none", algo="bc", demos=cast("str", [1]))),
+            "demos is the folder of a data set.*got a list",
+        ),
+        (lambda: robo_rl.load_dataset(cast("str", {})), "load_dataset takes the folder.*got a dict"),
     ],
 )
 def test_what_a_function_does_not_take_is_told_in_a_line(call, said):

@@ -339,6 +339,61 @@ def test_arrays_one_behind_the_other_are_cut_at_ends_and_time_limits(tmp_path, c
         assert data.episode(1).final.tolist() == [14, 15]
 
 
+def test_arrays_that_do_not_say_where_episodes_end_are_one_with_a_warning(tmp_path, capsys):
+    arrays = {k: x for k, x in flat_arrays().items() if k not in ("terminals", "timeouts")}
+    np.savez(tmp_path / "walker.npz", **arrays)
+    with pytest.warns(
+        UserWarning, match=r"walker\.npz has neither terminals nor timeouts, so its 9 rows are"
+    ):
+        assert len(robo_rl.import_data(tmp_path / "out", tmp_path / "walker.npz", fps=20)) == 1
+
+
+def test_arrays_in_memory_become_the_data_set_that_their_file_becomes(tmp_path):
+    np.savez(tmp_path / "walker.npz", **flat_arrays())
+    of_file, of_memory = (
+        robo_rl.import_data(tmp_path / name, given, fps=20, units="1")
+        for name, given in (("a", tmp_path / "walker.npz"), ("b", flat_arrays()))
+    )
+    for name in ("state", "action", "reward", "terminated", "to", "final"):
+        assert np.array_equal(getattr(of_file, name), getattr(of_memory, name), equal_nan=True), name
+
+
+def test_a_list_of_episodes_in_memory_has_lengths_pictures_instructions_and_success_of_its_own(tmp_path):
+    rng = np.random.default_rng(0)
+    episodes = [
+        {
+            "observations": rng.normal(size=(T + 1, 3)),
+            "actions": rng.normal(size=(T, 2)),
+            "top": rng.integers(0, 255, (T + 1, 16, 16, 3), np.uint8),
+            "task": f"task {T}",
+            "success": T == 5,
+        }
+        for T in (4, 5)
+    ]
+    data = robo_rl.import_data(tmp_path / "out", episodes, fps=10, cameras="top")
+    assert data.success.tolist() == [False, True] and list(data.tasks) == ["task 4", "task 5"]
+    assert np.allclose(data.state, np.concatenate([e["observations"][:-1] for e in episodes]))
+    assert np.allclose(data.final, [e["observations"][-1] for e in episodes]) and [*data.views] == ["top"]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"obs": np.zeros((3, 2))}, "the arrays must be a dict of arrays, actions .* it has obs"),
+        ([{"actions": np.zeros((3, 2))}, 5], "episode 1 must be a dict of arrays"),
+        ({"actions": 5}, r"actions must be \[T, A\]"),
+        ([{"actions": np.zeros((3, 2)), "observations": np.zeros((5, 2))}], "has 5 rows for 3 actions"),
+        ([{"actions": [[1.0], [1.0, 2.0]]}], "episode 0: setting an array element"),
+        (np.zeros((3, 2)), "takes files, a dict of arrays, or a list .* got a ndarray"),
+        ([], "no episode"),
+    ],
+)
+def test_what_is_no_arrays_of_episodes_is_one_line(tmp_path, given, line):
+    with pytest.raises(UserError, match=line):
+        robo_rl.import_data(tmp_path / "out", given, fps=10)
+    assert not (tmp_path / "out").exists()
+
+
 def test_terminals_alone_do_not_say_that_the_task_ended(tmp_path, capsys):
     arrays = flat_arrays()
     np.savez(tmp_path / "cube.npz", **{k: arrays[k] for k in ("observations", "actions", "terminals")})

@@ -1,4 +1,4 @@
-"""Zarr archives of Diffusion Policy and .npz files of OGBench or D4RL as `ForeignData`.
+"""Zarr archives of Diffusion Policy, .npz files of OGBench or D4RL, and arrays in memory as `ForeignData`.
 
     Diffusion Policy   data/{action, state, img, KEY}, meta/episode_ends (rows at which episodes end)
     .npz               observations, actions, terminals[, rewards, next_observations, timeouts]
@@ -8,9 +8,10 @@ A Zarr archive is a folder or a .zip of one. Formats: https://github.com/real-st
 """
 
 import importlib.util
+import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from robo_rl.data.foreign import ForeignData, ForeignEpisode, is_picture, parts_until, with_steps
 from robo_rl.data.foreign_hdf5 import cut, flat_recordings
-from robo_rl.errors import MissingDependency, UserError
+from robo_rl.errors import MissingDependency, UserError, plural
 from robo_rl.files import require_memory
 
 
@@ -100,5 +101,59 @@ def read_npz(paths: Sequence[Path], opened: ExitStack) -> ForeignData:
                 f"{path} has no actions, it has {', '.join(sorted(held)[:8])}; observations, actions and "
                 "terminals are read"
             )
+        tell_uncut(str(path), held)
         episodes += cut(str(path), held, len(held["actions"]))
     return flat_recordings("D4RL", episodes)
+
+
+def tell_uncut(name: str, held: Mapping[str, Any]) -> None:
+    """A warning of arrays that do not say where episodes end."""
+    if not {"terminals", "timeouts"} & {*held}:
+        warnings.warn(
+            f"{name} has neither terminals nor timeouts, so its {plural(len(held['actions']), 'row')} are "
+            "one episode",
+            stacklevel=2,
+        )
+
+
+def read_arrays(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> ForeignData:
+    """Arrays in memory with D4RL's keys: those of all episodes one behind the other, or a mapping for each
+    episode, where `task` may be its instruction, `success` whether it succeeded, and an array may have a row
+    more than there are actions. UserError: no actions, or something else than arrays."""
+    together = isinstance(given, Mapping)
+    episodes: list[ForeignEpisode] = []
+    for k, said in enumerate([given] if together else given):
+        name = "the arrays" if together else f"episode {k}"
+        if not isinstance(said, Mapping) or "actions" not in said:
+            has = f"has {', '.join(map(str, said))}" if isinstance(said, Mapping) else f"is {type(said)}"
+            raise UserError(f"{name} must be a dict of arrays, actions [T, A] among them; it {has}")
+        try:
+            held = {key: np.asarray(x) for key, x in said.items()}
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+        ) as e:  # rows of several lengths, a tensor with a gradient
+            raise UserError(f"{name}: {e}") from None
+        if not held["actions"].ndim:
+            raise UserError(f"{name}: actions must be [T, A], got {held['actions']}")
+        if together:
+            tell_uncut(name, held)
+            episodes += cut(name, held, len(held["actions"]))
+        else:
+            episodes.append(_episode(name, held))
+    return flat_recordings("arrays", episodes)
+
+
+def _episode(name: str, held: Mapping[str, np.ndarray]) -> ForeignEpisode:
+    """The arrays of one episode."""
+    steps = len(held["actions"])
+    told = held.get("success", np.zeros(1))
+    return ForeignEpisode(
+        name,
+        steps,
+        {key: x.shape[1:] for key, x in held.items() if x.shape},
+        lambda key: held[key],
+        str(held.get("task", "")),
+        success=bool(told) if not told.shape else None,
+    )

@@ -48,6 +48,16 @@ def check_name(what: str, name: object) -> None:
         )
 
 
+def check_demos_name(demos: object) -> None:
+    """UserError: demonstrations that are neither a folder nor a number, such as arrays."""
+    if not isinstance(demos, str | int):
+        raise UserError(
+            f"demos is the folder of a data set, or how many to record, got a {type(demos).__name__}; of "
+            "arrays in memory robo_rl.import_data(FOLDER, arrays, fps=…) makes one, and a data set that is "
+            "loaded already is read from its folder: str(data.meta.root)"
+        )
+
+
 def whole(name: str, value: Any) -> int:
     """A whole number, of NumPy too. UserError: it is none."""
     try:
@@ -92,6 +102,7 @@ def recipe(
     check_name("sim", sim)
     check_name("algo", algo)
     changes = {k: plain(v) for k, v in changes.items()}
+    check_demos_name(changes.get("demos", ""))
     policy = changes.get("policy", {})
     if not isinstance(policy, Mapping):
         raise UserError(
@@ -149,6 +160,7 @@ def train(
 
     if not isinstance(config, TrainConfig):
         raise UserError(f"train takes the configuration that robo_rl.recipe(…) makes, got {config!r}")
+    check_demos_name(config.demos)
     check_callback("train", callback)
     return _result(*training.train(config, callback, quiet=quiet))
 
@@ -491,11 +503,17 @@ def collect(out: "str | Path", sim: str = "mujoco", task: str = "", episodes: in
     return record(config_file.merged(CollectOptions(out=str(out)), changes, "collect"))
 
 
-def import_data(out: "str | Path", files: "str | Path | Sequence[str | Path]", **said: Any):
-    """Make the LeRobot v3 data set `out` of files of another project: robomimic, LIBERO, ACT, Diffusion
-    Policy, RLDS, Minari, D4RL, OGBench, any HDF5 file, bags.
+def import_data(
+    out: "str | Path",
+    files: "str | Path | Sequence[str | Path] | Mapping[str, Any] | Sequence[Mapping[str, Any]]",
+    **said: Any,
+):
+    """Make the LeRobot v3 data set `out` of files of another project, or of arrays in memory: robomimic,
+    LIBERO, ACT, Diffusion Policy, RLDS, Minari, D4RL, OGBench, any HDF5 file, bags.
 
-    * files: files of one format, or folders of them.
+    * files: files of one format, or folders of them; or a dict of arrays with D4RL's keys (`observations`,
+      `actions`, `terminals`, `timeouts`, `rewards`), or a list with such a dict for each episode, which may
+      have `task` (str) and `success` (bool) too.
     * said: what they do not say: `state` and `action` (keys), `cameras` ("front=KEY,wrist=KEY"), `fps`,
       `instruction`, `units`, `success`, `episodes`, `pictures`, `max_side`, `robot`, as in
       `robo_rl data import`.
@@ -504,7 +522,8 @@ def import_data(out: "str | Path", files: "str | Path | Sequence[str | Path]", *
     """
     from contextlib import ExitStack
 
-    from robo_rl.data.foreign import ImportChoice, write
+    from robo_rl.data.foreign import ImportChoice, choose_keys, write
+    from robo_rl.data.foreign_arrays import read_arrays
     from robo_rl.data.foreign_files import read_files
 
     for name in said:
@@ -513,9 +532,20 @@ def import_data(out: "str | Path", files: "str | Path | Sequence[str | Path]", *
         keys = said.pop(kind, ())
         said[kind] = (keys,) if isinstance(keys, str) else tuple(keys)
     choice = config_file.merged(ImportChoice(), {k: plain(v) for k, v in said.items()}, "import_data")
-    paths = [files] if isinstance(files, (str, Path)) else files
+    given: list[Any] = [files] if isinstance(files, str | Path | Mapping) else []
+    if not given:
+        if not isinstance(files, list | tuple):
+            raise UserError(
+                "import_data takes files, a dict of arrays, or a list with such a dict for each episode, got "
+                f"a {type(files).__name__}"
+            )
+        given = list(files)
     with ExitStack() as opened:
-        write(read_files([Path(path) for path in paths], choice, opened), choice, Path(out))
+        if given and all(isinstance(x, str | Path) for x in given):
+            got = read_files([Path(x) for x in given], choice, opened)
+        else:
+            got = choose_keys(read_arrays(files if isinstance(files, Mapping) else given), choice)
+        write(got, choice, Path(out))
     return load_dataset(out)
 
 
@@ -524,6 +554,11 @@ def load_dataset(folder: "str | Path"):
     for. UserError: it is no data set, or damaged; the message names the file and the remedy."""
     from robo_rl.data.reader import load
 
+    if not isinstance(folder, str | Path):
+        raise UserError(
+            f"load_dataset takes the folder of a data set, got a {type(folder).__name__}; of arrays in "
+            "memory robo_rl.import_data(FOLDER, arrays, fps=…) makes one"
+        )
     return load(folder)
 
 
