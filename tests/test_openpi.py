@@ -4,6 +4,7 @@ starts."""
 import contextlib
 import random
 import re
+import signal
 import socket
 import struct
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import Command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_deploy import write_run
@@ -621,6 +623,16 @@ def test_a_server_drives_an_arm_and_robots_that_people_watch_and_its_end_is_one_
     (file := served.run / "key").write_bytes(TOKEN + b"\n")
     file.chmod(0o600)
     deploy(replace(options, token=str(file), seconds=0.2), said.append, said.append)
+
+
+@pytest.mark.parametrize("told, key", [("x" * 32, "ROBO_RL_TOKEN"), ("", "serve.token")])
+def test_a_server_says_where_its_key_is(served, tmp_path, told, key):
+    words = ["serve", str(served.run), "--wire", "openpi", "--port", "0"]
+    server = Command(tmp_path, words, env={"ROBO_RL_TOKEN": told})
+    server.until(lambda: "API key" in server.out.read_text())
+    server.signal(signal.SIGINT)
+    line = next(line for line in server.wait().out.splitlines() if "API key" in line)
+    assert key in line and (served.run / "serve.token").exists() == (not told)
 
 
 def test_an_arm_does_not_wait_for_a_server_and_knows_when_it_is_lost(served, monkeypatch):

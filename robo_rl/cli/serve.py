@@ -11,16 +11,11 @@ def run(options: ServeOptions) -> int:
 
     def on_ready(at: ServedPolicy) -> None:
         print(f"serving {options.run} ({learnt_on(at.config)}) on {at.address}", flush=True)
-        token = (
-            "the same ROBO_RL_TOKEN"
-            if os.environ.get("ROBO_RL_TOKEN")
-            else f"--token {at.token_file}, or its text as ROBO_RL_TOKEN"
-        )
+        told = bool(os.environ.get("ROBO_RL_TOKEN"))
+        token = "the same ROBO_RL_TOKEN" if told else f"--token {at.token_file}, or its text as ROBO_RL_TOKEN"
         if options.wire == "openpi":
-            print(
-                f"clients of openpi's wire: ws://{at.address}, the API key is the token in {at.token_file}",
-                flush=True,
-            )
+            key = "ROBO_RL_TOKEN of this server" if told else f"the token in {at.token_file}"
+            print(f"clients of openpi's wire: ws://{at.address}, the API key is {key}", flush=True)
         else:
             print(
                 f"clients prove the token: robo_rl deploy RUN --policy {at.address} with {token}", flush=True

@@ -214,9 +214,12 @@ def serve_openpi(
     batcher = Batcher(act, options.batch).start()
     server = open_server(options, token, batcher, spec, instruction, log, sessions)
     host, port = server.socket.getsockname()[:2]
-    on_ready(ServedPolicy(f"{host}:{port}", host in ("127.0.0.1", "::1"), token_file, config))
+    # in a thread: shutdown() waits for this loop's end, for ever where an interrupt kept it from beginning
+    loop = threading.Thread(target=server.serve_forever, name="openpi", daemon=True)
+    loop.start()
     try:
-        server.serve_forever()
+        on_ready(ServedPolicy(f"{host}:{port}", host in ("127.0.0.1", "::1"), token_file, config))
+        loop.join()
     finally:
         server.shutdown()
         batcher.close()
