@@ -678,6 +678,32 @@ def test_a_server_that_falls_silent_is_lost_in_one_line_however_long_it_may_thin
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        (packb({"actions": np.zeros((8, 14), np.float32)}), "actions of 14 numbers, the run's have 2"),
+        (packb({"actions": np.full((8, 2), 1e300)}), "not finite"),
+        (packb({"act": 1}), r"gives no actions \[H, 2\]"),
+        (b"\xc1", "the policy at ws://.* no message of openpi"),
+    ],
+)
+def test_actions_that_cannot_be_meant_for_this_robot_are_refused_in_one_line(said, words, recwarn):
+    pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    from websockets.sync.server import serve
+
+    def talk(connection):
+        connection.send(packb({}))
+        connection.recv()
+        connection.send(said)
+
+    with serve(talk, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        with contextlib.closing(OpenpiPolicy(url, SPEC, 8)) as policy, pytest.raises(UserError, match=words):
+            policy({"state": np.zeros((1, 4)), "task": ["x"]})
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
 def test_a_batch_gives_each_what_it_would_get_alone_and_a_served_expert_succeeds(tmp_path):
     policy = make_policy(PolicyOptions(kind="gaussian", hidden=16, layers=1), SPEC, 0)
     from robo_rl.checkpoint import save_checkpoint

@@ -500,16 +500,20 @@ class OpenpiPolicy:
             ) from None
         if isinstance(said, str):
             raise UserError(f"the policy at {self.url} refuses: {said[-300:]}")
-        answer = unpackb(said)
+        try:
+            answer = unpackb(said)
+        except UserError as e:
+            raise UserError(f"the policy at {self.url}: {e}") from None
         actions = answer.get("actions") if isinstance(answer, dict) else None
-        if (
-            not isinstance(actions, np.ndarray)
-            or actions.ndim != 2
-            or actions.shape[1] < self.spec.action
-            or not len(actions)
-        ):
+        if not isinstance(actions, np.ndarray) or actions.ndim != 2 or not len(actions):
             raise UserError(f"the policy at {self.url} gives no actions [H, {self.spec.action}]")
-        rows = actions[: self.execute, : self.spec.action].astype(np.float32)
+        if actions.shape[1] != self.spec.action:
+            raise UserError(
+                f"the policy at {self.url} gives actions of {actions.shape[1]} numbers, the run's have "
+                f"{self.spec.action}: it is of another robot; serve a policy of this one"
+            )
+        with np.errstate(over="ignore"):  # what is too large is not finite then
+            rows = actions[: self.execute].astype(np.float32)
         if len(rows) < self.execute:
             raise UserError(
                 f"the policy at {self.url} gives chunks of {len(rows)} steps, the run executes "
