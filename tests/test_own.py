@@ -28,7 +28,7 @@ from robo_rl.algos import demo_sac, ppo
 from robo_rl.algos.check import check_method
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.check import CheckOptions, check
-from robo_rl.experiment.config import load_config, method_options
+from robo_rl.experiment.config import ALGOS, load_config, method_options
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.plan import make_plan
@@ -662,6 +662,15 @@ def test_our_policies_keep_the_contract(kind, views):
     assert "ratio" in check_policy(
         lambda seed: make_policy(options, spec, seed), options, spec, atol=0 if kind == "gaussian" else 1e-5
     )
+
+
+@pytest.mark.parametrize("algo", sorted({*ALGOS} - {"bc", "ppo", "recap"}))
+def test_a_method_that_takes_no_policy_of_ones_own_says_which_methods_do(algo):
+    policy = GaussianPolicy(replace(OPTIONS, kind="mine:make"), SPEC)
+    with pytest.raises(
+        UserError, match=f"{algo} needs .* got mine:make.*; a policy of your own goes with bc, "
+    ):
+        find_method(algo)(policy, method_options(algo)(), 0)
 
 
 # ---- methods

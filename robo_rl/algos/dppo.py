@@ -31,7 +31,7 @@ def rules(options: DppoOptions, factors: int, device: "torch.device | None" = No
 def make(policy, options: DppoOptions, seed: int, demos: Demos | None = None) -> OnPolicyLearner:
     """Learner for a diffusion policy."""
     if policy.options.kind != "diffusion":
-        raise UserError(f"dppo needs --policy.kind diffusion, got {policy.options.kind}")
+        raise UserError(f"dppo needs --policy.kind diffusion, got {policy.options.kind}{policy.options.hint}")
     options.refuse(("clip_low", "clip_high"), "dppo clips by --rl.clip-base and --rl.clip-coef")
     options.refuse(
         ("entropy_coef",), "the noise of a diffusion chain is no network's, so its entropy is fixed"

@@ -127,6 +127,6 @@ def make(policy, options: DsrlOptions, seed: int, demos=None) -> DsrlLearner:
     """Learner for a steered flow policy."""
     p = policy.options
     if p.acts != "steered":
-        raise UserError(f"dsrl needs --policy.kind steered{on_trunk(p, 'steered')}, got {p.kind}")
+        raise UserError(f"dsrl needs --policy.kind steered{on_trunk(p, 'steered')}, got {p.kind}{p.hint}")
     options.refuse(("bc_coef",), "dsrl's flow stays as it is")
     return DsrlLearner(policy, options, seed)

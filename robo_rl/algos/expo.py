@@ -114,5 +114,5 @@ def check_guided(name: str, policy, options) -> None:
     """Raise UserError unless the policy is a guided flow with the critics of `options`."""
     p = policy.options
     if p.acts != "guided":
-        raise UserError(f"{name} needs --policy.kind guided{on_trunk(p, 'guided')}, got {p.kind}")
+        raise UserError(f"{name} needs --policy.kind guided{on_trunk(p, 'guided')}, got {p.kind}{p.hint}")
     check_judge(name, policy, options)

@@ -77,7 +77,7 @@ def make(policy, options: HilSerlOptions, seed: int, demos=None) -> HilSerlLearn
     if policy.options.acts != "squashed":
         raise UserError(
             f"hil_serl needs --policy.kind squashed{on_trunk(policy.options, 'squashed')}, got "
-            f"{policy.options.kind}"
+            f"{policy.options.kind}{policy.options.hint}"
         )
     check_judge("hil_serl", policy, options)
     if policy.gripper < 0:

@@ -33,7 +33,7 @@ def make(policy, options: ReinFlowOptions, seed: int, demos: Demos | None = None
     if not p.is_flow or p.noise != "learned" or p.noise_steps != "all":
         raise UserError(
             "reinflow needs --policy.kind flow --policy.noise learned --policy.noise-steps all, got "
-            f"{p.kind}, {p.noise}, {p.noise_steps}"
+            f"{p.kind}, {p.noise}, {p.noise_steps}{p.hint}"
         )
     old = copy.deepcopy(policy.head).requires_grad_(False)
 

@@ -99,7 +99,7 @@ def check_squashed(name: str, policy) -> None:
     if p.acts != "squashed" or p.gripper != "continuous":
         raise UserError(
             f"{name} needs --policy.kind squashed{on_trunk(p, 'squashed')} with --policy.gripper continuous, "
-            f"got {p.kind} with {p.gripper}"
+            f"got {p.kind} with {p.gripper}{p.hint}"
         )
 
 

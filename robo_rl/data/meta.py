@@ -119,7 +119,10 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     if inside := next((p for p in near if os.path.isfile(p / layout.INFO)), None):
         raise UserError(f"no data set at {root}: {path} is missing. There is one at {inside}")
     if not path.is_file():
-        raise UserError(f"no data set at {root}: {path} is missing. Record one: robo_rl collect --out {root}")
+        begins = "" if root.is_absolute() else f" (a relative path begins in {os.getcwd()})"
+        raise UserError(
+            f"no data set at {root}: {path} is missing{begins}. Record one: robo_rl collect --out {root}"
+        )
     verifier = verifier_of(root, trust)
     info, features, count, frames, per_chunk = _read_info(verifier)
     if episodes:

@@ -188,10 +188,22 @@ class PolicyOptions:
         it is."""
         return self.acts == "flow"
 
+    @property
+    def hint(self) -> str:
+        """What a method that refuses this kind adds, for a policy of the user's own."""
+        if not is_object(self.kind):
+            return ""
+        return (
+            "; a policy of your own goes with bc, ppo and recap, other methods need the chain or the critics "
+            "of the kind that they name"
+        )
+
     def require_flow(self, method: str) -> None:
         """UserError, in the name of a method, unless the policy is one."""
         if self.kind not in ("flow", *FLOWS):
-            raise UserError(f"{method} needs --policy.kind flow, {', '.join(FLOWS)}, got {self.kind}")
+            raise UserError(
+                f"{method} needs --policy.kind flow, {', '.join(FLOWS)}, got {self.kind}{self.hint}"
+            )
         if not self.is_flow:
             raise UserError(f"{method} needs --policy.actor own, got {self.actor}")
 
