@@ -125,6 +125,17 @@ def test_values_of_options_make_a_run_for_each_combination_and_seed():
     assert max(map(len, many_runs.planned([0], ["init=" + "a" * 300, "demos=b,c"]))) < 100
 
 
+def test_an_option_of_several_values_varies_by_lists():
+    runs = many_runs.planned([1], ["rl.sizes=[64,64],[32 16]"])
+    assert runs == {
+        "sizes=64,64,s1": ["--rl.sizes", "64", "64", "--seed", "1"],
+        "sizes=32-16,s1": ["--rl.sizes", "32", "16", "--seed", "1"],
+    }
+    assert many_runs.read_values("sim=gym:A,x=[1,2]; gym:B") == ("sim", ["gym:A,x=[1,2]", "gym:B"])
+    config = parse(["--algo", "recap", *many_runs.as_typed("rl.force", "[human,expert]")])
+    assert config.rl.force == ("human", "expert")
+
+
 @pytest.mark.parametrize(
     ("vary", "words"),
     [

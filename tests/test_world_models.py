@@ -3,6 +3,7 @@ what."""
 
 import copy
 import importlib
+import io
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import EvalConfig, evaluation_env
 from robo_rl.experiment.world_model import shortened, simulator_of
+from robo_rl.log import Progress
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.recording import Recorder, expert_actor, play, random_actor
@@ -458,6 +460,32 @@ def test_a_fit_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(data):
     second.fit()
     for a, b in zip(whole.result().state_dict().values(), second.result().state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+class Killed(Progress):
+    """Ends the process, so to say, after `lives` updates."""
+
+    lives = 12
+
+    def update(self, done, success=None, note=None, gain=None):
+        self.lives -= 1
+        if self.lives < 0:
+            raise KeyboardInterrupt
+
+
+def test_a_fit_that_is_killed_soon_again_and_again_gets_on(data, tmp_path):
+    got = []
+    for _ in range(3):
+        fitter = Fitter(latent(data), data, FitOptions(updates=40, batch=16, unroll=2), 3)
+
+        def done(of=fitter):
+            return of.update
+
+        job = learning.FitJob(fitter=fitter, updates=40, done=done, finish=lambda progress: (), every=10)
+        with pytest.raises(KeyboardInterrupt):
+            learning.fit_in(tmp_path, "latent", data, job, Killed(io.StringIO()))
+        got.append(fitter.update)
+    assert got == [13, 23, 33]
 
 
 def test_the_loss_looks_at_no_state_beyond_an_episodes_end(data):

@@ -167,6 +167,7 @@ def fit_in(
     ):
         progress.say(f"run {folder}: {fitter.model.spec.data}")
         progress.start("wm", job.updates, "updates", done=job.done())
+        early = job.done() + job.every  # what is killed soon, again and again, gets on too
 
         def tick(update: int, parts: dict[str, float]) -> bool:
             nonlocal kept
@@ -175,7 +176,7 @@ def fit_in(
                 progress.say(line)
             if update % job.every == 0 or update == job.updates:
                 log.log(update, job.row(parts), stage="sft")
-            if time.monotonic() - kept > SAVE_EVERY or stop.asked:
+            if update == early or time.monotonic() - kept > SAVE_EVERY or stop.asked:
                 save_fit(fitter, saved, len(data.action))
                 kept = time.monotonic()
             return not stop.asked

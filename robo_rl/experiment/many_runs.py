@@ -40,6 +40,7 @@ LONGEST = 200  # bytes of a run's name, which its folder and its log have
 PROGRESS = re.compile(rb"^\[\w+\] +\d+ %")
 OWN = ("--seeds", "--vary", "--seed", "--out", "--at-once")  # which the runs are not given as they were typed
 CONFIG = "--config"  # which they are given as it was when they were asked for
+OUTSIDE = re.compile(r",(?![^\[]*\])")  # a comma that is in no [list]
 FIXED = ("seed", "seeds", "vary", "out", "at-once", "resume", "config", "plan", "twin")  # what cannot vary
 
 
@@ -70,10 +71,10 @@ def read_seeds(text: str) -> list[int]:
 
 
 def read_values(text: str) -> tuple[str, list[str]]:
-    """(option without dashes, its values) of "rl.lr=1e-4,3e-4", or of "task=a,b;c" where values hold
-    commas."""
+    """(option without dashes, its values) of "rl.lr=1e-4,3e-4", of "task=a,b;c" where values hold commas, or
+    of "rl.sizes=[64,64],[32]" where they are lists."""
     name, sign, values = text.removeprefix("--").partition("=")
-    found = [v.strip() for v in values.split(";" if ";" in values else ",")]
+    found = [v.strip() for v in (values.split(";") if ";" in values else OUTSIDE.split(values))]
     if not sign or not name or not all(found) or len({*map(_as_number, found)}) < len(found):
         raise UserError(
             f"--vary takes an option and its values, each once, such as rl.lr=1e-4,3e-4, got {text!r}"
@@ -92,12 +93,14 @@ def _as_number(value: str) -> "float | str":
 
 
 def as_typed(name: str, value: str) -> list[str]:
-    """An option and its value as they are typed; true and false of a switch: --x, --no-x."""
+    """An option and its value as they are typed; true and false of a switch: --x, --no-x; [a,b]: a b."""
     if value.lower() == "true":
         return [f"--{name}"]
     if value.lower() == "false":
         place, dot, last = name.rpartition(".")
         return [f"--{place}{dot}no-{last}"]
+    if value[0] == "[" and value[-1] == "]":
+        return [f"--{name}", *value[1:-1].replace(",", " ").split()]
     return [f"--{name}", value]
 
 
@@ -111,7 +114,7 @@ def planned(seeds: Sequence[int], vary: Sequence[str]) -> dict[str, list[str]]:
     short = [s if short.count(s) == 1 else name for s, name in zip(short, names, strict=True)]
     runs: dict[str, list[str]] = {}
     for values in itertools.product(*(found for _, found in options)):
-        told = [f"{s}={v}" for s, v in zip(short, values, strict=True)]
+        told = [f"{s}={v.strip('[]')}" for s, v in zip(short, values, strict=True)]
         own = [word for name, v in zip(names, values, strict=True) for word in as_typed(name, v)]
         for seed in seeds or [None]:
             parts = [*told, *([] if seed is None else [f"s{seed}"])]
