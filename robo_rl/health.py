@@ -13,6 +13,7 @@ Beyond the alarms nothing is left of what an update rests on.
 """
 
 import math
+import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -206,8 +207,25 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
     found = own + STEPS + FINITE + FLOOR + (SUCCESS if sparse else UNPAID)
-    helps = BOUNDED if bound else HELD if isinstance(options, NftOptions) else SMALLER
-    return tuple(replace(r, meaning=r.meaning.replace(SMALLER, helps)) for r in found)
+    known = isinstance(options, OnPolicyOptions)
+    helps = (
+        BOUNDED
+        if bound
+        else HELD
+        if isinstance(options, NftOptions)
+        else SMALLER
+        if known
+        else "lower --rl.lr"
+    )
+    return tuple(replace(r, meaning=named(r.meaning.replace(SMALLER, helps), options)) for r in found)
+
+
+def named(text: str, options: MethodOptions) -> str:
+    """`text` that names learning rates by options only where a method, one of the user's own, has them."""
+    for name, word in (("lr", "the learning rate"), ("critic_lr", "the critic's learning rate")):
+        if not hasattr(options, name):
+            text = re.sub(rf"--rl\.{name.replace('_', '-')}\b", word, text)
+    return text
 
 
 def trusted(target: float) -> Range:

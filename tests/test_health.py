@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -242,6 +242,19 @@ def test_what_helps_is_what_bounds_a_step():
         assert told.endswith("lower --rl.trust-kl" if target else "or set --rl.trust-kl")
     held = " ".join(r.meaning for r in ranges(NftOptions(), PolicyOptions(), 7, True))
     assert "trust-kl" not in held and "or raise --rl.kl-coef" in held  # nft refuses that option
+
+
+def test_what_helps_a_users_own_method_is_an_option_that_it_has():
+    @dataclass(frozen=True, kw_only=True)
+    class Own(RolloutOptions):
+        lr: float = 1e-3
+
+    for options, has in ((RolloutOptions(), set()), (Own(), {"lr"})):
+        meanings = {r.metric: r.meaning for r in ranges(options, PolicyOptions(), 7, True)}
+        told = " ".join(m for metric, m in meanings.items() if metric in ("kl", "skipped_critic", "returns"))
+        assert set(re.findall(r"--rl\.([\w-]+)", told)) == has
+        assert meanings["kl"].endswith("lower --rl.lr" if has else "lower the learning rate")
+        assert "lower the critic's learning rate" in meanings["explained_variance"]
 
 
 # ---- the command
