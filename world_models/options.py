@@ -223,7 +223,7 @@ class VideoFitOptions:
 
     arm: int = 1500
     """Updates of the arm's state first."""
-    updates: int = 1500
+    updates: int = 3000
     """Updates of the frames' flow, after that."""
     batch: int = 12
     """Recorded chunks of an update."""

@@ -5,9 +5,12 @@ The arm's own state is rolled out by a small ensemble (`world_models.latent`); t
 change of every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels, divided by what the
 arm's motion makes of it:
 
-    (1)  x_t = (1-t) y + t eps,   f(x_t, t; frames before, states, actions) -> y^,   loss = |y^ - y|^2
+    (1)  x_t = (1-t) y + t eps,   f(x_t, t; frames before, states, actions) -> y^,   loss = |W (y^ - y)|^2
     (2)  x <- y^ + (t'/t) (x - y^),   t = 1 .. 0 in K Euler steps (that of `robo_rl.sampling`, v = (x - y^)/t)
     (3)  then, k = 1 .. R:   z = (1-s_k) y + s_k eps,   y = f(z, s_k),   s_k = sigma^(k/R)
+
+W makes the colours of changes alike (`video_fit.evened`), so that a small coloured thing counts beside a
+large grey arm.
 
 The net moves and paints: y^ = warped + share (seen - warped) - last frame, warped being the last frame along
 a displacement of every 2 x 2 pixels, share and what is seen there per pixel (masks and motion as in Finn et

@@ -48,6 +48,18 @@ def pixel_spread(frames: Tensor) -> Tensor:
     return frames.unflatten(2, (-1, 48)).std(0).square().mean((0, 2, 3, 4)).sqrt().clamp(min=1e-2)
 
 
+def evened(square: Tensor) -> Tensor:
+    """W [V,3,3] that makes colours alike: of changes y with the mean products E[y y^T] = `square` [V,3,3],
+    the components of W y have one mean square, and over all three it is 1. Those that are weaker than a
+    tenth of the strongest (RMS) are raised no further than that one would be: what hardly ever changes is
+    noise."""
+    value, vector = torch.linalg.eigh(square)
+    floor = (0.01 * value[:, -1:]).clamp(min=1e-8)
+    scale = value.maximum(floor).rsqrt()
+    total = (scale.square() * value.clamp(min=0)).mean(1, keepdim=True).clamp(min=1e-8)
+    return torch.einsum("vik,vk,vjk->vij", vector, scale * total.rsqrt(), vector)
+
+
 class VideoFitter:
     """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 
@@ -92,6 +104,7 @@ class VideoFitter:
                     torch.randint(0, len(self.rows), (min(512, len(self.rows)),), generator=self.generator)
                 ]
             )
+        self.evened = evened(self.squared_changes()).to(device)
         self.average = copy.deepcopy(model)
         self.mine = [*model.net.parameters()]
         self.opt = AdamW(self.mine, lr=options.lr, weight_decay=1e-4, fused=False)
@@ -126,6 +139,18 @@ class VideoFitter:
             m.pixel.copy_(pixel_spread(self.patches(rows[:, None])))
         m.moving.copy_(w[..., :-1])
         m.rest.copy_(w[..., -1].clamp(min=1e-4))
+
+    def squared_changes(self) -> Tensor:
+        """Mean products [V,3,3] of the colours of changes, in units of `Video.unit`, over chunks that begin
+        all over the data."""
+        m, k = self.model, torch.arange(1, self.model.options.chunk + 1)
+        rows = self.rows[:: max(1, len(self.rows) // 256)]
+        parts = []
+        for r in rows.split(32):
+            change = self.patches(r[:, None] + k) - self.patches(r[:, None])
+            y = (change / m.unit(self.state[r], self.state[r[:, None] + k])).unflatten(2, (-1, 3, 16))
+            parts.append(torch.einsum("bcvipxy,bcvjpxy->vij", y, y) / (y.numel() // len(r) // y.shape[2] / 3))
+        return torch.stack(parts).sum(0).cpu() / len(rows)
 
     def patches(self, rows: Tensor) -> Tensor:
         """Frames of rows [B,T] as patches [B,T,V 48,g,g]."""
@@ -193,7 +218,8 @@ class VideoFitter:
 
     def loss(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(1) on chunks that begin in rows [B], some of which are replaced by such as follow the model's own
-        frames."""
+        frames. Errors are those of evened colours: a grey arm changes most pixels, all colours of them
+        together, and what is small and coloured would hardly count beside it."""
         m, o, b, c = self.model, self.options, len(rows), self.model.options.chunk
         rows, before = self.contexts(rows)
         # every other chunk is whole
@@ -215,7 +241,8 @@ class VideoFitter:
             )
         wide = t[:, None, None, None]
         guess = m.clean((1 - wide) * y + wide * eps, t, before, self.state[rows], states, actions, noise)
-        error = (guess - y).square().view(b, c, -1).mean(-1)
+        wrong = (guess - y).unflatten(1, (c, -1, 3, 16))
+        error = torch.einsum("bcvipxy,vij->bcvjpxy", wrong, self.evened).square().flatten(2).mean(-1)
         frames = (error * counts).sum() / counts.sum()
         return frames, {"frames": frames.detach()}
 
