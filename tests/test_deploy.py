@@ -4,8 +4,11 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import asdict
@@ -25,8 +28,12 @@ from controllers.remote import RemotePolicyClient, read_token
 from controllers.serving import PolicyServer
 from controllers.transport import Bus, LoopbackTransport, Text
 from robo_rl.checkpoint import name, save_checkpoint
+from robo_rl.data.episode import Features
+from robo_rl.data.labels import need_units
+from robo_rl.data.layout import JOURNAL
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
+from robo_rl.experiment.arm_recording import ArmRecording, episodes_of, recover, stacked
 from robo_rl.experiment.cameras import CameraOptions
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.deploy import deploy, real_time_loop
@@ -35,6 +42,7 @@ from robo_rl.experiment.deploy_policy import choose_actor, instruction_of, slown
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.policy_server import TOKEN_FILE, ServeOptions, load_actor, remote_actor, run_interface
 from robo_rl.experiment.sim_arm import SimArmOptions
+from robo_rl.human.correction_journal import scan
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from sims.mujoco.env import axes_of
@@ -342,37 +350,193 @@ def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
     assert len(load(tmp_path / "data")) == 2
 
 
-def test_an_episode_whose_camera_is_lost_in_the_end_is_kept():
-    rows = [(np.zeros(3), {"image/front": np.zeros((8, 8, 3), np.uint8)}, np.zeros(7))] * 4
+def recorded_deployment(folder, pictures):
+    """What is in the data set of a deployment of four steps; pictures(): the cameras' at its end."""
+    task = SimpleNamespace(image_size=8, period=0.02, state_names=("a", "b", "c"), views=("front",))
+    recorder = DeployRecorder("pick_cube", None, task, record=str(folder), log=lambda line: None)
+    buffer = SimpleNamespace(pictures=pictures)
+    recorder.bridge = SimpleNamespace(observation_buffer=buffer, observation=lambda: np.ones(3))
+    for _ in range(4):
+        recorder.recording.append(np.zeros(3), {"image/front": np.zeros((8, 8, 3), np.uint8)}, np.zeros(7))
+    recorder.look()
+    return recorder
 
+
+def test_an_episode_whose_camera_is_lost_in_the_end_is_kept(tmp_path):
     def pictures():
         raise UserError("no picture on front")
 
-    buffer = SimpleNamespace(pictures=pictures)
-    recorder = DeployRecorder("pick_cube", None, SimpleNamespace(image_size=8))
-    recorder.bridge, recorder.rows = SimpleNamespace(observation_buffer=buffer, observation=list), rows
-    recorder.look()
-    made = recorder.episode()
-    assert len(made.action) == 4 and made.final is None and made.final_images is None
+    recorded_deployment(tmp_path / "data", pictures).close()
+    data = load(tmp_path / "data")
+    assert len(data.action) == 4 and np.isnan(data.final).all() and not (tmp_path / "data" / JOURNAL).exists()
 
 
-def test_an_episode_is_written_after_the_arms_topics_are_closed_with_what_was_seen_before():
-    seen = {"image/front": np.full((8, 8, 3), 7, np.uint8)}
-    rows = [(np.zeros(3), {"image/front": np.zeros((8, 8, 3), np.uint8)}, np.zeros(7))] * 4
+def test_an_episode_is_written_after_the_arms_topics_are_closed_with_what_was_seen_before(tmp_path):
     there = [True]
 
     def pictures():
         assert there[0], "this topic is closed"
-        return seen
+        return {"image/front": np.full((8, 8, 3), 7, np.uint8)}
 
-    recorder = DeployRecorder("pick_cube", None, SimpleNamespace(image_size=8))
-    buffer = SimpleNamespace(pictures=pictures)
-    recorder.bridge = SimpleNamespace(observation_buffer=buffer, observation=lambda: np.ones(3))
-    recorder.rows = rows
-    recorder.look()
+    recorder = recorded_deployment(tmp_path / "data", pictures)
     there[0] = False
-    made = recorder.episode()
-    assert made.final.tolist() == [1, 1, 1] and (made.final_images["front"] == 7).all()
+    recorder.close()
+    data = load(tmp_path / "data")
+    assert data.final.tolist() == [[1, 1, 1]] and abs(data.final_image("front", 0).mean() - 7) < 2
+
+
+# ---- the journal of a recording
+
+
+THREE = Features(fps=50, state=("a", "b"), action=("x", "y"), views=(("front", 8, 8),))
+
+
+def recording(folder, **more) -> ArmRecording:
+    return ArmRecording(folder, THREE, log=lambda line: None, **more)
+
+
+def append(rec: ArmRecording, count: int) -> None:
+    for k in range(count):
+        picture = {"image/front": np.full((8, 8, 3), 10 * k % 256, np.uint8)}
+        rec.append(np.full(2, k, np.float32), picture, np.full(2, k / 100, np.float32))
+
+
+KILLED = """
+import os, signal, sys
+import test_deploy
+rec = test_deploy.recording(sys.argv[1], units="rad*2")
+rec.task = "wave"
+test_deploy.append(rec, 30)
+while rec.written < 30:
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_deployment_recorded_is_added_by_data_repair_or_by_the_next_one(tmp_path, run):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    killed = [sys.executable, "-c", KILLED, tmp_path / "data"]
+    assert subprocess.run(killed, env=env, check=False).returncode == -signal.SIGKILL
+    with pytest.raises(UserError, match="no data set"):
+        load(tmp_path / "data")
+    done = robo_rl(tmp_path, "data", "repair", "data")
+    assert "data: added 1 episode (30 frames) of a recording that was killed" in done.out, done
+    data = load(tmp_path / "data")
+    assert data.meta.lengths.tolist() == [30] and data.tasks == ["wave"] and not data.success.any()
+    assert (data.state[:, 0] == np.arange(30)).all() and need_units(data.meta).unit == ("rad", "rad")
+    assert np.abs(data.frames("front", 0).mean((1, 2, 3)) - 10 * np.arange(30) % 256).max() < 5
+    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == [".lock", "data", "meta", "videos"]
+    assert "added" not in robo_rl(tmp_path, "data", "repair", "data").out
+    command = ["deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--record"]
+    assert "was made otherwise" in robo_rl(tmp_path, *command, "data").mistake
+    robo_rl(tmp_path, *command, "again")
+    left = recording(tmp_path / "left")
+    append(left, 2)
+    while left.written < 2:
+        pass
+    (tmp_path / "left" / JOURNAL).rename(tmp_path / "again" / JOURNAL)  # of another robot
+    left.close()
+    assert "again/recording.journal has what" in robo_rl(tmp_path, *command, "again").mistake
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_episode_that_ended_before_the_kill_is_there_once_with_how_it_ended(tmp_path, committed):
+    root, journal = tmp_path / "data", tmp_path / "data" / JOURNAL
+    rec = recording(root)
+    append(rec, 5)
+    final = np.ones(2), {"image/front": np.full((8, 8, 3), 200, np.uint8)}
+    assert rec.end_episode(success=True, terminated=True, reward=1, final=final).result() == 5
+    rec.close()
+    assert not journal.exists()
+    again = recording(tmp_path / "other")
+    append(again, 5)
+    again.writer.close()
+    again.writer = BrokenWriter()
+    assert again.end_episode(success=True, terminated=True, reward=1, final=final).exception()
+    with pytest.raises(
+        UserError, match="recording.journal keeps what was written: .* the next recording into"
+    ):
+        again.close()
+    if committed:  # killed behind the commit of the data set
+        (tmp_path / "other" / JOURNAL).rename(journal)
+        assert recover(root) == []
+    else:
+        root = tmp_path / "other"
+        assert recover(root) == [5]
+    data = load(root)
+    assert len(data) == 1 and data.success.all() and data.final.tolist() == [[1, 1]]
+    assert data.reward.tolist() == [0, 0, 0, 0, 1] and abs(data.final_image("front", 0).mean() - 200) < 5
+    assert not (root / JOURNAL).exists()
+
+
+class BrokenWriter:
+    """A data set that cannot be written."""
+
+    episodes = 0
+
+    def __len__(self):
+        return 0
+
+    def add(self, episode):
+        pass
+
+    def flush(self):
+        raise UserError("cannot write the data set: No space left on device")
+
+    def close(self):
+        pass
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_motion_and_what_came_before_is_kept(tmp_path):
+    lines, soft = [], resource.getrlimit(resource.RLIMIT_FSIZE)
+    rec = recording(tmp_path / "data", tell=lines.append)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, soft[1]))  # as if the disk ended there
+        while not rec.failed:
+            append(rec, 1)
+            while rec.written < rec.given and not rec.failed:
+                pass
+        taken = rec.given
+        append(rec, 3)
+        ended = rec.end_episode()
+        with pytest.raises(UserError, match=r"File too large; .*recording.journal keeps what was written"):
+            rec.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+    assert len(lines) == 1 and "cannot write" in lines[0] and rec.given == taken and ended.exception()
+    [kept] = recover(tmp_path / "data")
+    assert 0 < kept == rec.written < taken
+
+
+def test_a_disk_that_is_too_slow_ends_the_recording_and_does_not_hold_the_arm(tmp_path):
+    lines, go = [], threading.Event()
+
+    def sized(image):
+        assert go.wait(60), "the control loop waits for the disk"
+        return image
+
+    rec = recording(tmp_path / "data", sized=sized, tell=lines.append)
+    append(rec, 1)
+    rec.most = 20
+    append(rec, 50)
+    assert rec.failed == "the disk is too slow" and rec.given == 20
+    go.set()
+    assert rec.end_episode().result() == 20
+    rec.close()
+    assert lines == ["the recording ends after 20 frames: the disk is too slow"]
+
+
+def test_a_recordings_pictures_are_not_copied_to_memory(tmp_path):
+    rec = recording(tmp_path / "data")
+    append(rec, 5)
+    while rec.written < 5:
+        pass
+    [(_, episode)] = episodes_of(scan(tmp_path / "data" / JOURNAL)[0], 0)
+    assert not episode.images["front"].flags.owndata and not episode.images["front"].flags.contiguous
+    assert (episode.images["front"][:, 0, 0, 0] == 10 * np.arange(5)).all()
+    rows = [np.full(3, k) for k in range(4)]
+    assert (stacked([rows[0], rows[2], rows[1]]) == [[0] * 3, [2] * 3, [1] * 3]).all()
+    rec.close()
 
 
 @pytest.mark.gl

@@ -146,6 +146,11 @@ def test_a_picture_is_cut_to_its_middle():
 class SlowWriter:
     """A data set that is written once `go` says so; `wrong`: with this mistake."""
 
+    episodes = 0
+
+    def __len__(self):
+        return 0
+
     def __init__(self, wrong=None):
         self.go, self.wrong, self.written = Event(), wrong, []
 
@@ -161,40 +166,58 @@ class SlowWriter:
         pass
 
 
-def recorder_of(writer, lines, **more):
+def recorder_of(folder, writer, lines, **more):
     """A recorder with two steps that somebody drove, and a mark of success."""
-    options = TeleopOptions(file="sim", **more)
+    options = TeleopOptions(file="sim", out=str(folder), **more)
     _, spec, share = interface(options, load_robot("sim"))
     client = SimpleNamespace(device=SimpleNamespace(), marks=["success"], engaged=True)
     recorder = TeleopRecorder(options, client, spec, share, lines.append)
-    recorder.writer = writer
+    recorder.recording.writer.close()
+    recorder.recording.writer = writer
+    state = np.zeros(len(spec.state_names))
     recorder.bridge = SimpleNamespace(
-        observation=lambda: np.zeros(3), observation_buffer=SimpleNamespace(pictures=dict)
+        observation=lambda: state, observation_buffer=SimpleNamespace(pictures=dict)
     )
     for _ in range(2):
-        recorder.act(np.zeros(3), {}, np.zeros(7))
+        recorder.act(state, {}, np.zeros(7))
     return recorder
 
 
-def test_the_arm_is_commanded_on_while_an_episode_is_written():
+def test_the_arm_is_commanded_on_while_an_episode_is_written(tmp_path):
     lines, writer = [], SlowWriter()
-    recorder = recorder_of(writer, lines, episodes=1)
+    recorder = recorder_of(tmp_path / "data", writer, lines, episodes=1)
     assert recorder.after_tick(0.0) and not lines  # the last one ends the session
     writer.go.set()
     recorder.close()
     assert writer.written == [2] and lines == ["episode 1: success, 2 steps"]
 
 
-def test_an_episode_that_cannot_be_written_ends_the_session():
+def test_an_episode_that_cannot_be_written_ends_the_session_and_is_in_the_data_set_of_the_next(tmp_path):
     lines, writer = [], SlowWriter(UserError("no space left"))
-    recorder = recorder_of(writer, lines)
+    recorder = recorder_of(tmp_path / "data", writer, lines)
     assert not recorder.after_tick(0.0)
+    recorder.act(np.zeros(len(recorder.bridge.observation())), {}, np.zeros(7))  # driven on, and not marked
     writer.go.set()
     wait([future for future, _ in recorder.saving])
     with pytest.raises(UserError, match="no space left"):
         recorder.after_tick(0.02)
-    recorder.close()
+    with pytest.raises(UserError, match="no space left; .*recording.journal keeps what was written"):
+        recorder.close()
     assert not lines
+    recorder_of(tmp_path / "data", SlowWriter(), lines)
+    data = load(tmp_path / "data")
+    assert lines == [f"{tmp_path / 'data'}: added 1 episode (2 frames) of a recording that was killed"]
+    assert data.success.tolist() == [True] and data.reward.tolist() == [0, 1]
+    assert set(data.episode(0).source) == {"human"} and np.isfinite(data.final).all()
+
+
+def test_a_full_disk_ends_the_session_before_the_mark(tmp_path):
+    recorder = recorder_of(tmp_path / "data", SlowWriter(), [])
+    recorder.recording.failed = "the disk is too slow"
+    with pytest.raises(
+        UserError, match="the disk is too slow: the episode that was going on is not recorded"
+    ):
+        recorder.after_tick(0.0)
 
 
 def test_a_device_that_is_lost_brakes_the_arm_and_ends_in_one_line(tmp_path):

@@ -28,8 +28,8 @@ class CheckDataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairDataOptions:
-    """Keep the sound episodes of a damaged data set; originals stay beside it as *.broken. --accept takes it
-    as it is."""
+    """Keep the sound episodes of a damaged data set; originals stay beside it as *.broken. Add what a killed
+    recording of an arm left. --accept takes it as it is."""
 
     folder: tyro.conf.Positional[str]
     """Folder of the data set."""
@@ -267,10 +267,14 @@ def repair(args: RepairDataOptions, each: Each) -> list[str]:
             f"{args.folder}: {plural(len(repairs.accept(args.folder, args.tolerance, each)), 'episode')} "
             "accepted, checksums written"
         ]
+    from robo_rl.experiment.arm_recording import recover, recovered
+
+    added = recover(Path(args.folder))
     result = repairs.repair(args.folder, each)
     return [
+        *([recovered(args.folder, added)] if added else []),
         f"{args.folder}: kept {plural(result.kept, 'episode')}, dropped {result.dropped}"
-        + (f" ({result.reason})" if result.reason else "; it was sound")
+        + (f" ({result.reason})" if result.reason else "; it was sound"),
     ]
 
 

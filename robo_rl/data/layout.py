@@ -8,6 +8,7 @@
                                                   row each
     meta/checksums.json                           ours: SHA-256 of every file (`checksums`)
     meta/labels.json                              ours: which episodes succeeded, where a person said so
+    recording.journal                             ours: of a recording of an arm that goes on, or was killed
                                                   (`labels`)
     data/chunk-000/file-000.parquet               one row per frame, many episodes per file
     videos/observation.images.VIEW/chunk-000/file-000.mp4      many episodes per file, one after the other
@@ -38,6 +39,7 @@ INFO, STATS, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parq
 FINAL = "meta/final_states.npy"
 HISTOGRAMS = "meta/image_histograms.json"
 LABELS = "meta/labels.json"
+JOURNAL = "recording.journal"
 IMAGES = "observation.images."
 CHUNK_FILES = 1000
 BOOKKEEPING = {

@@ -95,9 +95,9 @@ def _options(codec: str, gop: int, quality: int) -> dict[str, str]:
     return {"g": str(gop), "b": "4000000"}
 
 
-def _even(frames: np.ndarray) -> np.ndarray:
-    h, w = frames.shape[1:3]
-    return np.pad(frames, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge") if h % 2 or w % 2 else frames
+def _even(image: np.ndarray) -> np.ndarray:
+    h, w = image.shape[:2]
+    return np.pad(image, ((0, h % 2), (0, w % 2), (0, 0)), mode="edge") if h % 2 or w % 2 else image
 
 
 def check_frames(frames: np.ndarray) -> None:
@@ -123,13 +123,13 @@ def encode(
     with av.open(target, "w", format="mp4", options=how) as out:
         stream: Any = None  # PyAV tells a video stream by the literal name of its codec
         for clip in clips:
-            clip = np.ascontiguousarray(_even(clip))
             if stream is None:
                 stream = out.add_stream(codec, rate, options=_options(codec, gop, quality))
-                stream.height, stream.width = clip.shape[1:3]
+                stream.height, stream.width = (n + n % 2 for n in clip.shape[1:3])
                 stream.pix_fmt = "yuv420p"
                 stream.codec_context.time_base = 1 / rate
-            for image in clip:
+            for image in clip:  # one at a time: a clip may be larger than the memory
+                image = np.ascontiguousarray(_even(image))
                 frame = convert(av.VideoFrame.from_ndarray(image, format="rgb24"), "yuv420p")
                 frame.pts, frame.time_base = count, 1 / rate
                 out.mux(stream.encode(frame))

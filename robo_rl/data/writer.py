@@ -35,7 +35,7 @@ def claim(root: Path) -> ExitStack:
     if root.exists() and not root.is_dir():
         raise UserError(f"{root} is a file; a data set is a folder")
     if root.is_dir() and not (root / layout.INFO).exists():
-        strange = sorted(set(os.listdir(root)) - {"data", "meta", "videos", ".lock"})
+        strange = sorted(set(os.listdir(root)) - {"data", "meta", "videos", ".lock", layout.JOURNAL})
         if strange:
             raise UserError(f"{root} holds other things ({', '.join(strange[:3])}); choose an empty folder")
     held = ExitStack()

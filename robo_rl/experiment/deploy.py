@@ -118,22 +118,22 @@ def deploy(
         log=log,
         warn=warn,
     )
-    client, server = open_policy(options, act, task.period)
-    try:
-        recorder.instruction = instruction_of(options, spec, client)
-        run = (
-            deploy_in_process
-            if options.transport == "inprocess"
-            else functools.partial(deploy_on_wire, tell=tell)
-        )
-        bridge, seconds = run(options, robot, task, model, act, client, recorder, log, warn)
-        report_motion(bridge, client, log, warn, bool(options.plan_in))
-        return _report(options, bridge, recorder, seconds, log)
-    finally:
-        client.close()
-        if server:
-            end(server)
-        recorder.close()
+    with closing(recorder):
+        client, server = open_policy(options, act, task.period)
+        try:
+            recorder.instruction = instruction_of(options, spec, client)
+            run = (
+                deploy_in_process
+                if options.transport == "inprocess"
+                else functools.partial(deploy_on_wire, tell=tell)
+            )
+            bridge, seconds = run(options, robot, task, model, act, client, recorder, log, warn)
+            report_motion(bridge, client, log, warn, bool(options.plan_in))
+            return _report(options, bridge, recorder, seconds, log)
+        finally:
+            client.close()
+            if server:
+                end(server)
 
 
 def check_gains(wire, robot, dry_run: bool, warn) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
-
 from controllers.model import arm_model
 from controllers.pair import ArmPair, load_pair
 from controllers.pair_bridge import PairBridge, PairInterface
@@ -84,17 +82,22 @@ class PairRecorder:
     none."""
 
     def __init__(
-        self, task: PairInterface, record: str, bag: str, instruction: str, log: Callable[[str], None]
+        self,
+        task: PairInterface,
+        record: str,
+        bag: str,
+        instruction: str,
+        log: Callable[[str], None],
+        warn: Callable[[str], None] = print,
     ):
         self.task, self.record, self.instruction, self.log = task, record, instruction, log
-        self.rows: list[tuple[np.ndarray, dict, np.ndarray]] = []
-        self.writer, self.bag = None, None
+        self.recording, self.bag = None, None
         if record:
             from robo_rl.data.episode import Features
-            from robo_rl.data.writer import Writer
+            from robo_rl.experiment.arm_recording import ArmRecording
 
             size = task.image_size
-            self.writer = Writer(
+            self.recording = ArmRecording(
                 record,
                 Features(
                     fps=round(1 / task.period, 6),
@@ -103,6 +106,9 @@ class PairRecorder:
                     views=tuple((v, size, size) for v in sorted(task.views)),
                     robot=task.pair.name,
                 ),
+                units=",".join(task.units),
+                log=log,
+                tell=lambda line: warn(f"{line}; the motion goes on"),
             )
         if bag:
             from controllers.bag import BagWriter
@@ -117,8 +123,9 @@ class PairRecorder:
 
     def watch(self, bridge: PairBridge) -> None:
         """Record this bridge from now on."""
-        if self.writer is not None:
-            bridge.on_action = lambda *row: self.rows.append(row)
+        if self.recording is not None:
+            self.recording.task = self.instruction
+            bridge.on_action = self.recording.append
 
     def after_tick(self, now: float) -> bool:
         """Nobody says when a task of two arms is done."""
@@ -126,24 +133,11 @@ class PairRecorder:
 
     def close(self) -> None:
         """Write the files."""
-        if self.writer is not None:
-            from robo_rl.data.episode import Episode
-            from robo_rl.data.labels import state_units
-
-            with self.writer:
-                if self.rows:
-                    states, pictures, actions = zip(*self.rows, strict=True)
-                    images = {
-                        k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]
-                    }
-                    self.writer.add(
-                        Episode(
-                            np.stack(states), np.stack(actions), images, self.instruction, source="policy"
-                        )
-                    )
-            if self.rows:
-                state_units(Path(self.record), ",".join(self.task.units))
-                self.log(f"recorded {len(self.rows)} frames in {self.record}")
+        if self.recording is not None:
+            written = self.recording.end_episode() if self.recording.given else None
+            self.recording.close()
+            if written is not None:
+                self.log(f"recorded {written.result()} frames in {self.record}")
         if self.bag is not None:
             self.bag.close()
             if self.bag.counts:
@@ -193,21 +187,21 @@ def deploy_pair(
     tell(f"loading the policy of {options.run}")
     act, config, spec = choose_actor(options, warn)
     task = pair_interface(config, spec, pair)
-    recorder = PairRecorder(task, options.record, options.bag, options.instruction, log)
-    client, server = open_policy(options, act, task.period)
-    try:
-        recorder.instruction = instruction_of(options, spec, client)
-        run = in_process if options.transport == "inprocess" else functools.partial(on_wire, tell=tell)
-        bridge, seconds = run(options, task, act, client, recorder, log, warn)
-        report_motion(bridge, client, log, warn)
-        if bridge.lost:
-            raise UserError(f"{bridge.lost}; both arms were braked and hold")
-        return DeployResult(seconds, None, bridge.governor.state, bridge.governor.reason)
-    finally:
-        client.close()
-        if server:
-            end(server)
-        recorder.close()
+    recorder = PairRecorder(task, options.record, options.bag, options.instruction, log, warn)
+    with closing(recorder):
+        client, server = open_policy(options, act, task.period)
+        try:
+            recorder.instruction = instruction_of(options, spec, client)
+            run = in_process if options.transport == "inprocess" else functools.partial(on_wire, tell=tell)
+            bridge, seconds = run(options, task, act, client, recorder, log, warn)
+            report_motion(bridge, client, log, warn)
+            if bridge.lost:
+                raise UserError(f"{bridge.lost}; both arms were braked and hold")
+            return DeployResult(seconds, None, bridge.governor.state, bridge.governor.reason)
+        finally:
+            client.close()
+            if server:
+                end(server)
 
 
 def make_bridge(options: DeployOptions, task: PairInterface, wire, simulated: bool = False) -> PairBridge:

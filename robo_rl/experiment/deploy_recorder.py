@@ -3,7 +3,6 @@ done."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robo_rl.errors import UserError
@@ -45,27 +44,31 @@ class DeployRecorder:
         self.scene = self.rule.name  # where a simulated arm stands
         self.record, self.video, self.instruction, self.go_on = record, video, instruction, go_on
         self.log, self.warn = log, warn
-        self.rows: list[tuple] = []
         self.last: tuple | None = None  # state and pictures in which the task was done
         self.ended: tuple | None = None  # those in which the motion ended
         self.film: list[tuple] = []  # (step, a picture, or what `SceneView.show` draws one of)
         self.success_step: int | None = None
         self.steps, self.dry_run = 0, dry_run
         self.success_at: float | None = None
-        self.bag = self.writer = self.joints = self.front = None
+        self.bag = self.recording = self.joints = self.front = None
         self.bridge: Any = None  # until `watch`
         self.poses: dict = {}  # of the scene's objects; a policy of pictures does not observe them
         if video:
             self.check_video()
         if record:
-            from robo_rl.data.writer import Writer
+            from robo_rl.experiment.arm_recording import ArmRecording, features_of
+            from robo_rl.experiment.deploy_data import own_features
 
-            if name:
-                self.writer = Writer(record, spec=self.control_spec())
-            else:
-                from robo_rl.experiment.deploy_data import own_features
-
-                self.writer = Writer(record, own_features(task, task.image_size))
+            spec = self.control_spec() if name else None
+            self.recording = ArmRecording(
+                record,
+                own_features(task, task.image_size) if spec is None else features_of(spec, task.image_size),
+                spec,
+                units="" if name else ",".join(f"{c.unit} {c.kind}" for c in task.action),
+                sized=self.sized,
+                log=log,
+                tell=lambda line: warn(f"{line}; the motion goes on"),
+            )
         if bag:
             from controllers.bag import BagWriter
 
@@ -111,8 +114,9 @@ class DeployRecorder:
             n: have[n] if n in have else wire.subscription(f"objects/{n}", PoseStamped)
             for n in bodies_of(self.rule)
         }
-        if self.writer is not None:
-            bridge.on_action = lambda *row: self.rows.append(row)
+        if self.recording is not None:
+            self.recording.task = self.words()
+            bridge.on_action = self.recording.append
         if self.video and self.robot.name == "sim":
             self.joints = wire.subscription(self.robot.topics["joint_states"], JointState)
         elif self.video:
@@ -179,34 +183,9 @@ class DeployRecorder:
         """The instruction, as far as anybody said one."""
         return self.instruction or (self.rule.instructions[0] if self.name else "")
 
-    def episode(self):
-        """The recorded rows as an Episode."""
-        import numpy as np
-
-        from robo_rl.data.episode import Episode
-
-        states, pictures, actions = zip(*self.rows, strict=True)
-        images = {
-            k.removeprefix("image/"): np.stack([self.sized(p[k]) for p in pictures]) for k in pictures[0]
-        }
-        state, final = (None if self.go_on else self.last) or self.ended or (None, None)
-        return Episode(
-            np.stack(states),
-            np.stack(actions),
-            images,
-            self.words(),
-            self.success_at is not None,
-            source="policy",
-            terminated=self.success_at is not None,
-            final=state,
-            final_images=None
-            if final is None
-            else {k.removeprefix("image/"): self.sized(x) for k, x in final.items()},
-        )
-
     def look(self) -> None:
         """Keep what is seen in the end, while the arm's topics are still there."""
-        if self.rows:
+        if self.recording is not None and not self.recording.failed:
             self.ended = self.seen()
 
     def seen(self) -> "tuple[np.ndarray, dict] | None":
@@ -223,17 +202,15 @@ class DeployRecorder:
                 files.callback(write)
 
     def _close_data(self) -> None:
-        if self.writer is None:
+        if (recording := self.recording) is None:
             return
-        with self.writer:
-            if self.rows:
-                self.writer.add(self.episode())
-        if self.rows and not self.name:
-            from robo_rl.data.labels import state_units
-
-            state_units(Path(self.record), ",".join(f"{c.unit} {c.kind}" for c in self.expects.action))
-        if self.rows:
-            self.log(f"recorded {len(self.rows)} frames in {self.record}")
+        done, written = self.success_at is not None, None
+        if recording.given:
+            final = (None if self.go_on else self.last) or self.ended
+            written = recording.end_episode(success=done, terminated=done, final=final)
+        recording.close()
+        if written is not None:
+            self.log(f"recorded {written.result()} frames in {self.record}")
 
     def _close_film(self) -> None:
         if self.film:

@@ -9,16 +9,14 @@ person lets go, the target becomes where the tool is.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import tyro
 
-from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError, choose, in_range, plural
 from robo_rl.experiment.operators import check_person
 from robo_rl.experiment.pictures import cut_square
@@ -155,7 +153,8 @@ class TeleopRecorder:
     of a recorded action of 1 that the arm's action of 1 is. own: what the bridge sees and commands, where
     that is recorded as it is.
 
-    A thread of its own writes them: the arm holds where no command comes for 0.1 s, and pictures take longer.
+    A thread of its own writes them (`ArmRecording`): the arm holds where no command comes for 0.1 s, and
+    pictures take longer.
     """
 
     def __init__(
@@ -167,22 +166,23 @@ class TeleopRecorder:
         say: Callable[[str], None],
         own: Any = None,
     ):
-        from robo_rl.data.writer import Writer
+        from robo_rl.experiment.arm_recording import ArmRecording, features_of
         from robo_rl.experiment.deploy_data import own_features
 
         self.options, self.client, self.share, self.say, self.own = options, client, share, say, own
-        self.writer = (
-            None
-            if not options.out
-            else (
-                Writer(options.out, own_features(own, own.image_size))
-                if own is not None
-                else Writer(options.out, spec=spec)
+        self.recording = None
+        if options.out:
+            self.recording = ArmRecording(
+                options.out,
+                features_of(spec, options.image_size) if own is None else own_features(own, own.image_size),
+                spec if own is None else None,
+                source="human",
+                unfinished=False,
+                units="" if own is None else ",".join(f"{c.unit} {c.kind}" for c in own.action),
+                log=say,
             )
-        )
-        self.rows: list[tuple] = []
-        self.saver = ThreadPoolExecutor(1, "saver")
-        self.saver.submit(int)  # begins it here: not in the loop, whose real-time priority it would have
+            self.recording.task = options.task
+        self.driven = 0  # rows since the last mark
         self.saving: list[tuple[Future, str]] = []  # episodes that are being written, and what is said then
         self.kept = self.tried = 0
         self.name = ""  # of no task of ours
@@ -201,9 +201,9 @@ class TeleopRecorder:
 
     def act(self, state: np.ndarray, pictures: dict, action: np.ndarray) -> None:
         if self.client.engaged:
-            self.rows.append(
-                (state, pictures, (action * (1.0 if self.own is not None else self.share)).astype(np.float32))
-            )
+            self.driven += 1
+            if self.recording is not None:
+                self.recording.append(state, pictures, action * (1.0 if self.own is not None else self.share))
 
     def look(self) -> None:
         """What is seen in the end is kept where a mark ends an episode; one that none ended is not kept."""
@@ -212,47 +212,32 @@ class TeleopRecorder:
         """End episodes that were marked -> whether the session ends. UserError: one could not be written."""
         while self.saving and self.saving[0][0].done():
             self.tell_saved()
+        if self.recording is not None and self.recording.failed:
+            raise UserError(f"{self.recording.failed}: the episode that was going on is not recorded")
         marks, self.client.marks = self.client.marks, []
         for word in marks:
-            if word in ("success", "failure", "discard") and self.rows:
+            if word in ("success", "failure", "discard") and self.driven:
                 self.end_episode(word)
         return "stop" in marks or bool(self.options.episodes) and self.kept >= self.options.episodes
 
     def end_episode(self, word: str) -> None:
-        rows, self.rows = self.rows, []
+        steps, self.driven = self.driven, 0
         self.tried += word != "discard"
-        if word == "discard" or self.writer is None or (word == "failure" and self.options.keep == "success"):
-            self.say(f"episode of {plural(len(rows), 'step')}: {word}, not recorded")
+        if (
+            word == "discard"
+            or self.recording is None
+            or (word == "failure" and self.options.keep == "success")
+        ):
+            if self.recording is not None:
+                self.recording.drop_episode()
+            self.say(f"episode of {plural(steps, 'step')}: {word}, not recorded")
             return
         self.kept += 1
+        success = word == "success"
         last = self.bridge.observation(), self.bridge.observation_buffer.pictures()
-        self.saving.append(
-            (
-                self.saver.submit(self.save, rows, word == "success", *last),
-                f"episode {self.kept}: {word}, {plural(len(rows), 'step')}",
-            )
-        )
+        written = self.recording.end_episode(success=success, terminated=True, reward=success, final=last)
+        self.saving.append((written, f"episode {self.kept}: {word}, {plural(steps, 'step')}"))
         self.client.device.kept = self.kept  # which a page shows
-
-    def save(self, rows: list[tuple], success: bool, final: np.ndarray, final_pictures: dict) -> None:
-        """Write an episode of these rows, which ended with this state and these pictures."""
-        assert self.writer is not None  # what is not recorded does not come here
-        states, pictures, actions = zip(*rows, strict=True)
-        self.writer.add(
-            Episode(
-                np.stack(states),
-                np.stack(actions),
-                {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]},
-                self.options.task,
-                success,
-                source="human",
-                terminated=True,
-                reward=np.eye(1, len(rows), len(rows) - 1)[0] * success,
-                final=final,
-                final_images={k.removeprefix("image/"): np.array(x) for k, x in final_pictures.items()},
-            )
-        )
-        self.writer.flush()
 
     def tell_saved(self) -> None:
         """Say that the first of those that are being written is there. UserError: it could not be written."""
@@ -261,18 +246,14 @@ class TeleopRecorder:
         self.say(words)
 
     def close(self) -> None:
-        self.saver.shutdown()
-        if self.writer is None:
+        if self.recording is None:
             return
         try:
-            while self.saving:
-                self.tell_saved()
+            self.recording.close()
         finally:
-            self.writer.close()
-        if self.own is not None and self.kept:
-            from robo_rl.data.labels import state_units
-
-            state_units(Path(self.options.out), ",".join(f"{c.unit} {c.kind}" for c in self.own.action))
+            for written, words in self.saving:
+                if not written.exception():
+                    self.say(words)
 
 
 def own_interface(options: TeleopOptions, robot, reach: tuple[float, float], period: float):

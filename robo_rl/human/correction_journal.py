@@ -9,10 +9,14 @@ by a record that names the episode of the data set it became; the ones never clo
 
 import contextlib
 import json
+import mmap
 import os
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +28,7 @@ HEAD = struct.Struct("<II")
 FRAME, CLOSE = "frame", "close"
 
 
-def pack(head: dict, arrays: dict[str, np.ndarray]) -> bytes:
+def pack(head: dict, arrays: Mapping[str, np.ndarray]) -> bytes:
     """One record."""
     shapes = {k: [str(v.dtype), list(v.shape)] for k, v in arrays.items()}
     payload = (
@@ -35,32 +39,39 @@ def pack(head: dict, arrays: dict[str, np.ndarray]) -> bytes:
     return HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def unpack(payload: bytes) -> dict:
-    """Head of a record, with its arrays under their names."""
-    line, _, data = payload.partition(b"\n")
-    head, at = parse_json(line, "a record of the journal", limit=FILE, remedy="delete the journal"), 0
+def unpack(raw: "bytes | mmap.mmap", at: int, end: int) -> dict:
+    """Head of the record whose payload is raw[at:end], with its arrays under their names; they are not
+    copied."""
+    line = raw.find(b"\n", at, end)
+    head = parse_json(raw[at:line], "a record of the journal", limit=FILE, remedy="delete the journal")
+    at = line + 1
     for name, (dtype, shape) in head.pop("arrays").items():
-        x = np.frombuffer(data, dtype, int(np.prod(shape)), at).reshape(shape)
+        x = np.frombuffer(raw, dtype, int(np.prod(shape)), at).reshape(shape)
         head[name], at = x, at + x.nbytes
     return head
 
 
 def scan(path: Path) -> tuple[list[dict], int]:
-    """(whole records of a journal, bytes they take); ([], 0) if there is none."""
-    raw, at, out = path.read_bytes() if path.exists() else b"", 0, []
+    """(whole records of a journal, bytes they take); ([], 0) if there is none. Arrays stay in the file, which
+    is mapped to memory."""
+    if not path.exists() or not path.stat().st_size:
+        return [], 0
+    with open(path, "rb") as f:
+        raw = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    at, out = 0, []
     while at + HEAD.size <= len(raw):
         length, crc = HEAD.unpack_from(raw, at)
-        payload = raw[at + HEAD.size : at + HEAD.size + length]
-        if len(payload) < length:
+        begin, end = at + HEAD.size, at + HEAD.size + length
+        if end > len(raw):
             break  # torn by a kill
-        if zlib.crc32(payload) != crc:
-            if at + HEAD.size + length >= len(raw):
+        if zlib.crc32(memoryview(raw)[begin:end]) != crc:
+            if end == len(raw):
                 break
             raise UserError(
-                f"{path} is damaged at byte {at}; keep a copy, and delete it to go on without its corrections"
+                f"{path} is damaged at byte {at}; keep a copy, and delete it to go on without what it has"
             )
-        out.append(unpack(payload))
-        at += HEAD.size + length
+        out.append(unpack(raw, begin, end))
+        at = end
     return out, at
 
 
@@ -93,26 +104,38 @@ class CorrectionJournal:
     ) -> None:
         """A frame of a robot's episode; durable after the next `commit`."""
         utf8("task", task)
-        self._waiting.append(
-            pack(
-                {
-                    "kind": FRAME,
-                    "episode": episode,
-                    "start": start,
-                    "task": task,
-                    "reward": reward,
-                    "source": source,
-                    "phase": phase,
-                },
-                {"state": state, "action": action} | {f"image/{k}": v for k, v in images.items()},
-            )
+        self.record(
+            {
+                "kind": FRAME,
+                "episode": episode,
+                "start": start,
+                "task": task,
+                "reward": reward,
+                "source": source,
+                "phase": phase,
+            },
+            {"state": state, "action": action} | {f"image/{k}": v for k, v in images.items()},
         )
 
-    def close_episode(self, episode: str, index: int) -> None:
+    def close_episode(
+        self,
+        episode: str,
+        index: int,
+        more: Mapping[str, Any] = MappingProxyType({}),
+        arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
         """`episode` becomes number `index` of the data set; written before the data set is, so that it is
-        never there twice.
+        never there twice. more, arrays: what else is to be known of it.
         """
-        self._waiting.append(pack({"kind": CLOSE, "episode": episode, "index": index}, {}))
+        self.record({"kind": CLOSE, "episode": episode, "index": index, **more}, arrays)
+
+    def record(self, head: dict, arrays: Mapping[str, np.ndarray] = MappingProxyType({})) -> None:
+        """A record of any kind; durable after the next `commit`."""
+        self._waiting.append(pack(head, arrays))
+
+    def forget(self) -> None:
+        """Drop what waits for the next `commit`."""
+        self._waiting = []
 
     def commit(self) -> None:
         """Everything so far is on the disk when this returns. OSError: nothing of it is, and it waits for the
