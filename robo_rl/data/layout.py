@@ -8,8 +8,8 @@
                                                   row each
     meta/checksums.json                           ours: SHA-256 of every file (`checksums`)
     meta/labels.json                              ours: which episodes succeeded, where a person said so
-    recording.journal                             ours: of a recording of an arm that goes on, or was killed
                                                   (`labels`)
+    recording.journal                             ours: of a recording of an arm that goes on, or was killed
     data/chunk-000/file-000.parquet               one row per frame, many episodes per file
     videos/observation.images.VIEW/chunk-000/file-000.mp4      many episodes per file, one after the other
 
