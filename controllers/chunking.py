@@ -124,7 +124,8 @@ class ChunkRunner:
         width = len(self.scale)
         if rows.ndim != 2 or rows.shape[1] != width or not len(rows) or not np.isfinite(rows).all():
             raise UserError(
-                f"the policy answered rows of shape {rows.shape}, or not finite ones; needed [E, {width}]"
+                f"the policy answered rows of shape {rows.shape}, or not finite ones; needed [E, {width}] (a "
+                "server must be of this run: robo_rl serve RUN there)"
             )
         assert self.asked is not None  # an answer is to a question
         self.latency.add(max(now - self.asked_at, 0.0))

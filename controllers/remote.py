@@ -339,7 +339,10 @@ class RemotePolicyClient:
             return
         head, arrays = message
         if "error" in head:
-            raise UserError(f"the policy at {self.where}: {plain_text(head['error'])}")
+            raise UserError(
+                f"the policy at {self.where}: {plain_text(head['error'])} (it must be that of this run: "
+                "robo_rl serve RUN there)"
+            )
         t0, rows = head.get("t0"), arrays.get("rows")
         if self.asked is None or t0 != self.asked:
             raise UserError(f"the policy at {self.where} answers what it was not asked")

@@ -288,7 +288,7 @@ def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):
     mind.ask({"state": np.zeros(36, np.float32)}, 1.25)
     rows, t0 = mind.poll(0.0)
     assert rows.shape == (8, 7) and t0 == 1.25 and mind.poll(0.0) is None
-    with pytest.raises(UserError, match="the run's state has 36 numbers"):
+    with pytest.raises(UserError, match="the run's state has 36 numbers.*of this run: robo_rl serve RUN"):
         mind.ask({"state": np.zeros(5, np.float32)}, 2.0)
     mind.close()
     again = RemotePolicyClient(where, token, patience=5.0)
@@ -420,7 +420,7 @@ def test_what_a_killed_deployment_recorded_is_added_by_data_repair_or_by_the_nex
     with pytest.raises(UserError, match="no data set"):
         load(tmp_path / "data")
     done = robo_rl(tmp_path, "data", "repair", "data")
-    assert "data: added 1 episode (30 frames) of a recording that was killed" in done.out, done
+    assert "data: added 1 episode (30 frames) that an earlier recording left" in done.out, done
     data = load(tmp_path / "data")
     assert data.meta.lengths.tolist() == [30] and data.tasks == ["wave"] and not data.success.any()
     assert (data.state[:, 0] == np.arange(30)).all() and need_units(data.meta).unit == ("rad", "rad")
@@ -453,9 +453,7 @@ def test_an_episode_that_ended_before_the_kill_is_there_once_with_how_it_ended(t
     again.writer.close()
     again.writer = BrokenWriter()
     assert again.end_episode(success=True, terminated=True, reward=1, final=final).exception()
-    with pytest.raises(
-        UserError, match="recording.journal keeps what was written: .* the next recording into"
-    ):
+    with pytest.raises(UserError, match="what was recorded is in .*recording.journal: the next recording"):
         again.close()
     if committed:  # killed behind the commit of the data set
         (tmp_path / "other" / JOURNAL).rename(journal)
@@ -499,7 +497,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_motion_and_what_came_before_
         taken = rec.given
         append(rec, 3)
         ended = rec.end_episode()
-        with pytest.raises(UserError, match=r"File too large; .*recording.journal keeps what was written"):
+        with pytest.raises(UserError, match=r"File too large; what was recorded is in .*recording.journal"):
             rec.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, soft)

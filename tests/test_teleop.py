@@ -201,12 +201,12 @@ def test_an_episode_that_cannot_be_written_ends_the_session_and_is_in_the_data_s
     wait([future for future, _ in recorder.saving])
     with pytest.raises(UserError, match="no space left"):
         recorder.after_tick(0.02)
-    with pytest.raises(UserError, match="no space left; .*recording.journal keeps what was written"):
+    with pytest.raises(UserError, match="no space left; what was recorded is in .*recording.journal"):
         recorder.close()
     assert not lines
     recorder_of(tmp_path / "data", SlowWriter(), lines)
     data = load(tmp_path / "data")
-    assert lines == [f"{tmp_path / 'data'}: added 1 episode (2 frames) of a recording that was killed"]
+    assert lines == [f"{tmp_path / 'data'}: added 1 episode (2 frames) that an earlier recording left"]
     assert data.success.tolist() == [True] and data.reward.tolist() == [0, 1]
     assert set(data.episode(0).source) == {"human"} and np.isfinite(data.final).all()
 

@@ -604,7 +604,9 @@ def test_an_arm_that_is_held_keeps_the_other_from_being_commanded_in_the_same_pe
 def test_a_policy_that_is_lost_brakes_both_and_rows_that_are_none_are_refused(tmp_path):
     path = aloha(tmp_path)
     bridge = deploy(path, lambda obs, prefix=None: np.zeros((8, 7)))
-    assert "rows of shape (8, 7)" in bridge.lost and bridge.commands == 0
+    assert (
+        "rows of shape (8, 7)" in bridge.lost and "robo_rl serve RUN" in bridge.lost and bridge.commands == 0
+    )
 
 
 def test_axes_that_the_pair_has_not_are_named(tmp_path):

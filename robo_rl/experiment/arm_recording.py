@@ -118,8 +118,8 @@ class ArmRecording:
             if not isinstance(error, (OSError, UserError)):
                 raise error
             raise UserError(
-                f"{told(error)}; {self.journal.path} keeps what was written: once that is mended, the next "
-                f"recording into {self.folder}, or robo_rl data repair {self.folder}, adds it"
+                f"{told(error)}; what was recorded is in {self.journal.path}: the next recording there, or "
+                f"robo_rl data repair {self.folder}, adds it"
             ) from error
 
     # ---- in the thread
@@ -260,7 +260,7 @@ def recover(folder: Path) -> list[int]:
             state_units(folder, records[0]["units"])
     except (OSError, UserError) as e:
         raise UserError(
-            f"{told(e)}; {path} has what a recording that was killed left: move it away to go on without"
+            f"{told(e)}; {path} has what an earlier recording left: move it away to go on without"
         ) from e
     path.unlink()
     return added
@@ -273,4 +273,4 @@ def told(e: OSError | UserError) -> str:
 def recovered(folder: Path | str, added: list[int]) -> str:
     """What is told of `recover`."""
     frames = plural(sum(added), "frame")
-    return f"{folder}: added {plural(len(added), 'episode')} ({frames}) of a recording that was killed"
+    return f"{folder}: added {plural(len(added), 'episode')} ({frames}) that an earlier recording left"
