@@ -547,7 +547,7 @@ def test_the_origin_of_every_value_is_told(tmp_path):
     [
         ({"rl": {"judge": "classifer"}}, "unknown recipe: rl.judge 'classifer'; did you mean 'classifier'"),
         ({"policy": {"gripper": "toggel"}}, "unknown recipe: policy.gripper 'toggel'"),
-        ({"demos": 2.5}, "demos must be str"),
+        ({"demos": 2.5}, "demos is the folder of a data set, or how many to record, got a float"),
     ],
 )
 def test_a_value_that_an_option_does_not_have_is_told_from_python_too(changes, words):
