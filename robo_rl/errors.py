@@ -66,9 +66,9 @@ def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
         return name
     if not names:
         raise UserError(f"unknown {kind} {name!r}: there is none to choose from")
-    close = nearest(name, names)
+    close = nearest(str(name), names)
     near = sorted(names, key=lambda n: close.index(n) if n in close else len(close))
-    near.sort(key=lambda n: -len(n) if name.startswith(n) else 0)  # degrees: deg before deg/s
+    near.sort(key=lambda n: -len(n) if str(name).startswith(n) else 0)  # degrees: deg before deg/s
     hint = f"; did you mean {near[0]!r}?" if close else ""
     raise UserError(
         f"unknown {kind} {name!r}{hint} Allowed: {', '.join(near)}"
@@ -120,9 +120,13 @@ def in_range(
     span = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     for told in _listeners:
         told.append((name, span))
-    above = value > low if open_low else value >= low
-    below = value < high if open_high else value <= high
-    if not (above and below):
+    try:
+        above = value > low if open_low else value >= low
+        below = value < high if open_high else value <= high
+        inside = bool(above and below)
+    except (TypeError, ValueError):  # no number
+        inside = False
+    if not inside:
         raise UserError(f"{name} must be in {span}, got {value!r}")
 
 

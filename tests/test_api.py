@@ -190,13 +190,46 @@ def test_workers_of_an_env_that_is_defined_in_a_notebook_alone_are_refused(tmp_p
         ({"workers": "two"}, "workers must be int, got 'two'"),
         ({"max_staleness": 1.5}, "max_staleness must be int, got 1.5"),
         ({"rl": {"lr": None}}, "rl.lr must be float, got nothing"),
+        ({"task": None}, "task must be str, got None"),
+        ({"obs": ["state"]}, r"obs must be str, got \['state'\]"),
+        ({"preset": None}, "preset must be str, got None"),
+        ({"init": ("runs/a",)}, "init must be str, got .'runs/a',."),
+        ({"policy": {"kind": None}}, "policy.kind must be str, got None"),
     ],
     ids=str,
 )
 def test_a_value_of_another_type_is_told_where_none_is_allowed_too(given, said):
     with pytest.raises(UserError, match=said):
-        robo_rl.recipe(task="reach", **given)
+        robo_rl.recipe(**{"task": "reach"} | given)
     assert robo_rl.recipe(task="reach", workers=None).workers is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"task": None}, "task must be str, got None"),
+        ({"control": 3}, "control must be str, got 3"),
+        ({"image_size": "64"}, "image_size must be a whole number, got '64'"),
+        ({"max_steps": 1.5}, "max_steps must be a whole number, got 1.5"),
+    ],
+    ids=str,
+)
+def test_an_option_of_make_env_of_another_type_is_told(given, said):
+    with pytest.raises(UserError, match=said):
+        robo_rl.make_env(**{"task": "reach"} | given)
+
+
+@pytest.mark.parametrize("wrong", ["4", [4], float("nan")], ids=str)
+def test_what_is_no_number_is_out_of_every_range(wrong):
+    with pytest.raises(UserError, match=r"--envs must be in \[1, 1e\+06\], got"):
+        replace(robo_rl.recipe(task="reach"), envs=wrong)
+
+
+def test_the_number_of_envs_beside_an_env_is_refused():
+    env = robo_rl.make_env(task="reach", num_envs=2)
+    with pytest.raises(UserError, match="num_envs is of the env that evaluate makes itself"):
+        robo_rl.evaluate(lambda obs: np.zeros((2, 7)), env, episodes=2, num_envs=4)
+    env.close()
 
 
 def test_what_the_callback_raises_ends_the_run_and_it_resumes(tmp_path):

@@ -36,7 +36,20 @@ def make_env(sim: str = "mujoco", task: str = "", num_envs: int = 1, **options):
     check_name("sim", sim)
     for name in options:
         choose("option of make_env", name, envs.OPTIONS)
+    check_text("make_env", {"task": task} | {k: v for k, v in options.items() if k in TEXT})
+    options |= {k: whole(k, v) for k, v in options.items() if k in WHOLE}
     return envs.make(sim, task, whole("num_envs", num_envs), **options)
+
+
+TEXT = ("obs", "reward", "control", "randomise", "cameras", "device", "judge")  # options of `make_env`
+WHOLE = ("image_size", "threads", "max_steps")
+
+
+def check_text(where: str, values: Mapping[str, object]) -> None:
+    """UserError: one of the values {name: value} is no text."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise UserError(f"{where}: {name} must be str, got {value!r}")
 
 
 def check_name(what: str, name: object) -> None:
@@ -108,6 +121,10 @@ def recipe(
         raise UserError(
             f'recipe: policy is a dict, for example policy={{"kind": {policy!r}}}, got {policy!r}'
         )
+    named = {"task": task, "obs": obs, "preset": preset}
+    named |= {k: changes[k] for k in ("reward", "init") if k in changes}
+    named |= {f"policy.{k}": policy[k] for k in ("kind", "folder") if k in policy}
+    check_text("recipe", named)
     base = recipes.recipe(
         sim,
         task,
@@ -394,7 +411,10 @@ def evaluate(
     """
     episodes, seed = whole("episodes", episodes), whole("seed", seed)
     in_range("episodes", episodes, 1, 10**7)
+    in_range("num_envs", whole("num_envs", num_envs), 0, 10**6)
     check_evaluated(policy, env)
+    if num_envs and env is not None:
+        raise UserError("num_envs is of the env that evaluate makes itself; leave it out beside an env")
     if env is not None and not hasattr(env, "num_envs"):
         return _evaluate_in_model(policy, env, episodes, seed, simulator, judge)
     if simulator is not None or judge:
