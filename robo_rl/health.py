@@ -192,8 +192,7 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
 
     Of a log-prob that is a mean over n executed entries KL is about 1/n^2 of that of the density, and so is
     its range. Where KL is bounded (rl.trust_kl) it is the true one per entry, and near its target.
-    The first log ratio is that to the weights that acted only where the anchor is no average of several
-    versions.
+    The first log ratio is 0 for stale data too only where the present weights are the anchor.
     """
     own = NFT if isinstance(options, NftOptions) else RATIO
     bound = options.trust_kl if isinstance(options, OnPolicyOptions) else 0.0
@@ -204,7 +203,7 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
         own = tuple(
             replace(r, high=r.high / n2, alarm=(r.alarm or 0) / n2) if r.metric == "kl" else r for r in own
         )
-    if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
+    if isinstance(options, OnPolicyOptions) and options.proximal != "recompute":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
     found = own + STEPS + FINITE + FLOOR + (SUCCESS if sparse else UNPAID)
     known = isinstance(options, OnPolicyOptions)

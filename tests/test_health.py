@@ -215,6 +215,16 @@ def test_an_actor_that_scored_by_other_weights_is_found_out():
     )
 
 
+@pytest.mark.parametrize("proximal", ["snapshot", "interpolate"])
+def test_stale_data_under_an_anchor_that_is_not_the_present_weights_is_no_error_of_the_actor(proximal):
+    learner, old = at_version_two("ppo", proximal=proximal)
+    learner.options = replace(learner.options, critic_warmup=0)
+    metrics = learner.update(copy.deepcopy(old), 0.0, version=2)
+    assert metrics["first_log_ratio"] > 0.1  # as an alarm has it
+    told = Watch(ranges(learner.options, learner.policy.options, 2, False)).look(0, metrics)
+    assert not any(t.startswith("first log ratio") for t in told), told
+
+
 def test_a_batch_that_was_refused_is_told_at_once():
     env, learner, collector, o = setup("ppo")
     learner.options = o = replace(o, critic_warmup=0)
