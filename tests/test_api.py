@@ -868,11 +868,16 @@ def test_a_run_s_own_configuration_starts_another(trained, tmp_path):
         ("seed = 1.5", "seed must be int, got 1.5"),
         ("seed = -1", "--seed"),
         ("seed =", "is no TOML"),
+        ("[policy.lora]\ntargets = [3]", "policy.lora.targets must be a list of str, got [3]"),
+        ("[policy.lora]\ntargets = 'head'", "policy.lora.targets must be a list of str, got 'head'"),
+        ('{"config": [1]}', '"config" in c.json is no table of options, got [1]'),
+        ('{"config": null}', '"config" in c.json is no table of options, got None'),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(text, said, tmp_path):
-    (tmp_path / "c.toml").write_text(text)
-    result = command(tmp_path, "train", "--config", "c.toml")
+    name = "c.json" if text.startswith("{") else "c.toml"
+    (tmp_path / name).write_text(text)
+    result = command(tmp_path, "train", "--config", name)
     assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
     assert command(tmp_path, "train", "--config", "none.toml").code == 2
 

@@ -26,6 +26,10 @@ def read_config(path: Path) -> dict:
         if path.suffix == ".json":
             document = files.read_json(path)
             document = document.get("config", document)
+            if not isinstance(document, dict):
+                raise UserError(
+                    f'--config: "config" in {path} is no table of options, got {reprlib.repr(document)}'
+                )
         else:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:
@@ -79,7 +83,9 @@ def _as(now, value, hint, where: str):
     """`value` as the type that an option has, whose annotation is `hint`; UserError for another."""
     if now is None and value is not None and (kind := next(iter(get_args(hint)), None)) in (int, float, str):
         now = kind()  # such as `int | None`
-    if isinstance(now, tuple) and isinstance(value, list):
+    if isinstance(now, tuple):  # of text, all that options have
+        if not isinstance(value, list | tuple) or not all(isinstance(x, str) for x in value):
+            raise UserError(f"{where} must be a list of str, got {reprlib.repr(value)}")
         return tuple(value)
     if isinstance(now, float) and type(value) is int:
         return float(value)
