@@ -332,7 +332,10 @@ def test_a_few_updates_take_penalty_off_imagined_motion_and_leave_the_arm_alone(
 
     def score(m):
         reward = Reward(
-            VideoFitter(copy.deepcopy(m), data, VideoFitOptions(batch=64), 0, fresh=False), inverse, 1.0, 7
+            VideoFitter(copy.deepcopy(m), data, VideoFitOptions(batch=64), 0, fresh=False, frames_only=True),
+            inverse,
+            1.0,
+            7,
         )
         return float(reward()[1]["eva"])
 
@@ -366,7 +369,12 @@ def test_at_weight_0_tuning_is_plain_training_and_at_0_updates_the_model(tuning)
     data, model, inverse, _ = tuning
     o = TuneOptions(weight=0, updates=4, batch=2, lr=1e-3)
     plain = VideoFitter(
-        copy.deepcopy(model), data, VideoFitOptions(arm=1, updates=4, batch=2, lr=1e-3), 0, fresh=False
+        copy.deepcopy(model),
+        data,
+        VideoFitOptions(arm=1, updates=4, batch=2, lr=1e-3),
+        0,
+        fresh=False,
+        frames_only=True,
     )
     assert plain.fit()
     for got, want in (
@@ -394,7 +402,9 @@ def test_motion_as_smooth_as_the_recordings_is_left_as_it_is(tuning):
         (Reward, "recorded", True),
         (Reward, "most", False),
     ):
-        fitter = VideoFitter(copy.deepcopy(model), data, VideoFitOptions(batch=16), 0, fresh=False)
+        fitter = VideoFitter(
+            copy.deepcopy(model), data, VideoFitOptions(batch=16), 0, fresh=False, frames_only=True
+        )
         value, parts = kind(fitter, inverse, 1.0, 7, goal)()
         assert (float(value.detach()) == 0) == left
         assert float(value.detach()) == pytest.approx(
@@ -409,7 +419,12 @@ def test_the_term_of_eva_does_not_change_what_the_own_loss_draws(tuning):
     draws = []
     for more in (False, True):
         fitter = VideoFitter(
-            copy.deepcopy(model), data, VideoFitOptions(arm=1, updates=2, batch=2), 0, fresh=False
+            copy.deepcopy(model),
+            data,
+            VideoFitOptions(arm=1, updates=2, batch=2),
+            0,
+            fresh=False,
+            frames_only=True,
         )
         fitter.more = Reward(fitter, inverse, 1.0, 1) if more else None
         assert fitter.fit()

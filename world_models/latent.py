@@ -156,11 +156,18 @@ class Latent(nn.Module):
         self.mean.copy_(state.mean(0))
         self.std.copy_(state.std(0).clamp(min=1e-3))
         self.scale.copy_(torch.maximum(delta.std(0), 0.02 * self.std))
+        self.gain.copy_(reward.std().clamp(min=1e-3))
+        self.low.fill_(np.inf)
+        self.high.fill_(-np.inf)
+        self.widen(state, events)
+
+    @torch.no_grad()
+    def widen(self, state: Tensor, events: Tensor) -> None:
+        """Let rollouts go as far as the states [F,S] too, and events [F,2] say how rare they are."""
         low, high = state.amin(0), state.amax(0)
         # a rollout may leave the data a little, not without end
-        self.low.copy_(low - 0.25 * (high - low) - 1e-3)
-        self.high.copy_(high + 0.25 * (high - low) + 1e-3)
-        self.gain.copy_(reward.std().clamp(min=1e-3))
+        self.low.copy_(self.low.minimum(low - 0.25 * (high - low) - 1e-3))
+        self.high.copy_(self.high.maximum(high + 0.25 * (high - low) + 1e-3))
         share = events.mean(0)
         self.balance.copy_(torch.where(share > 0, (1 - share) / share.clamp(min=1e-6), 1).clamp(1, 30))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robo_rl.errors import UserError
+from world_models.continued import continued, init_of, known_to
 from world_models.options import (
     LONGEST,
     PICTURED,
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from robo_rl.log import Progress
     from world_models.encoded_fit import EncodedFitter
     from world_models.fit import Fitter
+    from world_models.latent import Latent
     from world_models.model import WorldSpec
     from world_models.recorded import Recorded
     from world_models.text_fit import TextFitter
     from world_models.text_options import TextConfig
+    from world_models.video import Video
     from world_models.video_fit import VideoFitter
     from world_models.wan_fit import WanFitter
     from world_models.wan_options import DiffusersConfig
@@ -113,8 +116,10 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
 
     check_device(config.device)
     torch.set_num_threads(config.torch_threads)
-    images = config.kind in PICTURED
-    data = read(config.data, images, config.image_size)
+    images, model = config.kind in PICTURED, None
+    if config.init:
+        config, model = init_of(config)
+    data = read(config.data, images, config.image_size, model and model.spec)
     recorded.check(data, " ".join(config.data))
     if why := recorded.one_outcome(data):
         warnings.warn(f"data set {' '.join(config.data)}: {why}", stacklevel=2)
@@ -132,15 +137,20 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     if folder := getattr(config.net, "folder", ""):  # it is read again, from wherever
         net: Any = config.net
         config = replace(config, net=replace(net, folder=str(Path(folder).absolute())))
+    begins_with: tuple = ()
+    if model is not None:
+        data = known_to(model, data, config.init)
+        spec = world_spec(data, config.kind, f"{' '.join(config.data)}, after {config.init}")
+        begins_with = (continued(model, data, spec),)
     folder = Path(config.resume) if config.resume else new_folder(config, data)
-    job = {
+    jobs: dict[str, Callable[..., FitJob]] = {
         "latent": latent_job,
         "encoded": encoded_job,
         "video": video_job,
         "diffusers": diffusers_job,
-        # what cannot be learnt is refused before there is a folder
         "text": text_job,
-    }[config.kind](config, data)
+    }
+    job = jobs[config.kind](config, data, *begins_with)  # what cannot be learnt is refused: no folder yet
     with files.lock(folder):
         if not config.resume:
             files.write_json(folder / "run.json", run_facts(folder, config))
@@ -255,18 +265,13 @@ def rebuilt(cls: Any, saved: dict):
 # ---- the kinds ---------------------------------------------------------------------------------------------
 
 
-def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
-    """The fit of a `latent` model on states."""
+def latent_job(config: WorldModelConfig, data: "Recorded", init: "Latent | None" = None) -> FitJob:
+    """The fit of a `latent` model on states; `init`: it begins as this one."""
     from world_models.fit import Fitter
     from world_models.latent import Latent
 
-    fitter = Fitter(
-        Latent(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed),
-        data,
-        config.fit,
-        config.seed,
-        device=config.device,
-    )
+    model = init or Latent(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
+    fitter = Fitter(model, data, config.fit, config.seed, fresh=init is None, device=config.device)
     return FitJob(
         fitter=fitter,
         updates=config.fit.updates,
@@ -312,13 +317,13 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
     )
 
 
-def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
-    """The fit of a `video` model on pictures."""
+def video_job(config: VideoConfig, data: "Recorded", init: "Video | None" = None) -> FitJob:
+    """The fit of a `video` model on pictures; `init`: it begins as this one."""
     from world_models.video import Video
     from world_models.video_fit import VideoFitter
 
-    model = Video(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
-    fitter = VideoFitter(model, data, config.fit, config.seed, device=config.device)
+    model = init or Video(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
+    fitter = VideoFitter(model, data, config.fit, config.seed, init is None, config.device)
 
     def finish(progress: "Progress") -> tuple:
         made, far = fitter.result(), (config.horizon, config.tolerance)

@@ -12,6 +12,7 @@ from robo_rl import files
 from robo_rl.errors import UserError, choose, in_range
 
 PICTURED = ("encoded", "video", "diffusers")  # kinds with cameras
+CONTINUED = ("latent", "video")  # kinds that --init goes on with
 LONGEST = 300  # control steps of --horizon 0 at most: pictures of all of them are in memory
 KINDS = {  # of models: the module whose build(spec, options) makes one; `robo_rl.cli.wm` has their options
     "latent": "world_models.latent",
@@ -27,6 +28,15 @@ def kind_of_run(folder: "str | Path") -> str:
     try:
         config = files.read_json(Path(folder) / "run.json")["config"]
         kind = config["kind"] if {"net", "fit", "horizon"} <= set(config) else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return kind if kind in KINDS else ""
+
+
+def kind_of_model(folder: "str | Path") -> str:
+    """The kind of the model in `folder`; "" where there is none."""
+    try:
+        kind = files.read_json(find(folder) / "world.json")["kind"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     return kind if kind in KINDS else ""
@@ -290,7 +300,7 @@ class WorldModelConfig:
     """Learn a world model from recorded episodes; `--sim wm:OUT` then takes it as a simulator."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is learnt": ("kind", "image_size", "seed", "device", "torch_threads"),
+        "What is learnt": ("kind", "init", "image_size", "seed", "device", "torch_threads"),
         "How far it is trusted": ("horizon", "tolerance", "gate"),
         "The run": ("out", "resume"),
     }
@@ -305,6 +315,9 @@ class WorldModelConfig:
     """Run folder; empty: runs/wm-<task>-s<seed>-<time>."""
     resume: str = ""
     """Go on with the run in this folder; every other option then comes from it."""
+    init: str = ""
+    """With latent and video: begin with the weights, the networks and the units of this model (its folder, or
+    the run that made it), to learn from its episodes and newer ones in fewer updates."""
     image_size: int = 0
     """Of kinds with cameras: pixels of a side of the square that pictures become, the shorter side padded; 0:
     as they were recorded where they are square, else 64."""
@@ -345,6 +358,8 @@ class WorldModelConfig:
             raise UserError(f"--kind text learns on the CPU: leave --device {self.device} out")
         if self.gate and self.kind != "latent":
             raise UserError(f"--gate goes with --kind latent, got --kind {self.kind}")
+        if self.init and self.kind not in CONTINUED:
+            raise UserError(f"--init goes with --kind {' and '.join(CONTINUED)}, got --kind {self.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,8 @@ class Recorded:
     final_images {view: uint8[E,h,w,3]} where pictured bool[E] (None: nowhere). shapes: (h, w) of each view
     before it was padded to a square; () where none was.
     own: the actions were recorded in the robot's own units, and are commands now.
+    before: int8[E], what a model that is gone on with did with each episode: it learnt from it (0), held it
+    out (1), did not have it (-1).
     """
 
     state: np.ndarray
@@ -69,6 +71,7 @@ class Recorded:
     pictured: np.ndarray | None = None
     shapes: tuple[tuple[int, int], ...] = ()
     own: bool = False
+    before: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.first)
@@ -122,9 +125,11 @@ class Recorded:
     @property
     def held(self) -> np.ndarray:
         """bool[E]: every tenth episode, whatever is recorded after it. Episodes are counted instruction by
-        instruction: instructions that take turns would else be held out of one of them alone."""
+        instruction: instructions that take turns would else be held out of one of them alone. What the model
+        `before` learnt from or held out stays that."""
         order = np.argsort(np.array(self.tasks)[self.task], kind="stable")
-        return np.isin(np.arange(len(self)), order[HELD - 1 :: HELD])
+        held = np.isin(np.arange(len(self)), order[HELD - 1 :: HELD])
+        return held if self.before is None else np.where(self.before < 0, held, self.before == 1)
 
     def in_terms_of(self, tasks: tuple[str, ...]) -> "Recorded":
         """The same, its instructions numbered as `tasks` are and those that are not among them after

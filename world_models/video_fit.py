@@ -63,8 +63,8 @@ def evened(square: Tensor) -> Tensor:
 class VideoFitter:
     """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 
-    `fresh` False: it goes on from the model's weights, in the units they were learnt in, and leaves arm and
-    heads as they are.
+    `fresh` False: it goes on from the model's weights, in the units they were learnt in. `frames_only`: it
+    leaves arm and heads as they are.
     `more`: a further term of the loss of frames, () -> (value, parts). device: where it learns; the model
     goes there, rows of the data are chosen on the host.
     """
@@ -77,15 +77,17 @@ class VideoFitter:
         seed: int,
         fresh: bool = True,
         device: str = "cpu",
+        frames_only: bool = False,
     ):
-        self.model, self.options, self.fresh, after = model, options, fresh, model.options.after
+        self.model, self.options, after = model, options, model.options.after
+        self.frames_only = frames_only
         self.device = device
         self.data, steps = data.extended()  # rows from here on are those of it
         self.more: Callable[[], tuple[Tensor, dict[str, Tensor]]] | None = None
         arm = FitOptions(updates=options.arm, batch=128)
         self.arm = Fitter(model.proprio, data, arm, seed, fresh, device)
         model.to(device)
-        if not fresh:
+        if frames_only:
             self.arm.update = options.arm
             model.proprio.requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed)
@@ -280,7 +282,7 @@ class VideoFitter:
             smooth(recent, parts)
             if not tick(o.arm + self.update, none | recent):
                 return False
-        if not self.fresh:
+        if self.frames_only:
             return True
         if not self.heads.update:
             self.heads.begin(self.average)

@@ -264,6 +264,7 @@ def tune(
         VideoFitOptions(arm=1, updates=options.updates, batch=options.batch, lr=options.lr),
         seed,
         fresh=False,
+        frames_only=True,
     )
     if options.weight:
         fitter.more = Reward(fitter, inverse, options.weight, seed + 1, options.goal)

@@ -13,6 +13,7 @@ from world_models.options import (
     VideoConfig,
     WorldEvalConfig,
     WorldModelConfig,
+    kind_of_model,
     kind_of_run,
 )
 from world_models.text_options import TextConfig
@@ -44,6 +45,8 @@ def parse(argv: list[str]):
     kind, resumed = given(argv, "--kind"), given(argv, "--resume")
     if resumed and not kind:  # every option comes from the run, the kind too
         kind = kind_of_run(resumed)
+    if not kind and (init := given(argv, "--init")):
+        kind = kind_of_model(init)
     return parse_options(OPTIONS.get(kind or "", config), "wm train", argv[1:])
 
 

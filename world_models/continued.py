@@ -1,0 +1,78 @@
+"""Models that are gone on with: `robo_rl wm train DATA --init MODEL`, when there are more episodes."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from robo_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from world_models.model import Frames, WorldSpec
+    from world_models.options import WorldModelConfig
+    from world_models.recorded import Recorded
+
+
+def init_of(config: "WorldModelConfig") -> tuple[Any, Any]:
+    """(the options with the networks of `config.init`, that model); UserError where they ask for others."""
+    from world_models.model import load
+
+    model: Any = load(config.init)
+    if model.spec.kind != config.kind:
+        raise UserError(
+            f"--init {config.init} is a model of kind {model.spec.kind}, got --kind {config.kind}; leave "
+            "--kind out"
+        )
+    if config.image_size not in (0, model.spec.image_size):
+        raise UserError(
+            f"--init {config.init} has pictures of {model.spec.image_size} pixels, got --image-size "
+            f"{config.image_size}; leave --image-size out"
+        )
+    if config.net not in (type(config.net)(), model.options):
+        raise UserError(
+            f"--init {config.init} keeps its networks: leave --net… out, or learn a model anew without --init"
+        )
+    return replace(config, net=model.options, init=str(Path(config.init).absolute())), model
+
+
+def treated(frames: "Frames", data: "Recorded") -> np.ndarray:
+    """int8[E]: a model that keeps `frames` learnt from the episode (0), held it out (1), did not have it
+    (-1); by the bytes of its first state."""
+    first = np.asarray(frames.obs["state"], np.float32)[frames.first]
+    was = {row.tobytes(): int(held) for row, held in zip(first, frames.held[frames.first], strict=True)}
+    return np.array([was.get(data.state[i].tobytes(), -1) for i in data.first], np.int8)
+
+
+def known_to(model: Any, data: "Recorded", where: str) -> "Recorded":
+    """The data in terms of the model at `where`: its instructions, and its held-out episodes. UserError for
+    data that do not fit it."""
+    from world_models.recorded import check_fits
+
+    check_fits(model.spec, data, where)
+    if model.spec.tasks == ("",):
+        data = replace(data, tasks=("",), task=np.zeros_like(data.task))
+    data = replace(data.in_terms_of(model.spec.tasks), before=treated(model.frames, data))
+    if not (data.before == 0).any():
+        warnings.warn(
+            f"no episode that --init {where} learnt from is among the data: what only those showed will be "
+            "forgotten. Give them too: robo_rl wm train OLD NEW --init …",
+            stacklevel=2,
+        )
+    return data
+
+
+def continued(model: Any, data: "Recorded", spec: "WorldSpec") -> Any:
+    """The model, with the weights and units it has, for `data`, of which `spec` is: not calibrated any more.
+    States may go as far as either recording, and rare events weigh as the data have them."""
+    arm = model.proprio if spec.kind == "video" else model
+    model.spec = arm.spec = spec
+    arm.gate = None  # it would be of the dynamics before
+    mine = ~np.repeat(data.held, data.lengths)
+    events = np.zeros((len(data.state), 2), np.float32)
+    for k, happened in enumerate((data.success, data.terminated)):
+        events[data.end[happened] - 1, k] = 1
+    arm.widen(torch.from_numpy(data.state[mine]), torch.from_numpy(events[mine]))
+    return model.requires_grad_(True)  # an arm that was learnt to its end had none
