@@ -63,7 +63,7 @@ class OperatorStats:
 
 @dataclass(slots=True)
 class EpisodeBuffer:
-    """The frames of one robot's episode so far."""
+    """The frames of one robot's episode so far, without those of pauses: it may wait for a person for hours."""
 
     start: int = -1
     task: str = ""
@@ -71,14 +71,13 @@ class EpisodeBuffer:
     # and with `rewindable` the observation and snapshot before each
     obs: list[dict] = field(default_factory=list)
     snapshots: list[dict] = field(default_factory=list)
-    ran: list[bool] = field(default_factory=list)  # False: a frame of a pause, not recorded
 
 
 class RobotFleet:
     """The robots of `env` under `policy`; owns the episodes that they are in. Each start of `starts` is one
     episode; a robot without a start idles.
 
-    on_episode(episode, robot): receives every finished episode, without its pauses. rewindable: keep
+    on_episode(episode, robot): receives every finished episode. rewindable: keep
     snapshots, so that `rewind` works. cut: an episode ends once a person has corrected and handed back (RaC's
     second rule). Chunks are sampled without exploration noise from `seed`. `before_decision(mask)`, if set,
     is called before the policy decides for the robots of mask bool[N]; `on_discard(robot)` for an episode
@@ -161,7 +160,7 @@ class RobotFleet:
         self.source, phase, self.executed = info["source"], info["phase"], info["executed"]
         act, a = self.executed, self.stats
         ended = (np.asarray(terminated) | np.asarray(truncated)) & self.has_start
-        for i in np.flatnonzero(self.has_start):
+        for i in np.flatnonzero(self.has_start & (phase != PAUSE)):
             images = {v: before[f"image/{v}"][i].copy() for v in self.views}
             buffer = tapes[i]
             buffer.frames.append(
@@ -174,7 +173,6 @@ class RobotFleet:
                     images,
                 )
             )
-            buffer.ran.append(phase[i] != PAUSE)
             if snapshot is not None:
                 buffer.snapshots.append({k: v[i].copy() for k, v in snapshot.items()})
                 buffer.obs.append(
@@ -227,10 +225,8 @@ class RobotFleet:
         self._clear(mask)
 
     def frame_before(self, i: int, steps: int) -> int:
-        """The frame of robot `i`'s episode from which on it has moved for so many control steps; pauses, in
-        which it stands still, do not count."""
-        ran = np.flatnonzero(self.episodes[i].ran)
-        return int(ran[-steps]) if 0 < steps <= len(ran) else 0 if steps else len(self.episodes[i].ran)
+        """The frame of robot `i`'s episode from which on it has moved for so many control steps."""
+        return max(0, len(self.episodes[i].frames) - steps)
 
     def rewind(self, i: int, to: int) -> int:
         """Put robot `i` back to how it was before frame `to` of its episode (0: its start) -> frames taken
@@ -246,7 +242,7 @@ class RobotFleet:
             k: np.where(mask.reshape(-1, *[1] * (np.ndim(v) - 1)), obs[k], v) for k, v in self.obs.items()
         }
         back = len(buffer.frames) - to
-        for rows in (buffer.frames, buffer.obs, buffer.snapshots, buffer.ran):
+        for rows in (buffer.frames, buffer.obs, buffer.snapshots):
             del rows[to:]
         self.cursor[i] = self.execute
         return back
@@ -259,12 +255,10 @@ def _rows(x, n: int) -> np.ndarray:
 def episode_of(
     episode: EpisodeBuffer, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]
 ) -> Episode | None:
-    """The frames as an Episode without its pauses, ending with the observation `last`; None if nothing is
-    left."""
-    rows = [r for r, ran in zip(episode.frames, episode.ran, strict=True) if ran]
-    if not rows:
+    """The frames as an Episode that ends with the observation `last`; None if there are none."""
+    if not episode.frames:
         return None
-    state, action, reward, source, phase, images = zip(*rows, strict=True)
+    state, action, reward, source, phase, images = zip(*episode.frames, strict=True)
     return Episode(
         state=np.stack(state),
         action=np.stack(action),
