@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from robo_rl.data.episode import Episode, Features
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
+from robo_rl.human.fleet import OperatorStats
 from robo_rl.human.training_segments import segment_chunks, segment_ends, segment_sampler, trainable_frames
 from robo_rl.policies import ObsSpec
 from sims.mujoco.gl import gl_backend
@@ -114,6 +117,46 @@ def test_a_finished_result_goes_on_with_more_rounds_and_refuses_other_options(ru
     assert done.code == 0 and len(json.loads(done.out)) == 3, done.err
     assert len(load(run / "more" / "corrections")) == 8
     assert "begun with another --episodes" in robo_rl(run, "correct", "runs/weak", "--out", "more").mistake
+
+
+def test_a_kill_before_a_round_counts_makes_it_again_and_records_no_episode_twice(run):
+    robo_rl(run, "correct", "runs/weak", *FAST, "--out", "killed")
+    folder = run / "killed"
+    stats = json.loads((folder / "rounds.json").read_text())[1]["operator_stats"]
+    names = {field.name for field in fields(OperatorStats)}
+    # as it is after a kill between an episode and its statistics, or between rounds.json and the checkpoint
+    (folder / "operator_stats.json").write_text(
+        json.dumps({"round": 1, "operator_stats": {k: v for k, v in stats.items() if k in names}})
+    )
+    shutil.rmtree(max((folder / "checkpoints").glob("step_*")))
+    done = robo_rl(run, "correct", "runs/weak", *FAST, "--out", "killed", "--json")
+    assert done.code == 0, done.err
+    assert [r["round"] for r in json.loads(done.out)] == [0, 1]
+    starts = load(folder / "corrections").start
+    assert len(starts) == 4 == len(np.unique(starts))
+    assert json.loads((folder / "rounds.json").read_text())[1]["operator_stats"]["episodes"] == 4
+
+
+def test_corrections_that_were_recorded_after_a_round_are_one_more_round(run):
+    argv = ("correct", "runs/weak", "--operator", "console", "--bc.updates", 5, "--eval-episodes", 4, "--out")
+    demo = load(run / "runs/weak/demos")
+    corrected = Episode(
+        demo.state[:12],
+        demo.action[:12],
+        task=demo.tasks[0],
+        phase=np.full(12, 3),
+        source="human",
+        success=True,
+    )
+    interventions = []
+    for new in (1, 1, 0):  # the person comes again, then does not
+        with Writer(run / "runs/weak/corrections", Features.of(corrected, fps=20)) as writer:
+            for _ in range(new):
+                writer.add(corrected)
+        done = robo_rl(run, *argv, "learnt", "--json")
+        assert done.code == 0, done.err
+        interventions.append([r["interventions"] for r in json.loads(done.out)][1:])
+    assert interventions == [[1], [1, 1], [1, 1]] and "no corrections since the last round" in done.err
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,9 @@ def test_waiting_uses_up_no_steps_and_is_not_recorded():
     while robots.is_running:
         robots.step()
         kept = robots.episodes[0]
-        assert len(kept.frames) == len(kept.snapshots) == len(kept.obs) <= 20  # a wait of hours takes no memory
+        assert (
+            len(kept.frames) == len(kept.snapshots) == len(kept.obs) <= 20
+        )  # a wait of hours takes no memory
     lengths = {i: n for i, n, _ in got}
     # at most the one step in which it came to rest
     assert lengths == {0: 20, 1: 20} or lengths == {0: 19, 1: 20}

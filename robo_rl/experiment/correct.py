@@ -87,8 +87,11 @@ class CorrectionRounds:
         o = self.options
         torch.set_num_threads(1)
         self.begin()
-        self.rounds = read_rounds(self.out)
         last = checkpoint.checkpoints(self.out)
+        # one that was killed before its checkpoint was there is made again
+        self.rounds = [
+            x for x in read_rounds(self.out) if last and checkpoint.name(x["round"]) <= last[-1].name
+        ]
         self.policy, _ = checkpoint.load_policy(last[-1] if last else self.checkpoint)
         task_limit = self.config.max_steps
         probe = make_env(self.config, 1)
@@ -107,9 +110,12 @@ class CorrectionRounds:
                 o, self.env, self.eval_env, self.out, demos_of(self.source, self.config), self.progress
             )
             recorded = o.operator == "console"
-            for r in range(len(self.rounds), (1 if recorded else o.rounds) + 1):
+            learnt = sum(x["operator_stats"].get("episodes", 0) for x in self.rounds)
+            for r in range(len(self.rounds), (self.recorded_rounds(learnt) if recorded else o.rounds) + 1):
                 stats = (
-                    recorded_stats(self.source / "corrections") if recorded else self.practise(practice, r)
+                    recorded_stats(self.source / "corrections", learnt)
+                    if recorded
+                    else self.practise(practice, r)
                 )
                 self.refit(r)
                 self.rounds.append({"round": r, "operator_stats": stats, "eval": self.evaluate(r)})
@@ -117,6 +123,18 @@ class CorrectionRounds:
             report = self.report()
             self.progress.close()
         return CorrectResult(self.out, self.rounds, report)
+
+    def recorded_rounds(self, learnt: int) -> int:
+        """How many rounds there are to be where people recorded corrections in the console, of which `learnt`
+        episodes are learnt from."""
+        from robo_rl.data.reader import load
+
+        if len(load(self.source / "corrections")) > learnt:
+            return len(self.rounds)
+        self.progress.say(
+            f"no corrections since the last round; record more with robo_rl console {self.source}"
+        )
+        return len(self.rounds) - 1
 
     def practice_env(self):
         """The robots that practise, filmed where that is asked for and anything draws them."""

@@ -51,7 +51,7 @@ class CorrectOptions:
     """
     operator: str = "scripted"
     """scripted; console: no practice, one round of learning from the corrections recorded in robo_rl console
-    RUN."""
+    RUN; again after more of them, one more round."""
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
     rounds: int = 3
@@ -114,7 +114,7 @@ class CorrectOptions:
             choose("phases", phase, HELP)
         for name, low, high in (
             ("rounds", 1, 1000),
-            ("episodes", 1, 99_999),
+            ("episodes", 1, 5_000),
             ("human_steps", 0, 10**9),
             ("robots", 1, 4096),
             ("operators", 1, 4096),

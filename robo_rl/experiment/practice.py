@@ -59,8 +59,9 @@ class Practice:
         operator, freeze = self.make_operator(r, before["operator_stats"]["human_steps"] if resumed else 0)
         env = InterventionEnv(self.env, operator, freeze=freeze)
         with Writer(self.out / "corrections", spec=self.env.spec) as writer:
-            done = before.get("done", []) if resumed else []
-            wanted = [s for s in self.starts(policy, r) if s not in done]
+            recorded = set(load(writer.root).start.tolist()) if writer.episodes else set()
+            whole = self.starts(policy, r)
+            wanted = [s for s in whole if s not in recorded]
             robots: RobotFleet | None = None
 
             def starts():
@@ -72,9 +73,8 @@ class Practice:
             def add(episode, i):
                 assert robots is not None
                 writer.add(episode)
-                done.append(episode.start)
                 writer.flush()  # durable before it counts
-                files.write_json(path, {"round": r, "done": done, "operator_stats": asdict(robots.stats)})
+                files.write_json(path, {"round": r, "operator_stats": asdict(robots.stats)})
 
             robots = RobotFleet(
                 env,
@@ -92,9 +92,7 @@ class Practice:
                 )
             if isinstance(operator, OperatorAssignment):
                 self.add_detector(policy, robots, operator)
-            self.progress.start(
-                "help", o.human_steps or len(wanted), "steps" if o.human_steps else "episodes"
-            )
+            self.progress.start("help", o.human_steps or len(whole), "steps" if o.human_steps else "episodes")
             while robots.is_running:
                 robots.step()
                 a = robots.stats
@@ -217,19 +215,21 @@ class Practice:
         return detect.FailureMonitor(ref, threshold, limit, o.robots)
 
 
-def recorded_stats(corrections: Path) -> dict[str, float]:
-    """Statistics of a data set of corrections that people recorded in the console."""
+def recorded_stats(corrections: Path, before: int) -> dict[str, float]:
+    """Statistics of the episodes that people recorded in the console after the first `before` ones."""
     data = load(corrections)
+    new = data.episode_index >= before
     human = data.phase > 1
     first = np.concatenate([[True], data.episode_index[1:] != data.episode_index[:-1]])
-    begins = human & (~np.concatenate([[False], human[:-1]]) | first)
+    begins = human & (~np.concatenate([[False], human[:-1]]) | first) & new
+    human &= new
     return OperatorStats(
         1 / data.features.fps,
-        steps=len(human),
+        steps=int(new.sum()),
         human_steps=int(human.sum()),
         attended_steps=int(human.sum()),
-        episodes=len(data),
-        successes=int(data.success.sum()),
+        episodes=len(data) - before,
+        successes=int(data.success[before:].sum()),
         interventions=int(begins.sum()),
         robots=1,
         operators=1,

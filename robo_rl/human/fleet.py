@@ -63,7 +63,7 @@ class OperatorStats:
 
 @dataclass(slots=True)
 class EpisodeBuffer:
-    """The frames of one robot's episode so far, without those of pauses: it may wait for a person for hours."""
+    """The frames of one robot's episode so far, without pauses: a robot may wait for a person for hours."""
 
     start: int = -1
     task: str = ""
