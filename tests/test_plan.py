@@ -1,7 +1,7 @@
 """What a run will need, told before it starts; and its twin at a tiny size."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import datasets
 import pytest
@@ -13,6 +13,7 @@ from robo_rl.cli import main
 from robo_rl.cli.train import parse
 from robo_rl.devices import slow_bf16
 from robo_rl.experiment import plan as plans
+from robo_rl.experiment.config_file import flat
 from robo_rl.experiment.envs import probe_env
 from robo_rl.experiment.parallel import batch, group_size
 from robo_rl.experiment.plan import Plan, moments, resident
@@ -249,6 +250,21 @@ def test_a_twin_is_the_same_run_at_a_tiny_size(argv):
     assert 0 < small.steps <= 3000 and small.rl.gamma == config.rl.gamma
     given = parse([*argv, "--demos", "data/mine"])
     assert twin(given).bc.most == 0 and twin(given).bc.updates <= 20
+
+
+@pytest.mark.parametrize(
+    ("argv", "sizes"),
+    [
+        ("--algo rlpd --rl.synthetic 0.3", ("rl.synthetic_updates", "rl.synthetic_rows")),
+        ("--algo hil_serl --rl.judge classifier", ("rl.judge_episodes",)),
+        ("--rl.rehearse 0.1", ("rl.rehearse_episodes",)),
+        ("--dream 0.5 --dream-model wm", ("dream_updates",)),
+        ("--bc.own 400 --bc.head 24000 --obs rgb", ("bc.own", "bc.head")),
+    ],
+)
+def test_what_a_twin_learns_and_plays_beside_rl_is_tiny_too(argv, sizes):
+    small = flat(asdict(twin(parse(["--task", "reach", *argv.split()]))))
+    assert all(small[name] <= 500 for name in sizes) and min(small[name] for name in sizes) <= 20
 
 
 @pytest.mark.parametrize("algo", [a for a in ALGOS if a != "recap"])

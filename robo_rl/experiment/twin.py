@@ -30,6 +30,18 @@ SMALL = {
     "rounds": 1,
     "updates": 20,
     "value_updates": 20,
+    "judge_episodes": 8,
+    "rehearse_episodes": 8,
+}
+SYNTHETIC = {"synthetic_rows": 500, "synthetic_updates": 20}  # refused where nothing is made
+SUPERVISED = {
+    "updates": 20,
+    "most": 0,  # three times as many, again and again
+    "own": 8,
+    "ground": 5,
+    "head": 20,
+    "batch": 32,
+    "noises": 2,
 }
 ENVS, UPDATES, WORKERS = 8, 3, 1
 
@@ -44,7 +56,9 @@ def twin(config: TrainConfig) -> TrainConfig:
         **_smaller(config.policy, WIDTH),
         **({"size": "tiny"} if hasattr(config.policy, "size") else {}),
     )
-    rl = replace(config.rl, **_smaller(config.rl, SMALL))
+    rl = replace(
+        config.rl, **_smaller(config.rl, SMALL | (SYNTHETIC if getattr(config.rl, "synthetic", 0) else {}))
+    )
     steps = (
         400
         if isinstance(config.rl, OffPolicyOptions)
@@ -63,14 +77,8 @@ def twin(config: TrainConfig) -> TrainConfig:
         demos=config.demos if not config.demos.isdigit() else str(min(int(config.demos), 3)),
         steps=min(config.steps, steps),
         video=False,
-        bc=replace(
-            config.bc,
-            updates=min(config.bc.updates, 20),
-            most=0,  # three times as many, again and again
-            ground=min(config.bc.ground, 5),
-            batch=min(config.bc.batch, 32),
-            noises=min(config.bc.noises, 2),
-        ),
+        bc=replace(config.bc, **_smaller(config.bc, SUPERVISED)),
+        dream_updates=min(config.dream_updates, 20),
         image_size=min(config.image_size, 32),
         workers=None if config.workers is None else min(config.workers, WORKERS),
         learners=min(config.learners, 2),
