@@ -22,6 +22,7 @@ from commands import Command, dds_domain, robo_rl
 
 from controllers.bag import BagWriter, offered, recorded
 from controllers.chunking import ChunkRunner
+from controllers.lease import LeaseClient
 from controllers.observation import camera_topic, picture
 from controllers.policy_client import InProcessPolicy
 from controllers.remote import RemotePolicyClient, read_token
@@ -42,6 +43,7 @@ from robo_rl.experiment.deploy_policy import choose_actor, instruction_of, slown
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.policy_server import TOKEN_FILE, ServeOptions, load_actor, remote_actor, run_interface
 from robo_rl.experiment.sim_arm import SimArmOptions
+from robo_rl.experiment.wire import connect
 from robo_rl.human.correction_journal import scan
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -810,6 +812,15 @@ def test_two_terminals(run, tmp_path):
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
     done = robo_rl(tmp_path, "deploy", run, "--domain", domain, "--namespace", "left", "--seconds", "1")
     assert "commanding" in done.out and re.search(CHUNKS, done.out), done
+    other = connect("ann", domain, namespace="left")
+    ann = LeaseClient(other, "ann", 60)
+    ann.claim(lambda condition, seconds: time.sleep(seconds) or condition(), 20)
+    argv = ("--domain", domain, "--namespace", "left", "--lease", 0.5, "--record", "none")
+    done = robo_rl(tmp_path, "deploy", run, *argv)
+    assert done.code == 2 and re.search("robo_rl: claim deploy-.*: ann holds the arm$", done.err), done
+    assert "Traceback" not in done.err and not (tmp_path / "none" / "meta").exists()
+    ann.release()
+    other.close()
     done = robo_rl(
         tmp_path,
         "eval",

@@ -283,11 +283,13 @@ def deploy_on_wire(
             log(f"{options.run} on {robot.name} {pace_of(options, bridge, bool(recorder.name))}")
             safety.state.take()  # what was said until now is not about this
             given, said_by = (lease if governed else None), (safety.state if held else None)
-            seconds, timing = real_time_loop(
-                options, task.period, bridge, wire, client, recorder, stop, given, warn, said_by
-            )
+            try:
+                seconds, timing = real_time_loop(
+                    options, task.period, bridge, wire, client, recorder, stop, given, warn, said_by
+                )
+            finally:
+                recorder.look()
         finally:
-            recorder.look()
             if held:
                 safety.give_up()
         for complaint in wire.complaints():
