@@ -19,6 +19,8 @@ from robo_rl.algos import pi_rl
 from robo_rl.cli.wm import OPTIONS, parse, verdict
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
+from robo_rl.experiment.check import CheckOptions
+from robo_rl.experiment.check import check as check_named
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import EvalConfig, evaluation_env
 from robo_rl.experiment.world_model import shortened, simulator_of
@@ -561,6 +563,13 @@ def test_a_model_that_knows_nothing_is_calibrated_to_no_horizon_and_refused_as_a
 def test_the_model_keeps_the_contract_of_a_simulator(learnt):
     parts = check_env(lambda n: WorldEnv(learnt, n), cuts=True, atol=1e-5)
     assert {"starts", "reset_mask", "frozen", "snapshot"} <= set(parts)
+
+
+def test_robo_rl_check_leaves_a_model_its_rounding_and_its_early_ends(learnt, tmp_path):
+    model = copy.copy(learnt)
+    model.spec = learnt.spec.calibrated(LIMIT, learnt.spec.threshold / 4)
+    worlds.save(model, tmp_path / "model")
+    assert "snapshot" in check_named(CheckOptions(sim=f"wm:{tmp_path}"))[f"wm:{tmp_path}"]
 
 
 def test_evaluation_begins_from_held_out_episodes_and_training_from_the_others(learnt):
