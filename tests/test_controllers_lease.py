@@ -1,5 +1,7 @@
 """Who may drive an arm: the e-stop as a level, and the lease, on the simulated arm's own wire."""
 
+import math
+
 import numpy as np
 import pytest
 from test_controllers_arm import dds_pair
@@ -7,7 +9,7 @@ from test_controllers_manager import CARTESIAN, JOINT, There
 
 from controllers.lease import LONGEST, SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFUSED, ArmLease, LeaseClient
 from controllers.node import KINDS, SAFETY_STATE
-from controllers.transport import Flag, JointState, LoopbackTransport, Numbers, PoseStamped, Text
+from controllers.transport import Bus, Flag, JointState, LoopbackTransport, Numbers, PoseStamped, Text
 from robo_rl.errors import UserError
 from robo_rl.experiment.safety_client import SafetyClient
 
@@ -451,9 +453,31 @@ def test_who_waits_for_a_lease_says_whose_it_is_stops_when_asked_and_ends_nobody
     assert there.node.governor.state == "DISARMED" and not there.node.lease.holder(there.arm.t)
 
 
-def test_a_client_whose_claims_nobody_answers_says_so():
-    from controllers.transport import Bus
+@pytest.mark.parametrize(
+    ("says_at", "is_there", "governed"),
+    [(0.0, True, True), (3.0, True, True), (math.inf, True, None), (math.inf, False, False)],
+)
+def test_an_arm_whose_governor_is_slow_to_tell_is_not_taken_for_one_without(says_at, is_there, governed):
+    clock = [0.0]
+    bus = Bus(lambda: clock[0])
+    arm, wire = LoopbackTransport(bus, "arm"), LoopbackTransport(bus, "deploy")
+    says = arm.publisher(SAFETY_STATE, Text, "latched") if is_there else None
 
+    def sleep(seconds):
+        clock[0] += seconds
+        if says and clock[0] >= says_at:
+            says.publish(Text("DISARMED"))
+
+    lease = LeaseClient(wire, "bob", 0.5)
+    safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched"), lease, [], sleep)
+    if governed is None:
+        with pytest.raises(UserError, match="the arm's governor says nothing on safety_state"):
+            safety.is_governed()
+    else:
+        assert safety.is_governed() == governed
+
+
+def test_a_client_whose_claims_nobody_answers_says_so():
     clock = [0.0]
 
     def wait(condition, seconds):

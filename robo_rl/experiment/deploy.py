@@ -263,10 +263,9 @@ def deploy_on_wire(
         )
         safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8), lease, stop)
         wait_for_topics(bridge, safety, place_of(options), tell)
-        safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
-        check_gains(wire, robot, options.dry_run, warn)
         # a CRISP robot has no governor of its own: ours is the only one
-        governed = safety.state.latest() is not None
+        governed = safety.is_governed()
+        check_gains(wire, robot, options.dry_run, warn)
         held = governed and not options.dry_run
         try:
             if held:

@@ -298,8 +298,7 @@ def on_wire(
         }
         first = next(iter(clients.values()))
         wait_for_topics(bridge, first, place_of(options), tell)
-        first.wait_until(lambda: all(c.state.latest() is not None for c in clients.values()), 1.0)
-        governed = {arm: c for arm, c in clients.items() if c.state.latest() is not None}
+        governed = {arm: c for arm, c in clients.items() if c.is_governed()}
         for arm, robot in task.pair.arms.items():
             check_gains(wires[arm], robot, options.dry_run, lambda line, arm=arm: warn(f"{arm} arm: {line}"))
             if arm not in governed:

@@ -164,8 +164,7 @@ class Homing:
                 f"nothing came on {', '.join(missing)}: is the arm there, in this domain?"
                 + "".join(f" {c}" for c in self.wire.complaints())
             )
-        safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
-        self.governed = safety.state.latest() is not None
+        self.governed = safety.is_governed()
         buffer.update(self.model)
         made = plan(
             self.robot,

@@ -22,6 +22,20 @@ class SafetyClient:
             self.sleep(0.01)
         return done
 
+    def is_governed(self) -> bool:
+        """Whether the arm has a governor of its own, which says its state; a busy machine may be slow to
+        tell. UserError: it has one, which says nothing."""
+        from controllers.node import SAFETY_STATE
+
+        if self.wait_until(self._has_said, 1.0) or not self.wire.publishers(SAFETY_STATE):
+            return self._has_said()
+        if not self.wait_until(self._has_said, WAIT) and not self.stop:
+            raise UserError(f"the arm's governor says nothing on {SAFETY_STATE}: does it still run?")
+        return self._has_said()
+
+    def _has_said(self) -> bool:
+        return self.state.latest() is not None
+
     def says(self, *states: str) -> bool:
         """Whether the governor's last state is one of these."""
         return self.state.latest().message.data.startswith(states)
