@@ -79,9 +79,9 @@ def like_env(env: ControlEnv, actions: np.ndarray):
 
 
 def run_steps(env: ControlEnv, actions: np.ndarray) -> dict[str, np.ndarray]:
-    """Steps with actions [T, N, A], stacked to [T, N, ...] per key."""
+    """Steps with actions [T, N, A], stacked to [T, N, ...] per key; none where T is 0."""
     rows = [step_env(env, a) for a in actions]
-    return {k: np.stack([r[k] for r in rows]) for k in rows[0]}
+    return {k: np.stack([r[k] for r in rows]) for k in (rows[0] if rows else ())}
 
 
 def run_episode(env: ControlEnv, actions: np.ndarray, **reset) -> dict[str, np.ndarray]:

@@ -676,6 +676,12 @@ def test_demonstrations_paid_for_success_alone_turn_an_env_taken_as_it_is_into_o
     )
 
 
+def test_a_number_of_demonstrations_is_a_number_beside_a_folder_of_that_name_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paid_data(tmp_path / "0")
+    assert robo_rl.recipe(task="Ant-v5", demos=0).reward == "dense"
+
+
 def test_so_many_successes_of_an_envs_own_expert_are_learnt_from_as_a_data_set_of_them_is(tmp_path):
     counted = robo_rl.recipe("gym:mine:Shown", demos=20)
     data = robo_rl.recipe("gym:mine:Shown", demos=paid_data(tmp_path / "paid"))

@@ -1,5 +1,6 @@
 """The contract suite accepts an env that keeps the contract and names the fault of one that does not."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -60,7 +61,7 @@ class Point(VectorEnv):
         self.age = self.age + live
         self.success = np.where(live, self.pos[:, 0] > 0.1, self.success)
         self.terminated = self.terminated | (live & (np.linalg.norm(self.pos, axis=1) > 0.3))
-        self.truncated = self.truncated | (live & (self.age >= 12) & ~self.terminated)
+        self.truncated = self.truncated | (live & (self.age >= self.spec.max_steps) & ~self.terminated)
         reward = np.where(live, 1.0, 0.0).astype(np.float32)
         return (
             self._obs(),
@@ -117,6 +118,16 @@ class _Plain(Point):
 
 def test_optional_parts_may_be_absent():
     assert "snapshot" not in check_env(_Plain) and "expert" not in check_env(_Plain)
+
+
+class _OneStep(_Plain):
+    def __init__(self, num_envs: int):
+        super().__init__(num_envs)
+        self.spec = replace(self.spec, max_steps=1)
+
+
+def test_an_episode_may_be_a_single_step():
+    assert "reset_mask" in check_env(_OneStep)
 
 
 class _NoStarts(_Plain):

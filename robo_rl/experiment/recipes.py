@@ -333,7 +333,9 @@ def demo_limit(sim: str, task: str, demos: str) -> int | None:
     chunks of 4, and at most the limit that they were recorded under (0: not known): what takes longer has
     failed, and a long limit fills rollouts with failures.
     """
-    if not demos or not scratch(sim, task) or not (Path(demos) / "meta" / "info.json").is_file():
+    if not demos or demos.isdecimal() or not scratch(sim, task):  # a number, whatever folders there are
+        return None
+    if not (Path(demos) / "meta" / "info.json").is_file():
         return None
     import numpy as np
 
