@@ -68,6 +68,7 @@ class Governor:
         self.now = self._state_at = self._command_at = self._changed_at = -math.inf
         self.motion, self.compliance = SetpointMotion(limits, robot), CommandedCompliance(limits)
         self.commander: str | None = None
+        self._refusal = ""  # why the commander's last command had no effect; "" where it had
         self.stopped_by: set[str] = set()  # sources of the e-stop that say stop
         # source, stream -> (last stamp, least delay)
         self._stamps: dict[tuple[str, str], tuple[float, float]] = {}
@@ -221,11 +222,13 @@ class Governor:
         key = c.source, c.stream
         stamps = self._stamps.get(key)
         if broken := c.fault(now, self.limits, self.robot, self.commander, stamps):
+            if c.source == self.commander:
+                self._refusal = f"; the last one was refused: {broken[1]}"
             return self._said(self._count("block", *broken))
         if c.stamp is not None:
             self._stamps[key] = c.stamp, least_delay(stamps, c.stamp, now)
         if c.stream != "stiffness":
-            self.commander, self._command_at = c.source, now
+            self.commander, self._command_at, self._refusal = c.source, now, ""
         return None
 
     def tick(self, now: float, dt: float) -> Setpoint:
@@ -237,7 +240,8 @@ class Governor:
         if self.state == ACTIVE:
             assert self.measured is not None  # since `arm`
             if now - self._command_at > o.command_timeout:
-                self._trip(HOLD, "command_age", f"no command for {now - self._command_at:.3f} s")
+                silent = f"no command for {now - self._command_at:.3f} s"
+                self._trip(HOLD, "command_age", silent + self._refusal)
             elif apart := self.motion.tracking_fault(self.measured, now):
                 self._trip(HOLD, "tracking", apart)
         elif self.state == HOLD and now - self._changed_at > o.give_up:

@@ -323,6 +323,23 @@ def test_clocks_may_drift_as_quartz_does_and_a_delay_that_grows_faster_is_one(ra
     assert (it.state != ACTIVE) == holds and bool(it.counts.get("stale")) == holds
 
 
+@pytest.mark.parametrize(
+    ("source", "stamp", "said"),
+    [
+        ("", 1.0625, ""),
+        ("", 3601.0625, "; the last one was refused: the stamp is 3600.00 s ahead of its sender's others"),
+        ("", -3598.9375, "; the last one was refused: stamp -3598.9375 s is not after 1.0000 s: repeated, "),
+        ("another", 3601.0625, ""),
+    ],
+)
+def test_a_hold_for_silence_says_why_commands_that_came_had_no_effect(source, stamp, said):
+    it = begun(replace(EXACT, state_timeout=10.0))
+    it.command(replace(command(1.0625, HOME, stamp=stamp), **({"source": source} if source else {})), 1.0625)
+    it.tick(1.25, TICK)
+    began = "no command for 0.188 s" if stamp == 1.0625 else "no command for 0.250 s"
+    assert it.state == HOLD and it.reason.startswith(began + said) and ("refused" in it.reason) == bool(said)
+
+
 def test_a_stamp_must_be_after_the_last_one():
     it = begun()
     assert it.command(command(1.001, HOME, stamp=1.0), 1.001).contract == "order"
