@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from controllers.governor import DISARMED
+from controllers.governor import DISARMED, STOPPED
 from controllers.hardware import Hardware
 from controllers.law import Law, LawOptions
 from controllers.node import ORDERS, ArmNode
@@ -243,7 +243,8 @@ class Manager:
         self.node.check_change()
         governor = self.node.governor
         if governor is not None and governor.state != DISARMED:
-            raise UserError(f"the arm is {governor.state}: disarm it, then place it")
+            first = "reset it (--reset), after a look at why" if governor.state == STOPPED else "disarm it"
+            raise UserError(f"the arm is {governor.state}: {first}, then place it")
         if key == "start":
             if self.start is None:
                 raise UserError("this scene has no numbered starts: write `placement`")

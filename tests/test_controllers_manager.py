@@ -152,6 +152,10 @@ def test_nobody_places_an_armed_arm_and_its_holder_alone_switches_it():
     assert "disarm it, then place it" in there.put("sim_arm", start=3)[0]
     assert "ARMED: already ARMED" in there.order("arm")["message"]
     assert there.order("disarm")["success"] and there.put("sim_arm", start=3) == [True]
+    assert there.order("stop")["message"] == "STOPPED"
+    assert there.put("sim_arm", start=3) == [
+        "the arm is STOPPED: reset it (--reset), after a look at why, then place it"
+    ]
 
 
 def test_an_arm_that_moves_is_switched_when_it_rests_and_stands_there_until_it_is_commanded_anew():
