@@ -196,7 +196,9 @@ def test_one_that_does_not_speak_http_is_one_clear_line(answer):
         threading.Thread(target=serve, daemon=True).start()
         server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}/x", timeout=5, tries=2, pause=0.01)
         server.check()
-        with pytest.raises(UserError, match="does not answer .*2 attempts.*start it, or name another"):
+        with pytest.raises(
+            UserError, match="not answer .*2 attempts.*tries=9 behind # .* 50 s.*start it, or name"
+        ):
             server.post(b"{}", {})
 
 

@@ -118,7 +118,8 @@ class Server:
                 why = " ".join(str(getattr(e, "reason", e)).split())[:200] or type(e).__name__
         raise UserError(
             f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempt{'s' if attempt else ''} "
-            f"of {self.timeout:g} s); start it, or {ANOTHER}"
+            f"of {self.timeout:g} s; with tries=9 behind # one that is started again is waited for 50 s); "
+            f"start it, or {ANOTHER}"
         )
 
 
