@@ -101,26 +101,10 @@ def budget(argv: list[str]) -> list[str]:
     if argv[0] == "collect" and "rgb" in argv:
         at = argv.index("--episodes")
         return [*argv[:at], "--episodes", "16", *argv[at + 2 :], "--envs", "16", "--threads", "1"]
-    if argv[:2] == ["wm", "train"] and "video" in argv:
-        return [
-            *argv,
-            "--fit.updates",
-            "3",
-            "--fit.arm",
-            "5",
-            "--fit.batch",
-            "2",
-            "--net.width",
-            "16",
-            "--fit.heads",
-            "2",
-            "--fit.imagined",
-            "2",
-            "--horizon",
-            "8",
-            "--net.steps",
-            "2",
-        ]
+    if argv[:2] == ["wm", "train"] and {"video", "--init"} & set(argv):
+        net = [] if "--init" in argv else ["--net.width", "16", "--net.steps", "2"]
+        short = "--fit.updates 3 --fit.arm 5 --fit.batch 2 --fit.heads 2 --fit.imagined 2 --horizon 8"
+        return [*argv, *short.split(), *net]
     if argv[:2] == ["wm", "train"] and "encoded" in argv:
         return [
             *argv,
