@@ -200,7 +200,7 @@ class VideoOptions:
     """The last frame is moved before it is painted over."""
     doubt: bool = True
     """A network expects the error of each frame, which is part of the uncertainty."""
-    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=80, head_width=40))
+    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(head_width=40))
     """The network of the arm's state."""
 
     def __post_init__(self) -> None:
@@ -231,8 +231,8 @@ class VideoOptions:
 class VideoFitOptions:
     """How a `video` model is learnt (`world_models.video_fit`)."""
 
-    arm: int = 1500
-    """Updates of the arm's state first."""
+    arm: int = 10_000
+    """Updates of the arm's state first: where it is wrong by a centimetre, so is what it touches."""
     updates: int = 3000
     """Updates of the frames' flow, after that."""
     batch: int = 12

@@ -84,7 +84,7 @@ class VideoFitter:
         self.device = device
         self.data, steps = data.extended()  # rows from here on are those of it
         self.more: Callable[[], tuple[Tensor, dict[str, Tensor]]] | None = None
-        arm = FitOptions(updates=options.arm, batch=128)
+        arm = FitOptions(updates=options.arm)
         self.arm = Fitter(model.proprio, data, arm, seed, fresh, device)
         model.to(device)
         if frames_only:

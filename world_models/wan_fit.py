@@ -32,7 +32,7 @@ class WanFitter:
     ):
         self.model, self.options, self.device = model, options, device
         self.data, steps = data.extended()
-        arm = FitOptions(updates=options.arm, batch=128)
+        arm = FitOptions(updates=options.arm)
         self.arm = Fitter(model.proprio, data, arm, seed, device=device)
         model.to(device)
         self.generator = torch.Generator().manual_seed(seed)
