@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from robo_rl.errors import UserError
+from world_models.windows import treated
 
 if TYPE_CHECKING:
-    from world_models.model import Frames, WorldSpec
+    from world_models.model import WorldSpec
     from world_models.options import WorldModelConfig
     from world_models.recorded import Recorded
 
@@ -38,14 +39,6 @@ def init_of(config: "WorldModelConfig") -> tuple[Any, Any]:
     return replace(config, net=model.options, init=str(Path(config.init).absolute())), model
 
 
-def treated(frames: "Frames", data: "Recorded") -> np.ndarray:
-    """int8[E]: a model that keeps `frames` learnt from the episode (0), held it out (1), did not have it
-    (-1); by the bytes of its first state."""
-    first = np.asarray(frames.obs["state"], np.float32)[frames.first]
-    was = {row.tobytes(): int(held) for row, held in zip(first, frames.held[frames.first], strict=True)}
-    return np.array([was.get(data.state[i].tobytes(), -1) for i in data.first], np.int8)
-
-
 def known_to(model: Any, data: "Recorded", where: str) -> "Recorded":
     """The data in terms of the model at `where`: its instructions, and its held-out episodes. UserError for
     data that do not fit it."""
@@ -54,7 +47,7 @@ def known_to(model: Any, data: "Recorded", where: str) -> "Recorded":
     check_fits(model.spec, data, where)
     if model.spec.tasks == ("",):
         data = replace(data, tasks=("",), task=np.zeros_like(data.task))
-    data = replace(data.in_terms_of(model.spec.tasks), before=treated(model.frames, data))
+    data = replace(data.in_terms_of(model.spec.tasks), before=treated(model, data.state[data.first]))
     if not (data.before == 0).any():
         warnings.warn(
             f"no episode that --init {where} learnt from is among the data: what only those showed will be "
@@ -71,8 +64,5 @@ def continued(model: Any, data: "Recorded", spec: "WorldSpec") -> Any:
     model.spec = arm.spec = spec
     arm.gate = None  # it would be of the dynamics before
     mine = ~np.repeat(data.held, data.lengths)
-    events = np.zeros((len(data.state), 2), np.float32)
-    for k, happened in enumerate((data.success, data.terminated)):
-        events[data.end[happened] - 1, k] = 1
-    arm.widen(torch.from_numpy(data.state[mine]), torch.from_numpy(events[mine]))
+    arm.widen(torch.from_numpy(data.state[mine]), torch.from_numpy(data.events[mine]))
     return model.requires_grad_(True)  # an arm that was learnt to its end had none

@@ -43,9 +43,7 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingR
     train = ~data.held[episode]
     seen = np.asarray(np.isfinite(data.after).all(1))
     after, at = torch.from_numpy(data.after).nan_to_num(), torch.from_numpy(np.flatnonzero(train & seen))
-    heads = torch.zeros(len(state), 3)
-    heads[torch.from_numpy(data.end[data.success] - 1), 1] = 1
-    heads[torch.from_numpy(data.end[data.terminated] - 1), 2] = 1
+    heads = torch.cat([torch.zeros(len(state), 1), torch.from_numpy(data.events)], 1)
     mine = torch.from_numpy(train)
     if statistics:
         model.fit(state[mine], after[at] - state[at], reward[mine], heads[mine, 1:])

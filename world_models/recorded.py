@@ -88,6 +88,15 @@ class Recorded:
         return out
 
     @property
+    def events(self) -> np.ndarray:
+        """float32[F,2]: whether the step succeeded, and whether it ended its episode by the task's own
+        rule."""
+        out = np.zeros((len(self.state), 2), np.float32)
+        out[self.end[self.success] - 1, 0] = 1
+        out[self.end[self.terminated] - 1, 1] = 1
+        return out
+
+    @property
     def known(self) -> np.ndarray:
         """bool[E]: everything that was observed after the last action is recorded."""
         pictured = np.zeros(len(self), bool) if self.pictured is None else self.pictured

@@ -106,24 +106,26 @@ def check_dataset(spec, meta, where: str, axes: tuple[ActionAxis, ...] = ()) -> 
         )
 
 
-def unseen(model, dataset) -> np.ndarray:
-    """bool[episodes]: the model did not learn from it (by the bytes of its first state)."""
+def treated(model, first: np.ndarray) -> np.ndarray:
+    """int8[E]: what the model did with the episode that began in each state float32[E,S]: learnt from it (0),
+    held it out (1), never had it (-1); by the bytes of that state."""
     f = model.frames
-    rows = np.asarray(f.obs["state"], np.float32)[f.first & ~f.held] if "state" in f.obs else ()
-    learnt = {row.tobytes() for row in rows}
-    return np.array([dataset.state[i].tobytes() not in learnt for i in dataset.from_])
+    if "state" not in f.obs:
+        return np.full(len(first), -1, np.int8)
+    state, was = np.asarray(f.obs["state"], np.float32), {}
+    for held in (True, False):  # of two alike, what was learnt from counts
+        was |= {row.tobytes(): int(held) for row in state[f.first & (f.held == held)]}
+    return np.array([was.get(row.tobytes(), -1) for row in first], np.int8)
+
+
+def unseen(model, dataset) -> np.ndarray:
+    """bool[episodes]: the model did not learn from it."""
+    return treated(model, dataset.state[dataset.from_]) != 0
 
 
 def foreign_to(model, dataset) -> np.ndarray:
-    """bool[episodes]: the model neither learnt from it nor was calibrated on it (by the bytes of its first
-    state)."""
-    f = model.frames
-    known = (
-        {row.tobytes() for row in np.asarray(f.obs["state"], np.float32)[f.first]}
-        if "state" in f.obs
-        else set()
-    )
-    return np.array([dataset.state[i].tobytes() not in known for i in dataset.from_])
+    """bool[episodes]: the model neither learnt from it nor was calibrated on it."""
+    return treated(model, dataset.state[dataset.from_]) < 0
 
 
 def read_windows(dataset, views: tuple[str, ...], episodes: np.ndarray, count: int, steps: int, seed: int):

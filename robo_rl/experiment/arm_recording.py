@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -99,6 +100,13 @@ class ArmRecording:
     def drop_episode(self) -> None:
         """The rows since the last end are no episode."""
         self.ended.append(self.thread.submit(self._clear))
+
+    def finish(self, **end: Any) -> int:
+        """All rows are one episode, if there are any, which ends as `end_episode` takes it; then `close` ->
+        its frames."""
+        written = self.end_episode(**end) if self.given else None
+        self.close()
+        return 0 if written is None else written.result()
 
     def close(self) -> None:
         """Wait for what is being written, and end. UserError: something could not be written; the journal has

@@ -194,6 +194,11 @@ def check_views(task) -> None:
         )
 
 
+def own_units(task: DataInterface) -> str:
+    """Units of its actions, as `data label` takes them."""
+    return ",".join(f"{c.unit} {c.kind}" for c in task.action)
+
+
 def own_features(task: DataInterface, size: int):
     """Features of the data set in which a deployment is recorded, as the policy's own data."""
     from robo_rl.data.episode import Features

@@ -133,11 +133,8 @@ class PairRecorder:
 
     def close(self) -> None:
         """Write the files."""
-        if self.recording is not None:
-            written = self.recording.end_episode() if self.recording.given else None
-            self.recording.close()
-            if written is not None:
-                self.log(f"recorded {written.result()} frames in {self.record}")
+        if self.recording is not None and (frames := self.recording.finish()):
+            self.log(f"recorded {frames} frames in {self.record}")
         if self.bag is not None:
             self.bag.close()
             if self.bag.counts:

@@ -57,14 +57,14 @@ class DeployRecorder:
             self.check_video()
         if record:
             from robo_rl.experiment.arm_recording import ArmRecording, features_of
-            from robo_rl.experiment.deploy_data import own_features
+            from robo_rl.experiment.deploy_data import own_features, own_units
 
             spec = self.control_spec() if name else None
             self.recording = ArmRecording(
                 record,
                 own_features(task, task.image_size) if spec is None else features_of(spec, task.image_size),
                 spec,
-                units="" if name else ",".join(f"{c.unit} {c.kind}" for c in task.action),
+                units="" if name else own_units(task),
                 sized=self.sized,
                 log=log,
                 tell=lambda line: warn(f"{line}; the motion goes on"),
@@ -202,15 +202,11 @@ class DeployRecorder:
                 files.callback(write)
 
     def _close_data(self) -> None:
-        if (recording := self.recording) is None:
+        if self.recording is None:
             return
-        done, written = self.success_at is not None, None
-        if recording.given:
-            final = (None if self.go_on else self.last) or self.ended
-            written = recording.end_episode(success=done, terminated=done, final=final)
-        recording.close()
-        if written is not None:
-            self.log(f"recorded {written.result()} frames in {self.record}")
+        done, final = self.success_at is not None, (None if self.go_on else self.last) or self.ended
+        if frames := self.recording.finish(success=done, terminated=done, final=final):
+            self.log(f"recorded {frames} frames in {self.record}")
 
     def _close_film(self) -> None:
         if self.film:

@@ -167,7 +167,7 @@ class TeleopRecorder:
         own: Any = None,
     ):
         from robo_rl.experiment.arm_recording import ArmRecording, features_of
-        from robo_rl.experiment.deploy_data import own_features
+        from robo_rl.experiment.deploy_data import own_features, own_units
 
         self.options, self.client, self.share, self.say, self.own = options, client, share, say, own
         self.recording = None
@@ -178,7 +178,7 @@ class TeleopRecorder:
                 spec if own is None else None,
                 source="human",
                 unfinished=False,
-                units="" if own is None else ",".join(f"{c.unit} {c.kind}" for c in own.action),
+                units="" if own is None else own_units(own),
                 log=say,
             )
             self.recording.task = options.task
