@@ -1,5 +1,9 @@
-"""Names of devices, checked before anything starts. torch is loaded for a GPU alone: it takes seconds, and
-NumPy may act in its place on the CPU."""
+"""Names of devices and precisions, checked before anything starts. torch is loaded where it must be asked: it
+takes seconds, and NumPy may act in its place on the CPU."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
 
 from robo_rl.errors import UserError
 
@@ -33,3 +37,32 @@ def is_usable(name: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def slow_bf16() -> str:
+    """Why bf16 is slow on this machine's CPU, "" where it has instructions for it."""
+    import torch
+
+    has = torch.backends.cpu.get_cpu_capability() != "DEFAULT" and any(
+        getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile")
+    )
+    return "" if has else "this CPU has no instructions for bf16: it is computed slower than fp32 here"
+
+
+def fast_bf16(device: str) -> bool:
+    """Whether products in bf16 are faster than in fp32 on `device`, which exists."""
+    if device.startswith("cpu"):
+        return not slow_bf16()
+    import torch
+
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def with_dtype(options: Any, device: str) -> Any:
+    """A dataclass of options of networks, what its `dtype` auto stands for on `device` said; one without it
+    stays as it is."""
+    asked = getattr(options, "dtype", "fp32")
+    if asked == "bf16" and device.startswith("cpu") and (why := slow_bf16()):
+        warnings.warn(f"--net.dtype bf16: {why}", stacklevel=3)
+    return options if asked != "auto" else replace(options, dtype="bf16" if fast_bf16(device) else "fp32")

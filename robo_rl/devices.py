@@ -19,14 +19,6 @@ def device_of(policy) -> torch.device:
     return policy.action_norm.device
 
 
-def slow_bf16() -> str:
-    """Why bf16 is slow on this machine's CPU, "" where it has instructions for it."""
-    has = torch.backends.cpu.get_cpu_capability() != "DEFAULT" and any(
-        getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile")
-    )
-    return "" if has else "this CPU has no instructions for bf16: it is computed slower than fp32 here"
-
-
 def sampled_on(device: torch.device, sample: Callable[..., tuple[dict[str, Tensor], Tensor, Tensor]]):
     """A sampler of demonstrations whose (obs, chunk, mask) are on `device`."""
     if device.type == "cpu":

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from robo_rl.cli import main
 from robo_rl.cli.train import parse
-from robo_rl.devices import slow_bf16
+from robo_rl.device_names import slow_bf16
 from robo_rl.experiment import plan as plans
 from robo_rl.experiment.config_file import flat
 from robo_rl.experiment.envs import probe_env

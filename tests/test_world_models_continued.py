@@ -15,7 +15,7 @@ from world_models.continued import continued, init_of, known_to
 from world_models.latent import Latent, LatentOptions
 from world_models.learning import joined, latent_job, video_job, world_spec
 from world_models.model import save
-from world_models.options import FitOptions, VideoConfig, VideoFitOptions, WorldModelConfig
+from world_models.options import FitOptions, VideoConfig, VideoFitOptions, VideoOptions, WorldModelConfig
 from world_models.video import Video
 
 NET = LatentOptions(hidden=32, layers=2, members=3)
@@ -110,6 +110,19 @@ def test_what_does_not_go_with_the_model_is_one_line(tmp_path):
     assert type(parse(["train", "d", "--init", where])) is WorldModelConfig
     with pytest.raises(UserError, match="2 state numbers in the model, 1"):
         known_to(model, replace(data, state=data.state[:, :1], final=data.final[:, :1]), where)
+
+
+def test_the_precision_of_a_model_that_is_gone_on_with_may_change(tmp_path):
+    net = options(dtype="bf16")
+    model = Video(SPEC, net)
+    model.frames = squares().frames()
+    save(model, tmp_path)
+    asked = VideoConfig(data=("d",), init=str(tmp_path))
+    assert init_of(asked)[0].net == net
+    config, again = init_of(replace(asked, net=VideoOptions(dtype="fp32")))
+    assert config.net == again.options == replace(net, dtype="fp32")
+    with pytest.raises(UserError, match=r"leave --net… out \(but --net.dtype\)"):
+        init_of(replace(asked, net=VideoOptions(dtype="fp32", width=24)))
 
 
 def test_a_model_that_is_not_shown_its_own_episodes_again_is_told_to_forget_them():

@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import signal
+import warnings
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import torch
 from gymnasium.vector import VectorWrapper
 
 import robo_rl
+from robo_rl.device_names import slow_bf16, with_dtype
 from robo_rl.errors import UserError
 from robo_rl.log import Progress
 from robo_rl.types import ActionAxis, ControlSpec
@@ -824,13 +826,13 @@ def test_noise_on_the_frames_before_is_seen_by_the_net_and_not_painted():
     )
     noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(0))
     plain, level, noisy = (
-        model.clean(*args, n)
+        model.seen(*args, n)
         for n in (None, (0 * noise, torch.full((3,), 0.5)), (noise, torch.full((3,), 0.5)))
     )
     assert not torch.equal(plain, level) and not torch.equal(level, noisy)
     for p in (*model.net.leave.parameters(), *model.net.moved.parameters()):
         p.data.zero_()
-    assert not model.clean(*args, (noise, torch.ones(3))).any(), (
+    assert torch.equal(model.seen(*args, (noise, torch.ones(3))).flatten(3, 4)[:, 1], before[:, :1]), (
         "a net that says 'nothing changes' leaves the last frame as it was"
     )
 
@@ -840,11 +842,43 @@ def test_a_frame_is_moved_as_far_as_it_is_told():
 
     frame = torch.rand(1, 1, 16, 16, 3)
     last = torch.nn.functional.pixel_unshuffle(frame.movedim(-1, -3), PATCH)
-    assert torch.allclose(displaced(last, torch.zeros(1, 2, 1, 8, 4, 4))[:, 1], last, atol=1e-5)
+    still = displaced(last, torch.zeros(1, 2, 1, 8, 4, 4)).flatten(3, 4)
+    assert torch.allclose(still[:, 1], last, atol=1e-5)
     two = torch.zeros(1, 1, 1, 8, 4, 4)
     two[:, :, :, :4] = 10 * 2 * 2 / 16  # what is there now was two pixels to the right; halves of 8 pixels
-    moved = torch.nn.functional.pixel_shuffle(displaced(last, two)[0, 0], PATCH)[0].movedim(0, -1)
+    moved = torch.nn.functional.pixel_shuffle(displaced(last, two).flatten(3, 4)[0, 0], PATCH)[0].movedim(
+        0, -1
+    )
     assert torch.allclose(moved[:, :14], frame[0, 0, :, 2:], atol=1e-5)
+
+
+# ---- precision
+
+
+def test_products_in_bf16_are_near_those_in_fp32():
+    """bf16 has eight bits: frames differ by a few grey levels of 255, and the gradient hardly turns."""
+    exact, near = stirred(), stirred(dtype="bf16")
+    carry, actions = exact.start(observations(), np.arange(3)), torch.zeros(3, 4, 2)
+    a, b = (m.step(carry, actions)[1].obs["image/top"].float() for m in (exact, near))
+    assert 0 < (a - b).abs().mean() < 2 and (a - b).abs().max() < 24
+
+    def gradient(model):
+        fitter = VideoFitter(model, squares(), VideoFitOptions(), 0)
+        fitter.loss(fitter.rows[::9])[0].backward()
+        return torch.cat([p.grad.flatten() for p in model.net.parameters() if p.grad is not None])
+
+    assert torch.cosine_similarity(*map(gradient, (exact, near)), dim=0) > 0.995
+
+
+def test_a_run_computes_in_bf16_where_that_is_fast_and_says_so_in_its_folder():
+    for wish, want in (("auto", "fp32" if slow_bf16() else "bf16"), ("fp32", "fp32")):
+        assert with_dtype(VideoOptions(dtype=wish), "cpu") == VideoOptions(dtype=want)
+    assert with_dtype(LatentOptions(), "cpu") == LatentOptions()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert with_dtype(VideoOptions(dtype="bf16"), "cpu").dtype == "bf16"
+    assert [str(w.message) for w in told] == ([f"--net.dtype bf16: {slow_bf16()}"] if slow_bf16() else [])
+    assert build(SPEC, asdict(options()) | {"dtype": "fp32"}).options.dtype == "fp32"
 
 
 # ---- heads and doubt

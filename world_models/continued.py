@@ -32,11 +32,16 @@ def init_of(config: "WorldModelConfig") -> tuple[Any, Any]:
             f"--init {config.init} has pictures of {model.spec.image_size} pixels, got --image-size "
             f"{config.image_size}; leave --image-size out"
         )
-    if config.net not in (type(config.net)(), model.options):
+    net, plain = model.options, type(config.net)()
+    if (dtype := getattr(config.net, "dtype", "auto")) != "auto":  # the one thing that may change
+        net, plain = replace(net, dtype=dtype), replace(plain, dtype=dtype)
+    if config.net not in (plain, net):
         raise UserError(
-            f"--init {config.init} keeps its networks: leave --net… out, or learn a model anew without --init"
+            f"--init {config.init} keeps its networks: leave --net… out (but --net.dtype), or learn a model "
+            "anew without --init"
         )
-    return replace(config, net=model.options, init=str(Path(config.init).absolute())), model
+    model.options = net
+    return replace(config, net=net, init=str(Path(config.init).absolute())), model
 
 
 def known_to(model: Any, data: "Recorded", where: str) -> "Recorded":

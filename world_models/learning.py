@@ -110,7 +110,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
         check_new(Path(config.out))  # before the pictures are read, which takes long
     import torch
 
-    from robo_rl.device_names import check_device
+    from robo_rl.device_names import check_device, with_dtype
     from world_models import recorded
     from world_models.instructions import check_text
 
@@ -119,6 +119,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     images, model = config.kind in PICTURED, None
     if config.init:
         config, model = init_of(config)
+    config = replace(config, net=with_dtype(config.net, config.device))  # a run's folder says which
     data = read(config.data, images, config.image_size, model and model.spec)
     recorded.check(data, " ".join(config.data))
     if why := recorded.one_outcome(data):

@@ -172,6 +172,12 @@ def at_home(step: Callable[..., tuple[Carry, Prediction]]) -> Callable[..., tupl
     return there
 
 
+def products(dtype: str, device: torch.device) -> torch.autocast:
+    """A context in which matrix products and convolutions are in bf16 if `dtype` says so; sums and norms stay
+    fp32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
+
+
 def pictures_of(obs: Mapping[str, np.ndarray], spec: WorldSpec) -> dict[str, np.ndarray]:
     """{view: uint8[N,h,w,3]} of a model's cameras in an observation; UserError for one that is missing or of
     another size."""

@@ -43,7 +43,7 @@ from robo_rl.noise import seed_noise
 from robo_rl.sampling import time_grid
 from robo_rl.starts import hashed
 from world_models.latent import Latent, latent_options
-from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of
+from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of, products
 from world_models.options import VideoOptions
 
 PATCH = 4
@@ -51,8 +51,9 @@ PATCH = 4
 
 def to_patches(frames: Tensor) -> Tensor:
     """uint8 [...,h,w,3] -> float [...,48,h/4,w/4] in -1 .. 1."""
-    x = frames.movedim(-1, -3).to(torch.float32) / 127.5 - 1
-    return F.pixel_unshuffle(x, PATCH)
+    x = frames.unflatten(-2, (-1, PATCH)).unflatten(-4, (-1, PATCH))  # [...,g,4,g,4,3]
+    x = x.movedim((-1, -4, -2), (-5, -4, -3)).flatten(-5, -3)  # as bytes, which is a quarter of the work
+    return x.to(torch.float32).div_(127.5).sub_(1)
 
 
 def patches_of(images: Mapping[str, np.ndarray], views: tuple[str, ...]) -> Tensor:
@@ -129,22 +130,23 @@ class Net(nn.Module):
 
 def displaced(last: Tensor, moved: Tensor) -> Tensor:
     """The last frames [B,V,48,g,g] as they look after displacements [B,C,V,8,g,g], in tenths of half a
-    picture: [B,C,V,48,g,g]."""
+    picture: [B,C,V,3,16,g,g]."""
     (b, v, _, g, _), c = last.shape, moved.shape[1]
     size = g * PATCH
-    flow = F.pixel_shuffle(moved.flatten(0, 2), 2)  # [B C V,2,2g,2g]
-    flow = F.interpolate(0.1 * flow, size=(size, size), mode="bilinear", align_corners=False).movedim(1, 3)
+    flow = F.pixel_shuffle(moved.transpose(1, 2).flatten(0, 2), 2)  # [B V C,2,2g,2g]
+    flow = F.interpolate(0.1 * flow, size=(size, size), mode="bilinear", align_corners=False)
     at = (torch.arange(size, device=last.device) * 2 + 1) / size - 1
-    grid = torch.stack([at.expand(size, size), at[:, None].expand(size, size)], -1)
-    frame = (
-        F.pixel_shuffle(last.flatten(0, 1), PATCH)
-        .unflatten(0, (b, v))[:, None]
-        .expand(b, c, v, 3, size, size)
-    )
+    place = torch.stack([at.expand(size, size), at[:, None].expand(size, size)])
+    # what is looked up comes in the order of patches
+    where = F.pixel_unshuffle(place + flow, PATCH).view(b * v, c, 2, PATCH * PATCH, g * g)
     seen = F.grid_sample(
-        frame.flatten(0, 2), grid + flow, mode="bilinear", padding_mode="border", align_corners=False
+        F.pixel_shuffle(last.flatten(0, 1), PATCH),
+        where.movedim(2, -1).flatten(1, 2),
+        mode="bilinear",
+        padding_mode="border",
+        align_corners=False,
     )
-    return F.pixel_unshuffle(seen, PATCH).unflatten(0, (b, c, v))
+    return seen.view(b, v, 3, c, PATCH * PATCH, g, g).permute(0, 3, 1, 2, 4, 5, 6)
 
 
 class Heads(nn.Module):
@@ -319,7 +321,13 @@ class Video(nn.Module):
         """Changes y [B,V C 48,g,g] in units of `unit` -> in those of patches [B,C,V 48,g,g]."""
         return y.view(len(y), self.options.chunk, -1, *y.shape[2:]) * self.unit(state, states)
 
-    def clean(
+    def painted(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the net gives, its products in the precision `dtype` says."""
+        with products(self.options.dtype, inputs[0].device):
+            seen, share, moved = self.net(*inputs)
+        return seen.float(), share.float(), None if moved is None else moved.float()
+
+    def seen(
         self,
         x: Tensor,
         t: Tensor,
@@ -329,24 +337,26 @@ class Video(nn.Module):
         actions: Tensor,
         noise: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """f(x_t, t): change y^ [B,V C 48,g,g] in units of `unit`, from the frames `before` [B,F,V 48,g,g],
-        the last one first.
+        """The frames [B,C,V,3,16,g,g] that x_t [B,V C 48,g,g], a noisy change in units of `unit`, is of: from
+        the frames `before` [B,F,V 48,g,g], the last one first.
         `noise`: on what the net sees of them, and its level [B]."""
         blurred, level = (before, None) if noise is None else (before + noise[0], noise[1])
-        seen, share, moved = self.net(
+        painted, share, moved = self.painted(
             (1 - t)[:, None, None, None] * x,
             blurred.flatten(1, 2),
             self.condition(state, states, actions, t, level),
         )
         # channels of a patch: colour, then pixel
-        last = before[:, 0].unflatten(1, (1, seen.shape[2], 3, PATCH * PATCH))
-        there = (
-            last
-            if moved is None
-            else displaced(last[:, 0].flatten(2, 3), moved).unflatten(3, (3, PATCH * PATCH))
-        )
-        change = share * (seen - there) + (there - last)
-        return (change.flatten(2, 4) / self.unit(state, states)).flatten(1, 2)
+        last = before[:, 0].unflatten(1, (painted.shape[2], 3 * PATCH * PATCH))
+        there = last.unflatten(2, (3, -1))[:, None] if moved is None else displaced(last, moved)
+        return there.expand_as(painted).lerp(painted, share.expand_as(painted))
+
+    def clean(
+        self, x: Tensor, t: Tensor, before: Tensor, state: Tensor, states: Tensor, actions: Tensor
+    ) -> Tensor:
+        """f(x_t, t): change y^ [B,V C 48,g,g] in units of `unit`, of the frames that `seen` gives."""
+        frames = self.seen(x, t, before, state, states, actions).flatten(2, 4)
+        return ((frames - before[:, :1]) / self.unit(state, states)).flatten(1, 2)
 
     def sample(self, before: Tensor, state: Tensor, states: Tensor, actions: Tensor, noise) -> Tensor:
         """(2) and (3); `noise(i)` gives the i-th draw [B,V C 48,g,g]."""
@@ -450,6 +460,7 @@ OLD = {
     "doubt": False,
     "warp": False,
     "head_width": 32,
+    "dtype": "fp32",
 }
 
 

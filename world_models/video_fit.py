@@ -228,7 +228,8 @@ class VideoFitter:
         e = torch.randint(1, 2 * c + 1, (b,), generator=self.generator).clamp(max=c)
         states, actions, counts = self.part(rows, e)
         clip = self.patches(rows[:, None] + torch.arange(1, c + 1))
-        y = ((clip - before[:, :1]) / m.unit(self.state[rows], states)).flatten(1, 2)
+        unit = m.unit(self.state[rows], states)
+        y = ((clip - before[:, :1]) / unit).flatten(1, 2)
         t = torch.rand(b, generator=self.generator)
         t[b - round(o.plain * b) :] = 1
         t, eps = t.to(self.device), normal(y.shape, self.generator, self.device)
@@ -242,9 +243,12 @@ class VideoFitter:
                 level,
             )
         wide = t[:, None, None, None]
-        guess = m.clean((1 - wide) * y + wide * eps, t, before, self.state[rows], states, actions, noise)
-        wrong = (guess - y).unflatten(1, (c, -1, 3, 16))
-        error = torch.einsum("bcvipxy,vij->bcvjpxy", wrong, self.evened).square().flatten(2).mean(-1)
+        guess = m.seen((1 - wide) * y + wide * eps, t, before, self.state[rows], states, actions, noise)
+        wrong = (guess - clip.view_as(guess)).flatten(4)  # [B,C,V,3,.]
+        # |W wrong|^2 of their mean products: W is small and the frames are large
+        products = wrong @ wrong.transpose(-1, -2) / wrong[0, 0, 0].numel()
+        square = (products * (self.evened.transpose(-1, -2) @ self.evened)).sum((3, 4))
+        error = (square / unit[:, :, ::48, 0, 0].square()).mean(2)
         frames = (error * counts).sum() / counts.sum()
         return frames, {"frames": frames.detach()}
 

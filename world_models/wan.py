@@ -41,7 +41,7 @@ from robo_rl.lora import attach, frozen_names
 from robo_rl.options.lora import LoraOptions
 from robo_rl.sampling import flow_table
 from world_models.latent import Latent, latent_options
-from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of
+from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of, products
 from world_models.video import (
     PATCH,
     Heads,
@@ -282,7 +282,8 @@ class WanVideo(nn.Module):
     def velocity(self, x: Tensor, t: Tensor, tokens: Tensor) -> Tensor:
         """v^ [B,Z,L,h,w] of latents x at times t [B,L] of each of their frames."""
         h, w = x.shape[3] // self.patch[1], x.shape[4] // self.patch[2]
-        return self.trunk(x, (TIME * t).repeat_interleave(h * w, 1), tokens, return_dict=False)[0]
+        with products(self.options.dtype, x.device):
+            return self.trunk(x, (TIME * t).repeat_interleave(h * w, 1), tokens, return_dict=False)[0].float()
 
     def known(self, carry: Mapping[str, Tensor]) -> Tensor:
         """Latents [B,Z,1+H,h,w] of the first frame and the history."""

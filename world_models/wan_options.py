@@ -1,7 +1,7 @@
 """Options of world models of the kind `diffusers` (`world_models.wan`); frozen dataclasses without torch."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from robo_rl.errors import UserError, in_range
 from robo_rl.options.lora import LoraOptions
@@ -41,6 +41,8 @@ class DiffusersOptions:
     """Fresh weights: its blocks."""
     head_width: int = 64
     """Channels of the heads of reward, success and end."""
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the transformer's products, as of a `video` model's; its autoencoder's stay fp32."""
     lora: LoraOptions = field(default_factory=LoraOptions)
     """Adapters of the transformer (its name is trunk); rank 0: it learns in full."""
     proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=128, head_width=64))

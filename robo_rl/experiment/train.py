@@ -153,8 +153,7 @@ def resume(
 def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     """The stages of a run in its locked folder, from wherever it is -> the exit status."""
     from robo_rl import checkpoint
-    from robo_rl.device_names import check_device
-    from robo_rl.devices import slow_bf16
+    from robo_rl.device_names import check_device, slow_bf16
     from robo_rl.experiment.exploration import choose_noise
     from robo_rl.experiment.folder import taught_of
     from robo_rl.experiment.offline import learn
