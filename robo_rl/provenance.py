@@ -27,6 +27,11 @@ def versions() -> dict[str, str]:
     return out
 
 
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine_name() -> str:
     """The machine in words: processor, cores that this process may use, whether there is an NVIDIA GPU."""
     cpu = Path("/proc/cpuinfo")
@@ -43,7 +48,7 @@ def machine_name() -> str:
         else platform.processor()
     )
     gpu = "an NVIDIA GPU" if Path("/dev/nvidia0").exists() else "no GPU"
-    return f"{model or platform.machine()}, {len(os.sched_getaffinity(0))} cores, {gpu}"
+    return f"{model or platform.machine()}, {cores()} cores, {gpu}"
 
 
 def git_hash(here: Path = Path(__file__).parent) -> str:

@@ -18,12 +18,13 @@ import robo_rl
 from robo_rl.device_names import slow_bf16, with_dtype
 from robo_rl.errors import UserError
 from robo_rl.log import Progress
+from robo_rl.provenance import cores
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models import model as worlds
 from world_models.calibrate import along_recorded, covering, rolled
 from world_models.learning import calibrated, read, saved_config, world_spec
 from world_models.model import WorldSpec
-from world_models.options import LatentOptions, VideoConfig, VideoOptions
+from world_models.options import LatentOptions, VideoConfig, VideoOptions, threads
 from world_models.recorded import Recorded, one_outcome
 from world_models.video import PATCH, Video, build, padded, to_frames, to_patches
 from world_models.video_fit import VideoFitOptions, VideoFitter, evened
@@ -879,6 +880,14 @@ def test_a_run_computes_in_bf16_where_that_is_fast_and_says_so_in_its_folder():
         assert with_dtype(VideoOptions(dtype="bf16"), "cpu").dtype == "bf16"
     assert [str(w.message) for w in told] == ([f"--net.dtype bf16: {slow_bf16()}"] if slow_bf16() else [])
     assert build(SPEC, asdict(options()) | {"dtype": "fp32"}).options.dtype == "fp32"
+
+
+def test_frames_are_learnt_on_all_cores_and_states_on_one(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads("video", 0) == threads("encoded", 0) == min(cores(), 8)
+    assert threads("latent", 0) == 1 and threads("latent", 2) == threads("video", 2) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads("video", 0) == 3 and threads("latent", 0) == 1
 
 
 # ---- heads and doubt

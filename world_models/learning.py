@@ -21,6 +21,7 @@ from world_models.options import (
     WorldModelConfig,
     encoded_net,
     kind_of_run,
+    threads,
 )
 from world_models.saved_fit import load_fit, save_fit
 
@@ -115,6 +116,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     from world_models.instructions import check_text
 
     check_device(config.device)
+    config = replace(config, torch_threads=threads(config.kind, config.torch_threads))
     torch.set_num_threads(config.torch_threads)
     images, model = config.kind in PICTURED, None
     if config.init:

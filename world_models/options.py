@@ -1,6 +1,7 @@
 """Options of world models: what their networks are, how they are learnt, tuned, judged and measured; frozen
 dataclasses without torch (so `--help` is instant)."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +11,12 @@ import tyro
 
 from robo_rl import files
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.provenance import cores
 
 PICTURED = ("encoded", "video", "diffusers")  # kinds with cameras
 CONTINUED = ("latent", "video")  # kinds that --init goes on with
 LONGEST = 300  # control steps of --horizon 0 at most: pictures of all of them are in memory
+MOST_THREADS = 8  # without being asked for more
 KINDS = {  # of models: the module whose build(spec, options) makes one; `robo_rl.cli.wm` has their options
     "latent": "world_models.latent",
     "text": "world_models.text",
@@ -21,6 +24,14 @@ KINDS = {  # of models: the module whose build(spec, options) makes one; `robo_r
     "video": "world_models.video",
     "diffusers": "world_models.wan",
 }
+
+
+def threads(kind: str, asked: int) -> int:
+    """Threads of torch for a model of this kind; more than one gain a small network of states nothing."""
+    if asked or kind not in PICTURED:
+        return asked or 1
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdecimal() and int(told) else min(cores(), MOST_THREADS)
 
 
 def kind_of_run(folder: "str | Path") -> str:
@@ -338,8 +349,9 @@ class WorldModelConfig:
     ensemble's disagreement, the steps made and the distance to the nearest recorded step."""
     device: str = "cpu"
     """Where it learns: cpu, cuda or cuda:N; of a model of words the CPU alone."""
-    torch_threads: int = 1
-    """Threads of torch."""
+    torch_threads: int = 0
+    """Threads of torch; 0: of kinds with pictures as many as there are cores, at most 8, or what
+    OMP_NUM_THREADS says; of the others 1."""
     net: LatentOptions = field(default_factory=LatentOptions)
     fit: FitOptions = field(default_factory=FitOptions)
 
@@ -354,8 +366,8 @@ class WorldModelConfig:
             raise UserError(f"--image-size goes with --kind {', '.join(PICTURED)}, got --kind {self.kind}")
         in_range("--image-size", self.image_size or 8, 8, 1024)
         in_range("--horizon", self.horizon or 2, 2, 10**4)
-        for name, low, high in (("seed", 0, 2**31 - 1), ("torch_threads", 1, 4096)):
-            in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
+        in_range("--seed", self.seed, 0, 2**31 - 1)
+        in_range("--torch-threads", self.torch_threads, 0, 4096)
         in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
         if self.kind == "text" and self.device != "cpu":
             raise UserError(f"--kind text learns on the CPU: leave --device {self.device} out")
@@ -405,8 +417,8 @@ class TuneConfig:
     """Recorded stretches to measure on."""
     seed: int = 0
     """Of batches and noise."""
-    torch_threads: int = 1
-    """Threads of torch."""
+    torch_threads: int = 0
+    """Threads of torch; 0: as many as there are cores, at most 8, or what OMP_NUM_THREADS says."""
     json: bool = False
     """Print one JSON document instead of a table."""
     fit: TuneOptions = field(default_factory=TuneOptions)
@@ -414,7 +426,7 @@ class TuneConfig:
     def __post_init__(self) -> None:
         in_range("--windows", self.windows, 4, 10**4)
         in_range("--seed", self.seed, 0, 2**31 - 1)
-        in_range("--torch-threads", self.torch_threads, 1, 4096)
+        in_range("--torch-threads", self.torch_threads, 0, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)

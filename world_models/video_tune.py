@@ -49,7 +49,7 @@ from world_models import eva, recorded, trust
 from world_models import model as worlds
 from world_models.imagine import open_loop
 from world_models.learning import read
-from world_models.options import TuneConfig, TuneOptions, VideoFitOptions
+from world_models.options import TuneConfig, TuneOptions, VideoFitOptions, threads
 from world_models.own_units import as_model_has_them
 from world_models.recorded import Recorded
 from world_models.video import PATCH, Video, patches_of
@@ -357,7 +357,7 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
 
     Returns (OUT, the document of tune.json). Nothing is written before the end: what stops it costs all.
     """
-    torch.set_num_threads(config.torch_threads)
+    torch.set_num_threads(threads("video", config.torch_threads))
     model = worlds.load(config.model)
     if model.spec.kind != "video":
         raise UserError(

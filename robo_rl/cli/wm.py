@@ -15,6 +15,7 @@ from world_models.options import (
     WorldModelConfig,
     kind_of_model,
     kind_of_run,
+    threads,
 )
 from world_models.text_options import TextConfig
 from world_models.wan_options import DiffusersConfig
@@ -60,7 +61,8 @@ def run(args) -> int:
 
 def train(args: WorldModelConfig) -> int:
     """Learn, and say what was learnt."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))  # read when torch is imported
+    # read when torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads(args.kind, args.torch_threads)))
     from world_models import learning
 
     learned = learning.train(args)

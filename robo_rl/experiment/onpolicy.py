@@ -12,7 +12,7 @@ from robo_rl.algos.trust import Outcomes
 from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.methods import check_learnt, find_method
-from robo_rl.experiment.parallel import batch, cores, group_size, workers
+from robo_rl.experiment.parallel import batch, group_size, workers
 from robo_rl.experiment.recipes import shown_return
 from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
@@ -24,6 +24,7 @@ from robo_rl.experiment.supervised_frames import load_frames
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.log import si
 from robo_rl.options import OnPolicyOptions
+from robo_rl.provenance import cores
 from robo_rl.rollout_control import StartControl
 from robo_rl.types import task_names
 

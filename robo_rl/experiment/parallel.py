@@ -9,11 +9,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, by_person, rollout_options
 from robo_rl.options import OnPolicyOptions, RolloutOptions
 from robo_rl.plugins import split_arguments
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from robo_rl.provenance import cores
 
 
 def group_size(config: TrainConfig) -> int:

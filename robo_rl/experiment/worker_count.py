@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robo_rl.errors import UserError
+from robo_rl.provenance import cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +45,4 @@ def set_worker_count(folder: Path, count: int = 0) -> WorkerCount:
                 "gives the same run; workers can join and leave a run with --max-staleness of at least 1"
             )
         files.write_json(flight / WORKER_COUNT_FILE, {"workers": count})
-    return WorkerCount(before, count or before, parallel.cores())
+    return WorkerCount(before, count or before, cores())
