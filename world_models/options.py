@@ -187,6 +187,8 @@ class VideoOptions:
     """Channels at a quarter of the resolution; twice that at an eighth."""
     blocks: int = 2
     """Residual blocks at each resolution."""
+    dense: int = 512
+    """Units of a dense net of the whole coarse picture, which relates the views to each other; 0: none."""
     history: int = 2
     """Frames just before that the next ones are made from."""
     memory: int = 2
@@ -227,6 +229,7 @@ class VideoOptions:
             ("history", 1, 64),
             ("memory", 0, 64),
             ("stride", 1, 10**4),
+            ("dense", 0, 2**16),
             ("head_width", 8, 2048),
         ):
             in_range(f"net.{name}", getattr(self, name), low, high)

@@ -83,6 +83,28 @@ class ConvBlock(nn.Module):
         return x + self.second(F.silu(h * (1 + a) + b))
 
 
+class Dense(nn.Module):
+    """x + a dense net of the whole coarse picture and the condition: convolutions see a few patches around
+    them, and where a thing is in one view says where it is in another, given where the arm is."""
+
+    def __init__(self, width: int, condition: int, places: int, hidden: int):
+        super().__init__()
+        thin = width // 8
+        self.norm = nn.GroupNorm(8, width)
+        self.narrow, self.widen = nn.Conv2d(width, thin, 1), nn.Conv2d(thin, width, 1)
+        self.enter = nn.Linear(thin * places + condition, hidden)
+        self.film = nn.Linear(condition, 2 * hidden)
+        self.inner, self.leave = nn.Linear(hidden, hidden), nn.Linear(hidden, thin * places)
+        nn.init.zeros_(self.widen.weight)
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        a, b = self.film(c).chunk(2, 1)
+        thin = self.narrow(F.silu(self.norm(x)))
+        h = F.silu(self.enter(torch.cat([thin.flatten(1), c], 1)) * (1 + a) + b)
+        h = h + self.inner(F.silu(h))
+        return x + self.widen(F.silu(self.leave(h).view(thin.shape)))
+
+
 class Net(nn.Module):
     """Of f in (1): noisy change [B,V C 48,g,g], frames before [B,F V 48,g,g], condition [B,c] -> what is to
     be seen [B,C,V,3,16,g,g], how much of it [B,C,V,1,16,g,g]: a hand that leaves is painted over by what lies
@@ -102,6 +124,8 @@ class Net(nn.Module):
             nn.ModuleList(ConvBlock(w, 2 * w) for _ in range(options.blocks)) for _ in range(2)
         )
         self.coarse = nn.ModuleList(ConvBlock(2 * w, 2 * w) for _ in range(options.blocks + 1))
+        places = (grid // 2) ** 2
+        self.dense = Dense(2 * w, 2 * w, places, options.dense) if options.dense else None
         self.leave = nn.Conv2d(w, frames // 3 * 4, 1)
         self.shape = (options.chunk, views, 4, PATCH * PATCH)
         self.moved = nn.Conv2d(w, options.chunk * views * 8, 1) if options.warp else None
@@ -117,8 +141,10 @@ class Net(nn.Module):
         for block in self.fine:
             h = block(h, c)
         d = self.down(h)
-        for block in self.coarse:
+        for i, block in enumerate(self.coarse):
             d = block(d, c)
+            if self.dense is not None and not i:
+                d = self.dense(d, c)
         h = h + F.interpolate(self.up(d), scale_factor=2, mode="nearest")
         for block in self.back:
             h = block(h, c)
@@ -461,6 +487,7 @@ OLD = {
     "warp": False,
     "head_width": 32,
     "dtype": "fp32",
+    "dense": 0,
 }
 
 
