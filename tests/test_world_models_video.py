@@ -26,7 +26,7 @@ from world_models.learning import calibrated, read, saved_config, world_spec
 from world_models.model import WorldSpec
 from world_models.options import LatentOptions, VideoConfig, VideoOptions, threads
 from world_models.recorded import Recorded, one_outcome
-from world_models.video import PATCH, Video, build, padded, to_frames, to_patches
+from world_models.video import PATCH, Dense, Video, build, padded, to_frames, to_patches
 from world_models.video_fit import VideoFitOptions, VideoFitter, evened
 
 AXES = tuple(ActionAxis(n, "m", -0.1, 0.1, "delta", "base") for n in "xy")
@@ -851,6 +851,22 @@ def test_a_frame_is_moved_as_far_as_it_is_told():
         0, -1
     )
     assert torch.allclose(moved[:, :14], frame[0, 0, :, 2:], atol=1e-5)
+
+
+def test_what_is_seen_in_one_place_is_drawn_in_another_that_the_condition_tells():
+    """New pictures are to be drawn in a mirror, or upside down, as the condition says: convolutions of three
+    by three cells do not reach that far."""
+    torch.manual_seed(0)
+    net, told = Dense(16, 2, 64, 256), torch.eye(2).repeat_interleave(32, 0)
+    opt = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(200):
+        x = torch.randn(64, 1, 8, 8)
+        want = torch.cat([x[:32].flip(3), x[32:].flip(2)])
+        missed = ((net(x.repeat(1, 16, 1, 1), told) - x)[:, :1] - want).square().mean()
+        opt.zero_grad()
+        missed.backward()
+        opt.step()
+    assert float(missed.detach()) < 0.2
 
 
 # ---- precision
