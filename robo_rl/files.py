@@ -327,7 +327,7 @@ def _sweep(folder: Path) -> None:
     """Delete temporary files of `replacing` whose process is gone."""
     for temp in folder.rglob(".*.tmp"):
         pid = temp.name.split(".")[-2]
-        if not pid.isdigit():
+        if not pid.isdecimal():
             continue
         try:
             os.kill(int(pid), 0)  # signal 0 only asks whether it lives

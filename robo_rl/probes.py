@@ -281,7 +281,7 @@ def machine() -> list[ProbeResult]:
 
     cores = len(os.sched_getaffinity(0))
     omp = os.environ.get("OMP_NUM_THREADS", "")
-    over = omp.isdigit() and int(omp) > cores
+    over = omp.isdecimal() and int(omp) > cores
     rows = [
         ProbeResult(
             "cores",

@@ -188,6 +188,7 @@ def mistake(capsys, *argv: str) -> str:
         ("train --demos nowhere", "the folder of a data set, got 'nowhere': no such folder"),
         ("train --policy.folder .", "--policy.kind flow is none; --policy . finds its kind"),
         ("train --demos -3", "--demos must be a number or the folder of a data set, got '-3'"),
+        ("train --demos ²", "--demos must be a number or the folder of a data set, got '²'"),
         ("train --demos .", "no data set at .: meta/info.json is missing (a relative path begins in /"),
         ("train --resume nowhere", "--resume: nowhere has no run.json; give a run folder or auto"),
         ("train --resume auto", "no run to resume below runs/; start one with: robo_rl train"),

@@ -57,7 +57,7 @@ def quantities(sim: str, names: Sequence[str]) -> list[Quantity]:
             Quantity(what, "mm", columns(f"{n}_dx", f"{n}_dy", f"{n}_dz"), distance),
             Quantity(f"{n}, yaw", "degrees", columns(f"{n}_cos4yaw", f"{n}_sin4yaw"), quarter_turn),
         ]
-    joints = [n for n in names if n.startswith("joint") and n[5:].isdigit()]
+    joints = [n for n in names if n.startswith("joint") and n[5:].isdecimal()]
     found += [
         Quantity("joints, mean of all", "degrees", columns(*joints), angle),
         Quantity("drawer", "mm", columns("drawer"), distance),

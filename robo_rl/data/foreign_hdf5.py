@@ -187,7 +187,7 @@ def recording(
 
 def by_number(keys: Sequence[str]) -> list[str]:
     """demo_2 before demo_10."""
-    return sorted(keys, key=lambda key: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", key)])
+    return sorted(keys, key=lambda key: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", key)])
 
 
 def said(item: Any, name: str) -> dict:

@@ -47,7 +47,7 @@ def parse_units(text: str, axes: int) -> Units:
         name, _, times = part.strip().partition("*")
         words = name.strip().rsplit(" ", 1)
         how = words.pop() if len(words) == 2 and words[1] in ACTION_KINDS else "absolute"
-        if times and not times.isdigit():
+        if times and not times.isdecimal():
             raise UserError(f"--units: {part.strip()!r} must be a unit and how often, as rad*6")
         n = int(times or (axes if "," not in text else 1))
         unit += [choose("unit", " ".join(words), UNITS)] * n

@@ -89,7 +89,7 @@ def _as(now, value, hint, where: str):
         return tuple(value)
     if isinstance(now, float) and type(value) is int:
         return float(value)
-    if isinstance(now, str) and now.isdigit() and type(value) is int:
+    if isinstance(now, str) and now.isdecimal() and type(value) is int:
         return str(value)  # a number or a folder, as --demos
     if value is None and now is not None and type(None) not in get_args(hint):
         raise UserError(f"{where} must be {type(now).__name__}, got nothing")

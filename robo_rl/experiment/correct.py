@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def demos_of(run: Path, config) -> Path | None:
     """Folder of a run's demonstrations; None: it has none."""
-    folder = run / "demos" if config.demos.isdigit() else Path(config.demos)
+    folder = run / "demos" if config.demos.isdecimal() else Path(config.demos)
     return folder if (folder / "meta" / "info.json").exists() else None
 
 

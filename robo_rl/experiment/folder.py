@@ -17,7 +17,7 @@ def check_folders(config: TrainConfig) -> None:
     from robo_rl.log import open_run
     from world_models.options import find
 
-    if not config.demos.isdigit() and not Path(config.demos).exists():
+    if not config.demos.isdecimal() and not Path(config.demos).exists():
         raise UserError(
             f"--demos must be a number or the folder of a data set, got {config.demos!r}: no such folder"
         )

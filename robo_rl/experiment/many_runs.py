@@ -208,7 +208,7 @@ def begin(
 ) -> tuple[Path, int]:
     """Train the `planned` runs in a new folder -> (the folder, the exit status)."""
     at_once, more = side_by_side(config, at_once)
-    what = config.task or ("" if config.demos.isdigit() else Path(config.demos).name)
+    what = config.task or ("" if config.demos.isdecimal() else Path(config.demos).name)
     words = filter(None, (config.sim.partition(":")[0], what, config.algo, time.strftime("%m%d-%H%M%S")))
     name = re.sub(r"[:/,]", "-", "-".join(words))
     folder = Path(config.out or Path("runs") / name)

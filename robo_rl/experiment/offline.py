@@ -63,7 +63,7 @@ def check(config: TrainConfig) -> None:
                 f"--{option} {value} is of a simulator, and with --sim none the data set says its own: leave "
                 f"--{option} out, or name the simulator, --sim mujoco{more}"
             )
-    if config.demos.isdigit() or not (Path(config.demos) / "meta").is_dir():
+    if config.demos.isdecimal() or not (Path(config.demos) / "meta").is_dir():
         raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")
     if config.bc.pear:
         raise UserError(

@@ -138,7 +138,7 @@ def stores(config: TrainConfig, env, policy) -> list[PlanPart]:
     count = min(room(config), config.steps + config.steps // limit)
     demos = (
         int(config.demos) * len(task_names(env)) * limit
-        if config.demos.isdigit()
+        if config.demos.isdecimal()
         else int(load_meta(config.demos).info["total_frames"])
     )
     return [

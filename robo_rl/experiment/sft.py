@@ -107,7 +107,7 @@ def demo_folder(run: Run, begin: bool = False) -> Path | None:
     from robo_rl.data.writer import Writer
 
     config = run.config
-    if not config.demos.isdigit():
+    if not config.demos.isdecimal():
         return Path(config.demos)
     each, folder = int(config.demos), run.folder / "demos"
     count = each * len(task_names(run.env))
@@ -406,7 +406,7 @@ class SupervisedRound(NamedTuple):
 
 def asks(config: TrainConfig) -> bool:
     """Whether supervision may ask the simulator's expert for more demonstrations than it begins with."""
-    return config.demos.isdigit() and config.demos_most > int(config.demos)
+    return config.demos.isdecimal() and config.demos_most > int(config.demos)
 
 
 def rounds(config: TrainConfig) -> list[SupervisedRound]:
@@ -414,7 +414,7 @@ def rounds(config: TrainConfig) -> list[SupervisedRound]:
     times as many demonstrations and updates up to --demos-most (with --bc.head `MORE` times as many, from
     which the head learns on), or of those that are there with `GROWTH` times as many updates up to
     --bc.most."""
-    recorded, more, bc = config.demos.isdigit(), asks(config), config.bc
+    recorded, more, bc = config.demos.isdecimal(), asks(config), config.bc
     demos = int(config.demos) if recorded else 0
     if recorded and not demos or config.init and not bc.updates:
         return []
@@ -516,7 +516,7 @@ def repeat_until_enough(run: Run, folder: Path) -> None:
     if success < ENOUGH:
         there = (
             f"{config.demos} (--demos; --demos-most M asks for as many as are needed)"
-            if config.demos.isdigit()
+            if config.demos.isdecimal()
             else f"those in {folder}"
         )
         run.report.say(f"supervised {success:.3f}: what would help is more demonstrations than {there}")

@@ -65,7 +65,7 @@ def worth_imitating(config: TrainConfig, data: "Dataset") -> np.ndarray:
 def demonstrated(config: TrainConfig, data: "Dataset") -> np.ndarray:
     """bool[F]: the frames that are demonstrations, of episodes worth it. Where the run recorded them itself
     these are of what the expert did and not of the policy that led it there."""
-    return worth_imitating(config, data)[data.episode_index] & ~(by_policy(data) & config.demos.isdigit())
+    return worth_imitating(config, data)[data.episode_index] & ~(by_policy(data) & config.demos.isdecimal())
 
 
 def say_imitated(config: TrainConfig, data: "Dataset", say) -> None:

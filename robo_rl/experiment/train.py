@@ -95,7 +95,7 @@ def train(
 def checked(config: TrainConfig) -> "tuple[TrainConfig, ControlEnv | None]":
     """The configuration that a run keeps, and its env. UserError: options that do not fit."""
     check_env_options(config)
-    if config.demos.isdigit() and int(config.demos):
+    if config.demos.isdecimal() and int(config.demos):
         check_shown(config.sim, config.task)
     check_folders(config)
     with importing():
@@ -396,7 +396,7 @@ def check_demos(config: TrainConfig, env) -> None:
     """Raise UserError for demonstrations that are missing, or that do not fit the env."""
     from robo_rl.demos import check_expert, check_fits, load_demos
 
-    if not config.demos.isdigit():
+    if not config.demos.isdecimal():
         data = load_demos(config.demos, env, config.data.label)
         check_fits(data.meta, obs_spec(env, language=False), config.data)
         check_units(config, data)

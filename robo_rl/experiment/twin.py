@@ -74,7 +74,7 @@ def twin(config: TrainConfig) -> TrainConfig:
         eval_envs=4,
         eval_every=0,
         target=0.0,
-        demos=config.demos if not config.demos.isdigit() else str(min(int(config.demos), 3)),
+        demos=config.demos if not config.demos.isdecimal() else str(min(int(config.demos), 3)),
         steps=min(config.steps, steps),
         video=False,
         bc=replace(config.bc, **_smaller(config.bc, SUPERVISED)),

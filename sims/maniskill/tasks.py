@@ -157,7 +157,7 @@ def instruction(task: str) -> str:
     name = task.rpartition("-v")[0] or task
     name = name.removeprefix("MS-")
     words = "".join(
-        f" {c}" if c.isupper() or (c.isdigit() and not name[i - 1].isdigit()) else c
+        f" {c}" if c.isupper() or (c.isdecimal() and not name[i - 1].isdecimal()) else c
         for i, c in enumerate(name)
     )
     return words.replace("_", " ").strip().lower()

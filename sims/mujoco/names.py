@@ -35,7 +35,7 @@ def parse_randomise(text: str) -> tuple[frozenset[str], int]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, colon, value = item.partition(":")
         if name == "latency":
-            if not (colon and value.isdigit() and int(value) <= 50):
+            if not (colon and value.isdecimal() and int(value) <= 50):
                 raise UserError(
                     f"randomise latency needs a number of control steps in 0 .. 50, for example "
                     f"latency:2, got {item!r}"

@@ -269,4 +269,4 @@ def _weights(
 
 
 def _in_order(name: str) -> list:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]

@@ -96,7 +96,7 @@ def load(where: "str | Path") -> FastTokeniser:
     """The tokeniser in a folder, or dct:N. UserError: there is none, or it cannot be read."""
     text = str(where)
     if text.startswith("dct:"):
-        if not text[4:].isdigit() or not 0 < int(text[4:]) <= 1 << 15:
+        if not text[4:].isdecimal() or not 0 < int(text[4:]) <= 1 << 15:
             raise UserError(f"dct:N needs N in 1 .. {1 << 15}, the largest coefficient, got {text!r}")
         n = int(text[4:])
         return FastTokeniser(text, 2 * n + 1, -n, n, SCALE, {})

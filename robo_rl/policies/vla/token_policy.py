@@ -89,7 +89,7 @@ class TokenPolicy(VlaBase):
 
     def _size_to_train(self) -> int:
         text, most = self.options.action_words.removeprefix("train:"), self.sizes.actions
-        if not text.isdigit():
+        if not text.isdecimal():
             raise UserError(
                 f"--policy.action-words train:N needs a number of tokens, got {self.options.action_words!r}"
             )

@@ -61,7 +61,7 @@ def load(where: "str | Path") -> Tokeniser:
     be read."""
     text = str(where)
     if text.startswith("words:"):
-        if not text[6:].isdigit() or int(text[6:]) <= RESERVED:
+        if not text[6:].isdecimal() or int(text[6:]) <= RESERVED:
             raise UserError(f"words:N needs N > {RESERVED} numbers, got {text!r}")
         return _words(int(text[6:]))
     path = Path(where)
