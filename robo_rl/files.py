@@ -35,6 +35,13 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _held: set[int] = set()  # descriptors of locks this process owns
 
 
+def folder_of(path: object, taker: str, what: str, more: str = "") -> Path:
+    """`path` as a Path. UserError: it is none, and no string either; `taker` takes the folder of `what`."""
+    if isinstance(path, str | Path):
+        return Path(path)
+    raise UserError(f"{taker} takes the folder of {what}, got {type(path).__name__}{more and f'; {more}'}")
+
+
 def _forget_locks() -> None:
     """In a forked child: drop the inherited descriptors, or an orphaned worker would keep the folder
     locked."""

@@ -15,6 +15,8 @@ from robo_rl.evaluation import decide
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.policies import make_policy
 
+NO = cast("str", None)
+
 
 class Reach(gymnasium.Env):
     """A class, where a name is wanted."""
@@ -79,7 +81,13 @@ def test_a_recipe_takes_paths_and_numbers_of_numpy():
             lambda: robo_rl.train(robo_rl.TrainConfig(sim="none", algo="bc", demos=cast("str", [1]))),
             "demos is the folder of a data set.*got a list",
         ),
-        (lambda: robo_rl.load_dataset(cast("str", {})), "load_dataset takes the folder.*got a dict"),
+        (lambda: robo_rl.load_dataset(cast("str", {})), "load_dataset takes the folder.*got dict; of arrays"),
+        (lambda: robo_rl.load_world_model(NO), "load_world_model takes the folder of a run.*got NoneType"),
+        (lambda: robo_rl.resume(NO), "resume takes the folder of a run, got NoneType"),
+        (lambda: robo_rl.compare(NO), "compare takes the folder of a run.*got NoneType"),
+        (lambda: robo_rl.compare([NO, NO]), "compare takes the folder of a run.*got NoneType"),
+        (lambda: robo_rl.collect(NO), "collect takes the folder of a data set, got NoneType"),
+        (lambda: robo_rl.import_data(NO, {}), "import_data takes the folder of a data set, got NoneType"),
     ],
 )
 def test_what_a_function_does_not_take_is_told_in_a_line(call, said):

@@ -14,6 +14,7 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment import config_file, recipes
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.reporting import Event
+from robo_rl.files import folder_of
 from robo_rl.starts import REPORT
 
 
@@ -190,7 +191,7 @@ def resume(
     from robo_rl.experiment import train as training
 
     check_callback("resume", callback)
-    return _result(*training.resume(Path(folder), callback, quiet=quiet))
+    return _result(*training.resume(folder_of(folder, "resume", "a run"), callback, quiet=quiet))
 
 
 def check_callback(what: str, callback: Callable[[Event], None] | None) -> None:
@@ -291,14 +292,13 @@ def load_policy(path: "str | Path", checkpoint: str = "best", device: str = "cpu
     from robo_rl.device_names import check_device
     from robo_rl.experiment.folder import pick_checkpoint
 
-    if not isinstance(path, str | Path):
-        raise UserError(
-            f"load_policy takes the folder of a run or of a checkpoint, got {type(path).__name__}; a network "
-            "of your own needs no loading: evaluate takes any function of an observation, such as lambda "
-            'obs: net(torch.as_tensor(obs["state"])).numpy(force=True)'
-        )
+    own = (
+        "a network of your own needs no loading: evaluate takes any function of an observation, such as "
+        'lambda obs: net(torch.as_tensor(obs["state"])).numpy(force=True)'
+    )
+    path = folder_of(path, "load_policy", "a run or of a checkpoint", own)
     check_device(device)
-    run, folder = pick_checkpoint(Path(path), checkpoint)
+    run, folder = pick_checkpoint(path, checkpoint)
     from robo_rl import checkpoint as checkpoints
 
     return TrainedPolicy(checkpoints.load_policy(folder, device)[0], run, folder)
@@ -516,6 +516,7 @@ def collect(out: "str | Path", sim: str = "mujoco", task: str = "", episodes: in
     from robo_rl.experiment.collect import collect as record
 
     check_name("sim", sim)
+    out = folder_of(out, "collect", "a data set")
     for name in options:
         choose("option of collect", name, [f.name for f in fields(CollectOptions)])
     asked = {"sim": sim, "task": task, "episodes": episodes} | options
@@ -546,6 +547,7 @@ def import_data(
     from robo_rl.data.foreign_arrays import read_arrays
     from robo_rl.data.foreign_files import read_files
 
+    out = folder_of(out, "import_data", "a data set")
     for name in said:
         choose("option of import_data", name, [f.name for f in fields(ImportChoice)])
     for kind in ("state", "action"):
@@ -565,7 +567,7 @@ def import_data(
             got = read_files([Path(x) for x in given], choice, opened)
         else:
             got = choose_keys(read_arrays(files if isinstance(files, Mapping) else given), choice)
-        write(got, choice, Path(out))
+        write(got, choice, out)
     return load_dataset(out)
 
 
@@ -574,12 +576,8 @@ def load_dataset(folder: "str | Path"):
     for. UserError: it is no data set, or damaged; the message names the file and the remedy."""
     from robo_rl.data.reader import load
 
-    if not isinstance(folder, str | Path):
-        raise UserError(
-            f"load_dataset takes the folder of a data set, got a {type(folder).__name__}; of arrays in "
-            "memory robo_rl.import_data(FOLDER, arrays, fps=…) makes one"
-        )
-    return load(folder)
+    arrays = "of arrays in memory robo_rl.import_data(FOLDER, arrays, fps=…) makes one"
+    return load(folder_of(folder, "load_dataset", "a data set", arrays))
 
 
 def load_world_model(folder: "str | Path"):
@@ -587,4 +585,4 @@ def load_world_model(folder: "str | Path"):
     env inside it. UserError: it is no world model, or damaged."""
     from world_models.model import load
 
-    return load(folder)
+    return load(folder_of(folder, "load_world_model", "a run of robo_rl wm train"))

@@ -4,14 +4,14 @@ interval are over seeds (`robo_rl compare`)."""
 import contextlib
 import math
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from robo_rl.errors import UserError, in_range
-from robo_rl.files import read_json
+from robo_rl.files import folder_of, read_json
 from robo_rl.log import RUNS, open_run
 from robo_rl.report.data import Evaluation, RunRecord, difference, load
 from robo_rl.report.held_out import is_without_env
@@ -377,9 +377,9 @@ def compare(runs: "str | Path | Sequence[str | Path]", reach: float = COMMON) ->
         )
     in_range("reach", reach, 0, 1)
     left_out: list[str] = []
-    return summary(read_groups([runs] if isinstance(runs, (str, Path)) else runs, left_out.append), reach) | {
-        "left_out": left_out
-    }
+    each = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
+    paths = [folder_of(run, "compare", "a run, or a list of such") for run in each]
+    return summary(read_groups(paths, left_out.append), reach) | {"left_out": left_out}
 
 
 def read_groups(
