@@ -427,10 +427,9 @@ def _import_played(args: ImportDataOptions, each: Each) -> list[str]:
 
 def stats(args: StatsDataOptions, each: Each) -> list[str]:
     from robo_rl.data import layout
-    from robo_rl.data.meta import load_meta
-    from robo_rl.data.statistics import renew
+    from robo_rl.data.statistics import renew_folder
 
-    made = renew(load_meta(args.folder), each)
+    made = renew_folder(Path(args.folder), each)
     return [
         f"{args.folder}: statistics of {len(made)} features, of all frames, in "
         f"{Path(args.folder) / layout.STATS}"

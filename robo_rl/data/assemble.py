@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from robo_rl.data import labels, layout, statistics
-from robo_rl.data.meta import BrokenDataset, Meta, load_meta, read_checked, read_table
+from robo_rl.data.meta import BrokenDataset, Meta, load_meta, read_checked_table, read_numbers, read_whole
 from robo_rl.data.reader import load
-from robo_rl.data.repair import seal
+from robo_rl.data.repair import decode_all, seal
 from robo_rl.data.writer import write_table
 from robo_rl.errors import UserError
 from robo_rl.types import Each, silently
@@ -46,6 +46,8 @@ def split(
         raise UserError(f"--episodes {episodes} are all of {root}; nothing is left for {rest}")
     for folder in filter(None, (out, rest)):
         need_new(folder)
+    if rest is not None and rest.resolve() == out.resolve():
+        raise UserError(f"--out and --rest are both {out}; give two folders")
     made = assemble(out, [(meta, chosen)], each)
     return made, assemble(rest, [(meta, others)], each) if rest is not None else None
 
@@ -56,7 +58,9 @@ def parse_episodes(text: str, count: int) -> np.ndarray:
     for part in text.split(","):
         first, colon, last = part.strip().partition(":")
         try:
-            a = int(first or 0)
+            a = (
+                int(first or 0) if colon else int(first)
+            )  # nothing at all is no number: 5:10, has a comma more
             b = (int(last) if last else count) if colon else a + 1
         except ValueError:
             raise UserError(
@@ -89,7 +93,7 @@ def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]], each: Each = s
         return _assembled(out, parts, tasks, success, each)
     except BrokenDataset:
         for meta, _ in parts:
-            load(meta.root)  # names the file that is damaged, and not its copy
+            decode_all(load(meta.root))  # names the file that is damaged, and not its copy
         raise
 
 
@@ -176,9 +180,7 @@ class _Builder:
         fresh = {
             "episode_index": np.repeat(self.episodes + np.arange(len(episodes)), lengths),
             "index": self.frames + np.arange(int(lengths.sum())),
-            "task_index": number[np.asarray(rows["task_index"])]
-            if "task_index" in rows.column_names
-            else None,
+            "task_index": number[_tasks_of(rows, meta)] if "task_index" in rows.column_names else None,
         }
         for key, x in fresh.items():
             if key in rows.column_names and x is not None:
@@ -194,7 +196,7 @@ class _Builder:
             self.episodes + len(episodes),
             self.frames + int(lengths.sum()),
         )
-        digests = _digests(rows, lengths)
+        digests = _digests(rows, lengths, meta)
         known = len(self.seen)
         self.seen.update(digests)
         return known + len(digests) - len(self.seen)
@@ -204,9 +206,7 @@ class _Builder:
         import pyarrow as pa
 
         tables = [
-            read_table(
-                read_checked(meta.verifier, meta.meta_path(int(np.flatnonzero(meta.meta_file == f)[0])))
-            )
+            read_checked_table(meta.verifier, meta.meta_path(int(np.flatnonzero(meta.meta_file == f)[0])))
             for f in np.unique(meta.meta_file)
         ]
         rows = pa.concat_tables(tables, promote_options="default").take(pa.array(episodes)).combine_chunks()
@@ -255,7 +255,7 @@ class _Builder:
         new = {int(e): self.episodes + i for i, e in enumerate(episodes)}
         tables = []
         for path in meta.final_file:
-            table = read_table(read_checked(meta.verifier, path))
+            table = read_checked_table(meta.verifier, path)
             numbers = table["episode_index"].to_pylist()
             table = table.filter(pa.array([e in new for e in numbers]))
             kept = pa.array([new[e] for e in numbers if e in new], pa.int64())
@@ -271,11 +271,29 @@ class _Builder:
         (self.root / layout.INFO).write_text(text, encoding="utf-8")
 
 
-def _digests(rows: Any, lengths: np.ndarray) -> list[bytes]:
+def _tasks_of(rows: Any, meta: Meta) -> np.ndarray:
+    """int64[F]: which of the instructions of a data set each of its rows has."""
+    try:
+        out = read_whole(rows, "task_index", len(rows))
+    except ValueError as e:
+        raise BrokenDataset(meta.root / "data", str(e), meta.root) from None
+    if len(wrong := out[(out < 0) | (out >= max(1, len(meta.tasks)))]):
+        what = f"it has {len(meta.tasks)} tasks, the frames use number {wrong[0]}"
+        raise BrokenDataset(meta.root / layout.TASKS, what, meta.root)
+    return out
+
+
+def _digests(rows: Any, lengths: np.ndarray, meta: Meta) -> list[bytes]:
     """Of every episode one of its states and actions; rows: those of the episodes, one behind the other."""
-    columns = [
-        np.stack(rows[key].to_numpy()) for key in ("observation.state", "action") if key in rows.column_names
-    ]
+    features = meta.info["features"]
+    try:
+        columns = [
+            read_numbers(rows, key, len(rows), int(np.prod(features[key]["shape"])))
+            for key in ("observation.state", "action")
+            if key in features
+        ]
+    except ValueError as e:
+        raise BrokenDataset(meta.root / "data", str(e), meta.root) from None
     ends = np.cumsum(lengths)
     return [
         hashlib.sha256(b"".join(x[a:b].tobytes() for x in columns)).digest()
@@ -288,7 +306,7 @@ def _rows_of(meta: Meta, file: int, episodes: np.ndarray) -> Any:
     import pyarrow as pa
 
     inside = np.flatnonzero(meta.data_file == file)
-    table = read_table(read_checked(meta.verifier, meta.data_path(int(inside[0])), int(inside[0])))
+    table = read_checked_table(meta.verifier, meta.data_path(int(inside[0])), int(inside[0]))
     starts = np.cumsum(meta.lengths[inside]) - meta.lengths[inside]
     kept = np.isin(inside, episodes)
     rows = [np.arange(s, s + n) for s, n in zip(starts[kept], meta.lengths[inside][kept], strict=True)]

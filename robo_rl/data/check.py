@@ -164,8 +164,11 @@ def _statistics_findings(data: Dataset) -> list[str]:
             continue
         if key in of:
             own, spread = statistics.quantiles_of(x), np.maximum(x.std(0), 1e-9)
+            if any(per[q].size != x.shape[1] for q in ("q01", "q99")):
+                out.append(f"{layout.STATS} has other axes of {key} than the frames; {again}")
+                continue
             off = max(float((np.abs(per[q].reshape(-1) - own[q][0]) / spread).max()) for q in ("q01", "q99"))
-            if off > 0.02:
+            if not off <= 0.02:  # nan too
                 out.append(
                     f"the quantiles of {key} in {layout.STATS} are off by up to {off:.2g} std of the data; "
                     f"{again}"

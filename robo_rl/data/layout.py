@@ -42,6 +42,7 @@ LABELS = "meta/labels.json"
 JOURNAL = "recording.journal"
 IMAGES = "observation.images."
 CHUNK_FILES = 1000
+MOST_TASKS = 1 << 20
 BOOKKEEPING = {
     "timestamp": "float32",
     "frame_index": "int64",
@@ -422,9 +423,14 @@ def task_table(tasks: list[str]):
 
 
 def tasks_of_table(table) -> list[str]:
-    """Instructions by task_index; the text column is whichever holds strings."""
+    """Instructions by task_index, "" for a number that none has; the text column is whichever holds strings.
+    ValueError: the numbers are not those of tasks, or a text is missing."""
     texts = next(c for c in table.columns if "string" in str(c.type)).to_pylist()
     numbers = table["task_index"].to_pylist()
+    if not all(type(i) is int and 0 <= i < MOST_TASKS for i in numbers) or len({*numbers}) < len(numbers):
+        raise ValueError(f"task_index must be different whole numbers from 0 to {MOST_TASKS - 1}")
+    if None in texts:
+        raise ValueError(f"the text of task {numbers[texts.index(None)]} is missing")
     out = [""] * (max(numbers) + 1 if numbers else 0)
     for i, text in zip(numbers, texts, strict=True):
         out[i] = text

@@ -17,6 +17,7 @@ from robo_rl.files import FILE, parse_json
 from robo_rl.types import ControlSpec
 
 EPISODES = "meta/episodes"
+LONGEST = 1e7  # [s] of a video file
 
 
 class BrokenDataset(UserError):
@@ -254,15 +255,17 @@ def _read_episodes(
     have = 0
     root, folder = verifier.root, verifier.root / EPISODES
     for path in sorted(folder.glob("chunk-*/file-*.parquet")) if count else ():
-        data = read_checked(verifier, path, have)
+        table = read_checked_table(verifier, path, have, wanted)
         try:
-            table = read_table(data, wanted)
+            for key in wanted:
+                rows = table.num_rows
+                is_time = key.endswith("/from_timestamp")
+                x = read_numbers(table, key, rows, 1) if is_time else read_whole(table, key, rows)
+                if is_time and not ((x >= 0) & (x < LONGEST)).all():
+                    raise ValueError(f"column {key!r} holds times that no video has")
+                parts[key].append(x)
         except ValueError as e:
             raise BrokenDataset(path, str(e), root, have) from None
-        if absent := set(wanted) - set(table.column_names):
-            raise BrokenDataset(path, f"it has no column {min(absent)!r}", root, have)
-        for key in wanted:
-            parts[key].append(table[key].to_numpy())
         meta_file.append(np.full(table.num_rows, layout.index_of(path, per_chunk)))
         have += table.num_rows
         if have >= count:
@@ -295,9 +298,7 @@ def _finals(
         data = read_checked(verifier, path)
         try:
             table = read_table(data, ["episode_index", "length", "observation.state"])
-            episode, length = (
-                read_numbers(table, key, table.num_rows, 1) for key in ("episode_index", "length")
-            )
+            episode, length = (read_whole(table, key, table.num_rows) for key in ("episode_index", "length"))
             state = read_numbers(table, "observation.state", table.num_rows, size).reshape(-1, size)
         except ValueError as e:
             raise BrokenDataset(path, f"{e}; the data reads without it", root) from None
@@ -365,9 +366,19 @@ def read_checked(verifier: Verifier, path: Path, episode: int = -1) -> bytes:
     return data
 
 
+def read_checked_table(verifier: Verifier, path: Path, episode: int = -1, columns: list[str] | None = None):
+    """Arrow table of the file at `path`, which begins with `episode`; BrokenDataset as of `read_checked`, or
+    if it is no table."""
+    data = read_checked(verifier, path, episode)
+    try:
+        return read_table(data, columns)
+    except ValueError as e:
+        raise BrokenDataset(path, str(e), verifier.root, episode) from None
+
+
 def read_numbers(table, key: str, rows: int, width: int) -> np.ndarray:
     """The first `rows` rows of a column as [rows, width], or [rows] of one number each; raises ValueError
-    with the reason."""
+    with the reason, as where they are no numbers."""
     import pyarrow as pa
 
     if key not in table.column_names:
@@ -375,6 +386,11 @@ def read_numbers(table, key: str, rows: int, width: int) -> np.ndarray:
     column = table[key].slice(0, rows).combine_chunks()
     if column.null_count:
         raise ValueError(f"column {key!r} has empty cells")
+    inner = column.type
+    while isinstance(inner, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
+        inner = inner.value_type
+    if not any(test(inner) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)):
+        raise ValueError(f"column {key!r} holds {inner}, not numbers")
     if not pa.types.is_nested(column.type):
         if width != 1:
             raise ValueError(f"column {key!r} has 1 number a row, {layout.INFO} says {width}")
@@ -387,3 +403,11 @@ def read_numbers(table, key: str, rows: int, width: int) -> np.ndarray:
     if out.shape[1] != width:
         raise ValueError(f"column {key!r} has {out.shape[1]} numbers a row, {layout.INFO} says {width}")
     return out if width > 1 else out[:, 0]  # a list of one number is that number
+
+
+def read_whole(table, key: str, rows: int) -> np.ndarray:
+    """`read_numbers` of a column of one whole number a row: int64[rows]."""
+    out = read_numbers(table, key, rows, 1)
+    if out.dtype.kind == "f" and not (np.abs(out) < 1 << 53).all() or (out % 1).any():
+        raise ValueError(f"column {key!r} holds numbers that are not whole")
+    return out.astype(np.int64)

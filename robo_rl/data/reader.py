@@ -27,9 +27,13 @@ from robo_rl.data.meta import (
     read_checked,
     read_numbers,
     read_table,
+    read_whole,
 )
 from robo_rl.errors import UserError
 from robo_rl.types import ControlSpec, Each, silently
+
+# columns of one whole number a row
+WHOLE = ("task_index", "index", "complementary_info.source", "complementary_info.start", layout.PHASE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -201,7 +205,7 @@ class Dataset:
 
     def episode(self, e: int) -> Episode:
         """Episode `e` as it was given to the Writer (images as decoded)."""
-        rows = slice(self.from_[e], self.to[e])
+        rows, names = slice(self.from_[e], self.to[e]), dict(enumerate(self.sources))
         known = bool(np.isfinite(self.final[e]).all())
         last = {view: x for view in self.views if known and (x := self.final_image(view, e)) is not None}
         return Episode(
@@ -211,7 +215,9 @@ class Dataset:
             task=self.task(e),
             images={view: self.frames(view, e) for view in self.views},
             success=bool(self.success[e]),
-            source=[self.sources[c] if self.sources[c] in SOURCES else "unknown" for c in self.source[rows]],
+            source=[
+                who if (who := names.get(c)) in SOURCES else "unknown" for c in self.source[rows].tolist()
+            ],
             start=int(self.start[e]),
             terminated=bool(self.terminated[e]),
             phase=self.phase[rows] if self.features.phases else None,
@@ -260,7 +266,10 @@ def load(
         try:
             table = read_table(data, wanted)
             for key in wanted:
-                parts[key].append(read_numbers(table, key, rows, int(np.prod(info[key]["shape"]))))
+                width = int(np.prod(info[key]["shape"]))
+                parts[key].append(
+                    read_whole(table, key, rows) if key in WHOLE else read_numbers(table, key, rows, width)
+                )
         except ValueError as e:
             raise BrokenDataset(path, str(e), meta.root, int(first)) from None
         if table.num_rows < rows:
@@ -277,20 +286,7 @@ def load(
             )
     columns = {key: np.concatenate(x) for key, x in parts.items()}
     to = starts + lengths
-    floats = {
-        "state": columns.get("observation.state", np.zeros((F, 0))),
-        "action": columns["action"],
-        "reward": columns.get("next.reward", np.zeros(F)),
-    }
-    for key, x in floats.items():
-        floats[key] = np.ascontiguousarray(x.reshape(F, -1) if key != "reward" else x.reshape(F), np.float32)
-        finite = np.isfinite(floats[key].reshape(F, -1)).all(1)
-        if not finite.all():
-            row = int(np.argmin(finite))
-            e = int(np.searchsorted(to, row, side="right"))
-            what = f"{key} is not finite in episode {e}, frame {row - starts[e]}"
-            bad = np.unique(np.searchsorted(to, np.flatnonzero(~finite), side="right"))
-            raise BrokenDataset(meta.data_path(e), what, meta.root, e, _others(bad, meta))
+    floats = _floats(meta, columns)
     for view in meta.video_file:
         _check_videos(meta, view)
     if "timestamp" in columns:
@@ -298,13 +294,14 @@ def load(
     _warn_of_missing_checksums(meta)
     labelled = labels.parse_label(label, E) if label else labels.read_success(meta)
     success = np.logical_or.reduceat(columns.get("next.success", np.zeros(F, bool)).astype(bool), starts)
+    done = columns.get("next.done", np.ones(F, bool))  # an episode's last frame is its end, said or not
     made = Dataset(
         meta=meta,
         **floats,
         task_index=_task_index(meta, columns.get("task_index"), F),
         from_=starts,
         to=to,
-        terminated=(columns["next.done"] & ~columns["next.truncated"])[to - 1]
+        terminated=(done.astype(bool) & ~columns["next.truncated"].astype(bool))[to - 1]
         if "next.truncated" in columns
         else np.zeros(E, bool),
         success=success,
@@ -341,6 +338,30 @@ def judged(data: Dataset, success: np.ndarray) -> Dataset:
         reward[data.to - 1] = success
     terminated = data.terminated if "next.truncated" in data.meta.info["features"] else success
     return replace(data, success=success, reward=reward, terminated=terminated, is_judged=True)
+
+
+def _floats(meta: Meta, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """state float32[F, S], action float32[F, A] and reward float32[F], 0 where none was recorded;
+    BrokenDataset: not finite."""
+    F, starts, to = int(meta.lengths.sum()), meta.starts, meta.starts + meta.lengths
+    floats = {
+        "state": columns.get("observation.state", np.zeros((F, 0))),
+        "action": columns["action"],
+        "reward": columns.get("next.reward", np.zeros(F)),
+    }
+    for key, x in floats.items():
+        with np.errstate(over="ignore"):  # what float32 does not hold is not finite, which is said below
+            floats[key] = np.ascontiguousarray(
+                x.reshape(F, -1) if key != "reward" else x.reshape(F), np.float32
+            )
+        finite = np.isfinite(floats[key].reshape(F, -1)).all(1)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            e = int(np.searchsorted(to, row, side="right"))
+            what = f"{key} is not finite in episode {e}, frame {row - starts[e]}"
+            bad = np.unique(np.searchsorted(to, np.flatnonzero(~finite), side="right"))
+            raise BrokenDataset(meta.data_path(e), what, meta.root, e, _others(bad, meta))
+    return floats
 
 
 def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
@@ -382,9 +403,9 @@ def _task_index(meta: Meta, told: np.ndarray | None, frames: int) -> np.ndarray:
             f"theirs (they have no task_index): all are taken for {meta.tasks[0]!r}",
             stacklevel=3,
         )
-    out = np.zeros(frames, np.int64) if told is None else told.astype(np.int64)
-    if out.min() < 0 or out.max() >= len(meta.tasks):
-        what = f"it has {len(meta.tasks)} tasks, the frames use number {out.max()}"
+    out = np.zeros(frames, np.int64) if told is None else told
+    if len(wrong := out[(out < 0) | (out >= len(meta.tasks))]):
+        what = f"it has {len(meta.tasks)} tasks, the frames use number {wrong[0]}"
         raise BrokenDataset(meta.root / layout.TASKS, what, meta.root)
     return out
 

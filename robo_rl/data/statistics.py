@@ -15,10 +15,10 @@ import numpy as np
 
 from robo_rl.data import layout
 from robo_rl.data.checksums import Checksums, Staged, put_text, settled, write
-from robo_rl.data.meta import Meta
+from robo_rl.data.meta import BrokenDataset, ChangedDataset, Meta, load_meta, read_checked_table, read_numbers
 from robo_rl.data.reader import load
 from robo_rl.data.video import VideoReader
-from robo_rl.files import FILE, parse_json, read_json
+from robo_rl.files import FILE, lock, parse_json, read_json
 from robo_rl.types import Each, silently
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
@@ -138,10 +138,14 @@ def stats_to_json(totals: dict[str, dict[str, np.ndarray]]) -> str:
 
 
 def stats_from_json(text: str) -> dict[str, dict[str, np.ndarray]]:
-    return {
-        key: {s: np.array(x)[None] for s, x in per.items()}
-        for key, per in parse_json(text, "it", limit=FILE, nan=True).items()
-    }
+    """Inverse of `stats_to_json`; ValueError: other text."""
+    told = parse_json(text, "it", limit=FILE, nan=True)
+    if not all(isinstance(per, dict) for per in told.values()):
+        raise ValueError("it does not say the statistics of each feature")
+    out = {key: {s: np.array(x)[None] for s, x in per.items()} for key, per in told.items()}
+    if any(x.dtype.kind not in "biuf" for per in out.values() for x in per.values()):
+        raise ValueError("a statistic is no number")
+    return out
 
 
 def stats_of_table(table) -> dict[str, dict[str, np.ndarray]]:
@@ -156,8 +160,6 @@ def stats_of_table(table) -> dict[str, dict[str, np.ndarray]]:
 
 def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
     """Statistics of all frames, one row per array: from stats.json, or the episodes' if it lags."""
-    import pyarrow.parquet as pq
-
     try:
         totals = stats_from_json((meta.root / layout.STATS).read_text(encoding="utf-8"))
         if totals["action"]["count"].item() == meta.lengths.sum():
@@ -166,9 +168,9 @@ def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
         pass
     rows: dict = {}
     for index in np.unique(meta.meta_file):
-        path = layout.episodes_path(meta.root, *layout.place(int(index), meta.info["chunks_size"]))
-        table = pq.read_table(path, partitioning=None).slice(0, int((meta.meta_file == index).sum()))  # pyright: ignore[reportArgumentType]  # pyarrow takes None
-        rows = merge_stats(rows, stats_of_table(table))
+        first, count = int(np.argmax(meta.meta_file == index)), int((meta.meta_file == index).sum())
+        table = read_checked_table(meta.verifier, meta.meta_path(first), first)
+        rows = merge_stats(rows, stats_of_table(table.slice(0, count)))
     return total_stats(rows)
 
 
@@ -232,11 +234,12 @@ def renew(meta: Meta, each: Each = silently) -> dict[str, dict[str, np.ndarray]]
 
     The checksums of a data set that has some are kept right.
     """
+    trust = None if meta.verifier.sums is None else ()
+    data = load(meta.root, len(meta.lengths), tolerance=np.inf, trust=trust)  # names what is damaged
     out: dict[str, dict[str, np.ndarray]] = {}
     for key, ft in meta.info["features"].items():
         view = key.removeprefix(layout.IMAGES)
-        if view in meta.video_file:
-            data = load(meta.root, len(meta.lengths), tolerance=np.inf, trust=None)
+        if view in data.views:
             per = [
                 pixel_histograms([some_frames(data, view, e)])
                 for e in each(f"statistics of {view}", range(len(data)), "episodes")
@@ -255,6 +258,14 @@ def renew(meta: Meta, each: Each = silently) -> dict[str, dict[str, np.ndarray]]
             } | quantiles_of(x)
     put_text(meta.root, meta.verifier.sums, meta.root / layout.STATS, stats_to_json(out))
     return out
+
+
+def renew_folder(root: Path, each: Each = silently) -> dict[str, dict[str, np.ndarray]]:
+    """`renew` of a data set that somebody may be recording: UserError while it is being written."""
+    if not (root / layout.INFO).is_file():
+        load_meta(root)  # raises: no data set here
+    with lock(root):
+        return renew(load_meta(root), each)
 
 
 def some_frames(data, view: str, episode: int, count: int = 32) -> np.ndarray:
@@ -277,19 +288,21 @@ def column_quantiles(meta: Meta, key: str) -> dict[str, np.ndarray]:
 
 
 def read_column(meta: Meta, key: str) -> np.ndarray:
-    """[F,k]: a column over all frames of a data set."""
+    """[F,k]: a column over all frames of a data set; BrokenDataset names the file that does not have it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    parts = []
+    parts, width = [], int(np.prod(meta.info["features"][key]["shape"]))
     for index in np.unique(meta.data_file):
-        path = layout.data_path(meta.root, *layout.place(int(index), meta.info["chunks_size"]))
-        column = pq.read_table(path, columns=[key], partitioning=None, page_checksum_verification=True)[key]  # pyright: ignore[reportArgumentType]  # pyarrow takes None
-        column = column.slice(0, int(meta.lengths[meta.data_file == index].sum())).combine_chunks()
-        rows = len(column)
-        while pa.types.is_nested(column.type):
-            column = column.flatten()
-        parts.append(column.to_numpy(zero_copy_only=False).reshape(rows, -1))
+        first = int(np.argmax(meta.data_file == index))
+        path, rows = meta.data_path(first), int(meta.lengths[meta.data_file == index].sum())
+        if not meta.verifier.is_sound(path):
+            raise ChangedDataset(path, meta.root, first)
+        try:  # of the file this column alone: pictures may be in others
+            table = pq.read_table(path, columns=[key], partitioning=None, page_checksum_verification=True)  # pyright: ignore[reportArgumentType]  # pyarrow takes None
+            parts.append(read_numbers(table, key, rows, width).reshape(rows, width))
+        except (pa.ArrowException, OSError, ValueError) as e:
+            raise BrokenDataset(path, str(e).splitlines()[0], meta.root, first) from None
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
