@@ -13,11 +13,11 @@ from test_data import DATA, EPISODES, episode, fill, picture, set_info
 from test_data_layouts import png
 
 from robo_rl.cli import main
-from robo_rl.data import checksums, layout, statistics
+from robo_rl.data import checksums, labels, layout, statistics
 from robo_rl.data.assemble import merge, parse_episodes, split
 from robo_rl.data.check import check_data
 from robo_rl.data.lerobot import Writer, load
-from robo_rl.data.meta import BrokenDataset
+from robo_rl.data.meta import BrokenDataset, load_meta
 from robo_rl.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
@@ -160,8 +160,22 @@ def test_statistics_have_pictures_that_are_kept_in_columns(tmp_path):
 def test_nobody_writes_into_a_data_set_that_is_being_recorded(tmp_path):
     root = tmp_path / "d"
     fill(root, 2)
-    with Writer(root), pytest.raises(UserError, match="another process"):
-        statistics.renew_folder(root)
+    with Writer(root):
+        for job in (
+            lambda: statistics.renew_folder(root),
+            lambda: labels.state_units(root, "rad"),
+            lambda: labels.label_success(root, "all"),
+        ):
+            with pytest.raises(UserError, match="another process"):
+                job()
+
+
+def test_labels_of_fewer_episodes_than_there_are_now_are_refused(tmp_path):
+    root = tmp_path / "d"
+    fill(root, 2)
+    with pytest.raises(UserError, match="has 2 episodes now, the labels are of 1"):
+        labels.write_success(root, np.array([True]))
+    assert not (root / layout.LABELS).exists() and len(load_meta(root).lengths) == 2
 
 
 @pytest.mark.parametrize("text", ["", ",", "1,", ",1", "0:2,"])

@@ -121,13 +121,14 @@ def need_units(meta: Meta) -> Units:
 
 def state_units(root: Path, text: str) -> Units:
     """Write the units of every action axis into a data set."""
-    meta = load_meta(root)
-    units = parse_units(text, len(meta.features.action))
-    ours = meta.info["features"]["action"].get("robo_rl") or layout.spec_to_dict(meta.spec)
-    meta.info["features"]["action"]["robo_rl"] = ours | {
-        "units": {"unit": list(units.unit), "kind": list(units.kind)}
-    }
+    parse_units(text, len(load_meta(root).features.action))
     with lock(root):
+        meta = load_meta(root)  # again: before the lock another process may have added episodes
+        units = parse_units(text, len(meta.features.action))
+        ours = meta.info["features"]["action"].get("robo_rl") or layout.spec_to_dict(meta.spec)
+        meta.info["features"]["action"]["robo_rl"] = ours | {
+            "units": {"unit": list(units.unit), "kind": list(units.kind)}
+        }
         put_text(
             root,
             meta.verifier.sums,
@@ -204,10 +205,14 @@ def label_success(root: Path, text: str) -> np.ndarray:
 def write_success(root: Path, success: np.ndarray | None) -> None:
     """Write success bool[E] into a data set of E episodes; None: labels are taken back, what was recorded
     counts again."""
-    meta = load_meta(root)
-    assert success is None or len(success) == len(meta.lengths)
     told = None if success is None else success.tolist()
+    load_meta(root)  # raises: no data set here
     with lock(root):
+        meta = load_meta(root)
+        if told is not None and len(told) != len(meta.lengths):
+            raise UserError(
+                f"{root} has {len(meta.lengths)} episodes now, the labels are of {len(told)}; label it again"
+            )
         put_text(
             root,
             meta.verifier.sums,
