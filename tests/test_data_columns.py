@@ -3,6 +3,7 @@ data set grows nobody writes into it from what it was before."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from robo_rl.cli import main
 from robo_rl.data import checksums, labels, layout, statistics
 from robo_rl.data.assemble import merge, parse_episodes, split
 from robo_rl.data.check import check_data
-from robo_rl.data.lerobot import Writer, load
+from robo_rl.data.lerobot import Writer, load, repair
 from robo_rl.data.meta import BrokenDataset, load_meta
 from robo_rl.errors import UserError
 
@@ -190,3 +191,29 @@ def test_the_two_parts_of_a_data_set_go_to_two_folders(tmp_path):
     with pytest.raises(UserError, match="give two folders"):
         split(tmp_path / "d", tmp_path / "new", "0", tmp_path / "x" / ".." / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_repair_that_is_killed_anywhere_can_be_run_again(tmp_path):
+    """Snapshots before every rename and removal are all the states that a kill can leave behind."""
+    root, snapshots, on = tmp_path / "d", [], [True]
+    fill(root, 3)
+    table = pq.read_table(root / DATA)
+    action = np.stack(table["action"].to_numpy()).copy()
+    action[-1] = np.nan
+    column = pa.FixedSizeListArray.from_arrays(pa.array(action.reshape(-1)), 3)
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", column), root / DATA)
+
+    def spy(event: str, args: tuple) -> None:
+        if on[0] and event in ("os.rename", "os.remove") and str(args[0]).startswith(str(root)):
+            snapshots.append(tmp_path / f"s{len(snapshots)}")
+            shutil.copytree(root, snapshots[-1])
+
+    sys.addaudithook(spy)
+    try:
+        assert repair(root).kept == 2
+    finally:
+        on[0] = False
+    assert len(snapshots) > 6
+    for folder in snapshots:
+        repair(folder)
+        assert len(load(folder)) == 2

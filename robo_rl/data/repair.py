@@ -64,21 +64,23 @@ def repair(root: Path | str, each: Each = silently) -> Repaired:
         success = labels.read_success(meta)
         moved.append(_free(root / "meta.broken"))
         shutil.copytree(root / "meta", moved[-1])
-        listed = verifier.sums or Checksums()
-        staged = Staged(
-            root, replace(listed, files={k: v for k, v in listed.files.items() if (root / k).is_file()})
-        )
+        listed, anew = verifier.sums or Checksums(), {layout.STATS, layout.HISTOGRAMS}
+        kept = {k: v for k, v in listed.files.items() if (root / k).is_file() and k not in anew}
+        staged = Staged(root, replace(listed, files=kept))
+        trim(meta, staged, put_away)
+        # last, for it is the commit: killed before, the same damage is found again
         staged.text(
             root / layout.INFO, layout.info_to_json(meta.info, len(data), len(data.action), len(meta.tasks))
         )
         staged.commit()  # sound from here on
-        trim(meta, staged, put_away)
-        if staged.used:
-            staged.commit()
-        (root / layout.STATS).unlink(missing_ok=True)  # read_totals then takes those of the episodes
-        (root / layout.HISTOGRAMS).unlink(missing_ok=True)
+        for name in anew:
+            (root / name).unlink(missing_ok=True)  # read_totals then takes those of the episodes
         meta = load_meta(root, trust=None)
-        statistics.complete(meta, statistics.read_totals(meta), {}, seal(meta))
+        sums, totals = seal(meta), statistics.read_totals(meta)
+        if "action" in totals:
+            statistics.complete(meta, totals, {}, sums)
+        else:  # nobody recorded those of the episodes
+            statistics.renew(load_meta(root))
     if success is not None:
         labels.write_success(root, success)
     return Repaired(len(data), total - len(data), reason, tuple(moved))
