@@ -1,10 +1,12 @@
 """Data sets of LeRobot v2.0 and v2.1 are written anew as v3.0."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import robo_rl
@@ -73,6 +75,24 @@ def test_a_data_set_of_v2_is_the_same_in_v3(tmp_path):
     assert robo_rl(tmp_path, "data", "check", "new").code == 0
 
 
+def put(root: Path, key: str, value) -> None:
+    """The same value in all rows of a column of episode 1."""
+    path = root / "data/chunk-000/episode_000001.parquet"
+    table = pq.read_table(path)
+    column = pa.array([value] * len(table), pa.int64() if value is None else None)
+    pq.write_table(table.set_column(table.column_names.index(key), key, column), path)
+
+
+def test_episodes_whose_columns_have_other_types_go_to_one_file(tmp_path):
+    source = old(tmp_path / "old")
+    path = source / "data/chunk-000/episode_000001.parquet"
+    table = pq.read_table(path)
+    wide = pa.array([[float(x) for x in row] for row in table["action"].to_pylist()])
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", wide), path)
+    upgrade.upgrade(source, tmp_path / "new")
+    same(load(tmp_path / "new"), N, VIEW)
+
+
 def test_many_episodes_go_to_files_of_a_bounded_size(tmp_path, monkeypatch):
     monkeypatch.setattr(upgrade, "FILE_BYTES", 1)
     upgrade.upgrade(old(tmp_path / "old"), tmp_path / "new")
@@ -103,6 +123,21 @@ def test_a_camera_that_is_called_observation_image_is_read(tmp_path):
             "episode_000002.mp4: the file is",
         ),
         (lambda root: (root / "meta/tasks.jsonl").write_text(""), "rows of a task that there is not"),
+        (
+            lambda root: put(root, "next.reward", "much"),
+            "episode_000001.parquet: column 'next.reward' holds s",
+        ),
+        (lambda root: put(root, "task_index", None), "episode_000001.parquet: column 'task_index' has empty"),
+        (
+            lambda root: put(root, "next.reward", float("nan")),
+            "old: episode 1, data/chunk-000: reward is not",
+        ),
+        (
+            lambda root: os.truncate(
+                root / "videos/chunk-000/observation.images.front/episode_000001.mp4", 900
+            ),
+            "old: episode 1, videos/observation.images.front: the file is cut short",
+        ),
         (
             lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": 1}\n'),
             "do not run from 0",

@@ -21,7 +21,8 @@ import numpy as np
 
 from robo_rl.data import layout
 from robo_rl.data.assemble import appearing, need_new
-from robo_rl.data.meta import Meta, load_meta, read_table
+from robo_rl.data.meta import BrokenDataset, Meta, load_meta, read_numbers, read_table, read_whole
+from robo_rl.data.statistics import NUMBERS
 from robo_rl.data.writer import write_table
 from robo_rl.errors import UserError
 from robo_rl.files import FILE, parse_json, read_bytes, read_json
@@ -37,8 +38,12 @@ def upgrade(root: Path, out: Path, each: Each = silently) -> Meta:
     is missing or malformed."""
     info = read_info(root)
     need_new(out)
-    with appearing(out, each) as temp:
-        write(root, info, temp)
+    try:
+        with appearing(out, each) as temp:
+            write(root, info, temp)
+    except BrokenDataset as e:  # of the new folder, which is gone
+        where = "/".join(e.path.relative_to(temp).parts[:2])
+        raise UserError(f"{root}: episode {e.episode}, {where}: {e.what}; restore it from a copy") from None
     return load_meta(out)
 
 
@@ -94,7 +99,8 @@ def write(root: Path, info: dict, out: Path) -> None:
         if waiting and sum(table.nbytes for table in waiting) > FILE_BYTES:
             write_rows(out, file, per_chunk, waiting)
             waiting, file = [], file + 1
-        table = episode_rows(root, info, e, int(lengths.sum()), len(tasks))
+        like = waiting[0].schema if waiting else None
+        table = episode_rows(root, info, e, int(lengths.sum()), len(tasks), like)
         lengths[e], files[e] = table.num_rows, file
         waiting.append(table)
         for key in views:
@@ -106,9 +112,9 @@ def write(root: Path, info: dict, out: Path) -> None:
     write_meta(out, info, tasks, listed, lengths, files, views)
 
 
-def episode_rows(root: Path, info: dict, episode: int, first: int, tasks: int) -> Any:
+def episode_rows(root: Path, info: dict, episode: int, first: int, tasks: int, like: Any = None) -> Any:
     """The rows of an episode, with the numbers that they have in the new data set, of which `first` rows are
-    before."""
+    before; columns of the types of `like`, the rows that are in the same file."""
     import pyarrow as pa
 
     path = root / "data" / f"chunk-{episode // info['chunks_size']:03d}" / f"episode_{episode:06d}.parquet"
@@ -118,9 +124,17 @@ def episode_rows(root: Path, info: dict, episode: int, first: int, tasks: int) -
             table.column_names
         ):
             raise ValueError(f"it has no column {min(absent)!r}")
-        if not table.num_rows or not all(0 <= k < tasks for k in table["task_index"].unique().to_pylist()):
+        number = read_whole(table, "task_index", table.num_rows)
+        if not table.num_rows or number.min() < 0 or number.max() >= tasks:
             raise ValueError("it has no rows, or rows of a task that there is not")
-    except (OSError, ValueError, KeyError) as e:
+        for key, ft in info["features"].items():
+            if ft["dtype"] in NUMBERS:
+                read_numbers(table, key, table.num_rows, int(np.prod(ft["shape"])))
+        like = like if like is not None else table.schema
+        for key in set(table.column_names) & set(like.names):
+            column = table[key].cast(like.field(key).type)
+            table = table.set_column(table.column_names.index(key), like.field(key), column)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as e:
         raise UserError(f"{path}: {e.strerror if isinstance(e, OSError) and e.strerror else e}") from None
     fresh = {
         "episode_index": np.full(table.num_rows, episode),
@@ -153,6 +167,11 @@ def write_rows(out: Path, file: int, per_chunk: int, tables: list) -> None:
     )
 
 
+def _texts(told: Any) -> list[str]:
+    """The instructions of an episode, as its line has them: several, or one alone."""
+    return list(map(str, told if isinstance(told, list) else [told]))
+
+
 def write_meta(
     out: Path,
     info: dict,
@@ -168,7 +187,7 @@ def write_meta(
     per_chunk, ends, number = info["chunks_size"], np.cumsum(lengths), np.arange(len(listed))
     columns: dict[str, Any] = {
         "episode_index": number,
-        "tasks": pa.array([list(map(str, row.get("tasks", []))) for row in listed], pa.list_(pa.string())),
+        "tasks": pa.array([_texts(row.get("tasks", [])) for row in listed], pa.list_(pa.string())),
         "length": lengths,
         "dataset_from_index": ends - lengths,
         "dataset_to_index": ends,
