@@ -214,8 +214,8 @@ class VideoOptions:
     doubt: bool = True
     """A network expects the error of each frame, which is part of the uncertainty."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of the frames' products: bf16 takes half the time where the device has instructions for it;
-    auto: bf16 there, else fp32. A model is used as it was learnt."""
+    """Precision of the frames' products: bf16 is faster where the device has instructions for it; auto: bf16
+    there, else fp32. A model is used as it was learnt."""
     proprio: LatentOptions = field(default_factory=lambda: LatentOptions(head_width=40))
     """The network of the arm's state."""
 
