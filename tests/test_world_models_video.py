@@ -1032,6 +1032,8 @@ def test_the_options_of_a_run_are_read_with_the_nested_ones_and_without_those_th
     document = {"config": json.loads(json.dumps(asdict(config)))}
     (tmp_path / "run.json").write_text(json.dumps(document))
     assert saved_config(tmp_path, VideoConfig) == config
-    del document["config"]["net"]["after"], document["config"]["net"]["proprio"]
+    for later in ("after", "dense", "proprio"):
+        del document["config"]["net"][later]
     (tmp_path / "run.json").write_text(json.dumps(document))
-    assert saved_config(tmp_path, VideoConfig).net == VideoOptions(chunk=4)
+    # it goes on with the networks that it has
+    assert saved_config(tmp_path, VideoConfig).net == VideoOptions(chunk=4, after=False, dense=0)

@@ -249,6 +249,10 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
         saved = {k: v for k, v in saved["config"].items() if k in known}
         if cls.kind == "encoded":
             saved["net"] = encoded_net(saved["net"])
+        if cls.kind == "video":
+            from world_models.video import OLD
+
+            saved["net"] = OLD | saved["net"]  # a run that was begun without what there is now
         return rebuilt(cls, saved | {"data": tuple(saved["data"])})
     except (TypeError, KeyError, AttributeError, UserError) as e:
         what = "robo_rl wm train" + (f" --kind {cls.kind}" if cls is not WorldModelConfig else "")
