@@ -217,3 +217,23 @@ def test_a_repair_that_is_killed_anywhere_can_be_run_again(tmp_path):
     for folder in snapshots:
         repair(folder)
         assert len(load(folder)) == 2
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda told: told["action"].update(mean=[1.0]),
+        lambda told: told["action"].pop("std"),
+        lambda told: told.pop("observation.state"),
+    ],
+)
+def test_a_recording_goes_on_though_its_statistics_lack_something(bare, spoil):
+    path = bare / layout.STATS
+    told = json.loads(path.read_text())
+    spoil(told)
+    path.write_text(json.dumps(told))
+    fill(bare, 1, VIEW, first=2)
+    data, told = load(bare), json.loads(path.read_text())
+    assert len(data) == 3 and set(told) == set(data.meta.info["features"])
+    np.testing.assert_allclose(told["action"]["mean"], data.action.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(told["action"]["std"], data.action.std(0), rtol=1e-4)

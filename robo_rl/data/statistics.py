@@ -158,11 +158,26 @@ def stats_of_table(table) -> dict[str, dict[str, np.ndarray]]:
     return out
 
 
+def _has_all(meta: Meta, totals: dict[str, dict[str, np.ndarray]]) -> bool:
+    """Whether these are statistics of every column and camera, of as many axes as it has."""
+    sizes = {
+        key: 3 if ft["dtype"] in ("video", "image") else int(np.prod(ft["shape"]))
+        for key, ft in meta.info["features"].items()
+        if ft["dtype"] in (*NUMBERS, "video", "image")
+    }
+    return totals.keys() == sizes.keys() and all(
+        s in totals[key] and totals[key][s].size == size
+        for key, size in sizes.items()
+        for s in ("min", "max", "mean", "std")
+    )
+
+
 def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
-    """Statistics of all frames, one row per array: from stats.json, or the episodes' if it lags."""
+    """Statistics of all frames, one row per array: from stats.json, or the episodes' if it lags or does not
+    have them all."""
     try:
         totals = stats_from_json((meta.root / layout.STATS).read_text(encoding="utf-8"))
-        if totals["action"]["count"].item() == meta.lengths.sum():
+        if totals["action"]["count"].item() == meta.lengths.sum() and _has_all(meta, totals):
             return totals
     except (OSError, ValueError, KeyError, TypeError):
         pass
