@@ -12,7 +12,7 @@ import numpy as np
 from robo_rl.data import checksums, layout
 from robo_rl.data.checksums import Verifier
 from robo_rl.data.episode import Features
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, plural
 from robo_rl.files import FILE, parse_json
 from robo_rl.types import ControlSpec
 
@@ -26,7 +26,7 @@ class BrokenDataset(UserError):
     def __init__(self, path: Path, what: str, root: Path, episode: int = -1, cure: str = ""):
         self.path, self.what, self.episode = path, what, episode
         first = (
-            f"Keep the {episode} episodes before it: robo_rl data repair {root}"
+            f"Keep the {plural(episode, 'episode')} before it: robo_rl data repair {root}"
             if episode > 0
             else "Restore the folder from a copy, or record it again"
         )
