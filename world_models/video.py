@@ -14,10 +14,10 @@ large grey arm.
 
 The net moves and paints: y^ = warped + share (seen - warped) - last frame, warped being the last frame along
 a displacement of every 2 x 2 pixels, share and what is seen there per pixel (masks and motion as in Finn et
-al. 2016, arXiv 1605.07157), so that it need not paint what only moves. A dense net of its whole coarse picture
-relates the views to each other (`Dense`). It is given (1-t) x_t: at t = 1 that
-is nothing at all, so K = 1, R = 0 is the one-step regression model, without any randomness. (3) is
-PDE-Refiner (arXiv 2308.05732, eq. 5-8) on this model's own noise levels, with y^ predicted, not eps.
+al. 2016, arXiv 1605.07157), so that it need not paint what only moves. A dense net of its whole coarse
+picture relates the views to each other (`Dense`). It is given (1-t) x_t: at t = 1 that is nothing at all, so
+K = 1, R = 0 is the one-step regression model, without any randomness. (3) is PDE-Refiner (arXiv 2308.05732,
+eq. 5-8) on this model's own noise levels, with y^ predicted, not eps.
 Fewer than C actions are made a chunk by repeating the last, in learning too (`video_fit`), so an env may step
 one by one. The frames before are the last `history` ones and `memory` ones of longer ago, one in `stride`
 steps; where an episode is younger than that, its first. In learning they carry noise, whose level the net is
