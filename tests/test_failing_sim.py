@@ -382,6 +382,25 @@ class Fails(PointReach):
         return super().step(actions)
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_simulator_that_fails_often_in_a_batch_cuts_it_in_as_many_parts(staleness):
+    """Each failure leaves a fragment of what was made before it, and there is room for all of them."""
+    small = PolicyOptions(kind="gaussian", horizon=1, execute=1, hidden=8, layers=1)
+    acts = make_policy(small, ObsSpec(state=4, action=2, action_names=("x", "y")), 0)
+
+    def again(i, key):
+        env = Fails(2)
+        env.fails = 3 if key < 5 else 0  # the first five
+        return Collector(env, acts, 0.99, key)
+
+    def worker(i, refresh):
+        return Worker(i, again(i, 0), acts, refresh, 16)
+
+    feed = InProcessFeed(1, worker, 32, staleness, 16, 0, again=again)
+    assert feed.next() is not None and feed.restarts == 5
+    feed.ledger.check()
+
+
 def feed_of(kind, fails=0, seed=0, uid=0):
     """A feed of groups of 4 in 8 envs, whose simulator fails once; `uid` of its first lease."""
     small = PolicyOptions(horizon=2, execute=2, hidden=32, layers=2)

@@ -54,7 +54,8 @@ class InProcessFeed:
             )
             for w in self.workers
         }
-        per_batch = max(workers, -(-batch // min(n for _, n in shares.values())) if self.whole else 0)
+        # a simulator that fails over and over cuts fragments of whole batches down to a decision each
+        per_batch = max(workers, -(-batch // min(n for _, n in shares.values())))
         self.ledger = Ledger(batch, staleness, 2 * per_batch * (staleness + 2), shares)
         self.columns: dict[int, Columns] = {}  # by slot
         self.ahead: int | None = None  # decisions that workers go on for with a batch ready; None: not drawn
