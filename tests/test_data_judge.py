@@ -59,7 +59,7 @@ def test_a_judge_is_asked_about_the_end_of_every_episode_and_what_it_says_is_wri
     with Stand(answer) as stand:
         said = run(capsys, "label", folder, "--success", "judge", "--judge", stand.url)
     assert seen == [(f"task {i}", 10 * i + 5.5) for i in range(4)]
-    assert f"2 of 4 episodes succeeded, as {stand.url} says; what was recorded agrees on 2" in said
+    assert f"2 of 4 episodes succeeded, as {stand.url} says; what was recorded agrees on 2; 1 request" in said
     assert load(folder).success.tolist() == [False, False, True, True]
     assert run(capsys, "check", folder).count("is sound")  # its checksums are right
 

@@ -169,7 +169,7 @@ def test_one_whose_answer_drips_in_without_end_runs_into_its_deadline_too():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         judge = Endpoint(f"http://127.0.0.1:{server.server_address[1]}/", timeout=0.3, tries=1)
-        with pytest.raises(UserError, match="its answer does not end"):
+        with pytest.raises(UserError, match="no whole answer in that time"):
             judge(seen(STATES[:1]))
     finally:
         over.set()
@@ -200,6 +200,65 @@ def test_one_that_does_not_speak_http_is_one_clear_line(answer):
             UserError, match="not answer .*2 attempts.*tries=9 behind # .* 50 s.*start it, or name"
         ):
             server.post(b"{}", {})
+
+
+def served(answer):
+    """A listener that answers each connection with `answer(client, number)`; its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        for number in range(100):
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                client.recv(1 << 16)
+                answer(client, number)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener, f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+
+
+def test_one_whose_headers_drip_in_without_end_runs_into_its_deadline():
+    over = threading.Event()
+
+    def drip(client, number):
+        client.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+        while not over.wait(0.05):
+            client.sendall(b"x")
+
+    listener, url = served(drip)
+    with listener, pytest.raises(UserError, match="does not answer .no whole answer in that time"):
+        try:
+            Server(url, timeout=0.3, tries=1).post(b"{}", {})
+        finally:
+            over.set()
+
+
+def test_an_answer_that_is_cut_is_asked_for_again():
+    def cut(client, number):
+        body = b'{"scores": [1]}'
+        client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+        client.sendall(body if number else body[:9])
+
+    listener, url = served(cut)
+    with listener:
+        server = Server(url, pause=0.01)
+        assert server.post(b"{}", {}) == b'{"scores": [1]}' and server.asked == 2
+
+
+def test_a_redirect_is_told_and_not_followed_for_the_key_would_go_along():
+    hosts = []
+
+    def elsewhere(client, number):
+        hosts.append(number)
+        client.sendall(b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n")
+
+    listener, url = served(elsewhere)
+    with listener, pytest.raises(UserError, match="status 302 to /login; mend its address"):
+        Server(url, pause=0.01).post(b"{}", {"Authorization": "Bearer secret"})
+    assert hosts == [0]
 
 
 def test_one_that_is_slow_runs_into_its_deadline():

@@ -299,7 +299,8 @@ def measure_judge(config: JudgeConfig) -> dict:
     """Train a classifier of success and save it, or take the judge `config.check`; ask it about held-out
     recorded steps.
 
-    Returns {judge: its folder or address, seconds, options} and what `confusion` counts. UserError: data that
+    Returns {judge: its folder or address, seconds, options; of one behind HTTP requests} and what `confusion`
+    counts. UserError: data that
     nothing can be learnt from, a folder that holds a judge.
     """
     torch.set_num_threads(1)
@@ -326,4 +327,11 @@ def measure_judge(config: JudgeConfig) -> dict:
         judge.fit(data, config.seed)
         judge.save(where)
     found = confusion(judge, data, seed=config.seed)
-    return {"judge": where, "seconds": time.monotonic() - began, "options": asdict(config)} | found
+    told = {"judge": where, "seconds": time.monotonic() - began, "options": asdict(config)} | found
+    asked = requests_of(judge)
+    return told if asked is None else told | {"requests": asked}
+
+
+def requests_of(judge) -> int | None:
+    """Requests that a judge behind HTTP was sent, those counted that were sent again; None for others."""
+    return judge.server.asked if isinstance(judge, (Endpoint, ChatJudge)) else None

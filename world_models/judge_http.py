@@ -20,13 +20,17 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -37,6 +41,7 @@ from world_models.judge_protocol import Seen
 LONGEST = 10_000_000  # bytes of an answer
 SILENT = 5.0  # s after which an attempt that failed is told
 ANOTHER = "name another judge: the folder of a classifier (robo_rl wm judge), or in a world model head"
+T = TypeVar("T")
 KEY = "OPENAI_API_KEY"  # environment variable whose value is sent as bearer token, where it is set
 
 
@@ -99,16 +104,9 @@ class Server:
                 request = urllib.request.Request(
                     self.url, body, {"Content-Type": "application/json"} | headers
                 )
-                with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    text, end = b"", time.monotonic() + self.timeout
-                    # bytes that drip in would else be waited for one by one
-                    while part := answer.read1(1 << 16):
-                        text += part
-                        if len(text) > LONGEST or time.monotonic() > end:
-                            raise TimeoutError("its answer does not end")
-                return text
+                return within(self.timeout, partial(fetch, request, self.timeout))
             except urllib.error.HTTPError as e:
-                why = f"status {e.code}"
+                why = f"status {e.code}" + (f" to {e.headers['Location']}" if e.code < 400 else "")
                 if e.code < 500 and e.code != 429:
                     raise UserError(
                         f"the judge at {self.url} refuses the question with {why}{said_in(e)}; mend its "
@@ -121,6 +119,45 @@ class Server:
             f"of {self.timeout:g} s; with tries=9 behind # one that is started again is waited for 50 s); "
             f"start it, or {ANOTHER}"
         )
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is a status like others: followed, a question would become a GET, and the key would go
+    along to whatever host it names."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        return None
+
+
+def fetch(request: urllib.request.Request, timeout: float) -> bytes:
+    """The whole answer; TimeoutError: it is too long or drips in; IncompleteRead: it was cut."""
+    with urllib.request.build_opener(NoRedirect).open(request, timeout=timeout) as answer:
+        text, end = b"", time.monotonic() + timeout
+        # bytes that drip in would else be waited for one by one
+        while part := answer.read1(1 << 16):
+            text += part
+            if len(text) > LONGEST or time.monotonic() > end:
+                raise TimeoutError(f"no whole answer in that time or of {LONGEST} bytes")
+        if answer.length:  # `read1` ends in silence where the connection did
+            raise http.client.IncompleteRead(text, answer.length)
+    return text
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work()` gives or raises; TimeoutError after `seconds`: a socket's own timeout begins anew with
+    every byte, also of the headers, and does not hold for a name that is looked up."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as e:  # noqa: BLE001 (raised where it is waited for)
+            result.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([result], seconds).done:
+        raise TimeoutError("no whole answer in that time")
+    return result.result()
 
 
 def said_in(error: urllib.error.HTTPError) -> str:

@@ -319,9 +319,10 @@ def label(args: LabelDataOptions, each: Each) -> list[str]:
         divided = (
             f"; its answers are divided on {100 * told.divided:.0f} %" if told.divided is not None else ""
         )
+        cost = f"; {plural(told.requests, 'request')}" if told.requests is not None else ""
         out.append(
             f"{args.folder}: {told.success.sum()} of {len(told.success)} episodes succeeded, as {args.judge} "
-            f"says{agrees}{divided}"
+            f"says{agrees}{divided}{cost}"
         )
     elif args.success == "recorded":
         write_success(Path(args.folder), None)

@@ -3,6 +3,7 @@ steps."""
 
 import json
 
+from robo_rl.errors import plural
 from world_models.options import JudgeConfig
 
 
@@ -33,4 +34,6 @@ def run(args: JudgeConfig) -> int:
             f"{no['value']:.2f} [{no['low']:.2f}, {no['high']:.2f}] of others; divided answers on "
             f"{100 * found['divided']:.0f} % of clips"
         )
+    if "requests" in found:
+        print(f"  it took {plural(found['requests'], 'request')}")
     return 0

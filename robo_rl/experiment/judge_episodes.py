@@ -28,12 +28,14 @@ AT_ONCE = 32  # episodes whose pictures are in memory
 class Judged:
     """success bool[E]; agrees: with how many of them agrees what the data set said before, None where it said
     nothing; labelled: that were labels, perhaps of this judge, and not what was recorded; divided: share of
-    the episodes on which the judge's answers were divided, None for one that answers once."""
+    the episodes on which the judge's answers were divided, None for one that answers once; requests: sent to
+    a judge behind HTTP this time, None of others."""
 
     success: np.ndarray
     agrees: int | None
     labelled: bool
     divided: float | None
+    requests: int | None
 
 
 def label_by_judge(root: Path, who: str, each: Each = silently) -> Judged:
@@ -43,7 +45,7 @@ def label_by_judge(root: Path, who: str, each: Each = silently) -> Judged:
     are kept for the next time."""
     from robo_rl.data.labels import read_success, write_success
     from robo_rl.data.reader import load
-    from world_models.judge import make
+    from world_models.judge import make, requests_of
     from world_models.judge_http import ChatJudge
 
     if who in ("", "head"):
@@ -72,6 +74,7 @@ def label_by_judge(root: Path, who: str, each: Each = silently) -> Judged:
         int((success == data.success).sum()) if data.is_judged else None,
         labelled,
         judge.divided / judged if judged else None,
+        requests_of(judge),
     )
 
 
