@@ -679,6 +679,31 @@ def test_a_server_that_falls_silent_is_lost_in_one_line_however_long_it_may_thin
 
 
 @pytest.mark.parametrize(
+    "second, words", [("a/1", ""), ("b/1", "serves another policy by now: .*'policy': 'b/1'")]
+)
+def test_a_client_goes_on_with_the_same_policy_alone_where_its_server_was_started_again(second, words):
+    """A server that is stopped says so on each connection, as one does that closes an idle one."""
+    pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    from websockets.sync.server import serve
+
+    served = iter(["a/1", second])
+
+    def one_chunk(connection):
+        connection.send(packb({"views": [], "state": 4, "action": 2, "policy": next(served)}))
+        connection.recv()
+        connection.send(packb({"actions": np.zeros((8, 2), np.float32)}))
+
+    with serve(one_chunk, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        with contextlib.closing(OpenpiPolicy(url, SPEC, 8)) as policy:
+            obs = {"state": np.zeros((1, 4)), "task": ["x"]}
+            policy(obs)
+            with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+                assert policy(obs).shape == (1, 8, 2)
+
+
+@pytest.mark.parametrize(
     "said, words",
     [
         (packb({"actions": np.zeros((8, 14), np.float32)}), "actions of 14 numbers, the run's have 2"),

@@ -184,6 +184,7 @@ def serve_openpi(
         TOKEN_FILE,
         ServedPolicy,
         default_instruction,
+        make_sessions,
         serving_threads,
     )
 
@@ -197,8 +198,6 @@ def serve_openpi(
     torch.set_num_threads(serving_threads(options.threads))
     sessions = None
     if options.share:
-        from robo_rl.experiment.policy_server import make_sessions
-
         act, sessions, config, spec = make_sessions(options, log)
     else:
         act, spec = batch_actor(folder, options.seed, options.device, options.batch)
@@ -212,7 +211,8 @@ def serve_openpi(
     token_file = Path(options.token) if options.token else where / TOKEN_FILE
     token = read_token(token_file, make=True)
     batcher = Batcher(act, options.batch).start()
-    server = open_server(options, token, batcher, spec, instruction, log, sessions)
+    name = f"{where.resolve().name}/{folder.name}"
+    server = open_server(options, token, batcher, spec, instruction, log, sessions, name)
     host, port = server.socket.getsockname()[:2]
     # in a thread: shutdown() waits for this loop's end, for ever where an interrupt kept it from beginning
     loop = threading.Thread(target=server.serve_forever, name="openpi", daemon=True)
@@ -297,8 +297,9 @@ def open_server(
     instruction: str,
     log: Callable[[str], None],
     sessions=None,
+    policy: str = "",
 ):
-    """A websocket server that listens; `serve_forever` answers. UserError: the address is taken."""
+    """A websocket server of `policy`; `serve_forever` answers. UserError: the address is taken."""
     try:
         from websockets.exceptions import ConnectionClosed
         from websockets.sync.server import serve
@@ -312,6 +313,7 @@ def open_server(
         "action_names": list(spec.action_names),
         "prompt": spec.language,
         "instruction": instruction,
+        "policy": policy,
     }
     here: set = set()
     numbers, log_refusal = itertools.count(), SparseLog(log)
@@ -450,6 +452,14 @@ class OpenpiPolicy:
             ) from None
         return wire, about
 
+    def _reconnect(self) -> Any:
+        """One more connection. UserError: another policy of ours is served there by now."""
+        wire, about = self._connect()
+        if self.ours and about != self.about:
+            wire.close()
+            raise UserError(f"{self.url} serves another policy by now: {plain_text(about)}")
+        return wire
+
     def message(self, obs: dict, i: int) -> bytes:
         """What env i is asked with."""
         spec = self.spec
@@ -471,7 +481,7 @@ class OpenpiPolicy:
         n = len(obs["state"])
         while len(self.wires) < min(n, self.most):
             try:
-                self.wires.append(self._connect()[0])
+                self.wires.append(self._reconnect())
             except UserError:  # it has no more seats: those that are had serve all
                 self.most = len(self.wires)
         with ThreadPoolExecutor(len(self.wires)) as pool:
@@ -492,7 +502,7 @@ class OpenpiPolicy:
             try:
                 said = self._exchange(k, message)
             except ConnectionClosedOK:
-                self.wires[k] = self._connect()[0]
+                self.wires[k] = self._reconnect()
                 said = self._exchange(k, message)
         except (ConnectionClosed, TimeoutError, OSError) as e:
             raise UserError(
