@@ -370,6 +370,11 @@ def give_back_freed() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def free_memory() -> int:
     """Bytes of memory that this process may still take: of the machine, its control group and its own
     limit."""

@@ -1,12 +1,13 @@
 """What made a result: versions of the packages that decide it, and the commit of the source tree."""
 
-import os
 import platform
 import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from robo_rl.files import cores
 
 WRITTEN = tuple(
     f":(top,exclude){path}"  # by `--save` and `results page`
@@ -25,11 +26,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return out
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine_name() -> str:

@@ -14,7 +14,6 @@ import ctypes
 import difflib
 import importlib
 import importlib.util
-import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError, choose
+from robo_rl.files import cores
 from robo_rl.plugins import said, split_arguments
 from robo_rl.starts import StartStream, hashed
 from robo_rl.types import ActionAxis, ControlSpec
@@ -114,7 +114,7 @@ class EnvpoolEnv(ControlEnv):
         )
         if self._sparse and not self.reports_success:
             raise UserError(NO_SPARSE.format(f"envpool:{id} says nothing of success"))
-        self._id, self._threads = known, threads or len(os.sched_getaffinity(0))
+        self._id, self._threads = known, threads or cores()
         self._action_shape, self._space = spec.gymnasium_action_space.shape, space
 
         n, size = num_envs, sum(int(np.prod(s)) for s in shapes)

@@ -24,7 +24,6 @@ from robo_rl.experiment.deploy_policy import choose_actor, serve_words
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
 from robo_rl.experiment.folder import NewestCheckpoint
 from robo_rl.experiment.openpi import batch_actor, policy_actor
-from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.policy_server import (
     ServeOptions,
     load_actor,
@@ -32,6 +31,7 @@ from robo_rl.experiment.policy_server import (
     serving_threads,
     torch_actor,
 )
+from robo_rl.files import cores
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, blank_obs, make_policy
 from robo_rl.starts import eval_starts

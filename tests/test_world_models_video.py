@@ -17,8 +17,8 @@ from gymnasium.vector import VectorWrapper
 import robo_rl
 from robo_rl.device_names import slow_bf16, with_dtype
 from robo_rl.errors import UserError
+from robo_rl.files import cores
 from robo_rl.log import Progress
-from robo_rl.provenance import cores
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models import model as worlds
 from world_models.calibrate import along_recorded, covering, rolled

@@ -11,7 +11,7 @@ import tyro
 
 from robo_rl import files
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.provenance import cores
+from robo_rl.files import cores
 
 PICTURED = ("encoded", "video", "diffusers")  # kinds with cameras
 CONTINUED = ("latent", "video")  # kinds that --init goes on with

@@ -31,8 +31,9 @@ from robo_rl.bench.rows import BARE, LEAST, PHYSICAL, at_least, columns, in_turn
 from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.experiment.envs import make_env, obs_spec, probe_env
 from robo_rl.experiment.feeds import make_feed
-from robo_rl.experiment.parallel import cores, shares
+from robo_rl.experiment.parallel import shares
 from robo_rl.experiment.recipes import recipe
+from robo_rl.files import cores
 from robo_rl.noise import mix
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from robo_rl.bench.options import BenchOptions
 from robo_rl.bench.rows import Report
-from robo_rl.experiment.parallel import cores
-from robo_rl.files import write_json
+from robo_rl.files import cores, write_json
 from robo_rl.provenance import git_hash, machine_name, versions
 from robo_rl.results import UNKNOWN, read
 

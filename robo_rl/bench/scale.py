@@ -20,8 +20,8 @@ from robo_rl.bench.asynchronous import learner_for, steps_per_second
 from robo_rl.bench.rows import Row, at_most
 from robo_rl.experiment.config import on_policy_options
 from robo_rl.experiment.envs import make_env
-from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.recipes import recipe
+from robo_rl.files import cores
 from robo_rl.rollout import Collector, new_columns
 from robo_rl.runtime.virtual import constant, lognormal, simulate
 

@@ -19,7 +19,7 @@ import torch
 
 from robo_rl.bench.rows import BARE, PHYSICAL, Report, at_least, at_most, in_turns, lacking, make_row
 from robo_rl.errors import UserError
-from robo_rl.experiment.parallel import cores
+from robo_rl.files import cores
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 

@@ -28,10 +28,9 @@ from robo_rl.experiment import feeds
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import group_size, workers
-from robo_rl.files import private_folder
+from robo_rl.files import cores, private_folder
 from robo_rl.options import RL_OPTIONS, RolloutOptions
 from robo_rl.policies.exploration import explores
-from robo_rl.provenance import cores
 from robo_rl.recording import Recorder
 from robo_rl.rollout import Collector, Rollout
 from robo_rl.runtime.feed import never

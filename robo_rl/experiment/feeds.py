@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, on_the_wire, rollout_options
 from robo_rl.experiment.envs import make_env
-from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size, shares, staleness, workers
+from robo_rl.experiment.parallel import batch, episode_slots, group_size, shares, staleness, workers
+from robo_rl.files import cores
 from robo_rl.noise import mix
 from robo_rl.policies.exploration import explores
 

@@ -28,9 +28,8 @@ from pathlib import Path
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, is_live
 from robo_rl.experiment.supervise import follow_parent
-from robo_rl.files import full_disk, lock, private_folder, read_json, write_bytes, write_json
+from robo_rl.files import cores, full_disk, lock, private_folder, read_json, write_bytes, write_json
 from robo_rl.log import RUNS
-from robo_rl.provenance import cores
 from robo_rl.signals import asked_to_stop
 
 STATUS = 10.0  # s between two lines of progress

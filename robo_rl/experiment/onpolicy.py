@@ -22,9 +22,9 @@ from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, early_rounds, make_control, supervision
 from robo_rl.experiment.supervised_frames import load_frames
 from robo_rl.experiment.tasks import task_metrics
+from robo_rl.files import cores
 from robo_rl.log import si
 from robo_rl.options import OnPolicyOptions
-from robo_rl.provenance import cores
 from robo_rl.rollout_control import StartControl
 from robo_rl.types import task_names
 

@@ -7,9 +7,9 @@ import sys
 from robo_rl.child import check_script
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, by_person, rollout_options
+from robo_rl.files import cores
 from robo_rl.options import OnPolicyOptions, RolloutOptions
 from robo_rl.plugins import split_arguments
-from robo_rl.provenance import cores
 
 
 def group_size(config: TrainConfig) -> int:

@@ -124,7 +124,7 @@ class ServeOptions:
 def serving_threads(asked: int) -> int:
     """CPU threads of a served policy: as many as asked for, or (0) all cores but one, for threads of torch
     wait for each other: one that has no core stops them all."""
-    from robo_rl.experiment.parallel import cores
+    from robo_rl.files import cores
 
     return asked or max(1, cores() - 1)
 

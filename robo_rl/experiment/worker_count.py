@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robo_rl.errors import UserError
-from robo_rl.provenance import cores
+from robo_rl.files import cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ not where the objects are.
 """
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 
 from robo_rl.device_names import check_device
 from robo_rl.errors import MissingDependency, UserError, choose
-from robo_rl.files import parse_json
+from robo_rl.files import cores, parse_json
 from sims.maniskill.build import VULKAN_REMEDY
 from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_RENDERER, TASKS, split_task
 
@@ -65,11 +64,7 @@ def make_maniskill(
         return ManiSkillGpuEnv(config, device)
     from sims.maniskill.env import ManiSkillEnv
 
-    return ManiSkillEnv(config, min(num_envs, threads or _cores()))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ManiSkillEnv(config, min(num_envs, threads or cores()))
 
 
 def _require() -> None:

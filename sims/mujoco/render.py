@@ -10,7 +10,6 @@ small images have fewer facets (twice as fast, no difference to the eye). Poses 
 import atexit
 import copy
 import functools
-import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from mujoco.batch import Batch
 
 from robo_rl.errors import UserError, choose
+from robo_rl.files import cores
 from sims.mujoco.gl import NO_GL, gl_backend
 
 MAX_THREADS = 8
@@ -72,8 +72,7 @@ class Renderer:
         for v in views:
             choose("view", v, cameras)
         self._batch, self._views, self._shape = batch, tuple(views), (height, width, 3)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = min(threads or min(cores, MAX_THREADS), batch.nsim)
+        count = min(threads or min(cores(), MAX_THREADS), batch.nsim)
         try:
             for _ in range(count):
                 self._painters.append(_Painter(model, height, width, fine))
