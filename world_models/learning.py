@@ -22,6 +22,7 @@ from world_models.options import (
     encoded_net,
     kind_of_run,
     threads,
+    video_net,
 )
 from world_models.saved_fit import load_fit, save_fit
 
@@ -250,9 +251,7 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
         if cls.kind == "encoded":
             saved["net"] = encoded_net(saved["net"])
         if cls.kind == "video":
-            from world_models.video import OLD
-
-            saved["net"] = OLD | saved["net"]  # a run that was begun without what there is now
+            saved["net"] = video_net(saved["net"])
         return rebuilt(cls, saved | {"data": tuple(saved["data"])})
     except (TypeError, KeyError, AttributeError, UserError) as e:
         what = "robo_rl wm train" + (f" --kind {cls.kind}" if cls is not WorldModelConfig else "")

@@ -244,6 +244,24 @@ class VideoOptions:
         return self.history + self.memory
 
 
+def video_net(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved `VideoOptions` as they are read today: what models and unfinished fits of before do not name they
+    do not have."""
+    return {
+        "after": False,
+        "history": 1,
+        "memory": 0,
+        "context_noise": 0.0,
+        "told": False,
+        "doubt": False,
+        "warp": False,
+        "head_width": 32,
+        "dtype": "fp32",
+        "dense": 0,
+        **saved,
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class VideoFitOptions:
     """How a `video` model is learnt (`world_models.video_fit`)."""

@@ -32,7 +32,6 @@ runs without it).
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ from robo_rl.sampling import time_grid
 from robo_rl.starts import hashed
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of, products
-from world_models.options import VideoOptions
+from world_models.options import VideoOptions, video_net
 
 PATCH = 4
 
@@ -478,22 +477,10 @@ class Video(nn.Module):
 
 
 OF_FRAMES = ("last", "past", "memory", "doubt")  # of the carry; the rest is the arm's
-OLD = {
-    "after": False,
-    "history": 1,
-    "memory": 0,
-    "context_noise": 0.0,
-    "told": False,
-    "doubt": False,
-    "warp": False,
-    "head_width": 32,
-    "dtype": "fp32",
-    "dense": 0,
-}
 
 
 def build(spec: WorldSpec, options: dict) -> Video:
     """The untrained model of a folder's JSON; what one of before does not name it did not have."""
-    return Video(
-        spec, VideoOptions(**dict[str, Any](OLD | options, proprio=latent_options(options["proprio"])))
-    )
+    net = video_net(options)
+    net["proprio"] = latent_options(net["proprio"])
+    return Video(spec, VideoOptions(**net))
