@@ -177,31 +177,6 @@ def test_one_whose_answer_drips_in_without_end_runs_into_its_deadline_too():
         server.server_close()
 
 
-@pytest.mark.parametrize(
-    "answer", [b"hello there\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n"]
-)
-def test_one_that_does_not_speak_http_is_one_clear_line(answer):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve():
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client:
-                    client.recv(1 << 16)
-                    client.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}/x", timeout=5, tries=2, pause=0.01)
-        server.check()
-        with pytest.raises(
-            UserError, match="not answer .*2 attempts.*tries=9 behind # .* 50 s.*start it, or name"
-        ):
-            server.post(b"{}", {})
-
-
 def served(answer):
     """A listener that answers each connection with `answer(client, number)`; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -218,6 +193,20 @@ def served(answer):
 
     threading.Thread(target=serve, daemon=True).start()
     return listener, f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"hello there\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n"]
+)
+def test_one_that_does_not_speak_http_is_one_clear_line(answer):
+    listener, url = served(lambda client, number: client.sendall(answer))
+    with listener:
+        server = Server(url, timeout=5, tries=2, pause=0.01)
+        server.check()
+        with pytest.raises(
+            UserError, match="not answer .*2 attempts.*tries=9 behind # .* 50 s.*start it, or name"
+        ):
+            server.post(b"{}", {})
 
 
 def test_one_whose_headers_drip_in_without_end_runs_into_its_deadline():

@@ -300,8 +300,7 @@ def measure_judge(config: JudgeConfig) -> dict:
     recorded steps.
 
     Returns {judge: its folder or address, seconds, options; of one behind HTTP requests} and what `confusion`
-    counts. UserError: data that
-    nothing can be learnt from, a folder that holds a judge.
+    counts. UserError: data that nothing can be learnt from, a folder that holds a judge.
     """
     torch.set_num_threads(1)
     if config.check == "head":

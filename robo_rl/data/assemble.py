@@ -58,9 +58,7 @@ def parse_episodes(text: str, count: int) -> np.ndarray:
     for part in text.split(","):
         first, colon, last = part.strip().partition(":")
         try:
-            a = (
-                int(first or 0) if colon else int(first)
-            )  # nothing at all is no number: 5:10, has a comma more
+            a = int(first or "0" if colon else first)  # nothing at all is no number: 5:10, has a comma more
             b = (int(last) if last else count) if colon else a + 1
         except ValueError:
             raise UserError(

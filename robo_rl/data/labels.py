@@ -17,9 +17,9 @@ import numpy as np
 
 from robo_rl.data import layout
 from robo_rl.data.checksums import put_text
-from robo_rl.data.meta import Meta, load_meta
+from robo_rl.data.meta import Meta, load_meta, locked
 from robo_rl.errors import UserError, choose
-from robo_rl.files import FILE, lock, parse_json, read_json
+from robo_rl.files import FILE, parse_json, read_json
 
 UNITS = ("rad", "deg", "m", "mm", "rad/s", "deg/s", "m/s", "N", "N m", "%", "1", "as recorded")
 ACTION_KINDS = ("absolute", "delta", "rate", "effort")
@@ -121,9 +121,8 @@ def need_units(meta: Meta) -> Units:
 
 def state_units(root: Path, text: str) -> Units:
     """Write the units of every action axis into a data set."""
-    parse_units(text, len(load_meta(root).features.action))
-    with lock(root):
-        meta = load_meta(root)  # again: before the lock another process may have added episodes
+    with locked(root):
+        meta = load_meta(root)
         units = parse_units(text, len(meta.features.action))
         ours = meta.info["features"]["action"].get("robo_rl") or layout.spec_to_dict(meta.spec)
         meta.info["features"]["action"]["robo_rl"] = ours | {
@@ -206,8 +205,7 @@ def write_success(root: Path, success: np.ndarray | None) -> None:
     """Write success bool[E] into a data set of E episodes; None: labels are taken back, what was recorded
     counts again."""
     told = None if success is None else success.tolist()
-    load_meta(root)  # raises: no data set here
-    with lock(root):
+    with locked(root):
         meta = load_meta(root)
         if told is not None and len(told) != len(meta.lengths):
             raise UserError(

@@ -3,7 +3,8 @@ told by file."""
 
 import io
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from robo_rl.data import checksums, layout
 from robo_rl.data.checksums import Verifier
 from robo_rl.data.episode import Features
 from robo_rl.errors import UserError, plural
-from robo_rl.files import FILE, parse_json
+from robo_rl.files import FILE, lock, parse_json
 from robo_rl.types import ControlSpec
 
 EPISODES = "meta/episodes"
@@ -97,6 +98,16 @@ def verifier_of(root: Path, trust: Collection[Path] | None = ()) -> Verifier:
             root,
             cure=f"if the data are sound, make it anew: robo_rl data repair {root} --accept",
         ) from None
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Nobody else writes into the data set meanwhile: what is read within stays so. UserError: there is none,
+    or somebody does."""
+    if not (root / layout.INFO).is_file():
+        load_meta(root)  # raises: no data set here
+    with lock(root):
+        yield
 
 
 def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | None = ()) -> Meta:

@@ -8,10 +8,17 @@ from pathlib import Path
 
 from robo_rl.data import checksums, labels, layout, statistics
 from robo_rl.data.checksums import Checksums, Staged, Verifier
-from robo_rl.data.meta import BrokenDataset, ChangedDataset, Meta, committed_files, load_meta, verifier_of
+from robo_rl.data.meta import (
+    BrokenDataset,
+    ChangedDataset,
+    Meta,
+    committed_files,
+    load_meta,
+    locked,
+    verifier_of,
+)
 from robo_rl.data.reader import Dataset, load
 from robo_rl.data.writer import trim
-from robo_rl.files import lock
 from robo_rl.types import Each, silently
 
 
@@ -35,9 +42,7 @@ def repair(root: Path | str, each: Each = silently) -> Repaired:
     data set.
     """
     root = Path(root)
-    if not (root / layout.INFO).is_file():
-        load_meta(root)  # raises: no data set here
-    with lock(root):
+    with locked(root):
         verifier, moved, lost = verifier_of(root), [], []
 
         def put_away(path: Path, copy: bool) -> None:
@@ -149,10 +154,8 @@ def accept(root: Path | str, tolerance: float | None = None, each: Each = silent
     damage that is found without checksums, UserError if the folder is being written or holds no data set.
     """
     root = Path(root)
-    if not (root / layout.INFO).is_file():
-        load_meta(root)  # raises: no data set here
     tolerance = checksums.TOLERANCE if tolerance is None else tolerance
-    with lock(root):
+    with locked(root):
         data = load(root, tolerance=tolerance, trust=None)
         decode_all(data, each)
         seal(data.meta, tolerance)

@@ -15,10 +15,18 @@ import numpy as np
 
 from robo_rl.data import layout
 from robo_rl.data.checksums import Checksums, Staged, put_text, settled, write
-from robo_rl.data.meta import BrokenDataset, ChangedDataset, Meta, load_meta, read_checked_table, read_numbers
+from robo_rl.data.meta import (
+    BrokenDataset,
+    ChangedDataset,
+    Meta,
+    load_meta,
+    locked,
+    read_checked_table,
+    read_numbers,
+)
 from robo_rl.data.reader import load
 from robo_rl.data.video import VideoReader
-from robo_rl.files import FILE, lock, parse_json, read_json
+from robo_rl.files import FILE, parse_json, read_json
 from robo_rl.types import Each, silently
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
@@ -277,9 +285,7 @@ def renew(meta: Meta, each: Each = silently) -> dict[str, dict[str, np.ndarray]]
 
 def renew_folder(root: Path, each: Each = silently) -> dict[str, dict[str, np.ndarray]]:
     """`renew` of a data set that somebody may be recording: UserError while it is being written."""
-    if not (root / layout.INFO).is_file():
-        load_meta(root)  # raises: no data set here
-    with lock(root):
+    with locked(root):
         return renew(load_meta(root), each)
 
 
