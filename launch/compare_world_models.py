@@ -27,8 +27,9 @@ from world_models import baselines, gate_report, mbpo, trust
 from world_models.calibrate import TOLERANCE
 from world_models.evaluate import compare_errors
 from world_models.imagine import open_loop
-from world_models.learning import calibrated, read, train
+from world_models.learning import calibrated, train
 from world_models.options import FitOptions, LatentOptions, WorldModelConfig
+from world_models.reading import read
 from world_models.windows import read_windows
 
 NAMES = ("MBPO's ensemble", "ridge", "standing still")

@@ -13,9 +13,10 @@ from robo_rl.cli.wm import parse
 from robo_rl.errors import UserError
 from world_models.continued import continued, init_of, known_to
 from world_models.latent import Latent, LatentOptions
-from world_models.learning import joined, latent_job, video_job, world_spec
+from world_models.learning import latent_job, video_job, world_spec
 from world_models.model import save
 from world_models.options import FitOptions, VideoConfig, VideoFitOptions, VideoOptions, WorldModelConfig
+from world_models.reading import joined
 from world_models.video import Video
 
 NET = LatentOptions(hidden=32, layers=2, members=3)
@@ -123,6 +124,10 @@ def test_the_precision_of_a_model_that_is_gone_on_with_may_change(tmp_path):
     assert config.net == again.options == replace(net, dtype="fp32")
     with pytest.raises(UserError, match=r"leave --net… out \(but --net.dtype\)"):
         init_of(replace(asked, net=VideoOptions(dtype="fp32", width=24)))
+    views = ",".join(SPEC.control.views)
+    assert init_of(replace(asked, cameras=views))[0].cameras == views
+    with pytest.raises(UserError, match=f"has the cameras {views}, got --cameras hand; leave --cameras out"):
+        init_of(replace(asked, cameras="hand"))
 
 
 def test_a_model_that_is_not_shown_its_own_episodes_again_is_told_to_forget_them():

@@ -199,7 +199,7 @@ def test_a_classifier_judges_by_the_instruction(data, tmp_path):
 
 def test_data_sets_whose_actions_mean_different_things_teach_no_model_together(tmp_path):
     from robo_rl.data.writer import Writer
-    from world_models.learning import read
+    from world_models.reading import read
 
     for name, scale in (("a", 1.0), ("b", 2.0)):
         env = PointReach(4, LIMIT)

@@ -381,7 +381,7 @@ def test_pictures_after_the_last_action_travel_from_the_recording_to_the_judge_a
     """Recorded in an env, written, read: every success is seen in its picture, which no frame before it
     shows."""
     from robo_rl.data.writer import Writer
-    from world_models.learning import joined, read
+    from world_models.reading import joined, read
 
     for name in "ab":
         env = Watched(4, LIMIT)

@@ -21,7 +21,7 @@ from robo_rl.experiment.planning import PlanningOptions, load_planned_actor, pla
 from robo_rl.experiment.policy_server import run_interface
 from robo_rl.experiment.world_model import make_real, play_in_model
 from robo_rl.policies import ObsSpec
-from world_models import learning, options, own_units
+from world_models import learning, options, own_units, reading, recorded
 from world_models import model as worlds
 from world_models.env import WorldEnv
 from world_models.evaluate import measure
@@ -216,7 +216,7 @@ def seen_by(fit="crop", **change):
 
 
 def spec_of(aloha, **change):
-    data = learning.read([str(aloha)], images=True)
+    data = reading.read([str(aloha)], images=True)
     return replace(learning.world_spec(data, "video", ""), **change), data
 
 
@@ -270,22 +270,60 @@ def test_a_model_of_states_says_what_it_does_not_learn(aloha):
         UserWarning,
         match="has cameras, cam_high, cam_left_wrist, and a model of this kind learns its 14 state numbers",
     ):
-        learning.read([str(aloha)])
+        reading.read([str(aloha)])
 
 
 def test_data_sets_whose_cameras_differ_teach_a_model_of_states_and_none_of_pictures(aloha, tmp_path):
     larger = datasets.write(tmp_path / "larger", "aloha", episodes=2, length=24, size=(30, 40))
-    data = learning.read([str(aloha), str(larger)])
+    data = reading.read([str(aloha), str(larger)])
     assert len(data) == 14 and not data.images and not data.control.views
     with pytest.raises(UserError, match="camera 'cam_high' is 30x40 here, 24x32 there"):
-        learning.read([str(aloha), str(larger)], images=True)
+        reading.read([str(aloha), str(larger)], images=True)
+
+
+def test_a_model_of_some_cameras_reads_those_alone_in_their_order(aloha):
+    both = reading.read([str(aloha)], images=True)
+    one = reading.read([str(aloha)], images=True, cameras="cam_left_wrist")
+    assert list(one.images) == list(one.final_images) == ["cam_left_wrist"]
+    assert one.control.views == ("cam_left_wrist",)
+    np.testing.assert_array_equal(one.images["cam_left_wrist"], both.images["cam_left_wrist"])
+    np.testing.assert_array_equal(one.final_images["cam_left_wrist"], both.final_images["cam_left_wrist"])
+    turned = reading.read([str(aloha)], images=True, cameras="cam_left_wrist, cam_high")
+    assert turned.control.views == tuple(turned.images) == ("cam_left_wrist", "cam_high")
+    spec = learning.world_spec(one, "video", "")
+    again = reading.read([str(aloha)], images=True, model=spec)  # a model is shown its own cameras
+    assert tuple(again.images) == spec.control.views and recorded.differences(spec, again) == []
+    recorded.check_fits(spec, both, "aloha")  # more cameras than it has do not disturb it
+    with pytest.raises(UserError, match="no camera 'top'; it has: cam_high, cam_left_wrist"):
+        reading.read([str(aloha)], images=True, cameras="cam_high,top")
+    with pytest.raises(UserError, match="names a camera twice"):
+        reading.read([str(aloha)], images=True, cameras="cam_high,cam_high")
+
+
+def test_sets_that_share_the_chosen_cameras_teach_one_model_of_pictures(aloha, tmp_path):
+    high = datasets.write(tmp_path / "high", "aloha", episodes=2, length=24, size=SIZE, views=1)
+    with pytest.raises(UserError, match="'cam_left_wrist'"):
+        reading.read([str(aloha), str(high)], images=True)
+    data = reading.read([str(aloha), str(high)], images=True, cameras="cam_high")
+    assert len(data) == 14 and data.control.views == tuple(data.images) == ("cam_high",)
+    spec = learning.world_spec(data, "video", "")
+    with pytest.raises(UserError, match="cameras cam_left_wrist in the model, cam_high in the data"):
+        recorded.check_fits(
+            replace(spec, control=replace(spec.control, views=("cam_left_wrist",))), data, "d"
+        )
+    with pytest.raises(UserError, match=f"data set {high} has no camera 'cam_left_wrist'; it has: cam_high"):
+        reading.read([str(aloha), str(high)], images=True, cameras="cam_left_wrist")
+    with pytest.raises(
+        UserError, match="--cameras goes with --kind encoded, video, diffusers, got --kind latent"
+    ):
+        options.WorldModelConfig(data=("d",), cameras="front")
 
 
 def test_episodes_that_nobody_judged_beside_judged_ones_are_told(aloha, tmp_path):
     other = Path(shutil.copytree(aloha, tmp_path / "judged"))
     labels.label_success(other, "all")
     with pytest.warns(UserWarning, match="aloha: nobody said which of its .*robo_rl data label .*--success"):
-        data = learning.read([str(aloha), str(other)])
+        data = reading.read([str(aloha), str(other)])
     assert data.success.sum() == len(load(other))
 
 
@@ -296,7 +334,7 @@ def test_units_that_differ_are_named_with_their_remedy(aloha, tmp_path):
         UserError,
         match=r"'left_waist' is in rad \(absolute\) there, in deg \(absolute\) here.*robo_rl data label",
     ):
-        learning.read([str(aloha), str(other)])
+        reading.read([str(aloha), str(other)])
     spec, _ = spec_of(aloha)
     axes = own_units.as_commands([load(other)], spec.control.axes)[0].spec.axes
     with pytest.raises(

@@ -114,7 +114,7 @@ def frames_of(data, held: bool) -> Frames:
 
 
 def test_the_promise_of_training_is_made_in_the_units_that_it_is_checked_in(data):
-    from world_models.learning import read
+    from world_models.reading import read
 
     recorded = read([str(data.meta.root)])
     model = PointModel(drift=0.01)

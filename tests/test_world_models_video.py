@@ -22,9 +22,10 @@ from robo_rl.log import Progress
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models import model as worlds
 from world_models.calibrate import along_recorded, covering, rolled
-from world_models.learning import calibrated, read, saved_config, world_spec
+from world_models.learning import calibrated, saved_config, world_spec
 from world_models.model import WorldSpec
 from world_models.options import LatentOptions, VideoConfig, VideoOptions, threads
+from world_models.reading import read
 from world_models.recorded import Recorded, one_outcome
 from world_models.video import PATCH, Dense, Video, build, padded, to_frames, to_patches
 from world_models.video_fit import VideoFitOptions, VideoFitter, evened

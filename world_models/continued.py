@@ -32,6 +32,11 @@ def init_of(config: "WorldModelConfig") -> tuple[Any, Any]:
             f"--init {config.init} has pictures of {model.spec.image_size} pixels, got --image-size "
             f"{config.image_size}; leave --image-size out"
         )
+    if config.cameras and tuple(config.cameras.split(",")) != model.spec.control.views:
+        raise UserError(
+            f"--init {config.init} has the cameras {','.join(model.spec.control.views) or 'none'}, got "
+            f"--cameras {config.cameras}; leave --cameras out"
+        )
     net, plain = model.options, type(config.net)()
     if (dtype := getattr(config.net, "dtype", "auto")) != "auto":  # the one thing that may change
         net, plain = replace(net, dtype=dtype), replace(plain, dtype=dtype)

@@ -24,8 +24,8 @@ from world_models import instructions
 from world_models.judge_http import ChatJudge, Endpoint
 from world_models.judge_protocol import Head, Seen, SuccessJudge, clip_rows
 from world_models.latent import MlpEnsemble
-from world_models.learning import read
 from world_models.options import JudgeConfig
+from world_models.reading import read
 from world_models.recorded import Recorded, check
 
 # ---- a classifier of recorded steps ------------------------------------------------------------------------

@@ -335,7 +335,7 @@ class WorldModelConfig:
     """Learn a world model from recorded episodes; `--sim wm:OUT` then takes it as a simulator."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is learnt": ("kind", "init", "image_size", "seed", "device", "torch_threads"),
+        "What is learnt": ("kind", "init", "cameras", "image_size", "seed", "device", "torch_threads"),
         "How far it is trusted": ("horizon", "tolerance", "gate"),
         "The run": ("out", "resume"),
     }
@@ -353,6 +353,9 @@ class WorldModelConfig:
     init: str = ""
     """With latent and video: begin with the weights, the networks and the units of this model (its folder, or
     the run that made it), to learn from its episodes and newer ones in fewer updates."""
+    cameras: str = ""
+    """Of kinds with cameras: those to learn, with commas between (front,wrist); empty: all. A policy of
+    pictures acts in the model with these alone."""
     image_size: int = 0
     """Of kinds with cameras: pixels of a side of the square that pictures become, the shorter side padded; 0:
     as they were recorded where they are square, else 64."""
@@ -385,6 +388,8 @@ class WorldModelConfig:
             )
         if self.image_size and self.kind not in PICTURED:
             raise UserError(f"--image-size goes with --kind {', '.join(PICTURED)}, got --kind {self.kind}")
+        if self.cameras and self.kind not in PICTURED:
+            raise UserError(f"--cameras goes with --kind {', '.join(PICTURED)}, got --kind {self.kind}")
         in_range("--image-size", self.image_size or 8, 8, 1024)
         in_range("--horizon", self.horizon or 2, 2, 10**4)
         in_range("--seed", self.seed, 0, 2**31 - 1)

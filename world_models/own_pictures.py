@@ -1,7 +1,7 @@
 """Data sets whose pictures are not square, or larger than a model of frames is to have them: padded to a
-square, and made smaller as they are decoded."""
+square, and made smaller as they are decoded. And those of which a model has some cameras alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from robo_rl.data.reader import Dataset
+from robo_rl.errors import UserError
 
 SIZE = 64  # pixels of a side, where no model says it
 
@@ -73,3 +74,26 @@ def as_squares(dataset: Any, size: int = 0, resize: bool = False) -> Any:
     meta = replace(dataset.meta, features=replace(f, views=tuple((v, size, size) for v, _, _ in f.views)))
     parts: dict[str, Any] = {x.name: getattr(dataset, x.name) for x in fields(Dataset)}
     return SquareDataset(**parts | {"meta": meta}, whole=dataset, size=size)
+
+
+def chosen(cameras: str, there: Sequence[str], where: str) -> tuple[str, ...]:
+    """Names of cameras with commas between -> those names; "": all that are `there`. UserError for one that
+    is not, or is named twice."""
+    if not cameras:
+        return tuple(there)
+    names = tuple(name.strip() for name in cameras.split(","))
+    if bad := next((n for n in names if n not in there), None):
+        raise UserError(
+            f"--cameras: data set {where} has no camera {bad!r}; it has: {', '.join(there) or 'none'}"
+        )
+    if len(set(names)) < len(names):
+        raise UserError(f"--cameras {cameras} names a camera twice; name each once")
+    return names
+
+
+def seen_by(dataset: Dataset, views: Sequence[str]) -> Dataset:
+    """The data set with its cameras `views` alone, in that order."""
+    m = dataset.meta
+    features = replace(m.features, views=tuple((v, *dataset.views[v]) for v in views))
+    spec = m.spec and replace(m.spec, views=tuple(views))
+    return replace(dataset, meta=replace(m, features=features, spec=spec))

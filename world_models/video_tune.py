@@ -48,9 +48,9 @@ from robo_rl.stats import bootstrap_mean
 from world_models import eva, recorded, trust
 from world_models import model as worlds
 from world_models.imagine import open_loop
-from world_models.learning import read
 from world_models.options import TuneConfig, TuneOptions, VideoFitOptions, threads
 from world_models.own_units import as_model_has_them
+from world_models.reading import read
 from world_models.recorded import Recorded
 from world_models.video import PATCH, Video, patches_of
 from world_models.video_fit import VideoFitter

@@ -275,7 +275,8 @@ class DreamFeed:
         from world_models.fit import FitOptions, Fitter
         from world_models.instructions import reads_text
         from world_models.latent import Latent, LatentOptions
-        from world_models.learning import calibrated, read, world_spec
+        from world_models.learning import calibrated, world_spec
+        from world_models.reading import read
 
         self.writer.flush()
         data, first = read([str(self.folder / "data")]), self.collector is None
