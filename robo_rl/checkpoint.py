@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.files import FILE, parse_json, plain, read_json, sync_folder, write_bytes, write_json
 from robo_rl.options import VLAS, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -173,7 +173,7 @@ def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
         )
         raise UserError(
             f"cannot save {path}: {why} (the last checkpoint is intact). Free some disk space and go on "
-            f"with: robo_rl train --resume {path.parent.parent}"
+            f"with: robo_rl train --resume {quoted(path.parent.parent)}"
         ) from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)

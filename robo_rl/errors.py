@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -56,6 +57,12 @@ def plain_warning() -> Callable[..., str]:
 def plural(n: int, noun: str) -> str:
     """ "1 chunk", "2 chunks", "0 chunks"."""
     return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def quoted(path: object) -> str:
+    """A path, or another word of the user's, as it stands inside a command that a message suggests: quoted
+    where a shell would read it otherwise (spaces, quotes), as it is elsewhere."""
+    return shlex.quote(str(path))
 
 
 def choose(kind: str, name: str, allowed: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from robo_rl import old_names
-from robo_rl.errors import MissingDependency, UserError, choose
+from robo_rl.errors import MissingDependency, UserError, choose, quoted
 from robo_rl.files import GO_ON, parse_json, private_folder, read_json, replacing, write_bytes
 
 STAGES = ("sft", "rl")  # in the order a run goes through them
@@ -103,7 +103,7 @@ def open_run(path: "str | Path") -> Path:
         raise no_checkpoint(beside.parent, Path(path).name, kept)
     if Path(path).is_dir() and list(Path(path).glob("model*.safetensors*")):
         raise UserError(
-            f"{path} has weights and is no run; one begins with them: robo_rl train --policy {path} "
+            f"{path} has weights and is no run; one begins with them: robo_rl train --policy {quoted(path)} "
             "--demos DATA, as they are with --bc.updates 0"
         )
     near = [os.path.relpath(p) for p in runs_near(path)]

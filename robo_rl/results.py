@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from robo_rl import files, old_names
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.options import OFF_POLICY, OFFLINE, VLAS
 from robo_rl.stats import bootstrap_mean
 
@@ -216,7 +216,9 @@ def run_rows(run: "str | Path", name: str = "") -> list[ResultRow]:
     if not found and config["sim"] == "none" and (run / "heldout.json").is_file():
         return [held_out_row(run, config, said, name)]
     if "final" not in found and not (config["algo"] == "bc" and found):
-        raise UserError(f"{run} has no final evaluation yet; finish it with: robo_rl train --resume {run}")
+        raise UserError(
+            f"{run} has no final evaluation yet; finish it with: robo_rl train --resume {quoted(run)}"
+        )
     what = f"{config['algo']}, {config['sim']} {config['task']}".strip() + (
         ", pictures" if config.get("obs") == "rgb" else ""
     )

@@ -3,6 +3,7 @@ wrote."""
 
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -394,3 +395,12 @@ def test_episodes_that_were_broken_off_are_left_out_by_the_command_that_check_sa
     assert said
     run(capsys, "split", folder, "--out", out, "--episodes", said[1])
     assert load(out).meta.lengths.tolist() == [20, 20, 20]
+
+
+def test_a_command_that_a_message_suggests_can_be_pasted_whatever_the_folder_is_called(tmp_path, capsys):
+    odd = tmp_path / "it's my data"
+    told = run(capsys, "check", odd, code=2)
+    assert (
+        shlex.split(told[told.index("robo_rl collect") :])[-1] == str(odd)
+        and f"no data set at {odd}:" in told
+    )

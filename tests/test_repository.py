@@ -1,6 +1,7 @@
 """What users look for in a repository: one version, one licence, one pin of each tool, lists that name what
 is there."""
 
+import ast
 import hashlib
 import re
 import tomllib
@@ -53,3 +54,30 @@ def test_what_is_not_type_checked_yet_is_there():
     """A file that is gone, or was moved, leaves the list: nothing is left out by an old name."""
     for path in PROJECT["tool"]["pyright"]["exclude"]:
         assert "*" in path or (ROOT / path).exists(), f"pyright's exclude names {path}, which does not exist"
+
+
+def unquoted(source: str) -> list[str]:
+    """The paths that a suggested command (robo_rl …) of `source` has as they are, without `quoted`."""
+    of_path = re.compile(
+        r"\brobo_rl [a-z][^;:?{]*\{((?:\w+\.)*(?:folder|path|root|run|out|where|demos|source))\}"
+    )
+    texts = (
+        "".join(
+            v.value if isinstance(v, ast.Constant) else f"{{{ast.unparse(v.value)}}}" for v in node.values
+        )
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.JoinedStr)
+    )
+    return [found for text in texts for found in of_path.findall(text)]
+
+
+def test_paths_in_the_commands_that_messages_suggest_are_quoted_for_the_shell():
+    assert unquoted('f"{a}: mend it: robo_rl data repair {meta.root} "') == ["meta.root"]
+    assert unquoted('f"{path} is none; see robo_rl data check {quoted(path)}"') == []
+    found = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for package in ("robo_rl", "sims", "world_models", "controllers")
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for name in unquoted(file.read_text())
+    ]
+    assert not found, "write {quoted(PATH)} of robo_rl.errors there: " + ", ".join(found)

@@ -18,7 +18,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.starts import CHOOSE, EVAL_START, REPORT, SPLIT, StartStream, hashed, list_of
 from world_models import judge as judges
 from world_models import model as worlds
@@ -407,7 +407,8 @@ def make_world(
     if task not in ("", spec.control.task):
         raise UserError(
             f"the world model {path} is of the task {spec.control.task}, not of {task}: in it acts what "
-            f"learnt in it (robo_rl train --sim wm:{path}) or, without a simulator, from recordings of its "
+            f"learnt in it (robo_rl train --sim wm:{quoted(path)}) or, without a simulator, from "
+            "recordings of its "
             f"task (--sim none); a model of {task} learns from recordings of {task} (robo_rl wm train)"
         )
     if obs and obs != recorded:

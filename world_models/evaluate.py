@@ -11,6 +11,7 @@ import torch
 
 from robo_rl import files
 from robo_rl.data.reader import load as load_data
+from robo_rl.errors import quoted
 from robo_rl.log import Progress, begun
 from robo_rl.stats import success_rate
 from world_models import baselines, conformal, eva, gate_report, instructions, trust
@@ -307,7 +308,8 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
     if not dataset.is_judged:
         notes.append(
             "Nobody said which episodes succeeded, so what the model says of success is not measured: "
-            f"robo_rl data label {config.dataset} --success …. A model that learnt from them so knows no "
+            f"robo_rl data label {quoted(config.dataset)} --success …. A model that learnt from them so "
+            "knows no "
             "success: train it anew."
         )
     if all_learnt := not fresh.any():

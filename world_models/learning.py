@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from world_models.continued import continued, init_of, known_to
 from world_models.options import (
     LONGEST,
@@ -231,7 +231,8 @@ def check_new(folder: Path) -> None:
     """Raise UserError for a folder that holds a run."""
     if (folder / "run.json").exists():
         raise UserError(
-            f"{folder} already holds a run; go on with it: robo_rl wm train --resume {folder}, or choose "
+            f"{folder} already holds a run; go on with it: robo_rl wm train --resume {quoted(folder)}, or "
+            "choose "
             "another --out"
         )
 
@@ -243,7 +244,7 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
     if (kind := kind_of_run(folder)) and kind != cls.kind:
         raise UserError(
             f"{folder} is a run of --kind {kind}, got --kind {cls.kind}; leave it out: robo_rl wm train "
-            f"--resume {folder}"
+            f"--resume {quoted(folder)}"
         )
     saved = files.read_json(folder / "run.json")
     known = {f.name: f for f in fields(cls)}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import tyro
 
 from robo_rl import files
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import UserError, choose, in_range, quoted
 from robo_rl.files import cores
 
 PICTURED = ("encoded", "video", "diffusers")  # kinds with cameras
@@ -62,7 +62,7 @@ def find(folder: "str | Path") -> Path:
         if kind_of_run(run):
             raise UserError(
                 f"{run} holds a world model that is not learnt to its end; go on with: robo_rl wm train "
-                f"--resume {run}"
+                f"--resume {quoted(run)}"
             )
     raise UserError(
         f"{folder} holds no world model (no world.json, nor model/world.json); make one: "

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from robo_rl.data.labels import need_units, units_of
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.types import ActionAxis, to_commands
 from world_models.model import WorldSpec
 from world_models.options import PICTURED
@@ -67,7 +67,9 @@ def _check_range(d, commands: np.ndarray, axes: Sequence[ActionAxis]) -> None:
     if np.median(far) > FAR or is_near(d.action, low, high):
         i = int((far if np.median(far) > FAR else np.ptp(d.action, axis=0)).argmax())
         known = f"the model's recordings from {low[i]:.3g} to {high[i]:.3g}"
-        raise other_units(d, i, axes[i].unit, known, f"learn a model of them: robo_rl wm train {d.meta.root}")
+        raise other_units(
+            d, i, axes[i].unit, known, f"learn a model of them: robo_rl wm train {quoted(d.meta.root)}"
+        )
 
 
 def _check_together(own: Sequence, low: np.ndarray, high: np.ndarray) -> None:
@@ -89,7 +91,7 @@ def other_units(d, i: int, unit: str, known: str, then: str) -> UserError:
     return UserError(
         f"{root}: action {d.features.action[i]!r} goes from {x.min():.3g} to {x.max():.3g} {unit}, in "
         f"{known}, and most axes are as far off: these are other units. State those that they are: "
-        f"robo_rl data label {root} --units …, and {then}"
+        f"robo_rl data label {quoted(root)} --units …, and {then}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from world_models.options import PICTURED
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def read(
             raise UserError(
                 f"data set {where} differs from {paths[0]} in what its actions "
                 f"mean{': ' + bad[0] if bad else ''}; train on sets of one env; units that are wrong are "
-                f"stated anew: robo_rl data label {where} --units …"
+                f"stated anew: robo_rl data label {quoted(where)} --units …"
             )
         with Progress(patience=2) as progress:
             pictures = {v: d.images(v, progress.each) for v in d.views} if images else {}
@@ -121,7 +121,7 @@ def _tell_unread(paths: Sequence[str], sets: "Sequence[Dataset]", images: bool) 
         if any(d.is_judged for d in sets):
             warnings.warn(
                 f"data set {where}: nobody said which of its episodes succeeded, so all count as failures "
-                f"beside those of the others; say it: robo_rl data label {where} --success …",
+                f"beside those of the others; say it: robo_rl data label {quoted(where)} --success …",
                 stacklevel=3,
             )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models.instructions import listed
 from world_models.model import Frames, WorldSpec
@@ -184,9 +184,9 @@ def check(data: Recorded, where: str) -> None:
     n, f = len(data), len(data.action)
     if n < LEAST_EPISODES or f < LEAST_FRAMES:
         remedy = (
-            f"Record more, and give them beside these: robo_rl wm train {where} MORE"
+            f"Record more, and give them beside these: robo_rl wm train {quoted(where)} MORE"
             if data.own
-            else f"Add some: robo_rl collect --policy expert,random --out {where}"
+            else f"Add some: robo_rl collect --policy expert,random --out {quoted(where)}"
         )
         raise UserError(
             f"data set {where} has {n} episode{'s' * (n != 1)} and {f} frames; a world model needs at least "
@@ -250,5 +250,5 @@ def check_fits(spec: WorldSpec, data: Recorded, where: str) -> None:
     if bad := differences(spec, data):
         raise UserError(
             f"data set {where} does not fit the world model: {'; '.join(bad)}. Take recordings made as those "
-            f"that it learnt from, or learn another model: robo_rl wm train {where}"
+            f"that it learnt from, or learn another model: robo_rl wm train {quoted(where)}"
         )

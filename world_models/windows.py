@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.types import ActionAxis
 
 
@@ -97,12 +97,12 @@ def check_dataset(spec, meta, where: str, axes: tuple[ActionAxis, ...] = ()) -> 
         if mine != theirs:
             raise UserError(
                 f"{where}: the model's {name} {mine}, the data set's {theirs}. Take recordings made as those "
-                f"that the model learnt from, or learn another model: robo_rl wm train {where}"
+                f"that the model learnt from, or learn another model: robo_rl wm train {quoted(where)}"
             )
     if axes and (bad := units_differ(control.axes, axes)):
         raise UserError(
             f"{where}: {bad[0]}. Take recordings with the control of what the model learnt from; units that "
-            f"are stated wrong are stated anew: robo_rl data label {where} --units …"
+            f"are stated wrong are stated anew: robo_rl data label {quoted(where)} --units …"
         )
 
 

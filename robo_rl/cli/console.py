@@ -2,7 +2,7 @@
 
 import functools
 
-from robo_rl.errors import plural
+from robo_rl.errors import plural, quoted
 from robo_rl.human.console.options import ConsoleOptions
 
 
@@ -19,6 +19,6 @@ def run(options: ConsoleOptions) -> int:
     print(
         f"stopped; corrections: {session.recorder.folder} "
         f"({plural(session.recorder.kept, 'episode')} with help). "
-        f"Learn from them: robo_rl correct {source} --operator console"
+        f"Learn from them: robo_rl correct {quoted(source)} --operator console"
     )
     return 0

@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from robo_rl.errors import UserError, choose, in_range, plural
+from robo_rl.errors import UserError, choose, in_range, plural, quoted
 from robo_rl.log import Progress
 from robo_rl.types import Each
 
@@ -331,7 +331,9 @@ def label(args: LabelDataOptions, each: Each) -> list[str]:
         success = label_success(Path(args.folder), args.success)
         out.append(f"{args.folder}: {success.sum()} of {len(success)} episodes succeeded")
     if args.success not in ("", "recorded") and "next.success" in load_meta(args.folder).info["features"]:
-        out.append(f"what was recorded is still there: robo_rl data label {args.folder} --success recorded")
+        out.append(
+            f"what was recorded is still there: robo_rl data label {quoted(args.folder)} --success recorded"
+        )
     return out
 
 
@@ -339,7 +341,7 @@ def upgrade(args: UpgradeDataOptions, each: Each) -> list[str]:
     from robo_rl.data.upgrade import upgrade as upgraded
 
     meta = upgraded(Path(args.folder), Path(args.out), each)
-    return [f"{args.out}: {dataset_size(meta)}, v3.0; look at it: robo_rl data check {args.out}"]
+    return [f"{args.out}: {dataset_size(meta)}, v3.0; look at it: robo_rl data check {quoted(args.out)}"]
 
 
 def import_episodes(args: ImportDataOptions, each: Each) -> list[str]:
@@ -386,15 +388,15 @@ def _import_read(args: ImportDataOptions, each: Each) -> list[str]:
     elif got.guess:
         units = (
             "the units of some actions are not known; if those are numbers without a unit: robo_rl data "
-            f"label {args.out} --units '{got.guess}'"
+            f"label {quoted(args.out)} --units '{got.guess}'"
         )
     else:
         units = f"nobody said the units of the actions; {how_to_state(meta)}"
     return [
         f"{args.out}: {dataset_size(meta)}{success}",
         units,
-        f"look at it: robo_rl data view {args.out}",
-        f"learn from it: robo_rl train --sim none --algo bc --demos {args.out}",
+        f"look at it: robo_rl data view {quoted(args.out)}",
+        f"learn from it: robo_rl train --sim none --algo bc --demos {quoted(args.out)}",
     ]
 
 
@@ -422,7 +424,7 @@ def _import_played(args: ImportDataOptions, each: Each) -> list[str]:
         f"{got.again} did again, within {got.longest} control steps (the task's limit is {got.limit})",
         f"{got.repeated} were repeated by their actions from their seeds, {along} played along the recorded "
         "states",
-        f"learn from it: {train}{view}{longer} --demos {args.out}",
+        f"learn from it: {train}{view}{longer} --demos {quoted(args.out)}",
     ]
 
 

@@ -1,5 +1,6 @@
 """`robo_rl lora RUN`: the adapter that a run has learnt, saved alone or merged."""
 
+from robo_rl.errors import quoted
 from robo_rl.experiment.adapter import AdapterOptions as AdapterOptions
 from robo_rl.experiment.adapter import save
 
@@ -10,7 +11,7 @@ def run(options: AdapterOptions) -> int:
     if options.merge:
         print(
             f"merged checkpoint: {folder}; use it as --checkpoint merged, or with robo_rl train --init "
-            f"{folder}"
+            f"{quoted(folder)}"
         )
     else:
         print(

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from robo_rl.errors import quoted
 from robo_rl.experiment.policy_server import ServedPolicy, ServeOptions, serve_policy
 
 
@@ -12,7 +13,11 @@ def run(options: ServeOptions) -> int:
     def on_ready(at: ServedPolicy) -> None:
         print(f"serving {options.run} ({learnt_on(at.config)}) on {at.address}", flush=True)
         told = bool(os.environ.get("ROBO_RL_TOKEN"))
-        token = "the same ROBO_RL_TOKEN" if told else f"--token {at.token_file}, or its text as ROBO_RL_TOKEN"
+        token = (
+            "the same ROBO_RL_TOKEN"
+            if told
+            else f"--token {quoted(at.token_file)}, or its text as ROBO_RL_TOKEN"
+        )
         if options.wire == "openpi":
             key = "ROBO_RL_TOKEN of this server" if told else f"the token in {at.token_file}"
             print(f"clients of openpi's wire: ws://{at.address}, the API key is {key}", flush=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import tyro
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, in_range, quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,9 @@ def refuse_small(path: Path) -> None:
     if (kind := said.get("kind", "")) and kind not in VLAS:
         raise UserError(
             f"{path} is of a robo_rl run whose policy is of --policy.kind {kind}, no vision-language-action "
-            f"model ({', '.join(VLAS)}). With this run go robo_rl eval {run}, robo_rl deploy {run}, robo_rl "
-            f"serve {run}, and robo_rl train --init {run}, which begins with its policy"
+            f"model ({', '.join(VLAS)}). With this run go robo_rl eval {quoted(run)}, robo_rl deploy "
+            f"{quoted(run)}, robo_rl serve {quoted(run)}, and robo_rl train --init {quoted(run)}, which "
+            "begins with its policy"
         )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from robo_rl.errors import quoted
 from world_models.options import (
     EncodedConfig,
     JudgeConfig,
@@ -68,7 +69,8 @@ def train(args: WorldModelConfig) -> int:
     learned = learning.train(args)
     if learned.report is None:
         print(
-            f"saved at update {learned.update}; go on with: robo_rl wm train --resume {learned.folder}",
+            f"saved at update {learned.update}; go on with: robo_rl wm train --resume "
+            f"{quoted(learned.folder)}",
             file=sys.stderr,
         )
     else:
@@ -115,10 +117,10 @@ def verdict(spec, report: dict, folder: Path, took: float) -> str:
                 if report["within"] < CUT
                 else []
             ),
-            f"how far to trust it: robo_rl wm eval {folder} DATASET",
-            f"policies that learnt from such data act in it: robo_rl eval RUN --sim wm:{folder}"
+            f"how far to trust it: robo_rl wm eval {quoted(folder)} DATASET",
+            f"policies that learnt from such data act in it: robo_rl eval RUN --sim wm:{quoted(folder)}"
             if spec.own
-            else f"train in it: robo_rl train --sim wm:{folder}{pictured(spec)} --demos DATASET",
+            else f"train in it: robo_rl train --sim wm:{quoted(folder)}{pictured(spec)} --demos DATASET",
         ]
     )
 

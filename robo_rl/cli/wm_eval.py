@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from robo_rl.errors import UserError, plural
+from robo_rl.errors import UserError, plural, quoted
 from world_models.options import WorldEvalConfig
 
 
@@ -43,7 +43,7 @@ def keep_other(folder: Path, dataset: str) -> None:
     if Path(doc.get("data_folder", other)).resolve() != Path(dataset).resolve():
         raise UserError(
             f"{folder} has the page of {other}; give that of {dataset} a folder of its own, --out "
-            f"{folder}-{Path(dataset).resolve().name}, or replace it, --out {folder}"
+            f"{quoted(f'{folder}-{Path(dataset).resolve().name}')}, or replace it, --out {quoted(folder)}"
         )
 
 

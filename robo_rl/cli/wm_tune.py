@@ -4,6 +4,7 @@ motion that the arm can follow (EVA)."""
 import json
 from pathlib import Path
 
+from robo_rl.errors import quoted
 from world_models.options import TuneConfig
 
 READS = 0.3  # R2 on held-out frames from which an inverse model tells anything
@@ -60,4 +61,4 @@ def table(doc: dict, folder: Path) -> str:
     for k, rows in change.items():
         if k == "state" or k.startswith("image/"):
             lines += [row(f"error of {k}, {h}", r, 4) for h, r in rows.items()]
-    return "\n".join([*lines, f"use it: robo_rl wm eval {folder} DATASET"])
+    return "\n".join([*lines, f"use it: robo_rl wm eval {quoted(folder)} DATASET"])

@@ -23,7 +23,7 @@ from robo_rl.data.meta import BrokenDataset, Meta, load_meta, read_checked_table
 from robo_rl.data.reader import load
 from robo_rl.data.repair import decode_all, seal
 from robo_rl.data.writer import write_table
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.types import Each, silently
 
 
@@ -84,7 +84,7 @@ def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]], each: Each = s
     if 0 < len(bare) < len(parts):
         warnings.warn(
             f"nobody labelled the episodes of {', '.join(bare)}, so {out} has none of the others' labels of "
-            f"success either; label it: robo_rl data label {out} --success …",
+            f"success either; label it: robo_rl data label {quoted(out)} --success …",
             stacklevel=2,
         )
     try:
@@ -222,7 +222,8 @@ class _Builder:
                 source = meta.video_path(view, int(np.flatnonzero(of == index)[0]))
                 if not meta.verifier.is_sound(source):
                     raise UserError(
-                        f"{source} is not what was written; repair it first: robo_rl data repair {meta.root}"
+                        f"{source} is not what was written; repair it first: robo_rl data repair "
+                        f"{quoted(meta.root)}"
                     )
                 shutil.copyfile(source, self.path(layout.video_path, self.videos[view] + k, view))
             files[f"videos/{layout.picture_key(view)}"] = self.videos[view] + where

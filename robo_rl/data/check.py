@@ -12,6 +12,7 @@ import numpy as np
 from robo_rl.data import checksums, labels, layout, statistics
 from robo_rl.data.reader import Dataset, all_but, load
 from robo_rl.data.repair import decode_all
+from robo_rl.errors import quoted
 from robo_rl.types import Each, silently
 
 SHORT = 0.2  # of the median length: an episode that is shorter was broken off
@@ -95,16 +96,18 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
         if turns:
             out.append(
                 f"action axis {data.features.action[turns[0]]!r} is said to be in rad and goes to "
-                f"{far[turns[0]]:.3g}: are these degrees? State them: robo_rl data label {root} --units …"
+                f"{far[turns[0]]:.3g}: are these degrees? State them: robo_rl data label {quoted(root)} "
+                "--units …"
             )
     if not data.is_judged:
         out.append(
             "no episode is said to have succeeded or failed; bc does not need it, others do: robo_rl data "
-            f"label {root} --success …"
+            f"label {quoted(root)} --success …"
         )
     if data.meta.verifier.sums is None:
         out.append(
-            f"there are no checksums, so damage may go unseen; write them: robo_rl data repair {root} "
+            "there are no checksums, so damage may go unseen; write them: robo_rl data repair "
+            f"{quoted(root)} "
             "--accept"
         )
     elif (tolerance := data.meta.verifier.sums.tolerance) > checksums.TOLERANCE:
@@ -131,7 +134,7 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
                 out.append(
                     f"{what} axis {name!r} jumps by {steps[row, i]:.3g} at frame {row - data.from_[e]} of "
                     f"episode {e}, where 95 % of its steps are below {np.quantile(moved, 0.95):.3g}: look at "
-                    f"it, robo_rl data view {root}"
+                    f"it, robo_rl data view {quoted(root)}"
                 )
     lengths = data.to - data.from_
     short = np.flatnonzero(lengths < max(2, SHORT * np.median(lengths)))
@@ -148,7 +151,7 @@ def _statistics_findings(data: Dataset) -> list[str]:
     """Whether stats.json has the quantiles of all frames: others average those of the episodes, which is
     something else."""
     root = data.meta.root
-    again = f"make them of all frames: robo_rl data stats {root}"
+    again = f"make them of all frames: robo_rl data stats {quoted(root)}"
     try:
         totals = statistics.stats_from_json((root / layout.STATS).read_text(encoding="utf-8"))
         of = {

@@ -9,7 +9,7 @@ from robo_rl.data.foreign_arrays import is_zarr, read_npz, read_zarr
 from robo_rl.data.foreign_bag import is_bag, read_bags
 from robo_rl.data.foreign_hdf5 import SUFFIXES, by_number, read_hdf5
 from robo_rl.data.foreign_rlds import is_rlds, read_rlds
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 
 READ = (
     "HDF5 (.hdf5, .h5), Zarr (a folder or .zarr.zip), .npz, RLDS (a folder with features.json), bags (a "
@@ -29,7 +29,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             continue
         if (path / "meta" / "info.json").is_file():
             raise UserError(
-                f"{path} is a LeRobot data set already: robo_rl data check {path} (or data upgrade)"
+                f"{path} is a LeRobot data set already: robo_rl data check {quoted(path)} (or data upgrade)"
             )
         inside = _inside(path) or (_inside(path / "data") if (path / "data").is_dir() else [])
         if not inside and any(path.glob("data/*/*.arrow")):

@@ -18,7 +18,7 @@ import numpy as np
 from robo_rl.data import layout
 from robo_rl.data.checksums import put_text
 from robo_rl.data.meta import Meta, load_meta, locked
-from robo_rl.errors import UserError, choose
+from robo_rl.errors import UserError, choose, quoted
 from robo_rl.files import FILE, parse_json, read_json
 
 UNITS = ("rad", "deg", "m", "mm", "rad/s", "deg/s", "m/s", "N", "N m", "%", "1", "as recorded")
@@ -73,7 +73,7 @@ def units_of(meta: Meta) -> Units | None:
         if len(made.unit) != n or len(made.kind) != n:
             raise UserError(
                 f"{meta.root / layout.INFO}: the units of the action are malformed; state them again: "
-                f"robo_rl data label {meta.root} --units …"
+                f"robo_rl data label {quoted(meta.root)} --units …"
             )
         return made
     if meta.spec is not None:
@@ -100,7 +100,7 @@ def how_to_state(meta: Meta) -> str:
     n = len(meta.features.action)
     degrees = f"deg, as deg*{n - 1},%" if n > 1 else "deg"
     return (
-        f"state them: robo_rl data label {meta.root} --units rad (or {degrees}; 1 for commands "
+        f"state them: robo_rl data label {quoted(meta.root)} --units rad (or {degrees}; 1 for commands "
         "of no unit; % where LeRobot recorded joints from -100 to 100, as it does unless "
         "use_degrees is set; 'as recorded' where nobody knows)"
     )
@@ -231,13 +231,15 @@ def read_success(meta: Meta) -> np.ndarray | None:
         success, frames = [bool(x) for x in document["success"]], int(document["frames"])
     except (TypeError, KeyError, ValueError) as e:
         raise UserError(
-            f"{path} is damaged ({e!r}); label the episodes again: robo_rl data label {meta.root} --success …"
+            f"{path} is damaged ({e!r}); label the episodes again: robo_rl data label {quoted(meta.root)} "
+            "--success …"
         ) from None
     total = int(meta.info["total_frames"])
     if frames != total or len(success) != meta.info["total_episodes"]:
         raise UserError(
             f"{path} is of a data set of {len(success)} episodes and {frames} frames, this one has "
-            f"{meta.info['total_episodes']} and {total}; label it again: robo_rl data label {meta.root} "
+            f"{meta.info['total_episodes']} and {total}; label it again: robo_rl data label "
+            f"{quoted(meta.root)} "
             "--success …"
         )
     return np.array(success[: len(meta.lengths)], bool)

@@ -13,7 +13,7 @@ import numpy as np
 from robo_rl.data import checksums, layout
 from robo_rl.data.checksums import Verifier
 from robo_rl.data.episode import Features
-from robo_rl.errors import UserError, plural
+from robo_rl.errors import UserError, plural, quoted
 from robo_rl.files import FILE, lock, parse_json
 from robo_rl.types import ControlSpec
 
@@ -27,7 +27,7 @@ class BrokenDataset(UserError):
     def __init__(self, path: Path, what: str, root: Path, episode: int = -1, cure: str = ""):
         self.path, self.what, self.episode = path, what, episode
         first = (
-            f"Keep the {plural(episode, 'episode')} before it: robo_rl data repair {root}"
+            f"Keep the {plural(episode, 'episode')} before it: robo_rl data repair {quoted(root)}"
             if episode > 0
             else "Restore the folder from a copy, or record it again"
         )
@@ -43,8 +43,8 @@ class ChangedDataset(BrokenDataset):
             "it is not what was written (its checksum differs)",
             root,
             episode,
-            f"what is sound of it is kept by: robo_rl data repair {root}; if another program changed "
-            f"it on purpose: robo_rl data repair {root} --accept",
+            f"what is sound of it is kept by: robo_rl data repair {quoted(root)}; if another program changed "
+            f"it on purpose: robo_rl data repair {quoted(root)} --accept",
         )
 
 
@@ -96,7 +96,7 @@ def verifier_of(root: Path, trust: Collection[Path] | None = ()) -> Verifier:
             root / checksums.NAME,
             str(e),
             root,
-            cure=f"if the data are sound, make it anew: robo_rl data repair {root} --accept",
+            cure=f"if the data are sound, make it anew: robo_rl data repair {quoted(root)} --accept",
         ) from None
 
 
@@ -120,7 +120,8 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     path = root / layout.INFO
     if root.suffix in (".h5", ".hdf5") and root.is_file():
         raise UserError(
-            f"{root} is a file of another program; of one that ManiSkill recorded robo_rl data import {root} "
+            f"{root} is a file of another program; of one that ManiSkill recorded robo_rl data import "
+            f"{quoted(root)} "
             "--out DIR makes a data set"
         )
     if root.is_file():
@@ -133,7 +134,8 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     if not path.is_file():
         begins = "" if root.is_absolute() else f" (a relative path begins in {os.getcwd()})"
         raise UserError(
-            f"no data set at {root}: {path} is missing{begins}. Record one: robo_rl collect --out {root}"
+            f"no data set at {root}: {path} is missing{begins}. Record one: robo_rl collect --out "
+            f"{quoted(root)}"
         )
     verifier = verifier_of(root, trust)
     info, features, count, frames, per_chunk = _read_info(verifier)
@@ -207,7 +209,7 @@ def _read_info(verifier: Verifier) -> tuple[dict, Features, int, int, int]:
     if not version.startswith("v3."):
         raise UserError(
             f"{path}: data set version {version}, need v3.x. Write it anew as v3.0 (v2.0, v2.1): "
-            f"robo_rl data upgrade {root} --out NEW_FOLDER"
+            f"robo_rl data upgrade {quoted(root)} --out NEW_FOLDER"
         )
     try:
         features = layout.features_of_info(info)

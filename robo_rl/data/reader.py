@@ -29,7 +29,7 @@ from robo_rl.data.meta import (
     read_table,
     read_whole,
 )
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.types import ControlSpec, Each, silently
 
 # columns of one whole number a row
@@ -245,7 +245,7 @@ def load(
     meta = load_meta(root, episodes, trust)
     lengths, starts, E = meta.lengths, meta.starts, len(meta.lengths)
     if not E:
-        raise UserError(f"data set {meta.root} is empty. Fill it: robo_rl collect --out {meta.root}")
+        raise UserError(f"data set {meta.root} is empty. Fill it: robo_rl collect --out {quoted(meta.root)}")
     info = meta.info["features"]
     wanted = [
         "observation.state",
@@ -319,7 +319,7 @@ def all_but(bad: np.ndarray, episodes: int, root: Path) -> str:
     """The command that keeps all episodes but `bad` (rising); "" where there are no others."""
     edges = [-1, *map(int, bad), episodes]
     kept = [f"{a + 1}:{b}" for a, b in itertools.pairwise(edges) if b > a + 1]
-    return f"robo_rl data split {root} --out NEW --episodes {','.join(kept)}" if kept else ""
+    return f"robo_rl data split {quoted(root)} --out NEW --episodes {','.join(kept)}" if kept else ""
 
 
 def _others(bad: np.ndarray, meta: Meta) -> str:
@@ -390,7 +390,8 @@ def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
             f"{1 / meta.features.fps:.4g} s, tolerance {tolerance:g} s",
             meta.root,
             e,
-            f"{others}{others and '; '}if the gaps are known and meant: robo_rl data repair {meta.root} "
+            f"{others}{others and '; '}if the gaps are known and meant: robo_rl data repair "
+            f"{quoted(meta.root)} "
             f"--accept{enough}",
         )
 
@@ -418,7 +419,7 @@ def _warn_of_missing_checksums(meta: Meta) -> None:
         some = "" if len(bare) == len(files) else f"{len(bare)} of {len(files)} files of "
         warnings.warn(
             f"{some}data set {meta.root} without checksums: damage may go unseen. If it is sound, add them: "
-            f"robo_rl data repair {meta.root} --accept",
+            f"robo_rl data repair {quoted(meta.root)} --accept",
             stacklevel=3,
         )
 

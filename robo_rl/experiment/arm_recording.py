@@ -22,7 +22,7 @@ from robo_rl.data import layout
 from robo_rl.data.episode import Episode, Features
 from robo_rl.data.labels import state_units
 from robo_rl.data.writer import Writer
-from robo_rl.errors import UserError, plural
+from robo_rl.errors import UserError, plural, quoted
 from robo_rl.files import lock
 from robo_rl.human.correction_journal import CLOSE, FRAME, CorrectionJournal, scan
 from robo_rl.types import ControlSpec
@@ -127,7 +127,7 @@ class ArmRecording:
                 raise error
             raise UserError(
                 f"{told(error)}; what was recorded is in {self.journal.path}: the next recording there, or "
-                f"robo_rl data repair {self.folder}, adds it"
+                f"robo_rl data repair {quoted(self.folder)}, adds it"
             ) from error
 
     # ---- in the thread

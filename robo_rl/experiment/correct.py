@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robo_rl import old_names
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.experiment.correct_options import CorrectOptions
 from robo_rl.options import BcOptions, ScriptedOperatorOptions
 from robo_rl.starts import CHOOSE, REPORT
@@ -55,7 +55,7 @@ def correct(options: CorrectOptions) -> CorrectResult:
     source, folder = pick_checkpoint(Path(options.run), options.checkpoint)
     config = replace(load_config(source), threads=options.threads, video=False)
     if options.operator == "console" and not (source / "corrections" / "meta" / "info.json").exists():
-        raise UserError(f"{source} has no corrections yet: record some with robo_rl console {source}")
+        raise UserError(f"{source} has no corrections yet: record some with robo_rl console {quoted(source)}")
     how = "console" if options.operator == "console" else options.protocol
     out = Path(options.out or f"{str(source).rstrip('/')}-{how}-s{options.seed}")
     with files.lock(out):
@@ -132,7 +132,7 @@ class CorrectionRounds:
         if len(load(self.source / "corrections")) > learnt:
             return len(self.rounds)
         self.progress.say(
-            f"no corrections since the last round; record more with robo_rl console {self.source}"
+            f"no corrections since the last round; record more with robo_rl console {quoted(self.source)}"
         )
         return len(self.rounds) - 1
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.options.policy import VLAS
 from robo_rl.plugins import is_object
@@ -24,7 +24,7 @@ def check_folders(config: TrainConfig) -> None:
     if config.policy.folder and config.policy.kind not in VLAS and not is_object(config.policy.kind):
         raise UserError(
             f"--policy.folder is of a vision-language-action model, --policy.kind {config.policy.kind} is "
-            f"none; --policy {config.policy.folder} finds its kind"
+            f"none; --policy {quoted(config.policy.folder)} finds its kind"
         )
     for run in filter(None, (config.init, config.bc.pear)):
         if not (Path(run) / "meta.json").exists():  # a checkpoint
@@ -151,11 +151,12 @@ def half_taught(run: Path, folder: Path) -> str:
     if rounds := meta.get("rounds"):
         return (
             f"{folder} was saved between two rounds of supervision, after {rounds} and {meta['taught'][0]:,} "
-            f"supervised updates, and succeeded too rarely; robo_rl train --resume {run} makes the next round"
+            f"supervised updates, and succeeded too rarely; robo_rl train --resume {quoted(run)} makes "
+            "the next round"
         )
     if "teaching" not in meta:
         return ""
     return (
         f"{folder} has learnt for {meta['taught'][0]:,} of {meta['teaching']:,} supervised updates; robo_rl "
-        f"train --resume {run} makes the others"
+        f"train --resume {quoted(run)} makes the others"
     )

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.experiment.config import TrainConfig, is_live
 from robo_rl.experiment.supervise import follow_parent
 from robo_rl.files import cores, full_disk, lock, private_folder, read_json, write_bytes, write_json
@@ -213,7 +213,8 @@ def begin(
     folder = Path(config.out or Path("runs") / name)
     if (folder / RUNS).exists() or (folder / "run.json").exists():
         raise UserError(
-            f"{folder} already holds runs; go on with them: robo_rl train --resume {folder}, or choose "
+            f"{folder} already holds runs; go on with them: robo_rl train --resume {quoted(folder)}, or "
+            "choose "
             "another --out"
         )
     private_folder(folder)
@@ -247,7 +248,9 @@ def train_all(folder: Path, new: bool = False) -> int:
     failed = [f"{name} ({code})" for name, code in codes.items() if code]
     if came or failed or len(codes) < len(waiting):
         why = "stopped" if came else f"failed, with its exit status: {', '.join(failed)}"
-        print(f"{why}; go on with what has not ended: robo_rl train --resume {folder}", file=sys.stderr)
+        print(
+            f"{why}; go on with what has not ended: robo_rl train --resume {quoted(folder)}", file=sys.stderr
+        )
     return 128 + came[0] if came else int(bool(failed))
 
 

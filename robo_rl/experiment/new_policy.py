@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.run import Run, Stopped
@@ -53,7 +53,7 @@ def check_relative(policy, dataset) -> None:
         raise UserError(
             f"{policy.options.folder}: its actions are positions relative to the state; of the data set "
             f"{dataset.meta.root} {', '.join(wrong)} are none. State what they are: robo_rl data label "
-            f"{dataset.meta.root} --units …"
+            f"{quoted(dataset.meta.root)} --units …"
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.options import DataOptions
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def check_alike(known: "DataFacts", there: "DataFacts", demos: "str | Path") -> 
                 f"data set {demos}: its {name} {', '.join(theirs) or 'not stated'}; those of the data that "
                 f"the run learnt from {', '.join(mine)}. Give one that was recorded alike"
                 + (
-                    f", or correct what it says: robo_rl data label {demos} --units …"
+                    f", or correct what it says: robo_rl data label {quoted(demos)} --units …"
                     if "unit" in name
                     else ""
                 )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from robo_rl.data.reader import Dataset, load
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, quoted
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.options import RecapOptions
@@ -45,14 +45,14 @@ def check(config: TrainConfig, env) -> None:
         if not (folder / "meta").is_dir():
             raise UserError(
                 f"--rl.data: {folder} is no data set; record one with robo_rl collect --policy expert,RUN "
-                f"--out {folder}"
+                f"--out {quoted(folder)}"
             )
         data = load(folder)
         check_fits(data.meta, obs_spec(env, language=False), config.data)
         if not data.is_judged:
             raise UserError(
                 f"--rl.data: {folder} says of no episode whether it succeeded; say it: robo_rl data label "
-                f"{folder} --success FILE"
+                f"{quoted(folder)} --success FILE"
             )
 
 
@@ -79,5 +79,6 @@ def check_outcomes(config: TrainConfig, data: Dataset) -> None:
         )
         raise UserError(
             f"recap learns from episodes of which some succeeded and some failed; of data set {config.demos} "
-            f"{said}. Say it with robo_rl data label {config.demos} --success FILE, or learn with --algo bc"
+            f"{said}. Say it with robo_rl data label {quoted(config.demos)} --success FILE, or learn with "
+            "--algo bc"
         )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import tyro
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, in_range, quoted
 from robo_rl.experiment.ros_options import RosOptions
 from robo_rl.signals import asked_to_stop
 
@@ -91,7 +91,8 @@ def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callabl
                     warn(f"{count} times: {what}")
             if arm.has_torque:
                 warn(
-                    f"{robot.name} holds where it is, with torque on; robo_rl robot drive {options.file} "
+                    f"{robot.name} holds where it is, with torque on; robo_rl robot drive "
+                    f"{quoted(options.file)} "
                     "--release takes it off"
                 )
             wire.close()

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robo_rl.errors import quoted
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import Evaluator
 from robo_rl.experiment.reporting import Reporter
@@ -288,7 +289,7 @@ class Run:
         made = f", {steps:,} control steps" if self.env is not None and steps else ""
         made += f" (--steps {asked})" if made and steps > 1.1 * asked else ""
         done = f"done in {time.monotonic() - self.started:.0f} s{made}"
-        self.report.say(words or f"{done}. Look at it: robo_rl report {self.folder}")
+        self.report.say(words or f"{done}. Look at it: robo_rl report {quoted(self.folder)}")
         if not code:
             self.report.tell("finished", self.step, text=str(self.folder))
         return code
@@ -296,7 +297,8 @@ class Run:
     def end_stopped(self) -> int:
         """The last words of a run that a signal stopped, after its checkpoint."""
         return self.end(
-            f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}", self.stop.code
+            f"saved at step {self.step}; go on with: robo_rl train --resume {quoted(self.folder)}",
+            self.stop.code,
         )
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from robo_rl.errors import LostDaemon
+from robo_rl.errors import LostDaemon, quoted
 
 RESTARTS = 20  # in a row without a new checkpoint
 DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
@@ -37,7 +37,7 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
     except KeyboardInterrupt:
         if not folders:
             raise
-        raise KeyboardInterrupt(f"; go on with: robo_rl train --resume {folders[-1]}") from None
+        raise KeyboardInterrupt(f"; go on with: robo_rl train --resume {quoted(folders[-1])}") from None
 
 
 def _guarded(
@@ -87,7 +87,7 @@ def _guarded(
         code = os.waitstatus_to_exitcode(status)
         if code == 0 or by_itself and code > 0 or code < 0 and -code not in DEADLY:
             if restarts and code == 2:  # it has said what it lacks, such as the cluster that it had joined
-                print(f"robo_rl: then go on with: robo_rl train --resume {folder}", file=sys.stderr)
+                print(f"robo_rl: then go on with: robo_rl train --resume {quoted(folder)}", file=sys.stderr)
             return code if code >= 0 else 128 - code
         name = (
             signal.Signals(-code).name
@@ -104,7 +104,7 @@ def _guarded(
         if folder is None or futile >= RESTARTS:
             print(
                 f"\nrobo_rl: the learner was ended by {name}"
-                + (f"; go on with: robo_rl train --resume {folder}" if folder else ""),
+                + (f"; go on with: robo_rl train --resume {quoted(folder)}" if folder else ""),
                 file=sys.stderr,
             )
             return 128 - code if code < 0 else code

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robo_rl.child import end_if_imported, set_openmp
-from robo_rl.errors import MissingDependency, UnreadOption, UserError
+from robo_rl.errors import MissingDependency, UnreadOption, UserError, quoted
 from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, from_file, is_live, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_env_options, check_shown, obs_spec, probe_env
@@ -48,9 +48,9 @@ def train(
 
     end_if_imported()
     set_openmp(config.torch_threads)
-    taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
+    taken = "{0} already holds a run; go on with it: robo_rl train --resume {1}, or choose another --out"
     if config.out and (Path(config.out) / "run.json").exists():
-        raise UserError(taken.format(config.out))
+        raise UserError(taken.format(config.out, quoted(config.out)))
     parallel.check_main(config)
     config, env = checked(config)  # a mistake leaves no folder behind
     if config.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
@@ -69,7 +69,7 @@ def train(
     files.require_free(folder, LEAST_DISK)
     with files.lock(folder):
         if (folder / "run.json").exists():
-            raise UserError(taken.format(folder))
+            raise UserError(taken.format(folder, quoted(folder)))
         files.write_json(
             folder / "run.json",
             {
@@ -201,7 +201,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                     tidy_end(run)
                     report.say(
                         "this run is finished; nothing to resume. To train its policy on, begin a new run: "
-                        f"robo_rl train --init {folder}"
+                        f"robo_rl train --init {quoted(folder)}"
                     )
                     return 0
                 keep_files(run)
@@ -268,9 +268,11 @@ def stopped_words(folder: Path) -> str:
 
     kept = begun_in(checkpoint.checkpoints(folder))
     if kept is None:
-        return f"stopped in the supervised stage; start it again with: robo_rl train --resume {folder}"
+        return (
+            f"stopped in the supervised stage; start it again with: robo_rl train --resume {quoted(folder)}"
+        )
     updates = taught_of(checkpoint.read_meta(kept))[1]
-    return f"saved after {updates:,} supervised updates; go on with: robo_rl train --resume {folder}"
+    return f"saved after {updates:,} supervised updates; go on with: robo_rl train --resume {quoted(folder)}"
 
 
 def step_watch(config: TrainConfig, folder: Path) -> AbstractContextManager:
@@ -279,7 +281,7 @@ def step_watch(config: TrainConfig, folder: Path) -> AbstractContextManager:
         return nullcontext()
     from robo_rl.experiment.step_watch import StepWatch
 
-    return StepWatch(config.hang, f"; go on with: robo_rl train --resume {folder}")
+    return StepWatch(config.hang, f"; go on with: robo_rl train --resume {quoted(folder)}")
 
 
 def keep_files(run) -> None:
@@ -314,7 +316,8 @@ def failed_outside(e: Exception) -> str:
 
 def kept(words: str, folder: Path) -> str:
     """What a run says that failed, and how it goes on."""
-    return f"{words.replace(GO_ON, '')}; the run is kept: robo_rl train --resume {folder} goes on with it"
+    said = words.replace(GO_ON, "")
+    return f"{said}; the run is kept: robo_rl train --resume {quoted(folder)} goes on with it"
 
 
 def learn_online(run, checkpoint_folder: Path | None) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, in_range, quoted
 from robo_rl.files import folder_of, read_json
 from robo_rl.log import RUNS, open_run
 from robo_rl.report.data import Evaluation, RunRecord, difference, load
@@ -398,10 +398,11 @@ def read_groups(
         if folder.resolve() in named:
             if is_without_env(run):
                 raise UserError(
-                    f"no held-out episode has judged {folder}: end it with robo_rl train --resume {folder}, "
+                    f"no held-out episode has judged {folder}: end it with robo_rl train --resume "
+                    f"{quoted(folder)}, "
                     "or if --data.held-out is 0 leave it out"
                 )
-            raise UserError(f"{why}; leave it out, or robo_rl eval {folder}")
+            raise UserError(f"{why}; leave it out, or robo_rl eval {quoted(folder)}")
         tell(f"{why}: left out")
     if len(runs) < 2:
         raise UserError(

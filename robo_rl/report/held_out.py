@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from robo_rl.errors import UserError, plural
+from robo_rl.errors import UserError, plural, quoted
 from robo_rl.files import read_json
 from robo_rl.log import si
 from robo_rl.report.charts import Series, chart, legend_of
@@ -97,7 +97,7 @@ def others(run: RunRecord) -> str:
     )
     return (
         "<h2>Other data</h2><p>Recorded as the run's own was: "
-        f"<code>robo_rl eval {esc(run.folder)} --demos FOLDER</code></p>{table * bool(rows)}"
+        f"<code>robo_rl eval {esc(quoted(run.folder))} --demos FOLDER</code></p>{table * bool(rows)}"
     )
 
 
@@ -169,13 +169,13 @@ def verdict(run: RunRecord, told: "dict | None") -> str:
     """The card on top."""
     next_step = (
         "It does not say whether the policy succeeds; that takes its robot: "
-        f"<code>robo_rl deploy {esc(run.folder)}</code>"
+        f"<code>robo_rl deploy {esc(quoted(run.folder))}</code>"
     )
     if told is None:
         badge, big = "not judged", ""
         text = (
             "No held-out episode has judged this run: it is still going, it was stopped (<code>robo_rl train "
-            f"--resume {esc(run.folder)}</code>), or none was held out (--data.held-out 0)."
+            f"--resume {esc(quoted(run.folder))}</code>), or none was held out (--data.held-out 0)."
         )
     else:
         share, still = mean_share(told["axes"]), mean_share(told["axes"], "error_of_state")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from robo_rl.errors import quoted
 from robo_rl.experiment.by_task import behind, by_instruction
 from robo_rl.experiment.correct import read_rounds
 from robo_rl.files import write_bytes
@@ -81,7 +82,7 @@ def verdict(run: RunRecord) -> str:
             '<section class="card verdict" style="grid-template-columns:1fr"><div>'
             '<span class="badge even">not evaluated yet</span><p style="margin-top:10px">This run has no '
             f"evaluation, so nothing can be said about its success. Make one: "
-            f"<code>robo_rl eval {esc(run.folder)}</code></p></div></section>"
+            f"<code>robo_rl eval {esc(quoted(run.folder))}</code></p></div></section>"
         )
     say = SUCCESS if run.judged else RETURN
     if start and end:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robo_rl.errors import choose
+from robo_rl.errors import choose, quoted
 
 OURS = "robo_rl"
 # before the name of a tensor that no model reads and ours carries along, so that a checkpoint goes back as it
@@ -388,7 +388,7 @@ class KeyMatch:
 
 def adapters_beside(path: Path) -> str:
     """What to do with them."""
-    return f"{path} has adapters beside its weights: merge them with robo_rl lora {path} --merge"
+    return f"{path} has adapters beside its weights: merge them with robo_rl lora {quoted(path)} --merge"
 
 
 def after_the_last(names: Iterable[str], depth: int) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import UserError, choose, in_range, quoted
 from robo_rl.files import read_json
 from robo_rl.policies.vla import groot_n17
 from robo_rl.policies.vla.blocks import AdaRmsNorm, DecoderSize, RmsNorm, VisionSize, VisionTower
@@ -557,7 +557,7 @@ def check_match(path: Path, config: VlaConfig, read: KeyMatch, tensors: Mapping[
     if told:
         raise UserError(
             f"{path}: unknown layout of keys; nearest is {read.family} in layout {read.name}: "
-            f"{told}. Look closer with: robo_rl vla check {path}"
+            f"{told}. Look closer with: robo_rl vla check {quoted(path)}"
         )
 
 
