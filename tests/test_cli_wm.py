@@ -3,9 +3,11 @@ a share."""
 
 import json
 import os
+import re
 
 import pytest
 from commands import TINY, Command, robo_rl
+from test_world_models_judge import Stand
 
 from robo_rl.cli import wm_tune
 from robo_rl.cli.wm_eval import keep_other
@@ -315,6 +317,14 @@ def test_a_classifier_is_trained_and_judges(place):
         "--steps",
         "600",
     )
+
+
+def test_a_run_says_how_many_requests_its_judge_took(place):
+    with Stand(lambda items, stand: [0.0] * len(items)) as stand:
+        words = ("train", "--sim", "wm:wm", "--judge", f"{stand.url}#every=99", "--demos", "demos")
+        result = ok(place, *words, "--out", "asked", *SMALL, "--steps", "600", "--workers", "0")
+    said = re.search(r"its judge took (\d+) requests\. Look at it", result.err)
+    assert said and int(said[1]) == stand.requests
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from robo_rl.recording import Recorder, expert_actor, play, random_actor
 from world_models import judge as judges
 from world_models.env import WorldEnv
 from world_models.judge import Classifier, ClassifierOptions, Endpoint, Seen, confusion
-from world_models.judge_http import Server
+from world_models.judge_http import KEY, Server, seconds_asked_for
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +144,43 @@ def test_one_that_fails_at_first_is_asked_again_and_one_that_refuses_is_not():
         assert Endpoint(stand.url, pause=0.01)(seen(STATES)).tolist() == [1, 0, 1, 1] and stand.requests == 3
     with (
         Stand(near, status=404) as stand,
-        pytest.raises(UserError, match="refuses the question with status 404.*mend its address"),
+        pytest.raises(UserError, match="refuses the question with status 404.*mend its address, or name"),
     ):
         Endpoint(stand.url, pause=0.01)(seen(STATES))
+    assert stand.requests == 1
+
+
+def test_what_refuses_for_want_of_a_key_says_which_where_one_is_sent(monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    with Stand(near, status=401) as stand, pytest.raises(UserError, match="status 401") as own:
+        Endpoint(stand.url)(seen(STATES))
+    assert KEY not in str(own.value) and "openai: before its address" in str(own.value)
+    assert "set its key ($OPENAI_API_KEY)" in Server("http://here/", keyed=True).cure(403)
+    monkeypatch.setenv(KEY, "wrong")
+    assert "mend its key" in Server("http://here/", keyed=True).cure(401)
+    assert KEY not in Server("http://here/", keyed=True).cure(404)
+
+
+def test_a_judge_that_says_when_to_ask_again_is_asked_then_within_the_deadline():
+    """Retry-After in seconds, as a date that has passed, as a time beyond the deadline, and as nonsense."""
+    said, waits = ["2", "Wed, 21 Oct 2015 07:28:00 GMT", "3600", "soon"], []
+
+    def busy(client, number):
+        head = f"HTTP/1.1 429 Too Many\r\nRetry-After: {said[number]}\r\n" if number < len(said) else ""
+        client.sendall(
+            f"{head or 'HTTP/1.1 200 OK' + chr(13) + chr(10)}Content-Length: 2\r\n\r\n{{}}".encode()
+        )
+
+    listener, url = served(busy)
+    with listener, pytest.warns(UserWarning, match="to be asked again in 3600 s"):
+        server = Server(url, timeout=30, tries=5, pause=0.5, sleep=waits.append)
+        assert server.post(b"{}", {}) == b"{}"
+    assert waits == [2, 1, 30, 4]
+
+
+def test_a_date_to_ask_again_at_is_counted_from_now():
+    assert seconds_asked_for("Thu, 01 Jan 1970 00:01:30 GMT", 60.0) == 30
+    assert seconds_asked_for("9" * 400, 0.0) == 10**9 and seconds_asked_for("-1", 0.0) == 0
 
 
 def test_one_whose_answer_drips_in_without_end_runs_into_its_deadline_too():

@@ -13,6 +13,7 @@ criteria, majority of 5): World-Gymnast (see docs/explanation/world_models.md).
 """
 
 import base64
+import email.utils
 import hashlib
 import http.client
 import io
@@ -30,7 +31,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -51,7 +52,10 @@ KEY = "OPENAI_API_KEY"  # environment variable whose value is sent as bearer tok
 @dataclass
 class Server:
     """One address: each request has `timeout` seconds and `tries` attempts; at most `budget` requests in all.
-    Owns the count `asked`."""
+    What Retry-After asks for is waited, `timeout` at most. `keyed`: requests carry the key, where there is
+    one. Owns the count `asked`, and `of_process`: by all servers of this process."""
+
+    of_process: ClassVar[int] = 0
 
     url: str
     timeout: float = 10.0
@@ -60,6 +64,8 @@ class Server:
     budget: int = 100_000
     asked: int = 0
     silent: float = SILENT
+    keyed: bool = False
+    sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         for name, low, high in (("timeout", 1e-3, 3600), ("tries", 1, 20), ("budget", 1, 10**9)):
@@ -84,22 +90,24 @@ class Server:
 
     def post(self, body: bytes, headers: dict[str, str]) -> bytes:
         """The answer; UserError after the last attempt, or for one that does not end."""
-        why, attempt, began = "", 0, time.monotonic()
+        why, attempt, began, asked_for = "", 0, time.monotonic(), 0.0
         for attempt in range(self.tries):
             if attempt:
-                if time.monotonic() - began > self.silent:
+                rest = max(self.pause * 2 ** (attempt - 1), min(asked_for, self.timeout))
+                if time.monotonic() - began + rest > self.silent:
                     warnings.warn(
                         f"the judge at {self.url} does not answer ({why}); attempt {attempt + 1} of "
                         f"{self.tries} of {self.timeout:g} s",
                         stacklevel=2,
                     )
-                time.sleep(self.pause * 2 ** (attempt - 1))
+                self.sleep(rest)
             if self.asked >= self.budget:
                 raise UserError(
                     f"the judge at {self.url} was asked {self.asked} times, its budget; give it more behind "
                     "#: budget=…, or ask less often: every=…"
                 )
             self.asked += 1
+            Server.of_process += 1
             try:
                 request = urllib.request.Request(
                     self.url, body, {"Content-Type": "application/json"} | headers
@@ -109,16 +117,39 @@ class Server:
                 why = f"status {e.code}" + (f" to {e.headers['Location']}" if e.code < 400 else "")
                 if e.code < 500 and e.code != 429:
                     raise UserError(
-                        f"the judge at {self.url} refuses the question with {why}{said_in(e)}; mend its "
-                        f"address, its options behind # or its key (${KEY}), or {ANOTHER}"
+                        f"the judge at {self.url} refuses the question with {why}{said_in(e)}; "
+                        f"{self.cure(e.code)}, or {ANOTHER}"
                     ) from None
+                asked_for = seconds_asked_for(e.headers.get("Retry-After", ""), time.time())
+                why += f", to be asked again in {asked_for:.0f} s" * (asked_for > 0)
             except (OSError, http.client.HTTPException) as e:  # the latter: it does not speak HTTP
-                why = " ".join(str(getattr(e, "reason", e)).split())[:200] or type(e).__name__
+                why, asked_for = " ".join(str(getattr(e, "reason", e)).split())[:200] or type(e).__name__, 0.0
         raise UserError(
             f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempt{'s' if attempt else ''} "
             f"of {self.timeout:g} s; with tries=9 behind # one that is started again is waited for 50 s); "
             f"start it, or {ANOTHER}"
         )
+
+    def cure(self, status: int) -> str:
+        """What mends a refusal, as a part of a sentence."""
+        if status in (401, 403):
+            if not self.keyed:
+                return "it wants a key, which is sent by OpenAI's protocol alone (openai: before its address)"
+            return f"mend its key (${KEY})" if os.environ.get(KEY) else f"set its key (${KEY})"
+        return "mend its address" + " or its options behind #" * (status != 404)
+
+
+def seconds_asked_for(retry_after: str, now: float) -> float:
+    """Seconds from `now` [s since 1970] that a header Retry-After (seconds, or a date) asks to wait; 0 for
+    none, or one that cannot be read."""
+    try:
+        return float(min(max(int(retry_after), 0), 10**9))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - now)
+    except ValueError:
+        return 0.0
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -318,7 +349,12 @@ class ChatJudge:
         in_range("judge samples", self.samples, 1, 99)
         in_range("judge tokens", self.tokens, 0, 10**6)
         self.server = Server(
-            self.url.rstrip("/") + "/chat/completions", self.timeout, self.tries, self.pause, self.budget
+            self.url.rstrip("/") + "/chat/completions",
+            self.timeout,
+            self.tries,
+            self.pause,
+            self.budget,
+            keyed=True,
         )
         self.answers, self.wanted = Answers(self.most), read_criteria(self.criteria) if self.criteria else {}
 

@@ -12,9 +12,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robo_rl.errors import quoted
+from robo_rl.errors import plural, quoted
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import Evaluator
+from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.selection import Look, best_look, stop_reason, too_few
 from robo_rl.signals import StopSignal
@@ -96,6 +97,7 @@ class Run:
         self.pooled: tuple[np.ndarray, torch.Tensor] | None = None
         self.started, self.told_too_few, self.succeeded = time.monotonic(), False, False
         self.told_unsound = False
+        self.asked_before = judge_requests() if config.judge else 0
 
     # ---- evaluation
 
@@ -289,7 +291,12 @@ class Run:
         made = f", {steps:,} control steps" if self.env is not None and steps else ""
         made += f" (--steps {asked})" if made and steps > 1.1 * asked else ""
         done = f"done in {time.monotonic() - self.started:.0f} s{made}"
-        self.report.say(words or f"{done}. Look at it: robo_rl report {quoted(self.folder)}")
+        cost = ""
+        if self.config.judge and (asked := judge_requests() - self.asked_before):
+            others = ", without those of its workers" if workers(self.config) else ""
+            cost = f"; its judge took {plural(asked, 'request')}{others}"
+        done += f"{cost}. Look at it: robo_rl report {quoted(self.folder)}"
+        self.report.say(words + cost if words else done)
         if not code:
             self.report.tell("finished", self.step, text=str(self.folder))
         return code
@@ -300,6 +307,13 @@ class Run:
             f"saved at step {self.step}; go on with: robo_rl train --resume {quoted(self.folder)}",
             self.stop.code,
         )
+
+
+def judge_requests() -> int:
+    """Requests that judges of success behind HTTP were sent by this process."""
+    from world_models.judge_http import Server
+
+    return Server.of_process
 
 
 def what_helps(run: Run) -> str:
