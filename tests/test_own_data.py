@@ -243,7 +243,27 @@ def test_a_label_that_does_not_fit_is_refused(sets, tmp_path):
     labels.label_success(folder, "all")
     path = folder / layout.LABELS
     path.write_text(path.read_text().replace('"frames": ', '"frames": 1'))
-    refused(lambda: load(folder), "label it again")
+    refused(lambda: load(folder), "label the episodes again")
+
+
+def test_labels_that_are_not_what_was_written_are_refused_until_they_are_made_anew_or_accepted(
+    sets, tmp_path
+):
+    from robo_rl.data.lerobot import accept
+
+    folder = copy(sets, "aloha", tmp_path / "aloha")
+    accept(folder)
+    labels.label_success(folder, "none")
+    path = folder / layout.LABELS
+    path.write_text(path.read_text().replace("false", "true"))
+    refused(lambda: load(folder), "labels.json: it is not what was written", "label the episodes again")
+    labels.label_success(folder, "none")
+    assert not load(folder).success.any()
+    path.write_text(path.read_text().replace("false", "true"))
+    assert accept(folder).success.all()
+    path.unlink()
+    refused(lambda: load(folder), "labels.json: it is missing")
+    assert not accept(folder).is_judged
 
 
 def test_labels_and_units_keep_the_checksums_right(sets, tmp_path):

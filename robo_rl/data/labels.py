@@ -220,8 +220,16 @@ def write_success(root: Path, success: np.ndarray | None) -> None:
 
 
 def read_success(meta: Meta) -> np.ndarray | None:
-    """bool[E] as labelled; None: nobody did. Labels of a data set that has changed since are refused."""
+    """bool[E] as labelled; None: nobody did. Labels that are not what was written, and those of a data set
+    that has changed since, are refused."""
     path = meta.root / layout.LABELS
+    again = f"label the episodes again: robo_rl data label {quoted(meta.root)} --success …"
+    if not meta.verifier.is_sound(path):
+        what = "not what was written (its checksum differs)" if path.is_file() else "missing"
+        raise UserError(
+            f"{path}: it is {what}; {again}; if it was changed on purpose: robo_rl data repair "
+            f"{quoted(meta.root)} --accept"
+        )
     if not path.is_file():
         return None
     document = read_json(path)
@@ -230,16 +238,11 @@ def read_success(meta: Meta) -> np.ndarray | None:
     try:
         success, frames = [bool(x) for x in document["success"]], int(document["frames"])
     except (TypeError, KeyError, ValueError) as e:
-        raise UserError(
-            f"{path} is damaged ({e!r}); label the episodes again: robo_rl data label {quoted(meta.root)} "
-            "--success …"
-        ) from None
+        raise UserError(f"{path} is damaged ({e!r}); {again}") from None
     total = int(meta.info["total_frames"])
     if frames != total or len(success) != meta.info["total_episodes"]:
         raise UserError(
             f"{path} is of a data set of {len(success)} episodes and {frames} frames, this one has "
-            f"{meta.info['total_episodes']} and {total}; label it again: robo_rl data label "
-            f"{quoted(meta.root)} "
-            "--success …"
+            f"{meta.info['total_episodes']} and {total}; {again}"
         )
     return np.array(success[: len(meta.lengths)], bool)
