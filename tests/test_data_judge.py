@@ -103,6 +103,27 @@ def test_answers_of_another_judge_are_not_taken(so100, tmp_path, capsys):
     assert len(chat.requests) == 3 and "3 of 3 episodes succeeded" in said
 
 
+def test_answers_by_other_criteria_are_not_taken(so100, tmp_path, capsys):
+    """The file of the criteria keeps its name; what it says changed after the attempt that was cut short."""
+    folder, criteria = copied(so100, tmp_path / "set"), tmp_path / "criteria.json"
+
+    def answer(request, k):
+        if len(chat.requests) in (2, 3):
+            return "no JSON"
+        return json.dumps(
+            {"success": "held" in request["messages"][1]["content"][0]["text"], "criteria": [True]}
+        )
+
+    with Chat(answer) as chat:
+        judge = f"openai:{chat.url}#samples=1,tries=1,criteria={criteria}"
+        words = ("label", folder, "--success", "judge", "--judge", judge)
+        criteria.write_text('{"": ["it is near"]}')
+        run(capsys, *words, code=2)
+        criteria.write_text('{"": ["it is held"]}')
+        said = run(capsys, *words)
+    assert len(chat.requests) == 6 and "3 of 3 episodes succeeded" in said
+
+
 def test_where_nothing_was_recorded_after_the_last_action_the_last_frame_is_judged_with_the_frames_before_it(
     so100,
 ):

@@ -79,11 +79,15 @@ def label_by_judge(root: Path, who: str, each: Each = silently) -> Judged:
 
 
 def take_answers(judge, who: str, path: Path) -> None:
-    """Give a judge behind HTTP the answers that `keep_answers` kept of it."""
+    """Give a judge behind HTTP the answers that `keep_answers` kept of it, if it was told the same
+    criteria."""
     from world_models.judge_http import ChatJudge
 
     document = read_json(path) if path.exists() else {}
-    if not hasattr(judge, "answers") or document.get("judge") != who:
+    if not hasattr(judge, "answers") or (document.get("judge"), document.get("criteria", {})) != (
+        who,
+        criteria_of(judge),
+    ):
         return
     answers = {bytes.fromhex(k): tuple(v) for k, v in document["answers"].items()}
     judge.answers.kept = answers
@@ -100,7 +104,12 @@ def keep_answers(judge, who: str, path: Path) -> None:
     """Write what a judge behind HTTP has answered, so that a labelling that is cut short goes on."""
     if hasattr(judge, "answers"):
         kept = {k.hex(): v for k, v in judge.answers.kept.items()}
-        write_json(path, {"judge": who, "answers": kept})
+        write_json(path, {"judge": who, "criteria": criteria_of(judge), "answers": kept})
+
+
+def criteria_of(judge) -> dict[str, list[str]]:
+    """{instruction: criteria} that a judge is told; {} of one that is told none."""
+    return getattr(judge, "wanted", {})
 
 
 def check_judge(judge, data: "Dataset", who: str) -> None:
