@@ -165,6 +165,31 @@ def test_what_is_missing_or_malformed_is_named_and_nothing_is_left(tmp_path, spo
     assert not [p for p in tmp_path.iterdir() if "new" in p.name]
 
 
+def test_what_the_old_data_say_of_their_rows_and_is_wrong_is_told_in_one_line(tmp_path):
+    source = old(tmp_path / "old")
+    for path, had, has in (("episodes.jsonl", ": 6}", ": 9}"), ("info.json", 'frames": 18', 'frames": 20')):
+        text = (source / "meta" / path).read_text()
+        assert had in text
+        (source / "meta" / path).write_text(text.replace(had, has))
+    put(source, "timestamp", 5.0)
+    done = robo_rl(tmp_path, "data", "upgrade", source, "--out", "new")
+    assert done.code == 0 and "3 episodes, 18 frames" in done.out
+    (line,) = [x for x in done.err.splitlines() if "does not say what its rows are" in x]
+    for said in (
+        "meta/info.json has 20 frames, there are 18",
+        "meta/episodes.jsonl has 9 frames of episode 1, there are 6",
+        "timestamps of episode 1 do not run from 0 in steps of",
+    ):
+        assert said in line
+
+
+def test_timestamps_that_begin_late_or_have_a_gap_are_not_timely():
+    time = (np.arange(500) / 30).astype(np.float32)
+    assert upgrade.is_timely(time, 30) and upgrade.is_timely(time.astype(np.float64), 30)
+    assert not upgrade.is_timely(time + 1, 30) and not upgrade.is_timely(np.delete(time, 7), 30)
+    assert upgrade.is_timely(np.arange(4), 1) and not upgrade.is_timely(time, 15)
+
+
 def test_a_folder_that_is_there_is_not_written_to(tmp_path):
     source = old(tmp_path / "old")
     with pytest.raises(UserError, match="exists; name a new folder"):

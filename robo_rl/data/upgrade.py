@@ -8,12 +8,13 @@ episodes to a file.
                                                     each
     meta/tasks.jsonl, meta/episodes.jsonl           meta/tasks.parquet, meta/episodes/…
 
-Numbers of rows and episodes are counted anew; statistics are made of all frames, so quantiles are exact (v2.x
-has none). The new data set appears whole or not at all. Format of v2.1:
-https://github.com/huggingface/lerobot, release 0.3.3.
+Numbers of rows and episodes are counted anew, and a warning says where the old ones, or timestamps, differ
+from the rows; statistics are made of all frames, so quantiles are exact (v2.x has none). The new data set
+appears whole or not at all. Format of v2.1: https://github.com/huggingface/lerobot, release 0.3.3.
 """
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ import numpy as np
 
 from robo_rl.data import layout
 from robo_rl.data.assemble import appearing, need_new
+from robo_rl.data.checksums import TOLERANCE
 from robo_rl.data.meta import BrokenDataset, Meta, load_meta, read_numbers, read_table, read_whole
 from robo_rl.data.statistics import NUMBERS
 from robo_rl.data.writer import write_table
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, plural
 from robo_rl.files import FILE, parse_json, read_bytes, read_json
 from robo_rl.types import Each, silently
 
@@ -95,6 +97,7 @@ def write(root: Path, info: dict, out: Path) -> None:
     views = [key for key, ft in info["features"].items() if ft["dtype"] == "video"]
     waiting: list[Any] = []
     lengths, files, file = np.zeros(len(listed), np.int64), np.zeros(len(listed), np.int64), 0
+    untimely = []
     for e in range(len(listed)):
         if waiting and sum(table.nbytes for table in waiting) > FILE_BYTES:
             write_rows(out, file, per_chunk, waiting)
@@ -102,6 +105,8 @@ def write(root: Path, info: dict, out: Path) -> None:
         like = waiting[0].schema if waiting else None
         table = episode_rows(root, info, e, int(lengths.sum()), len(tasks), like)
         lengths[e], files[e] = table.num_rows, file
+        if "timestamp" in table.column_names and not is_timely(table["timestamp"].to_numpy(), info["fps"]):
+            untimely.append(e)
         waiting.append(table)
         for key in views:
             old = root / "videos" / f"chunk-{e // per_chunk:03d}" / key / f"episode_{e:06d}.mp4"
@@ -110,6 +115,41 @@ def write(root: Path, info: dict, out: Path) -> None:
             shutil.copyfile(old, place(out, f"videos/{key}", e, per_chunk).with_suffix(".mp4"))
     write_rows(out, file, per_chunk, waiting)
     write_meta(out, info, tasks, listed, lengths, files, views)
+    if told := differences(info, listed, lengths, untimely):
+        warnings.warn(f"{root} does not say what its rows are, which count: {'; '.join(told)}", stacklevel=2)
+
+
+def is_timely(time: np.ndarray, fps: float) -> bool:
+    """Whether timestamps [s] of an episode run from 0 on, 1/fps apart, as the reader of data sets wants
+    them."""
+    allowed = TOLERANCE + (np.spacing(np.abs(time)) if time.dtype.kind == "f" else 0)
+    return bool((np.abs(np.diff(time.astype(np.float64), prepend=-1 / fps) - 1 / fps) <= allowed).all())
+
+
+def differences(info: dict, listed: list[dict], lengths: np.ndarray, untimely: list[int]) -> list[str]:
+    """What the meta data of v2.x say of the episodes that their rows, `lengths` int64[E] of them, do not:
+    `untimely` are episodes whose timestamps do not fit."""
+    out, total = [], int(lengths.sum())
+    if info["total_frames"] != total:
+        out.append(f"{layout.INFO} has {plural(info['total_frames'], 'frame')}, there are {total}")
+    wrong = [e for e, row in enumerate(listed) if row.get("length", lengths[e]) != lengths[e]]
+    if wrong:
+        e = wrong[0]
+        out.append(
+            f"meta/episodes.jsonl has {listed[e]['length']} frames of episode {e}{_more(wrong)}, there are "
+            f"{lengths[e]}"
+        )
+    if untimely:
+        out.append(
+            f"timestamps of episode {untimely[0]}{_more(untimely)} do not run from 0 in steps of "
+            f"{1 / info['fps']:.4g} s"
+        )
+    return out
+
+
+def _more(episodes: list[int]) -> str:
+    """How many episodes there are beside the first, as a part of a sentence."""
+    return f" (and so of {len(episodes) - 1} more)" if len(episodes) > 1 else ""
 
 
 def episode_rows(root: Path, info: dict, episode: int, first: int, tasks: int, like: Any = None) -> Any:
