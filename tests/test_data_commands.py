@@ -1,6 +1,7 @@
 """`robo_rl data`: check, repair, merge, split, label, stats and view, on data sets that another program
 wrote."""
 
+import errno
 import json
 import re
 import shlex
@@ -17,7 +18,7 @@ import pytest
 
 from robo_rl.cli import main
 from robo_rl.data import layout, video
-from robo_rl.data.assemble import parse_episodes
+from robo_rl.data.assemble import parse_episodes, split
 from robo_rl.data.lerobot import Episode, Features, Writer, load
 from robo_rl.data.meta import BrokenDataset, load_meta
 from robo_rl.errors import UserError, choose, plain_warning
@@ -186,6 +187,20 @@ def test_split_keeps_the_chosen_episodes_and_the_rest_and_they_merge_back(tmp_pa
     again = load(tmp_path / "again")
     for k, e in enumerate((1, 3, 0, 2)):
         same_episode(a, e, again, k)
+
+
+def test_a_split_whose_rest_cannot_be_written_leaves_neither(tmp_path, sets):
+    looks = []
+
+    def full(what, items, unit):
+        looks.append(what)
+        if (tmp_path / "out").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return items
+
+    with pytest.raises(OSError, match="No space"):
+        split(sets["one"], tmp_path / "out", "0:2", tmp_path / "rest", full)
+    assert len(looks) > 1 and not list(tmp_path.iterdir())
 
 
 def test_labels_units_and_last_observations_go_along(tmp_path, capsys):

@@ -38,7 +38,8 @@ def merge(roots: Sequence[Path], out: Path, each: Each = silently) -> Meta:
 def split(
     root: Path, out: Path, episodes: str, rest: "Path | None" = None, each: Each = silently
 ) -> tuple[Meta, "Meta | None"]:
-    """The chosen `episodes` of a data set in the new folder `out`, and the others in `rest`."""
+    """The chosen `episodes` of a data set in the new folder `out`, and the others in `rest`: both or
+    neither."""
     meta = load_meta(root)
     chosen = parse_episodes(episodes, len(meta.lengths))
     others = np.setdiff1d(np.arange(len(meta.lengths)), chosen)
@@ -49,7 +50,13 @@ def split(
     if rest is not None and rest.resolve() == out.resolve():
         raise UserError(f"--out and --rest are both {out}; give two folders")
     made = assemble(out, [(meta, chosen)], each)
-    return made, assemble(rest, [(meta, others)], each) if rest is not None else None
+    if rest is None:
+        return made, None
+    try:
+        return made, assemble(rest, [(meta, others)], each)
+    except BaseException:  # as `appearing`: also of Ctrl-C
+        shutil.rmtree(out)
+        raise
 
 
 def parse_episodes(text: str, count: int) -> np.ndarray:
