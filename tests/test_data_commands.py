@@ -18,7 +18,7 @@ import pytest
 
 from robo_rl.cli import main
 from robo_rl.data import layout, video
-from robo_rl.data.assemble import parse_episodes, split
+from robo_rl.data.assemble import appearing, parse_episodes, split
 from robo_rl.data.lerobot import Episode, Features, Writer, load
 from robo_rl.data.meta import BrokenDataset, load_meta
 from robo_rl.errors import UserError, choose, plain_warning
@@ -198,9 +198,18 @@ def test_a_split_whose_rest_cannot_be_written_leaves_neither(tmp_path, sets):
             raise OSError(errno.ENOSPC, "No space left on device")
         return items
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UserError, match=f"the disk is full: could not write {tmp_path / 'rest'};"):
         split(sets["one"], tmp_path / "out", "0:2", tmp_path / "rest", full)
     assert len(looks) > 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("inside", ["", "data/chunk-000"])
+def test_a_folder_that_cannot_be_written_is_told_by_the_name_that_the_user_gave(tmp_path, inside):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=f"^no permission to write {out}; choose"), appearing(out) as temp:
+        raise PermissionError(errno.EACCES, "Permission denied", str(temp / inside))
+    with pytest.raises(PermissionError), appearing(out):  # of what is read
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "source" / "data"))
 
 
 def test_labels_units_and_last_observations_go_along(tmp_path, capsys):

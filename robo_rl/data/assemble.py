@@ -24,6 +24,7 @@ from robo_rl.data.reader import load
 from robo_rl.data.repair import decode_all, seal
 from robo_rl.data.writer import write_table
 from robo_rl.errors import UserError, quoted
+from robo_rl.files import full_disk, refuse_unwritable
 from robo_rl.types import Each, silently
 
 
@@ -153,6 +154,15 @@ def appearing(out: Path, each: Each = silently) -> Iterator[Path]:
         seal(load_meta(temp))
         out.parent.mkdir(parents=True, exist_ok=True)
         os.rename(temp, out)
+    except OSError as e:  # `temp` is no name that the user knows
+        if full_disk(e):
+            raise UserError(
+                f"the disk is full: could not write {out}; free some space in {out.parent}"
+            ) from e
+        at = Path(e.filename or "")
+        if e.filename and (at == temp or at in temp.parents or temp in at.parents):
+            refuse_unwritable(e, out)
+        raise
     finally:
         shutil.rmtree(temp, ignore_errors=True)
 

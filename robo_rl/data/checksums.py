@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from robo_rl.errors import UserError
-from robo_rl.files import parse_json, write_bytes
+from robo_rl.files import parse_json, refuse_unwritable, write_bytes
 
 NAME = "meta/checksums.json"
 TOLERANCE = 1e-4  # [s] by which a timestamp may be off, as LeRobot's tolerance_s
@@ -162,7 +162,11 @@ class Staged:
         return self._temps.setdefault(path, path.with_name(f".{path.name}.{os.getpid()}.tmp"))
 
     def text(self, path: Path, text: str) -> None:
-        self.path(path).write_bytes(text.encode())
+        try:
+            self.path(path).write_bytes(text.encode())
+        except OSError as e:
+            refuse_unwritable(e, path)
+            raise
 
     @property
     def used(self) -> bool:
