@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robo_rl.errors import LostDaemon, UserError
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.envs import with_whole_path
+from robo_rl.experiment.train import checked
 from sims import gym_remote, gym_worker, make
 
 ENV = """
@@ -349,3 +353,13 @@ def test_the_other_side_is_python_3_8():
         if isinstance(n, (ast.Import, ast.ImportFrom))
     }
     assert names <= set(sys.stdlib_module_names) | {"importlib.util", "numpy", "gymnasium"}
+
+
+def test_a_run_keeps_the_program_from_the_root_on_so_that_it_resumes_from_any_folder(here):
+    config = TrainConfig(sim=f"gym:push_here/Push-v0,far=1,python={os.path.relpath(sys.executable)}", task="")
+    kept, env = checked(replace(config, demos="0", envs=2, workers=0))
+    env.close()
+    assert kept.sim == f"gym:push_here/Push-v0,far=1,python={sys.executable}"
+    for sim in ("gym:a/B-v0,python=python3", "gym:B,python=~/env/bin/python,far=1", "mujoco"):
+        assert with_whole_path(sim) == sim
+    assert with_whole_path("gym:B,python=bin/py,far=1") == f"gym:B,python={here}/bin/py,far=1"

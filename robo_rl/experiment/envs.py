@@ -1,5 +1,7 @@
 """Every env by its name on the command line: the simulators, and learned ones as `wm:PATH`."""
 
+import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -74,6 +76,12 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
     import sims
 
     return sims.make(name, task, num_envs, **options)
+
+
+def with_whole_path(sim: str) -> str:
+    """`sim` with the program of another Python (gym:ID,python=PATH) named from the root on, so that a run can
+    be resumed from any folder; links stay, by which an environment is known."""
+    return re.sub(r"(?<=,python=)(?![/~])[^,]*/[^,]*", lambda path: os.path.abspath(path[0]), sim)
 
 
 def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "ControlEnv":

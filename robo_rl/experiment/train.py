@@ -14,7 +14,7 @@ from robo_rl.child import end_if_imported, set_openmp
 from robo_rl.errors import MissingDependency, UnreadOption, UserError, quoted
 from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, from_file, is_live, load_config, rollout_options
-from robo_rl.experiment.envs import NONE, check_env_options, check_shown, obs_spec, probe_env
+from robo_rl.experiment.envs import NONE, check_env_options, check_shown, obs_spec, probe_env, with_whole_path
 from robo_rl.experiment.folder import check_folders, worlds_of
 from robo_rl.experiment.latency import with_latency
 from robo_rl.experiment.model_units import keep_box_facts, keep_facts
@@ -95,6 +95,7 @@ def train(
 def checked(config: TrainConfig) -> "tuple[TrainConfig, ControlEnv | None]":
     """The configuration that a run keeps, and its env. UserError: options that do not fit."""
     check_env_options(config)
+    config = replace(config, sim=with_whole_path(config.sim))
     if config.demos.isdecimal() and int(config.demos):
         check_shown(config.sim, config.task)
     check_folders(config)
