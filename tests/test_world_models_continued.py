@@ -68,9 +68,10 @@ def test_it_begins_with_the_weights_and_the_units_and_reaches_as_far_as_either_r
     assert fitter.model.spec.data.startswith("old new: 48 episodes") and fitter.model.spec.horizon == 0
 
 
-def test_arm_frames_and_heads_of_a_video_model_all_go_on():
+@pytest.mark.parametrize("points", [False, True])
+def test_arm_frames_and_heads_of_a_video_model_all_go_on(points):
     data, longer = (replace(squares(n), tasks=("push",)) for n in (24, 36))
-    model = Video(replace(SPEC, tasks=("push",)), options(steps=2))
+    model = Video(replace(SPEC, tasks=("push",)), options(steps=2, points=points))
     first = video_job(VideoConfig(data=("old",), net=model.options, fit=FIT), data, None).fitter
     assert first.fit()
     model = first.result()
@@ -81,6 +82,7 @@ def test_arm_frames_and_heads_of_a_video_model_all_go_on():
         config, more, continued(copy.deepcopy(model), more, world_spec(more, "video", "old new"))
     ).fitter
     begun = {k: v.clone() for k, v in fitter.model.state_dict().items()}
+    assert begun["proprio.low"].shape == (2 + 32 * points,) == (fitter.recorded.state.shape[1],)
     assert all(
         torch.equal(v, begun[k])
         for k, v in model.state_dict().items()

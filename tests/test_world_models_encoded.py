@@ -16,13 +16,14 @@ from sims.check import check_env
 from world_models import learning
 from world_models import model as worlds
 from world_models.calibrate import TOLD_CODED, set_shift
-from world_models.encoded import Encoded, build, steady_points
-from world_models.encoded_fit import FEW, EncodedFitter
+from world_models.encoded import Encoded, build
+from world_models.encoded_fit import EncodedFitter
 from world_models.env import WorldEnv
 from world_models.imagine import play
 from world_models.learning import saved_config
 from world_models.options import EncodedConfig, EncodedFitOptions, EncodedOptions, FitOptions, LatentOptions
 from world_models.plan import Planner, PlanOptions
+from world_models.points import FEW, steady_points
 from world_models.recorded import check_fits
 
 MINE = replace(SPEC, kind="encoded")

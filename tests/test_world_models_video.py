@@ -28,7 +28,7 @@ from world_models.options import LatentOptions, VideoConfig, VideoOptions, threa
 from world_models.reading import read
 from world_models.recorded import Recorded, one_outcome
 from world_models.video import PATCH, Dense, Video, build, padded, to_frames, to_patches
-from world_models.video_fit import VideoFitOptions, VideoFitter, evened
+from world_models.video_fit import VideoFitOptions, VideoFitter, evened, with_points
 
 AXES = tuple(ActionAxis(n, "m", -0.1, 0.1, "delta", "base") for n in "xy")
 CONTROL = ControlSpec("toy", "square", AXES, 0.1, 20, ("x", "y"), ("top",))
@@ -40,6 +40,7 @@ SMALL = {
     "steps": 1,
     "stride": 4,
     "head_width": 16,
+    "points": False,
     "proprio": LatentOptions(members=3, hidden=32, layers=2),
 }
 
@@ -157,13 +158,14 @@ def test_without_refinement_one_step_is_the_plain_regression_and_draws_nothing()
     assert torch.equal(to_frames(frames), a)
 
 
-@pytest.mark.parametrize("more", [{}, {"steps": 2, "refine": 1}])
+@pytest.mark.parametrize("more", [{}, {"steps": 2, "refine": 1}, {"steps": 2, "points": True}])
 def test_a_lane_depends_on_its_own_key_alone_and_a_forked_carry_goes_on_alike(more):
     model, obs = stirred(**more), observations()
     actions = torch.rand(3, 8, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     carry, whole = model.step(model.start(obs, np.array([5, 6, 7])), actions)
     _, alone = model.step(model.start({k: v[1:2] for k, v in obs.items()}, np.array([6])), actions[1:2])
     near = (alone.obs["image/top"].int() - whole.obs["image/top"][1:2].int()).abs()
+    assert whole.obs["state"].shape == (3, 8, 2)
     assert int(near.max()) <= 1 and torch.allclose(alone.obs["state"], whole.obs["state"][1:2], atol=1e-5)
     fork = {k: v[[1, 1]] for k, v in carry.items()}
     _, p = model.step(fork, actions[[1, 1]])
@@ -201,10 +203,13 @@ def test_a_model_survives_its_folder(tmp_path):
     assert build(model.spec, {"chunk": 2, "proprio": {"members": 2}}).options.chunk == 2
 
 
-def test_a_fit_that_is_stopped_in_any_part_goes_on_exactly():
+@pytest.mark.parametrize("points", [False, True])
+def test_a_fit_that_is_stopped_in_any_part_goes_on_exactly(points):
     data, o = squares(), VideoFitOptions(arm=12, updates=12, batch=2, heads=6, imagined=8)
     for stop in (5, 18, 27):
-        fitter, again = (VideoFitter(Video(SPEC, options(steps=2)), data, o, 0) for _ in range(2))
+        fitter, again = (
+            VideoFitter(Video(SPEC, options(steps=2, points=points)), data, o, 0) for _ in range(2)
+        )
         assert not fitter.fit(lambda n, parts, stop=stop: n != stop) and fitter.made == stop
         saved = copy.deepcopy(fitter.state_dict())
         assert fitter.fit()
@@ -234,6 +239,31 @@ def test_it_learns_where_the_square_goes():
         for x in (p.obs["image/top"].numpy(), data.images["top"][rows][:, None])
     )
     assert (mine[1:] < 0.8 * still[1:]).all(), (mine, still)
+
+
+def test_the_ensemble_is_told_where_colours_are_and_frames_are_drawn_by_it():
+    data = finished(squares())
+    fitter = VideoFitter(Video(SPEC, options(points=True)), data, VideoFitOptions(arm=1), 0)
+    model, there = fitter.model, fitter.recorded.state[:, 2:]
+    assert there.shape == (len(data.state), 32) and np.array_equal(fitter.recorded.state[:, :2], data.state)
+    inputs = np.concatenate([there, np.ones((len(there), 1))], 1)  # the only thing there is, the square
+    left = data.state - inputs @ np.linalg.lstsq(inputs, data.state, rcond=None)[0]
+    assert (left.std(0) < 0.12 * data.state.std(0)).all()  # it is drawn in whole pixels
+    last = model.located(to_patches(torch.from_numpy(data.final_images["top"])))
+    assert np.array_equal(fitter.recorded.final, np.concatenate([data.final, last.numpy()], 1))
+    unseen = with_points(model, squares()).final[:, 2:]  # no picture of what came of the last action
+    assert np.array_equal(unseen, there[data.end - 1])
+    rows = data.first[:3]
+    begun = model.start({"state": data.state[rows], "image/top": data.images["top"][rows]}, rows)
+    assert np.allclose(model.known(begun)["state"].numpy(), fitter.recorded.state[rows], atol=1e-5)
+    model, obs = stirred(points=True), observations()
+    carry = model.start(obs, np.arange(3))
+    elsewhere = carry | {k: carry[k] + 1 for k in ("state_points", "before_points")}
+    with torch.no_grad():  # the ensemble apart, which would move the arm too
+        model.proprio.net.last.zero_()
+    a, b = (model.step(c, torch.zeros(3, 4, 2))[1] for c in (carry, elsewhere))
+    assert torch.equal(a.obs["state"], b.obs["state"])
+    assert not torch.equal(a.obs["image/top"], b.obs["image/top"]) and not torch.equal(a.success, b.success)
 
 
 def test_its_unit_is_the_change_that_the_motion_brings():
@@ -510,14 +540,15 @@ def test_decoded_commands_are_judged_by_hand():
     assert b["command_error"] == pytest.approx(2**0.5) and a["score"] > b["score"]
 
 
-@pytest.mark.parametrize("more", [{}, {"steps": 2, "refine": 1}])
+@pytest.mark.parametrize("more", [{}, {"steps": 2, "refine": 1}, {"points": True}])
 def test_as_an_env_it_keeps_the_contract(more):
     from sims.check import check_env
     from world_models.env import WorldEnv
 
     data, model = squares(), stirred(**more)
+    state = with_points(model, data).state if model.points else data.state
     model.proprio.fit(
-        *(torch.from_numpy(x) for x in (data.state, np.diff(data.state, axis=0), data.reward)),
+        *(torch.from_numpy(x) for x in (state, np.diff(state, axis=0), data.reward)),
         torch.zeros(len(data.state), 2),
     )
     model.frames, model.spec = data.frames(), SPEC.calibrated(12, 1e6)
@@ -710,6 +741,7 @@ def test_a_video_model_of_before_stays_what_it_was():
     old = {k: doc[k] for k in ("chunk", "width", "blocks", "steps", "refine", "sigma", "proprio")}
     model = build(SPEC, old)
     assert not model.options.after and model.options.shown == 1 and model.doubt is None
+    assert not model.points and build(SPEC, old | {"points": True}).points == 32
     assert set(model.start(observations(), np.arange(3))) - set(
         model.proprio.start(observations(), np.arange(3))
     ) == {"last"}
@@ -1033,8 +1065,10 @@ def test_the_options_of_a_run_are_read_with_the_nested_ones_and_without_those_th
     document = {"config": json.loads(json.dumps(asdict(config)))}
     (tmp_path / "run.json").write_text(json.dumps(document))
     assert saved_config(tmp_path, VideoConfig) == config
-    for later in ("after", "dense", "proprio"):
+    for later in ("after", "dense", "points", "proprio"):
         del document["config"]["net"][later]
     (tmp_path / "run.json").write_text(json.dumps(document))
     # it goes on with the networks that it has
-    assert saved_config(tmp_path, VideoConfig).net == VideoOptions(chunk=4, after=False, dense=0)
+    assert saved_config(tmp_path, VideoConfig).net == VideoOptions(
+        chunk=4, after=False, dense=0, points=False
+    )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from robo_rl.errors import UserError
 from world_models.windows import treated
@@ -69,10 +68,8 @@ def known_to(model: Any, data: "Recorded", where: str) -> "Recorded":
 
 def continued(model: Any, data: "Recorded", spec: "WorldSpec") -> Any:
     """The model, with the weights and units it has, for `data`, of which `spec` is: not calibrated any more.
-    States may go as far as either recording, and rare events weigh as the data have them."""
-    arm = model.proprio if spec.kind == "video" else model
-    model.spec = arm.spec = spec
+    Its fitter lets states go as far as either recording."""
+    arm, model.spec = model.proprio if spec.kind == "video" else model, spec
+    arm.spec = replace(spec, state=arm.spec.state)
     arm.gate = None  # it would be of the dynamics before
-    mine = ~np.repeat(data.held, data.lengths)
-    arm.widen(torch.from_numpy(data.state[mine]), torch.from_numpy(data.events[mine]))
     return model.requires_grad_(True)  # an arm that was learnt to its end had none

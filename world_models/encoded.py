@@ -5,10 +5,8 @@ state beside its codes, so that pictures are drawn only where somebody looks.
     loss = |frames^ - frames|^2 / var,     dec sees c + noise eps
     (s, c)' = (s, c) + the ensemble's change;   reward, success and end from (s, c) and (s, c)' (`latent`)
 
-points: where in each picture each of some colours is (`robo_rl.colours.colour_points`). They are not
-learnt. The error of pictures is mostly the arm's: codes that are learnt from it alone do not tell where small
-things are, which success depends on. A point that flickers, as two things of one colour pull at it, cannot be
-predicted and would be most of the loss: it is left out (`steady_points`).
+points: where in each picture each of some colours is (`world_models.points`). The error of pictures is mostly
+the arm's: codes that are learnt from it alone do not tell where small things are, which success depends on.
 The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay
 small in the picture. In old recordings no picture was kept after an episode's last action: its code is the
 one before it there.
@@ -25,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robo_rl.colours import COLOURS, colour_points
 from robo_rl.errors import UserError
+from world_models import points
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, on, pictures_of, place_of
 from world_models.options import EncodedOptions, encoded_net
@@ -35,21 +33,6 @@ from world_models.video import PATCH, patches_of, to_frames, to_patches
 
 # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
 STILL = 0.07
-STEADY = 0.02  # of a picture's half width: least std of a point
-FLICKER = 0.15  # of a point's std: most noise of one that is kept
-
-
-def steady_points(three: Tensor) -> Tensor:
-    """Which points [P], x and y of each in turn, do not flicker, of their places [B,3,P] in three frames in a
-    row. float32[P] of 0 and 1; one whose x or y flickers is 0 in both.
-
-    Noise that is new in every frame makes successive changes go against each other: its variance is
-    -mean((p_1 - p_0) (p_2 - p_1)).
-    """
-    changes = three.diff(dim=1)
-    noise = -(changes[:, 0] * changes[:, 1]).mean(0)
-    steady = noise < (FLICKER * three.flatten(0, 1).std(0).clamp(min=STEADY)).square()
-    return steady.view(-1, 2).all(1).float().repeat_interleave(2)
 
 
 class FrameCodec(nn.Module):
@@ -64,7 +47,7 @@ class FrameCodec(nn.Module):
     def __init__(self, views: int, grid: int, options: EncodedOptions):
         super().__init__()
         w, self.views, self.grid = options.width, views, grid // 4
-        self.points = 2 * COLOURS * views if options.points else 0
+        self.points = points.count(views) if options.points else 0
         self.size = self.points + options.codes
         self.enter, self.shrink, self.shrink_again = (
             nn.Conv2d(48 * views, w, 1),
@@ -89,17 +72,14 @@ class FrameCodec(nn.Module):
         """Codes before they are normalised."""
         h = F.silu(self.enter((patches - self.mean) / self.var.sqrt()))
         learnt = self.code(F.silu(self.shrink_again(F.silu(self.shrink(h)))).flatten(1))
-        return torch.cat([self.steady * self.places(patches), learnt], 1) if self.points else learnt
-
-    def places(self, patches: Tensor) -> Tensor:
-        """Of all points [B,P], kept or not."""
-        pixels = F.pixel_shuffle(patches.unflatten(1, (self.views, -1)).flatten(0, 1), PATCH)
-        return colour_points(pixels).view(len(patches), -1)
+        if not self.points:
+            return learnt
+        return torch.cat([self.steady * points.places(patches, self.views), learnt], 1)
 
     def measured(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and spread [Z] of codes [B,Z]; a point that hardly moves is not blown up."""
-        std = raw.std(0)
-        return raw.mean(0), torch.cat([std[: self.points].clamp(min=STEADY), std[self.points :] + 1e-5])
+        still, learnt = raw.std(0).tensor_split([self.points])
+        return raw.mean(0), torch.cat([still.clamp(min=points.STEADY), learnt + 1e-5])
 
     def encode(self, patches: Tensor) -> Tensor:
         return (self.raw(patches) - self.centre) / self.spread

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW
-from world_models.encoded import Encoded, steady_points
+from world_models import points
+from world_models.encoded import Encoded
 from world_models.fit import Fitter, normal, pace, smooth
 from world_models.options import EncodedFitOptions
 from world_models.recorded import Recorded
 from world_models.video import patches_of
 
 STATISTICS = 2048  # frames that means and spreads are taken of
-FEW = 100  # least of them that tell which points flicker
 
 
 class EncodedFitter:
@@ -42,9 +42,9 @@ class EncodedFitter:
         model.codec.mean.copy_(some.mean(0))
         model.codec.var.copy_((some - some.mean(0)).square().mean().clamp(min=1e-6))
         at = at[at + 2 < np.repeat(data.end, data.lengths)[at]]  # two more frames follow
-        if model.codec.points and len(at) >= FEW:
-            three = torch.stack([model.codec.places(self.patches(at + k)) for k in range(3)], 1)
-            model.codec.steady.copy_(steady_points(three))
+        if model.codec.points and len(at) >= points.FEW:
+            three = torch.stack([points.places(self.patches(at + k), model.codec.views) for k in range(3)], 1)
+            model.codec.steady.copy_(points.steady_points(three))
 
     def patches(self, rows: np.ndarray) -> Tensor:
         """Frames of rows [B] as patches [B,V 48,g,g]."""

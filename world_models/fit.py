@@ -37,7 +37,8 @@ class TrainingRows:
 
 
 def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingRows:
-    """The training part of the data; fits the model's statistics to it first, or leaves them as they are."""
+    """The training part of the data; fits the model's statistics to it first, or (`statistics` False) keeps
+    its units and lets its states go as far as these too."""
     state, reward = torch.from_numpy(data.state), torch.from_numpy(data.reward)
     episode = np.repeat(np.arange(len(data)), data.lengths)
     train = ~data.held[episode]
@@ -47,6 +48,8 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingR
     mine = torch.from_numpy(train)
     if statistics:
         model.fit(state[mine], after[at] - state[at], reward[mine], heads[mine, 1:])
+    else:
+        model.widen(state[mine], heads[mine, 1:])
     heads[:, 0] = reward / model.gain
     before = state.roll(1, 0)
     before[torch.from_numpy(data.first)] = state[torch.from_numpy(data.first)]

@@ -337,8 +337,8 @@ def video_job(config: VideoConfig, data: "Recorded", init: "Video | None" = None
         made, far = fitter.result(), (config.horizon, config.tolerance)
         if config.net.doubt:  # its frames are part of the uncertainty: fewer windows, for they are drawn
             return calibrated(made, data, *far, most=64, per_episode=2, progress=progress)
-        arm, report = calibrated(made.proprio, data, *far, progress=progress)
-        made.spec = arm.spec
+        arm, report = calibrated(made.proprio, fitter.recorded, *far, progress=progress)
+        made.spec = replace(arm.spec, state=made.spec.state)
         return made, report
 
     return FitJob(

@@ -187,6 +187,9 @@ class VideoOptions:
     """Channels at a quarter of the resolution; twice that at an eighth."""
     blocks: int = 2
     """Residual blocks at each resolution."""
+    points: bool = True
+    """The ensemble tells where in each picture 16 colours are, beside the arm's state (those that do not
+    flicker), and frames are drawn by it."""
     dense: int = 512
     """Units of a dense net of the whole coarse picture, which relates the views to each other; 0: none."""
     history: int = 2
@@ -258,6 +261,7 @@ def video_net(saved: Mapping[str, Any]) -> dict[str, Any]:
         "head_width": 32,
         "dtype": "fp32",
         "dense": 0,
+        "points": False,
         **saved,
     }
 

@@ -1,9 +1,10 @@
 """Camera frames as a flow over short chunks: all views of the next C frames at once, from frames before them,
 the arm's motion, the actions and the words of the instruction.
 
-The arm's own state is rolled out by a small ensemble (`world_models.latent`); the frames are a flow over the
-change of every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels, divided by what the
-arm's motion makes of it:
+The arm's own state, and where in each picture each of some colours is (`world_models.points`), are rolled out
+by a small ensemble (`world_models.latent`): a few numbers drift less than frames that are made of frames, and
+agree between the cameras. The frames are a flow over the change of every pixel to the last frame, y
+[V C 3, h, w], in patches of 4 x 4 pixels, divided by what the motion of these makes of it:
 
     (1)  x_t = (1-t) y + t eps,   f(x_t, t; frames before, states, actions) -> y^,   loss = |W (y^ - y)|^2
     (2)  x <- y^ + (t'/t) (x - y^),   t = 1 .. 0 in K Euler steps (that of `robo_rl.sampling`, v = (x - y^)/t)
@@ -31,6 +32,7 @@ runs without it).
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -42,11 +44,11 @@ from robo_rl.errors import UserError
 from robo_rl.noise import seed_noise
 from robo_rl.sampling import time_grid
 from robo_rl.starts import hashed
+from world_models import points
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of, products
 from world_models.options import VideoOptions, video_net
-
-PATCH = 4
+from world_models.points import PATCH
 
 
 def to_patches(frames: Tensor) -> Tensor:
@@ -278,6 +280,7 @@ class Video(nn.Module):
     moving: Tensor
     shift: Tensor
     pixel: Tensor
+    weight: Tensor
 
     def __init__(self, spec: WorldSpec, options: VideoOptions, seed: int = 0):
         super().__init__()
@@ -288,8 +291,10 @@ class Video(nn.Module):
                 f"collect --obs rgb --image-size {max(16, spec.image_size + -spec.image_size % (2 * PATCH))}"
             )
         self.spec, self.options = spec, options
-        self.proprio = Latent(spec, options.proprio, seed)
-        views, grid, s, a = len(spec.control.views), spec.image_size // PATCH, spec.state, spec.action
+        views, grid, a = len(spec.control.views), spec.image_size // PATCH, spec.action
+        self.points = points.count(views) if options.points else 0
+        s = spec.state + self.points  # what the ensemble knows: the arm's state and where colours are
+        self.proprio = Latent(replace(spec, state=s), options.proprio, seed)
         words = self.proprio.words.shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -304,6 +309,8 @@ class Video(nn.Module):
         self.register_buffer("shift", torch.zeros(2))  # logits of success and end that mean 1/2
         if options.doubt:
             self.register_buffer("pixel", torch.ones(views))  # std of a pixel over the data
+        if self.points:
+            self.register_buffer("weight", torch.ones(self.points))  # 1 / std of a point, 0: it flickers
 
     # ---- pieces
 
@@ -434,13 +441,39 @@ class Video(nn.Module):
             kept["memory"] = torch.where((at >= 0)[:, None, None, None, None], pushed, carry["memory"])
         return kept
 
+    # ---- what the ensemble knows
+
+    def located(self, patches: Tensor) -> Tensor:
+        """Where colours are in frames [B,V 48,g,g], in units of the data: [B,P]."""
+        return self.weight.to(patches.device) * points.places(patches, len(self.spec.control.views))
+
+    def known(self, carry: Carry) -> Carry:
+        """The ensemble's carry, of a model's."""
+        arm = {k: v for k, v in carry.items() if k not in OF_FRAMES}
+        if not self.points:
+            return arm
+        return arm | {k: torch.cat([carry[k], carry[f"{k}_points"]], 1) for k in ("state", "before")}
+
+    def split(self, arm: Carry) -> Carry:
+        """The ensemble's carry with the points apart, as observations have it."""
+        if not self.points:
+            return arm
+        out = dict(arm)
+        for k in ("state", "before"):
+            parts = arm[k].split([self.spec.state, self.points], 1)
+            out[k], out[f"{k}_points"] = (x.contiguous() for x in parts)
+        return out
+
     # ---- the protocol
 
     def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
         """Carry of lanes that begin at rest with the frames obs["image/<view>"] uint8 [N,h,w,3] and
         obs["state"] [N,S]."""
-        kept = self.begin(patches_of(pictures_of(obs, self.spec), self.spec.control.views))
-        carry = self.proprio.start(obs, keys) | kept
+        frames = patches_of(pictures_of(obs, self.spec), self.spec.control.views)
+        state = np.asarray(obs["state"], np.float32)
+        if self.points:
+            state = np.concatenate([state, self.located(frames).numpy()], 1)
+        carry = self.split(self.proprio.start({**obs, "state": state}, keys)) | self.begin(frames)
         return carry | ({"doubt": torch.zeros(len(keys))} if self.doubt is not None else {})
 
     @at_home
@@ -449,8 +482,8 @@ class Video(nn.Module):
 
     def chunk(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
         e, c, views = actions.shape[1], self.options.chunk, self.spec.control.views
-        before, last = carry["state"], carry["last"]
-        arm = {k: v for k, v in carry.items() if k not in OF_FRAMES}
+        arm, last = self.known(carry), carry["last"]
+        before = arm["state"]
         after, p = self.proprio.step(arm, actions)
         states = p.obs["state"]
         shape, whole = (48 * len(views) * c, *last.shape[2:]), padded(states, c)
@@ -468,15 +501,16 @@ class Video(nn.Module):
             stood = torch.cat([before[:, None], states[:, :-1]], 1)
         out, unsure, kept = outcomes(self, carry, actions, shown, stood, p.uncertainty)
         chance, kept = (out[..., 1:] - self.shift).sigmoid(), kept | self.remember(carry, frames, carry["t"])
-        obs = {"state": states} | {
+        obs = {"state": states[..., : self.spec.state].contiguous()} | {
             f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)
         }
-        return after | kept, Prediction(
+        return self.split(after) | kept, Prediction(
             obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0], unsure
         )
 
 
-OF_FRAMES = ("last", "past", "memory", "doubt")  # of the carry; the rest is the arm's
+# of the carry; the rest is the ensemble's
+OF_FRAMES = ("last", "past", "memory", "doubt", "state_points", "before_points")
 
 
 def build(spec: WorldSpec, options: dict) -> Video:

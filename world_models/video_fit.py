@@ -3,7 +3,8 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,18 @@ import torch
 from torch import Tensor
 
 from robo_rl.errors import UserError
+from robo_rl.log import Progress
 from robo_rl.optim import AdamW
+from robo_rl.types import Each, silently
 from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, normal, pace, smooth
+from world_models.model import place_of
 from world_models.options import FitOptions, VideoFitOptions
+from world_models.points import FEW, STEADY, places, steady_points
 from world_models.recorded import Recorded
 from world_models.video import Video, patches_of
 from world_models.video_heads import HeadFitter
+
+STATISTICS = 2048  # frames that tell which points flicker
 
 
 def chunk_rows(data: Recorded, last: np.ndarray, held: np.ndarray, chunk: int) -> tuple[Tensor, Tensor]:
@@ -32,6 +39,43 @@ def chunk_rows(data: Recorded, last: np.ndarray, held: np.ndarray, chunk: int) -
         )
     once, twice = (np.concatenate([np.arange(a, b - n * chunk + 1) for a, b in spans]) for n in (1, 2))
     return torch.from_numpy(once), torch.from_numpy(twice)
+
+
+def seen_at(model: Video, images: Mapping[str, Any], rows: np.ndarray) -> Tensor:
+    """Frames of rows [B] as patches [B,V 48,g,g], where the model is."""
+    views = model.spec.control.views
+    return patches_of({v: images[v][rows] for v in views}, views).to(place_of(model))
+
+
+def point_units(model: Video, data: Recorded) -> Tensor:
+    """What points [P] are multiplied by: 1 / std, and 0 of those that flicker."""
+    train = np.flatnonzero(~np.repeat(data.held, data.lengths))
+    at = train[np.linspace(0, len(train) - 1, min(STATISTICS, len(train))).astype(int)]
+    at = at[at + 2 < np.repeat(data.end, data.lengths)[at]]  # two more frames follow
+    views = len(model.spec.control.views)
+    three = [
+        torch.cat([places(seen_at(model, data.images, r + k), views) for r in np.array_split(at, 8)])
+        for k in range(3)
+    ]
+    steady = steady_points(torch.stack(three, 1)) if len(at) >= FEW else torch.ones_like(three[0][0])
+    return steady / three[0].std(0).clamp(min=STEADY)
+
+
+def with_points(model: Video, data: Recorded, each: Each = silently) -> Recorded:
+    """The data with where colours are beside the states. Where the picture after the last action was not
+    kept, they are as in the one before."""
+
+    def of(images: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
+        parts = each("find colours in", np.array_split(rows, -(-len(rows) // 256)), "× 256 frames")
+        return torch.cat([model.located(seen_at(model, images, r)) for r in parts]).cpu().numpy()
+
+    there = of(data.images, np.arange(len(data.state)))
+    last, known = there[data.end - 1], np.flatnonzero(data.known)
+    if len(known):
+        last[known] = of(data.final_images, known)
+    return replace(
+        data, state=np.concatenate([data.state, there], 1), final=np.concatenate([data.final, last], 1)
+    )
 
 
 def drawn_ages(most: Tensor, generator: torch.Generator) -> Tensor:
@@ -82,11 +126,17 @@ class VideoFitter:
         self.model, self.options, after = model, options, model.options.after
         self.frames_only = frames_only
         self.device = device
+        model.to(device)
+        if model.points:
+            if fresh:
+                model.weight.copy_(point_units(model, data))
+            with Progress(patience=2) as progress:
+                data = with_points(model, data, progress.each)
+        self.recorded = data  # with what the ensemble knows of each step as its state
         self.data, steps = data.extended()  # rows from here on are those of it
         self.more: Callable[[], tuple[Tensor, dict[str, Tensor]]] | None = None
         arm = FitOptions(updates=options.arm)
         self.arm = Fitter(model.proprio, data, arm, seed, fresh, device)
-        model.to(device)
         if frames_only:
             self.arm.update = options.arm
             model.proprio.requires_grad_(False)

@@ -103,11 +103,12 @@ class HeadFitter:
         for mine in torch.arange(len(rows)).split(ROLLED):
             r, k = rows[mine], at[mine]
             obs = {f"image/{v}": self.data.images[v][r.numpy()] for v in views}
-            obs |= {"state": self.data.state[r.numpy()], "task": np.array(m.spec.tasks)[self.task[r].numpy()]}
-            carry = m.start(obs, self.seed + r.numpy())
-            _, p = m.step(carry, self.action[k])
-            _, arm = m.proprio.step(m.proprio.start(obs, self.seed + r.numpy()), self.action[k])
-            frames, state = torch.stack([p.obs[f"image/{v}"] for v in views], 2), p.obs["state"]
+            whole = self.data.state[r.numpy()]  # of what the ensemble knows
+            obs |= {"state": whole[:, : m.spec.state], "task": np.array(m.spec.tasks)[self.task[r].numpy()]}
+            _, p = m.step(m.start(obs, self.seed + r.numpy()), self.action[k])
+            began = m.proprio.start(obs | {"state": whole}, self.seed + r.numpy())
+            _, arm = m.proprio.step(began, self.action[k])
+            frames, state = torch.stack([p.obs[f"image/{v}"] for v in views], 2), arm.obs["state"]
             true = torch.stack([torch.from_numpy(self.data.images[v][(k + 1).numpy()]) for v in views], 2)
             error = (frames.float() - true.float()).div(127.5).square().mean((3, 4, 5)).sqrt()
             if not m.options.after:
