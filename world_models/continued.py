@@ -31,7 +31,8 @@ def init_of(config: "WorldModelConfig") -> tuple[Any, Any]:
             f"--init {config.init} has pictures of {model.spec.image_size} pixels, got --image-size "
             f"{config.image_size}; leave --image-size out"
         )
-    if config.cameras and tuple(config.cameras.split(",")) != model.spec.control.views:
+    asked = tuple(name.strip() for name in config.cameras.split(",")) if config.cameras else ()
+    if asked and asked != model.spec.control.views:
         raise UserError(
             f"--init {config.init} has the cameras {','.join(model.spec.control.views) or 'none'}, got "
             f"--cameras {config.cameras}; leave --cameras out"

@@ -309,8 +309,7 @@ def measure(model, dataset, config: WorldEvalConfig, progress: Progress | None =
         notes.append(
             "Nobody said which episodes succeeded, so what the model says of success is not measured: "
             f"robo_rl data label {quoted(config.dataset)} --success …. A model that learnt from them so "
-            "knows no "
-            "success: train it anew."
+            "knows no success: train it anew."
         )
     if all_learnt := not fresh.any():
         fresh[:] = True

@@ -232,8 +232,7 @@ def check_new(folder: Path) -> None:
     if (folder / "run.json").exists():
         raise UserError(
             f"{folder} already holds a run; go on with it: robo_rl wm train --resume {quoted(folder)}, or "
-            "choose "
-            "another --out"
+            "choose another --out"
         )
 
 

@@ -107,8 +107,7 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
     if data.meta.verifier.sums is None:
         out.append(
             "there are no checksums, so damage may go unseen; write them: robo_rl data repair "
-            f"{quoted(root)} "
-            "--accept"
+            f"{quoted(root)} --accept"
         )
     elif (tolerance := data.meta.verifier.sums.tolerance) > checksums.TOLERANCE:
         out.append(

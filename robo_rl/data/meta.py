@@ -121,8 +121,7 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     if root.suffix in (".h5", ".hdf5") and root.is_file():
         raise UserError(
             f"{root} is a file of another program; of one that ManiSkill recorded robo_rl data import "
-            f"{quoted(root)} "
-            "--out DIR makes a data set"
+            f"{quoted(root)} --out DIR makes a data set"
         )
     if root.is_file():
         raise UserError(

@@ -391,8 +391,7 @@ def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
             meta.root,
             e,
             f"{others}{others and '; '}if the gaps are known and meant: robo_rl data repair "
-            f"{quoted(meta.root)} "
-            f"--accept{enough}",
+            f"{quoted(meta.root)} --accept{enough}",
         )
 
 

@@ -214,8 +214,7 @@ def begin(
     if (folder / RUNS).exists() or (folder / "run.json").exists():
         raise UserError(
             f"{folder} already holds runs; go on with them: robo_rl train --resume {quoted(folder)}, or "
-            "choose "
-            "another --out"
+            "choose another --out"
         )
     private_folder(folder)
     words = [*without(argv, (*OWN, CONFIG)), *more]

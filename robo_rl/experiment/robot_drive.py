@@ -92,8 +92,7 @@ def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callabl
             if arm.has_torque:
                 warn(
                     f"{robot.name} holds where it is, with torque on; robo_rl robot drive "
-                    f"{quoted(options.file)} "
-                    "--release takes it off"
+                    f"{quoted(options.file)} --release takes it off"
                 )
             wire.close()
     finally:

@@ -399,8 +399,7 @@ def read_groups(
             if is_without_env(run):
                 raise UserError(
                     f"no held-out episode has judged {folder}: end it with robo_rl train --resume "
-                    f"{quoted(folder)}, "
-                    "or if --data.held-out is 0 leave it out"
+                    f"{quoted(folder)}, or if --data.held-out is 0 leave it out"
                 )
             raise UserError(f"{why}; leave it out, or robo_rl eval {quoted(folder)}")
         tell(f"{why}: left out")
