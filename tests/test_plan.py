@@ -14,6 +14,7 @@ from robo_rl.cli.train import parse
 from robo_rl.device_names import slow_bf16
 from robo_rl.experiment import plan as plans
 from robo_rl.experiment.config_file import flat
+from robo_rl.experiment.dream import LEAST
 from robo_rl.experiment.envs import probe_env
 from robo_rl.experiment.parallel import batch, group_size
 from robo_rl.experiment.plan import Plan, moments, resident
@@ -265,6 +266,17 @@ def test_a_twin_is_the_same_run_at_a_tiny_size(argv):
 def test_what_a_twin_learns_and_plays_beside_rl_is_tiny_too(argv, sizes):
     small = flat(asdict(twin(parse(["--task", "reach", *argv.split()]))))
     assert all(small[name] <= 500 for name in sizes) and min(small[name] for name in sizes) <= 20
+
+
+def test_a_twin_plays_until_it_dreams():
+    """The longest episodes there are, of the env's own limit: the first model is learnt from so many."""
+    plain, dreams, given = (
+        twin(parse(["--task", "reach", *more.split()]))
+        for more in ("", "--dream 0.5", "--dream 0.5 --dream-model wm")
+    )
+    env = probe_env(dreams)
+    assert dreams.steps > LEAST * env.spec.max_steps and given.steps == plain.steps < 3000
+    env.close()
 
 
 @pytest.mark.parametrize("algo", [a for a in ALGOS if a != "recap"])

@@ -44,6 +44,8 @@ SUPERVISED = {
     "noises": 2,
 }
 ENVS, UPDATES, WORKERS = 8, 3, 1
+# control steps, of 200 an episode, after which a run has recorded what its first model of --dream needs
+DREAMT = 64 * 200
 
 
 def twin(config: TrainConfig) -> TrainConfig:
@@ -64,6 +66,8 @@ def twin(config: TrainConfig) -> TrainConfig:
         if isinstance(config.rl, OffPolicyOptions)
         else UPDATES * envs * policy.execute * (1 if group else getattr(rl, "decisions", 1))
     )
+    if config.dream and not config.dream_model:
+        steps += DREAMT
     return replace(
         config,
         device="cpu",
