@@ -329,9 +329,12 @@ def test_a_part_of_a_chunk_is_learnt_as_it_is_stepped():
         assert torch.equal(states[i], padded(fitter.state[None, row + 1 : row + n + 1], 4)[0])
 
 
-def test_episodes_shorter_than_a_chunk_are_named():
+@pytest.mark.parametrize("points", [False, True])
+def test_episodes_shorter_than_a_chunk_are_named(points):
     with pytest.raises(UserError, match="longer than 4 steps"):
-        VideoFitter(Video(SPEC, options()), squares(steps=3), VideoFitOptions(), 0)
+        VideoFitter(Video(SPEC, options(points=points)), squares(steps=3), VideoFitOptions(), 0)
+    with pytest.raises(UserError, match="longer than 4 steps"):
+        VideoFitter(Video(SPEC, options(points=points)), squares(steps=2), VideoFitOptions(), 0)
 
 
 # ---- tuning with EVA ---------------------------------------------------------------------------------------

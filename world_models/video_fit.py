@@ -48,17 +48,18 @@ def seen_at(model: Video, images: Mapping[str, Any], rows: np.ndarray) -> Tensor
 
 
 def point_units(model: Video, data: Recorded) -> Tensor:
-    """What points [P] are multiplied by: 1 / std, and 0 of those that flicker."""
+    """What points [P] are multiplied by: 1 / std, and 0 of those that flicker; 1 where few frames tell it."""
     train = np.flatnonzero(~np.repeat(data.held, data.lengths))
     at = train[np.linspace(0, len(train) - 1, min(STATISTICS, len(train))).astype(int)]
     at = at[at + 2 < np.repeat(data.end, data.lengths)[at]]  # two more frames follow
+    if len(at) < FEW:
+        return torch.ones(model.points)
     views = len(model.spec.control.views)
     three = [
         torch.cat([places(seen_at(model, data.images, r + k), views) for r in np.array_split(at, 8)])
         for k in range(3)
     ]
-    steady = steady_points(torch.stack(three, 1)) if len(at) >= FEW else torch.ones_like(three[0][0])
-    return steady / three[0].std(0).clamp(min=STEADY)
+    return steady_points(torch.stack(three, 1)) / three[0].std(0).clamp(min=STEADY)
 
 
 def with_points(model: Video, data: Recorded, each: Each = silently) -> Recorded:
