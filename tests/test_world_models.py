@@ -235,6 +235,8 @@ def test_data_that_is_too_little_or_out_of_range_is_refused(data):
         UserError, match="Record more, and give them beside these: robo_rl wm train here MORE"
     ):
         check(replace(few, own=True), "here")  # robo_rl collect records no robot
+    with pytest.raises(UserError, match="data set one two there has 9 .* wm train one 'two there' MORE"):
+        check(replace(few, own=True), "one", "two there")
     with pytest.raises(UserError, match="actions up to 3"):
         check(replace(data, action=data.action * 0 + 3), "here")
     check(data, "here")

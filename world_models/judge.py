@@ -306,7 +306,7 @@ def measure_judge(config: JudgeConfig) -> dict:
     if config.check == "head":
         raise UserError("the head is part of a model: robo_rl wm eval MODEL DATASET says what it is worth")
     data, began = read(config.data, images=True), time.monotonic()
-    check(data, " ".join(config.data))
+    check(data, *config.data)
     where = config.check
     if where:
         judge = make(where, "--check")

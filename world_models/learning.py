@@ -125,7 +125,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
         config, model = init_of(config)
     config = replace(config, net=with_dtype(config.net, config.device))  # a run's folder says which
     data = read(config.data, images, config.image_size, model and model.spec, config.cameras)
-    recorded.check(data, " ".join(config.data))
+    recorded.check(data, *config.data)
     if why := recorded.one_outcome(data):
         warnings.warn(f"data set {' '.join(config.data)}: {why}", stacklevel=2)
     check_text(config.net, (data.tasks[i] for i in data.task), " ".join(config.data))

@@ -179,14 +179,15 @@ def control_of(features, robot: str, longest: int) -> ControlSpec:
     )
 
 
-def check(data: Recorded, where: str) -> None:
-    """Raise UserError for data that no model can be learnt from."""
-    n, f = len(data), len(data.action)
+def check(data: Recorded, *folders: str) -> None:
+    """Raise UserError for data, of these folders, that no model can be learnt from."""
+    n, f, where = len(data), len(data.action), " ".join(folders)
+    typed = " ".join(map(quoted, folders))
     if n < LEAST_EPISODES or f < LEAST_FRAMES:
         remedy = (
-            f"Record more, and give them beside these: robo_rl wm train {quoted(where)} MORE"
+            f"Record more, and give them beside these: robo_rl wm train {typed} MORE"
             if data.own
-            else f"Add some: robo_rl collect --policy expert,random --out {quoted(where)}"
+            else f"Add some: robo_rl collect --policy expert,random --out {typed}"
         )
         raise UserError(
             f"data set {where} has {n} episode{'s' * (n != 1)} and {f} frames; a world model needs at least "
