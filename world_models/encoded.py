@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from robo_rl.errors import UserError
 from world_models import points
-from world_models.latent import Latent, latent_options
+from world_models.latent import Latent, apart, latent_options, together
 from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, on, pictures_of, place_of
 from world_models.options import EncodedOptions, encoded_net
 from world_models.recorded import PictureRows
@@ -33,6 +33,7 @@ from world_models.video import PATCH, patches_of, to_frames, to_patches
 
 # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
 STILL = 0.07
+CODES = {"state": "code", "before": "code_before"}  # of a carry: what stands beside the arm's states
 
 
 class FrameCodec(nn.Module):
@@ -138,11 +139,7 @@ class Encoded(nn.Module):
     def step(self, carry: Carry, actions: Tensor, draw: bool = True) -> tuple[Carry, Prediction]:
         """`draw` False: no pictures, which `look` makes of any carry."""
         stays = {k: v for k, v in carry.items() if k.startswith(("first", "code_first"))}
-        whole = {k: v for k, v in carry.items() if not k.startswith(("code", "first"))}
-        whole |= {
-            "state": torch.cat([carry["state"], carry["code"]], 1),
-            "before": torch.cat([carry["before"], carry["code_before"]], 1),
-        }
+        whole = together({k: v for k, v in carry.items() if k not in stays}, CODES)
         whole, p = self.dynamics.step(whole, actions)
         state, code = p.obs["state"].split([self.spec.state, self.codec.size], 2)
         obs = {"state": state.contiguous()} | (self._pictures(code, carry) if draw else {})
@@ -155,12 +152,7 @@ class Encoded(nn.Module):
 
     def _split(self, whole: Carry) -> Carry:
         """The dynamics' carry with the codes apart, as observations have it."""
-        out = dict(whole)
-        for name, code in (("state", "code"), ("before", "code_before")):
-            out[name], out[code] = (
-                x.contiguous() for x in whole[name].split([self.spec.state, self.codec.size], 1)
-            )
-        return out
+        return apart(whole, CODES, self.spec.state)
 
     @torch.no_grad()
     def _pictures(self, code: Tensor, carry: Carry) -> dict[str, Tensor]:

@@ -19,8 +19,6 @@ from world_models.options import EncodedFitOptions
 from world_models.recorded import Recorded
 from world_models.video import patches_of
 
-STATISTICS = 2048  # frames that means and spreads are taken of
-
 
 class EncodedFitter:
     """A model being learnt on `device`: owns the optimizer, the generator and the count of updates;
@@ -37,23 +35,18 @@ class EncodedFitter:
         self.update = 0
         self.dynamics: Fitter | None = None
         self.coded: Recorded | None = None
-        at = self.spaced()
-        some = self.patches(at)
+        some = self.patches(data.spaced())
         model.codec.mean.copy_(some.mean(0))
         model.codec.var.copy_((some - some.mean(0)).square().mean().clamp(min=1e-6))
-        at = at[at + 2 < np.repeat(data.end, data.lengths)[at]]  # two more frames follow
-        if model.codec.points and len(at) >= points.FEW:
-            three = torch.stack([points.places(self.patches(at + k), model.codec.views) for k in range(3)], 1)
-            model.codec.steady.copy_(points.steady_points(three))
+        if model.codec.points:
+            three = points.in_a_row(data, self.patches, model.codec.views)
+            if three is not None:
+                model.codec.steady.copy_(points.steady_points(three))
 
     def patches(self, rows: np.ndarray) -> Tensor:
         """Frames of rows [B] as patches [B,V 48,g,g]."""
         views = self.model.spec.control.views
         return patches_of({v: self.data.images[v][rows] for v in views}, views).to(self.device)
-
-    def spaced(self) -> np.ndarray:
-        """Training rows, evenly spaced."""
-        return self.train[np.linspace(0, len(self.train) - 1, min(STATISTICS, len(self.train))).astype(int)]
 
     def loss(self, rows: np.ndarray) -> Tensor:
         """Squared error of the decoded frames of rows [B], in units of the frames' variance; codes normalised
@@ -97,7 +90,7 @@ class EncodedFitter:
         """The autoencoder stays as it is from now on; recorded episodes become states and codes."""
         codec = self.model.codec
         with torch.no_grad():
-            raw = torch.cat([codec.raw(self.patches(rows)) for rows in np.array_split(self.spaced(), 8)])
+            raw = torch.cat([codec.raw(self.patches(rows)) for rows in np.array_split(self.data.spaced(), 8)])
             centre, spread = codec.measured(raw)
             codec.centre.copy_(centre)
             codec.spread.copy_(spread)
@@ -110,21 +103,10 @@ class EncodedFitter:
 
     def with_codes(self) -> Recorded:
         """The data with codes beside the states, without pictures."""
-        data, codes = self.data, self.model.codes(self.data.images).numpy()
-        last = codes[data.end - 1]  # of an old recording: the picture after the last action was not kept
-        if data.known.any():
-            last = np.where(data.known[:, None], self.model.codes(data.final_images).numpy(), last)
-        names = tuple(f"code{i}" for i in range(codes.shape[1]))
+        data = self.data.with_numbers(lambda images: self.model.codes(images).numpy())
+        names = tuple(f"code{i}" for i in range(self.model.codec.size))
         control = replace(data.control, views=(), state_names=(*data.control.state_names, *names))
-        return replace(
-            data,
-            state=np.concatenate([data.state, codes], 1),
-            images={},
-            control=control,
-            final=np.concatenate([data.final, last], 1),
-            final_images={},
-            pictured=None,
-        )
+        return replace(data, images={}, control=control, final_images={}, pictured=None)
 
     def result(self) -> Encoded:
         """The model with the dynamics' averaged weights."""

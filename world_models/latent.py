@@ -270,6 +270,21 @@ class Latent(nn.Module):
         return out
 
 
+def together(carry: Carry, beside: Mapping[str, str]) -> Carry:
+    """A carry with the numbers that stand apart in it beside its states again: `beside` names those of
+    each."""
+    out = {k: v for k, v in carry.items() if k not in beside.values()}
+    return out | {k: torch.cat([carry[k], carry[name]], 1) for k, name in beside.items()}
+
+
+def apart(carry: Carry, beside: Mapping[str, str], size: int) -> Carry:
+    """The inverse of `together`: states have `size` numbers."""
+    out = dict(carry)
+    for k, name in beside.items():
+        out[k], out[name] = (x.contiguous() for x in carry[k].tensor_split([size], 1))
+    return out
+
+
 def build(spec: WorldSpec, options: dict) -> Latent:
     """The untrained model of a folder's JSON."""
     return Latent(spec, latent_options(options))

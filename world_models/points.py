@@ -6,10 +6,15 @@ arm's. A point that flickers, as two things of one colour pull at it, cannot be 
 the loss: it is left out (`steady_points`).
 """
 
+from collections.abc import Callable
+
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from robo_rl.colours import COLOURS, colour_points
+from world_models.recorded import Recorded
 
 PATCH = 4
 STEADY = 0.02  # of a picture's half width: least std of a point
@@ -26,6 +31,17 @@ def places(patches: Tensor, views: int) -> Tensor:
     """Of all points [B,P], kept or not, in frames as patches [B,V 48,g,g]."""
     pixels = F.pixel_shuffle(patches.unflatten(1, (views, -1)).flatten(0, 1), PATCH)
     return colour_points(pixels).view(len(patches), -1)
+
+
+def in_a_row(data: Recorded, patches: Callable[[np.ndarray], Tensor], views: int) -> Tensor | None:
+    """Places [B,3,P] in three frames in a row, evenly spaced over what is learnt from; None: they are too few
+    to tell anything. `patches`: rows [B] -> their frames."""
+    at = data.spaced()
+    at = at[at + 2 < np.repeat(data.end, data.lengths)[at]]
+    if len(at) < FEW:
+        return None
+    parts = np.split(at, range(256, len(at), 256))
+    return torch.stack([torch.cat([places(patches(r + k), views) for r in parts]) for k in range(3)], 1)
 
 
 def steady_points(three: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 alone."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from world_models.windows import units_differ
 
 LEAST_EPISODES, LEAST_FRAMES = 10, 200
 HELD = 10  # one episode in so many is held out
+STATISTICS = 2048  # rows that statistics of pictures are taken of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +140,22 @@ class Recorded:
         order = np.argsort(np.array(self.tasks)[self.task], kind="stable")
         held = np.isin(np.arange(len(self)), order[HELD - 1 :: HELD])
         return held if self.before is None else np.where(self.before < 0, held, self.before == 1)
+
+    def spaced(self) -> np.ndarray:
+        """Rows that are learnt from, evenly spaced, STATISTICS at most."""
+        mine = np.flatnonzero(~np.repeat(self.held, self.lengths))
+        return mine[np.linspace(0, len(mine) - 1, min(STATISTICS, len(mine))).astype(int)]
+
+    def with_numbers(self, of: Callable[[Mapping[str, np.ndarray | PictureRows]], np.ndarray]) -> "Recorded":
+        """The same with numbers beside the states: `of` tells them [N,Z] of pictures {view: [N,h,w,3]}. Where
+        the picture after the last action was not kept, they are those of the one before it."""
+        told = of(self.images)
+        last = told[self.end - 1]
+        if self.known.any():
+            last = np.where(self.known[:, None], of(self.final_images), last)
+        return replace(
+            self, state=np.concatenate([self.state, told], 1), final=np.concatenate([self.final, last], 1)
+        )
 
     def in_terms_of(self, tasks: tuple[str, ...]) -> "Recorded":
         """The same, its instructions numbered as `tasks` are and those that are not among them after

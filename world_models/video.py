@@ -45,7 +45,7 @@ from robo_rl.noise import seed_noise
 from robo_rl.sampling import time_grid
 from robo_rl.starts import hashed
 from world_models import points
-from world_models.latent import Latent, latent_options
+from world_models.latent import Latent, apart, latent_options, together
 from world_models.model import Carry, Frames, Prediction, WorldSpec, at_home, pictures_of, products
 from world_models.options import VideoOptions, video_net
 from world_models.points import PATCH
@@ -450,19 +450,11 @@ class Video(nn.Module):
     def known(self, carry: Carry) -> Carry:
         """The ensemble's carry, of a model's."""
         arm = {k: v for k, v in carry.items() if k not in OF_FRAMES}
-        if not self.points:
-            return arm
-        return arm | {k: torch.cat([carry[k], carry[f"{k}_points"]], 1) for k in ("state", "before")}
+        return together(arm, POINTS) if self.points else arm
 
     def split(self, arm: Carry) -> Carry:
         """The ensemble's carry with the points apart, as observations have it."""
-        if not self.points:
-            return arm
-        out = dict(arm)
-        for k in ("state", "before"):
-            parts = arm[k].split([self.spec.state, self.points], 1)
-            out[k], out[f"{k}_points"] = (x.contiguous() for x in parts)
-        return out
+        return apart(arm, POINTS, self.spec.state) if self.points else arm
 
     # ---- the protocol
 
@@ -509,8 +501,8 @@ class Video(nn.Module):
         )
 
 
-# of the carry; the rest is the ensemble's
-OF_FRAMES = ("last", "past", "memory", "doubt", "state_points", "before_points")
+OF_FRAMES = ("last", "past", "memory", "doubt")  # of the carry; the rest is the ensemble's
+POINTS = {"state": "state_points", "before": "before_points"}  # what stands beside its states
 
 
 def build(spec: WorldSpec, options: dict) -> Video:

@@ -4,7 +4,6 @@
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,10 @@ from robo_rl.types import Each, silently
 from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, normal, pace, smooth
 from world_models.model import place_of
 from world_models.options import FitOptions, VideoFitOptions
-from world_models.points import FEW, STEADY, places, steady_points
+from world_models.points import STEADY, in_a_row, steady_points
 from world_models.recorded import Recorded
 from world_models.video import Video, patches_of
 from world_models.video_heads import HeadFitter
-
-STATISTICS = 2048  # frames that tell which points flicker
 
 
 def chunk_rows(data: Recorded, last: np.ndarray, held: np.ndarray, chunk: int) -> tuple[Tensor, Tensor]:
@@ -49,34 +46,21 @@ def seen_at(model: Video, images: Mapping[str, Any], rows: np.ndarray) -> Tensor
 
 def point_units(model: Video, data: Recorded) -> Tensor:
     """What points [P] are multiplied by: 1 / std, and 0 of those that flicker; 1 where few frames tell it."""
-    train = np.flatnonzero(~np.repeat(data.held, data.lengths))
-    at = train[np.linspace(0, len(train) - 1, min(STATISTICS, len(train))).astype(int)]
-    at = at[at + 2 < np.repeat(data.end, data.lengths)[at]]  # two more frames follow
-    if len(at) < FEW:
+    three = in_a_row(data, lambda rows: seen_at(model, data.images, rows), len(model.spec.control.views))
+    if three is None:
         return torch.ones(model.points)
-    views = len(model.spec.control.views)
-    three = [
-        torch.cat([places(seen_at(model, data.images, r + k), views) for r in np.array_split(at, 8)])
-        for k in range(3)
-    ]
-    return steady_points(torch.stack(three, 1)) / three[0].std(0).clamp(min=STEADY)
+    return steady_points(three) / three[:, 0].std(0).clamp(min=STEADY)
 
 
 def with_points(model: Video, data: Recorded, each: Each = silently) -> Recorded:
-    """The data with where colours are beside the states. Where the picture after the last action was not
-    kept, they are as in the one before."""
+    """The data with where colours are beside the states."""
 
-    def of(images: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
-        parts = each("find colours in", np.array_split(rows, -(-len(rows) // 256)), "× 256 frames")
+    def of(images: Mapping[str, Any]) -> np.ndarray:
+        count = len(images[model.spec.control.views[0]])
+        parts = each("find colours in", np.split(np.arange(count), range(256, count, 256)), "× 256 frames")
         return torch.cat([model.located(seen_at(model, images, r)) for r in parts]).cpu().numpy()
 
-    there = of(data.images, np.arange(len(data.state)))
-    last, known = there[data.end - 1], np.flatnonzero(data.known)
-    if len(known):
-        last[known] = of(data.final_images, known)
-    return replace(
-        data, state=np.concatenate([data.state, there], 1), final=np.concatenate([data.final, last], 1)
-    )
+    return data.with_numbers(of)
 
 
 def drawn_ages(most: Tensor, generator: torch.Generator) -> Tensor:
