@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def init_of(config: "WorldModelConfig") -> tuple[Any, Any]:
     """(the options with the networks of `config.init`, that model); UserError where they ask for others."""
     from world_models.model import load
+    from world_models.own_pictures import names_in
 
     model: Any = load(config.init)
     if model.spec.kind != config.kind:
@@ -31,8 +32,7 @@ def init_of(config: "WorldModelConfig") -> tuple[Any, Any]:
             f"--init {config.init} has pictures of {model.spec.image_size} pixels, got --image-size "
             f"{config.image_size}; leave --image-size out"
         )
-    asked = tuple(name.strip() for name in config.cameras.split(",")) if config.cameras else ()
-    if asked and asked != model.spec.control.views:
+    if config.cameras and names_in(config.cameras) != model.spec.control.views:
         raise UserError(
             f"--init {config.init} has the cameras {','.join(model.spec.control.views) or 'none'}, got "
             f"--cameras {config.cameras}; leave --cameras out"

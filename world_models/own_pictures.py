@@ -76,12 +76,17 @@ def as_squares(dataset: Any, size: int = 0, resize: bool = False) -> Any:
     return SquareDataset(**parts | {"meta": meta}, whole=dataset, size=size)
 
 
+def names_in(cameras: str) -> tuple[str, ...]:
+    """Of names with commas between."""
+    return tuple(name.strip() for name in cameras.split(","))
+
+
 def chosen(cameras: str, there: Sequence[str], where: str) -> tuple[str, ...]:
     """Names of cameras with commas between -> those names; "": all that are `there`. UserError for one that
     is not, or is named twice."""
     if not cameras:
         return tuple(there)
-    names = tuple(name.strip() for name in cameras.split(","))
+    names = names_in(cameras)
     if bad := next((n for n in names if n not in there), None):
         raise UserError(
             f"--cameras: data set {where} has no camera {bad!r}; it has: {', '.join(there) or 'none'}"

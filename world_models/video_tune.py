@@ -410,9 +410,8 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
             "recorded": references(windows, inverses, model.spec.control),
             "seconds": time.monotonic() - began,
         }
-        tuned.spec = tuned.proprio.spec = replace(
-            model.spec, data=f"{model.spec.data}; tuned with EVA on {config.dataset}"
-        )
+        tuned.spec = replace(model.spec, data=f"{model.spec.data}; tuned with EVA on {config.dataset}")
+        tuned.proprio.spec = replace(tuned.spec, state=tuned.proprio.spec.state)
         tuned.frames = model.frames
         worlds.save(tuned, folder / "model")
         files.write_json(folder / "tune.json", doc)

@@ -44,8 +44,7 @@ SUPERVISED = {
     "noises": 2,
 }
 ENVS, UPDATES, WORKERS = 8, 3, 1
-# control steps, of 200 an episode, after which a run has recorded what its first model of --dream needs
-DREAMT = 64 * 200
+EPISODE = 200  # control steps that no episode of most tasks is longer than
 
 
 def twin(config: TrainConfig) -> TrainConfig:
@@ -67,7 +66,9 @@ def twin(config: TrainConfig) -> TrainConfig:
         else UPDATES * envs * policy.execute * (1 if group else getattr(rl, "decisions", 1))
     )
     if config.dream and not config.dream_model:
-        steps += DREAMT
+        from robo_rl.experiment.dream import LEAST  # episodes before a first model
+
+        steps += LEAST * EPISODE
     return replace(
         config,
         device="cpu",
